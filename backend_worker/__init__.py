@@ -1,0 +1,1 @@
+"""The worker: one AsyncLLM behind the request plane."""

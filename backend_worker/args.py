@@ -1,0 +1,87 @@
+"""The worker's command line: our few flags, then every engine flag of vLLM."""
+
+import argparse
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm import AsyncEngineArgs
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from common.identity import Incarnation, WorkerId
+from common.settings import add_common_arguments, env_default
+
+
+@dataclass(frozen=True)
+class WorkerArgs:
+    """What the command line said.
+
+    Attributes:
+        engine: vLLM's arguments, as its own parser made them.
+        engine_given: names of the engine arguments that the user gave.
+        incarnation: this run of the process.
+        host: address on which request plane and KV events are served.
+        request_port: port of the request plane, 0 for any free one.
+    """
+
+    engine: AsyncEngineArgs
+    engine_given: frozenset[str]
+    worker_id: WorkerId
+    incarnation: Incarnation
+    discovery_dir: Path
+    host: str
+    request_port: int
+    nvtx: bool
+    log_level: str
+
+
+def parse(argv: list[str]) -> WorkerArgs:
+    """Parse the command line; exits with status 2 and a sentence if it is wrong."""
+    incarnation = Incarnation(secrets.token_hex(8))
+    parser = argparse.ArgumentParser(
+        prog="python -m backend_worker",
+        description="A vLLM engine behind mmrouter's frontend.",
+        epilog="Every engine flag of `vllm serve` is accepted too, for example --model.",
+        allow_abbrev=False,
+    )
+    add_common_arguments(parser)
+    parser.add_argument(
+        "--worker-id",
+        default=env_default("--worker-id", f"worker-{incarnation[:8]}"),
+        help="name of this worker, stable over restarts if you give one",
+    )
+    parser.add_argument(
+        "--worker-host",
+        default=env_default("--worker-host", "127.0.0.1"),
+        help="address on which requests and KV events are served (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--worker-port",
+        type=int,
+        default=int(env_default("--worker-port", "0")),
+        help="port of the request plane, 0 for any free one (default: %(default)s)",
+    )
+    ours, rest = parser.parse_known_args(argv)
+
+    engine_parser = FlexibleArgumentParser(prog="python -m backend_worker")
+    AsyncEngineArgs.add_cli_args(engine_parser)
+    engine = engine_parser.parse_args(rest)
+    # argparse can't say what was given; a parser without defaults can.
+    probe = FlexibleArgumentParser(argument_default=argparse.SUPPRESS)
+    AsyncEngineArgs.add_cli_args(probe)
+    for action in probe._actions:
+        action.default = argparse.SUPPRESS
+    given = frozenset(vars(probe.parse_args(rest)))
+    if "model" not in given:
+        parser.error("--model is required")
+    return WorkerArgs(
+        engine=AsyncEngineArgs.from_cli_args(engine),
+        engine_given=given,
+        worker_id=WorkerId(ours.worker_id),
+        incarnation=incarnation,
+        discovery_dir=ours.discovery_dir,
+        host=ours.worker_host,
+        request_port=ours.worker_port,
+        nvtx=ours.nvtx,
+        log_level=ours.log_level,
+    )

@@ -1,0 +1,378 @@
+"""The one file of the worker that touches vLLM's engine.
+
+Starts an AsyncLLM, says what it resolved to (for the card), gives it prompts whose
+media are already processed, and reads how busy it is. Knows no sockets.
+"""
+
+import copy
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from vllm import AsyncEngineArgs
+from vllm.config import VllmConfig
+from vllm.config.kv_events import KVEventsConfig
+from vllm.exceptions import GracefulHTTPError, VLLMClientError
+from vllm.inputs import EngineInput, mm_input, tokens_input
+from vllm.inputs.engine import embeds_input
+from vllm.multimodal.cache import MultiModalProcessorOnlyCache
+from vllm.multimodal.inputs import MultiModalKwargsItem, PlaceholderRange
+from vllm.outputs import RequestOutput
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+from vllm.v1.metrics.loggers import StatLoggerBase
+from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
+from vllm.version import __version__ as vllm_version
+
+from common.card import CacheSettings, Capacity, KvEventSource, ModelSettings
+from common.errors import (
+    EngineFailedError,
+    EngineGoneError,
+    MediaMissingError,
+    RequestRejectedError,
+    WorkerBusyError,
+)
+from common.hf_processor_runs import HfProcessorRuns
+from common.identity import MmHash, WorkerId
+from common.protocol import MediaPart, Submit
+
+SHUTDOWN_S = 10.0
+"""How long engine processes may take to clean up after themselves."""
+
+Items = Mapping[MmHash, MultiModalKwargsItem]
+
+
+@dataclass(frozen=True)
+class EngineLoad:
+    """How busy the engine is; the units are those of ``common.protocol.Status``."""
+
+    running: int
+    waiting: int
+    queued_tokens: int
+    kv_usage: float
+
+
+class _LatestStats(StatLoggerBase):
+    """Keeps the newest scheduler statistics of one rank."""
+
+    def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
+        self.scheduler = SchedulerStats()
+
+    def record(
+        self,
+        scheduler_stats: SchedulerStats | None,
+        iteration_stats: IterationStats | None,
+        mm_cache_stats: MultiModalCacheStats | None = None,
+        engine_idx: int = 0,
+    ) -> None:
+        if scheduler_stats is not None:
+            self.scheduler = scheduler_stats
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+
+class _StatsBoard:
+    """vLLM's factory of a logger per rank, which remembers what it made."""
+
+    def __init__(self) -> None:
+        self._ranks: list[_LatestStats] = []
+
+    def __call__(self, vllm_config: VllmConfig, engine_index: int = 0) -> StatLoggerBase:
+        self._ranks.append(_LatestStats(vllm_config, engine_index))
+        return self._ranks[-1]
+
+    def latest(self) -> list[SchedulerStats]:
+        """The newest statistics of every rank."""
+        return [rank.scheduler for rank in self._ranks]
+
+
+def with_our_defaults(args: AsyncEngineArgs, given: frozenset[str]) -> AsyncEngineArgs:
+    """The engine arguments with what routing needs, unless the user said otherwise.
+
+    Args:
+        args: as vLLM's own parser made them; changed in place and returned.
+        given: names of the arguments that the user gave.
+    """
+    if Path(args.model).is_dir():
+        # The frontend reads the model too, from another working directory perhaps,
+        # and the model's name enters every media hash.
+        args.model = str(Path(args.model).absolute())
+    if "prefix_caching_hash_algo" not in given:
+        args.prefix_caching_hash_algo = "sha256_cbor"
+    if "kv_events_config" not in given:
+        args.kv_events_config = KVEventsConfig(
+            enable_kv_cache_events=True,
+            publisher="zmq",
+            endpoint="tcp://*:0",
+            replay_endpoint="tcp://*:0",
+        )
+    return args
+
+
+class Engine:
+    """An AsyncLLM that takes prompts with processed media."""
+
+    def __init__(
+        self, args: AsyncEngineArgs, llm: AsyncLLM, stats: _StatsBoard, worker_id: WorkerId
+    ) -> None:
+        self._stats = stats
+        self._args = args
+        self._llm = llm
+        self._hf_runs = HfProcessorRuns(llm.renderer, side="worker", worker_id=worker_id)
+        cache = llm.renderer.mm_processor_cache
+        self._cache = cache
+        # A cache that keeps the tensors themselves (more than one rank behind one
+        # AsyncLLM) must not keep views of memory that the frontend will reuse.
+        self._copies_items = isinstance(cache, MultiModalProcessorOnlyCache)
+
+    @classmethod
+    async def start(cls, args: AsyncEngineArgs, worker_id: WorkerId) -> "Engine":
+        """Start the engine processes and wait until they can serve.
+
+        Raises:
+            Whatever vLLM raises when a model can't be loaded: the caller ends.
+        """
+        stats = _StatsBoard()
+        llm = AsyncLLM.from_vllm_config(
+            args.create_engine_config(),
+            stat_loggers=[stats],
+            enable_log_requests=args.enable_log_requests,
+            disable_log_stats=args.disable_log_stats,
+        )
+        await llm.reset_mm_cache()  # joins the warm-up, drops its dummy items
+        return cls(args, llm, stats, worker_id)
+
+    @property
+    def errored(self) -> bool:
+        """True once the engine died; no request can succeed any more."""
+        return self._llm.errored
+
+    @property
+    def hf_processor_runs(self) -> int:
+        """Calls of the HF processor in this worker; 0 if every item was transferred."""
+        return self._hf_runs.total
+
+    async def supported_tasks(self) -> list[str]:
+        """vLLM's task names, for example ``generate``."""
+        return list(await self._llm.get_supported_tasks())
+
+    def served_model_names(self) -> list[str]:
+        """Names under which users ask for the model."""
+        names = self._args.served_model_name
+        if not names:
+            return [self._args.model]
+        return [names] if isinstance(names, str) else list(names)
+
+    def model_settings(self) -> ModelSettings:
+        """What a frontend needs to make the same tokens and media hashes."""
+        args, model = self._args, self._llm.model_config
+        return ModelSettings(
+            model=args.model,
+            tokenizer=args.tokenizer,
+            tokenizer_mode=args.tokenizer_mode,
+            revision=args.revision,
+            tokenizer_revision=args.tokenizer_revision,
+            code_revision=args.code_revision,
+            trust_remote_code=args.trust_remote_code,
+            dtype=str(model.dtype).removeprefix("torch."),
+            max_model_len=model.max_model_len,
+            skip_tokenizer_init=args.skip_tokenizer_init,
+            hf_overrides=args.hf_overrides if isinstance(args.hf_overrides, dict) else {},
+            config_format=args.config_format,
+            generation_config=args.generation_config,
+            override_generation_config=args.override_generation_config,
+            max_logprobs=args.max_logprobs,
+            language_model_only=args.language_model_only,
+            limit_mm_per_prompt=dict(args.limit_mm_per_prompt),
+            mm_processor_kwargs=args.mm_processor_kwargs,
+            media_io_kwargs=dict(args.media_io_kwargs),
+            mm_hasher_algorithm=args.mm_hasher_algorithm,
+            interleave_mm_strings=args.interleave_mm_strings,
+            enable_mm_embeds=args.enable_mm_embeds,
+            enable_prompt_embeds=args.enable_prompt_embeds,
+        )
+
+    def cache_settings(self) -> CacheSettings:
+        """What a frontend needs to make the same block hashes."""
+        config = self._llm.vllm_config.cache_config
+        hash_function = get_hash_fn_by_name(config.prefix_caching_hash_algo)
+        return CacheSettings(
+            block_size=config.block_size
+            * self._llm.vllm_config.parallel_config.decode_context_parallel_size,
+            hash_algorithm=config.prefix_caching_hash_algo,
+            none_hash=hash_function(resolve_none_hash_seed(hash_function)).hex(),
+            enable_prefix_caching=bool(config.enable_prefix_caching),
+        )
+
+    def capacity(self) -> Capacity:
+        """Size of one rank."""
+        config = self._llm.vllm_config
+        return Capacity(
+            num_blocks=(config.cache_config.num_gpu_blocks or 0) // self.num_ranks,
+            max_num_seqs=config.scheduler_config.max_num_seqs,
+            max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
+        )
+
+    @property
+    def num_ranks(self) -> int:
+        """Data-parallel ranks behind this AsyncLLM."""
+        return self._llm.vllm_config.parallel_config.data_parallel_size
+
+    @property
+    def vllm_version(self) -> str:
+        """Version of vLLM, without the build's local part (``+cpu``)."""
+        return vllm_version.partition("+")[0]
+
+    def kv_event_sources(self) -> list[KvEventSource]:
+        """Where the ranks publish KV events, as bound. Empty if they don't."""
+        return [
+            KvEventSource(
+                rank=rank,
+                endpoint=source.endpoint,
+                replay_endpoint=source.replay_endpoint,
+                topic=source.topic,
+                buffer_steps=source.buffer_steps,
+            )
+            for rank, source in sorted(self._llm.get_kv_event_sources().items())
+        ]
+
+    def holds(self, mm_hash: MmHash) -> bool:
+        """Whether a prompt may name this item without bringing its tensors."""
+        return self._cache is not None and self._cache.is_cached_item(mm_hash)
+
+    def load(self) -> EngineLoad:
+        """How busy the engine is now."""
+        stats = self._stats.latest()
+        return EngineLoad(
+            running=sum(s.num_running_reqs for s in stats),
+            waiting=sum(s.num_waiting_reqs for s in stats),
+            queued_tokens=self._llm.get_num_queued_tokens(),
+            kv_usage=max((s.kv_cache_usage for s in stats), default=0.0),
+        )
+
+    async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        """Run a request. Closing the iterator aborts it in the engine.
+
+        Args:
+            submit: the request; every media part is in ``items`` or held.
+            items: tensors of the parts that came along.
+
+        Raises:
+            MediaMissingError: a part is neither in ``items`` nor held, or the
+                engine turned out to have evicted it. No output was produced.
+            RequestRejectedError: the engine finds the request invalid.
+            WorkerBusyError: the engine's admission control is full.
+            EngineFailedError: the engine failed on it.
+            EngineGoneError: the engine is dead.
+        """
+        # From here to the first output nothing may suspend before AsyncLLM has
+        # sent the request: its media cache mirrors the engine's only if both see
+        # requests in the same order.
+        prompt = self._engine_input(submit, items)
+        cached = [part.mm_hash for part in submit.media if self.holds(part.mm_hash)]
+        outputs = self._llm.generate(
+            prompt,
+            submit.sampling_params,
+            submit.request_id,
+            prompt_text=submit.prompt_text,
+            lora_request=submit.lora_request,
+            trace_headers=submit.trace_headers,
+            priority=submit.priority,
+            data_parallel_rank=submit.rank,
+            session_id=submit.session_id,
+            reasoning_ended=submit.reasoning_ended,
+            reasoning_parser_kwargs=submit.reasoning_parser_kwargs,
+        )
+        produced = False
+        try:
+            async for output in outputs:
+                failed = any(one.finish_reason == "error" for one in output.outputs)
+                # AsyncLLM drops what its engine misses from its own cache.
+                missing = [mm_hash for mm_hash in cached if failed and not self.holds(mm_hash)]
+                if missing and not produced:
+                    raise MediaMissingError(missing, "engine_evicted")
+                produced = True
+                yield output
+        except VLLMClientError as error:
+            raise RequestRejectedError(str(error)) from error
+        except GracefulHTTPError as error:
+            raise WorkerBusyError(error.message) from error
+        except EngineDeadError as error:
+            raise EngineGoneError("the worker's engine died") from error
+        except EngineGenerateError as error:
+            raise EngineFailedError(f"the engine failed: {error.__cause__ or error}") from error
+        finally:
+            await outputs.aclose()
+
+    async def settled(self) -> None:
+        """Wait until the engine has taken everything that was sent to it before.
+
+        An aborted request's tensors may still be in a socket, and their memory
+        must not change under it. A round trip on the same ordered channel proves
+        that they arrived.
+        """
+        try:
+            await self._llm.is_sleeping()
+        except EngineDeadError:
+            return  # nobody is left to read them
+
+    def shutdown(self) -> None:
+        """Stop the engine processes. Blocks until they are gone."""
+        self._llm.shutdown(timeout=SHUTDOWN_S)
+
+    def _engine_input(self, submit: Submit, items: Items) -> EngineInput:
+        if submit.prompt_embeds is not None:
+            return embeds_input(
+                submit.prompt_embeds,
+                prompt_token_ids=submit.prompt_token_ids,
+                is_token_ids=submit.prompt_is_token_ids,
+                cache_salt=submit.cache_salt,
+            )
+        token_ids = submit.prompt_token_ids or []
+        if not submit.media:
+            return tokens_input(token_ids, cache_salt=submit.cache_salt)
+        kwargs: dict[str, list[MultiModalKwargsItem | None]] = {}
+        hashes: dict[str, list[str]] = {}
+        placeholders: dict[str, list[PlaceholderRange]] = {}
+        # By position, the order in which the engine's side of the cache sees them.
+        for part, item in zip(submit.media, self._inject(submit.media, items), strict=True):
+            kwargs.setdefault(part.modality, []).append(item)
+            hashes.setdefault(part.modality, []).append(part.mm_hash)
+            placeholders.setdefault(part.modality, []).append(_placeholder(part))
+        return mm_input(token_ids, kwargs, hashes, placeholders, cache_salt=submit.cache_salt)
+
+    def _inject(self, parts: list[MediaPart], items: Items) -> list[MultiModalKwargsItem | None]:
+        """What goes to the engine for each part: tensors, an address, or None."""
+        missing = [p.mm_hash for p in parts if p.mm_hash not in items and not self.holds(p.mm_hash)]
+        if missing:
+            raise MediaMissingError(missing, "not_held")
+        sent: list[MultiModalKwargsItem | None] = []
+        for part in parts:
+            item = items.get(part.mm_hash)
+            if item is not None:
+                slot = [copy.deepcopy(item) if self._copies_items else item]
+                self._llm.input_processor.inject_into_mm_cache(
+                    {part.modality: [part.mm_hash]}, {part.modality: slot}
+                )
+                sent.append(slot[0])
+            elif self._cache is not None and self.holds(part.mm_hash):
+                sent.append(self._cache.get_and_update_item(None, part.mm_hash)[0])
+            else:
+                # Injecting an earlier part of this very prompt evicted it. The
+                # engine won't see what was injected: forget it here as well.
+                for earlier in parts[: len(sent)]:
+                    if self._cache is not None:
+                        self._cache.invalidate(earlier.mm_hash)
+                raise MediaMissingError([part.mm_hash], "evicted")
+        return sent
+
+
+def _placeholder(part: MediaPart) -> PlaceholderRange:
+    mask = None
+    if part.is_embed is not None:
+        mask = torch.frombuffer(bytearray(part.is_embed), dtype=torch.bool)
+    return PlaceholderRange(offset=part.offset, length=part.length, is_embed=mask)

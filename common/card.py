@@ -1,0 +1,171 @@
+"""The card: what a worker promises about itself, and what must agree in a fleet.
+
+The frontend takes model and settings from the first card it meets and refuses
+every later one that would make tokens, media hashes or block hashes differ.
+"""
+
+from enum import StrEnum
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from common.errors import CardError, CardIncompatibleError
+from common.identity import Incarnation, WorkerId
+
+CARD_VERSION = 1
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelSettings(_Frozen):
+    """Engine arguments that decide tokens and media hashes.
+
+    Every field has the name and meaning of the vLLM engine argument of that
+    name, so that a frontend can set it on vLLM's own argument namespace.
+    """
+
+    model: str
+    tokenizer: str | None
+    tokenizer_mode: str
+    revision: str | None
+    tokenizer_revision: str | None
+    code_revision: str | None
+    trust_remote_code: bool
+    dtype: str
+    max_model_len: int = Field(gt=0)
+    skip_tokenizer_init: bool
+    hf_overrides: dict[str, JsonValue]
+    config_format: str
+    generation_config: str
+    override_generation_config: dict[str, JsonValue]
+    max_logprobs: int
+    language_model_only: bool
+    limit_mm_per_prompt: dict[str, JsonValue]
+    mm_processor_kwargs: dict[str, JsonValue] | None
+    media_io_kwargs: dict[str, JsonValue]
+    mm_hasher_algorithm: str | None
+    interleave_mm_strings: bool
+    enable_mm_embeds: bool
+    enable_prompt_embeds: bool
+
+
+class CacheSettings(_Frozen):
+    """What decides block hashes, as resolved after the engine started.
+
+    Attributes:
+        block_size: tokens per hashed block.
+        hash_algorithm: vLLM's ``prefix_caching_hash_algo``.
+        none_hash: hex digest that stands in for the parent of the first block.
+        enable_prefix_caching: without it there is nothing to route towards.
+    """
+
+    block_size: int = Field(gt=0)
+    hash_algorithm: str
+    none_hash: str
+    enable_prefix_caching: bool
+
+
+class Capacity(_Frozen):
+    """How much one rank can do. Differs between workers without harm."""
+
+    num_blocks: int = Field(ge=0)
+    max_num_seqs: int = Field(gt=0)
+    max_num_batched_tokens: int = Field(gt=0)
+
+
+class KvEventSource(_Frozen):
+    """Where one data-parallel rank publishes its KV events (ZMQ endpoints)."""
+
+    rank: int = Field(ge=0)
+    endpoint: str
+    replay_endpoint: str | None
+    topic: str
+    buffer_steps: int = Field(ge=0)
+
+
+class HostIdentity(_Frozen):
+    """Where the worker runs, for people. Never used to decide on a transport."""
+
+    hostname: str
+    pid: int
+
+
+class WorkerState(StrEnum):
+    """READY takes requests. DRAINING finishes what it has and takes no more."""
+
+    READY = "ready"
+    DRAINING = "draining"
+
+
+class WorkerCard(_Frozen):
+    """Everything a frontend must know to use a worker."""
+
+    card_version: int = CARD_VERSION
+    worker_id: WorkerId
+    incarnation: Incarnation
+    state: WorkerState
+    vllm_version: str
+    served_model_names: list[str] = Field(min_length=1)
+    supported_tasks: list[str]
+    model: ModelSettings
+    cache: CacheSettings
+    capacity: Capacity
+    num_ranks: int = Field(gt=0)
+    request_endpoint: str
+    kv_event_sources: list[KvEventSource]
+    host: HostIdentity
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Self:
+        """Parse a card.
+
+        Raises:
+            CardError: not JSON, a field missing, unknown or out of range, or a
+                card of another version.
+        """
+        try:
+            card = cls.model_validate_json(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "card"
+            raise CardError(f"malformed card: {where}: {first['msg']}") from error
+        if card.card_version != CARD_VERSION:
+            raise CardError(
+                f"card of worker {card.worker_id} has version {card.card_version}, "
+                f"this frontend reads version {CARD_VERSION}"
+            )
+        return card
+
+    def to_json(self) -> bytes:
+        """Serialise for discovery."""
+        return self.model_dump_json().encode()
+
+
+def check_compatible(ours: WorkerCard, theirs: WorkerCard) -> None:
+    """Refuse a card under which tokens or hashes would differ from ours.
+
+    Raises:
+        CardIncompatibleError: names the first differing field and both values.
+    """
+    if theirs.vllm_version != ours.vllm_version:
+        raise CardIncompatibleError(
+            theirs.worker_id, "vllm_version", ours.vllm_version, theirs.vllm_version
+        )
+    if theirs.served_model_names != ours.served_model_names:
+        raise CardIncompatibleError(
+            theirs.worker_id,
+            "served_model_names",
+            ours.served_model_names,
+            theirs.served_model_names,
+        )
+    for section in ("model", "cache"):
+        our_part: BaseModel = getattr(ours, section)
+        their_part: BaseModel = getattr(theirs, section)
+        for field in type(our_part).model_fields:
+            our_value, their_value = getattr(our_part, field), getattr(their_part, field)
+            if our_value != their_value:
+                raise CardIncompatibleError(
+                    theirs.worker_id, f"{section}.{field}", our_value, their_value
+                )

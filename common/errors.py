@@ -1,0 +1,154 @@
+"""The errors of this project, each a sentence that a user or operator can act on.
+
+Low-level exceptions (zmq, OSError, msgspec, pydantic) are mapped to these at the
+boundary where they occur; the HTTP status a user sees is part of the type.
+"""
+
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import ClassVar
+
+from common.identity import MmHash
+
+
+class MmRouterError(Exception):
+    """Root of the tree.
+
+    Attributes:
+        status: HTTP status with which the error reaches a user.
+        retryable: whether another worker may succeed where this one failed.
+    """
+
+    status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
+    retryable: ClassVar[bool] = False
+
+
+class ConfigurationError(MmRouterError):
+    """A flag, an environment variable or a combination of them is unusable."""
+
+
+class ProtocolError(MmRouterError):
+    """A message on the request plane could not be understood."""
+
+
+class ProtocolVersionError(ProtocolError):
+    """Frontend and worker speak different versions of the request plane."""
+
+
+class DiscoveryError(MmRouterError):
+    """Cards can't be published or read."""
+
+
+class CardError(MmRouterError):
+    """A card is malformed."""
+
+
+class CardIncompatibleError(CardError):
+    """A worker's card would make hashes or tokens differ from the fleet's.
+
+    Attributes:
+        field: dotted name of the first field that differs.
+        ours: value the frontend works with.
+        theirs: value on the refused card.
+    """
+
+    def __init__(self, worker_id: str, field: str, ours: object, theirs: object) -> None:
+        self.field = field
+        self.ours = ours
+        self.theirs = theirs
+        super().__init__(
+            f"worker {worker_id} refused: {field} is {theirs!r} on its card "
+            f"but {ours!r} in this fleet, so tokens or block hashes would differ"
+        )
+
+
+class NoWorkerError(MmRouterError):
+    """No worker is registered that could take the request."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+
+
+class WorkerBusyError(NoWorkerError):
+    """The worker's own admission control refused the request."""
+
+    retryable = True
+
+
+class NotRoutedError(MmRouterError):
+    """vLLM's server asked for something that a fleet of engines can't do."""
+
+    status = HTTPStatus.NOT_IMPLEMENTED
+
+
+class WorkerLostError(MmRouterError):
+    """The worker that had the request went away before finishing it."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    retryable = True
+
+
+class RequestRejectedError(MmRouterError):
+    """The worker's engine found the request invalid."""
+
+    status = HTTPStatus.BAD_REQUEST
+
+
+class EngineFailedError(MmRouterError):
+    """The worker's engine failed on this request."""
+
+
+class EngineGoneError(EngineFailedError):
+    """The worker's engine is dead; the worker can't serve any more."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    retryable = True
+
+
+class TransferError(MmRouterError):
+    """Processed tensors could not be moved from the frontend to a worker."""
+
+    retryable = True
+
+
+class UnsupportedItemError(TransferError):
+    """A processed item holds something other than tensors, lists of them and numbers."""
+
+    retryable = False
+
+
+class ArenaFullError(TransferError):
+    """No room: every segment that could make way is still leased."""
+
+
+class ArenaUnavailableError(TransferError):
+    """The arena's shared memory can't be created or mapped here."""
+
+
+class StaleSegmentError(TransferError):
+    """The segment was reclaimed, so its bytes now belong to another item."""
+
+
+class CorruptSegmentError(TransferError):
+    """A segment or frame doesn't hold what its metadata promises."""
+
+
+class TransferTimeoutError(TransferError):
+    """A read didn't complete before its deadline."""
+
+
+class MediaMissingError(TransferError):
+    """The worker lacks media items and needs them sent.
+
+    Attributes:
+        missing: hashes of the items, each once.
+        reason: a short constant, for counters.
+    """
+
+    def __init__(self, missing: Iterable[MmHash], reason: str) -> None:
+        self.missing = list(dict.fromkeys(missing))
+        self.reason = reason
+        super().__init__(f"{len(self.missing)} media items are missing ({reason})")
+
+
+class MediaUnavailableError(TransferError):
+    """A media item could not be given to the engine, whatever was tried."""

@@ -1,0 +1,220 @@
+"""The messages of the request plane. No I/O, no sockets, no engine.
+
+A frontend opens a session with :class:`Hello`; the worker answers
+:class:`Welcome` or :class:`Goodbye` with a reason. Then, per request:
+
+    frontend                         worker
+    Submit ────────────────────────▶
+            ◀──────────────────────── Nack     media it lacks   (any number of times)
+    Supply ────────────────────────▶
+            ◀──────────────────────── Ack      engine has the media, leases may end
+            ◀──────────────────────── Output   until one says finished
+            ◀──────────────────────── Failed   instead, at any point; it is the last
+    Abort  ────────────────────────▶           answered by Ack (if still owed) and Failed
+
+Every request ends with exactly one finished :class:`Output` or one
+:class:`Failed`, and before it one :class:`Ack`, so that a frontend knows when
+memory it lent is free again. :class:`Ping` and :class:`Status` flow at all times;
+silence longer than :data:`SESSION_TIMEOUT_S` ends the session on either side.
+
+vLLM's own types ride inside, so sampling parameters and log probabilities need no
+translation. Tensors of inline media travel as further frames of the same message.
+"""
+
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+import msgspec
+import torch
+from vllm.logprobs import FlatLogprobs, Logprob
+from vllm.lora.request import LoRARequest
+from vllm.outputs import CompletionOutput
+from vllm.sampling_params import SamplingParams
+from vllm.v1.metrics.stats import RequestStateStats
+
+from common.identity import Incarnation, MmHash, RequestId, WorkerId
+
+PROTOCOL_VERSION = 1
+
+PING_INTERVAL_S = 1.0
+"""How often each side says that it is alive."""
+
+SESSION_TIMEOUT_S = 15.0
+"""Silence after which the other side is taken for dead."""
+
+
+class FailureKind(StrEnum):
+    """Why a request failed on a worker, as far as the frontend must act on it."""
+
+    INVALID = "invalid"  # the engine refused it: the user's mistake
+    BUSY = "busy"  # the engine's admission control refused it: another may not
+    MEDIA = "media"  # its media could not be obtained
+    ENGINE = "engine"  # the engine failed on it
+    ENGINE_DEAD = "engine_dead"  # the engine is gone: no request can succeed here
+    ABORTED = "aborted"  # the frontend asked for it
+
+
+class MediaPart(msgspec.Struct, frozen=True, array_like=True):
+    """One media item's place in the prompt.
+
+    Attributes:
+        modality: vLLM's name, for example ``image``.
+        mm_hash: which item.
+        offset: first prompt token of its placeholder.
+        length: tokens of its placeholder.
+        is_embed: one byte (0 or 1) per placeholder token, or None for all ones.
+    """
+
+    modality: str
+    mm_hash: MmHash
+    offset: int
+    length: int
+    is_embed: bytes | None
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """Opens a session.
+
+    Attributes:
+        offer: transfer offer of this frontend, as ``common.transfer`` encodes it.
+    """
+
+    version: int
+    frontend_id: Incarnation
+    offer: bytes
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """One ``generate`` call.
+
+    Attributes:
+        media: every media item of the prompt, by position.
+        shipments: transfer metadata of the items that come along, each once.
+        prompt_embeds: (tokens, hidden) for prompts given as embeddings.
+    """
+
+    request_id: RequestId
+    prompt_token_ids: list[int] | None
+    sampling_params: SamplingParams
+    media: list[MediaPart]
+    shipments: list[bytes]
+    prompt_text: str | None = None
+    prompt_embeds: torch.Tensor | None = None
+    prompt_is_token_ids: list[bool] | None = None
+    cache_salt: str | None = None
+    lora_request: LoRARequest | None = None
+    priority: int = 0
+    rank: int | None = None
+    session_id: str | None = None
+    trace_headers: dict[str, str] | None = None
+    reasoning_ended: bool | None = None
+    reasoning_parser_kwargs: dict[str, Any] | None = None  # opaque to us: vLLM's own
+
+
+class Supply(msgspec.Struct, frozen=True, tag="supply"):
+    """The media a :class:`Nack` asked for."""
+
+    request_id: RequestId
+    shipments: list[bytes]
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Stop a request. Unknown ids are ignored: it may have ended meanwhile."""
+
+    request_id: RequestId
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """The frontend is alive."""
+
+
+class Leave(msgspec.Struct, frozen=True, tag="leave"):
+    """The frontend ends the session; whatever it still has here is aborted."""
+
+
+ToWorker: TypeAlias = Hello | Submit | Supply | Abort | Ping | Leave
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """The session is open.
+
+    Attributes:
+        reply: the worker's answer to the transfer offer, as ``common.transfer``
+            encodes it.
+    """
+
+    version: int
+    worker_id: WorkerId
+    incarnation: Incarnation
+    reply: bytes
+
+
+class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
+    """The worker refuses or ends the session, in a sentence."""
+
+    reason: str
+
+
+class Ack(msgspec.Struct, frozen=True, tag="ack"):
+    """The engine has taken the media of a request.
+
+    Attributes:
+        held: which of them it now keeps, so they need not be sent again.
+    """
+
+    request_id: RequestId
+    held: list[MmHash]
+
+
+class Nack(msgspec.Struct, frozen=True, tag="nack"):
+    """The worker cannot get at these items; the request waits for a Supply.
+
+    Attributes:
+        reason: ``not_held`` or the name of the transfer error.
+    """
+
+    request_id: RequestId
+    missing: list[MmHash]
+    reason: str
+
+
+class Output(msgspec.Struct, frozen=True, tag="output"):
+    """One ``RequestOutput`` of the engine, without what the frontend knows."""
+
+    request_id: RequestId
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: list[dict[int, Logprob] | None] | FlatLogprobs | None = None
+    metrics: RequestStateStats | None = None
+    num_cached_tokens: int | None = None
+    num_cache_creation_tokens: int | None = None
+    kv_transfer_params: dict[str, Any] | None = None  # opaque to us: the connector's
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The request ended without an answer."""
+
+    request_id: RequestId
+    kind: FailureKind
+    message: str
+
+
+class Status(msgspec.Struct, frozen=True, tag="status"):
+    """The worker is alive, and how busy it is over all frontends.
+
+    Attributes:
+        running: requests the engine is computing.
+        waiting: requests queued in the engine.
+        queued_tokens: prompt tokens of requests still in prefill.
+        kv_usage: fraction of KV blocks in use, 0 to 1.
+        hf_processor_runs: calls of the HF processor since start.
+    """
+
+    running: int
+    waiting: int
+    queued_tokens: int
+    kv_usage: float
+    hf_processor_runs: int
+
+
+ToFrontend: TypeAlias = Welcome | Goodbye | Ack | Nack | Output | Failed | Status

@@ -1,0 +1,107 @@
+"""One helper, :func:`stage`, that serves metric, NVTX range and log together.
+
+Also the home of the frontend's and worker's Prometheus metrics, so that their
+names stand in one place. Nothing here decides anything.
+"""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import nvtx
+from prometheus_client import Counter, Gauge, Histogram
+
+logger = logging.getLogger("mmrouter")
+
+_SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+
+STAGE_SECONDS = Histogram(
+    "mmrouter_stage_seconds", "Time spent in one stage of a request", ["stage"], buckets=_SECONDS
+)
+STAGE_FAILURES = Counter(
+    "mmrouter_stage_failures", "Stages that ended in an error", ["stage", "error"]
+)
+REQUESTS = Counter("mmrouter_requests", "Requests by outcome", ["outcome"])
+TIME_TO_FIRST_TOKEN = Histogram(
+    "mmrouter_time_to_first_token_seconds",
+    "From the arrival of a request to its first token",
+    buckets=_SECONDS,
+)
+HF_PROCESSOR_RUNS = Gauge(
+    "mmrouter_hf_processor_runs",
+    "Calls of the Hugging Face processor since start, warm-up excluded",
+    ["side", "worker_id"],
+)
+TENSOR_BYTES = Counter(
+    "mmrouter_tensor_bytes_sent", "Bytes of processed tensors sent", ["worker_id", "transport"]
+)
+MEDIA_ITEMS = Counter(
+    "mmrouter_media_items",
+    "Media items by how the worker got them",
+    ["worker_id", "how"],
+)
+ARENA_LEASES = Gauge("mmrouter_arena_leases", "Segments of the arena that are lent out")
+ARENA_BYTES_USED = Gauge("mmrouter_arena_bytes_used", "Bytes of the arena that hold items")
+TRANSFER_FALLBACKS = Counter(
+    "mmrouter_transfer_fallbacks",
+    "Media items that did not travel by the preferred transport",
+    ["transport", "reason"],
+)
+ORPHANED_ARENAS = Counter(
+    "mmrouter_orphaned_arenas", "Shared-memory arenas of dead frontends that were removed"
+)
+ARENA_PAGES_RESTORED = Counter(
+    "mmrouter_arena_pages_restored",
+    "Pages of a mapped arena that something in this worker wrote to and that were dropped",
+)
+PREDICTED_CACHED_TOKENS = Counter(
+    "mmrouter_predicted_cached_tokens", "Cached tokens that routing expected", ["worker_id"]
+)
+REALISED_CACHED_TOKENS = Counter(
+    "mmrouter_realised_cached_tokens", "Cached tokens that workers reported", ["worker_id"]
+)
+DECISIONS = Counter("mmrouter_decisions", "Routing decisions", ["worker_id", "reason"])
+RETRIES = Counter(
+    "mmrouter_retries", "Requests given to another worker before they had any output", ["reason"]
+)
+MALFORMED_CARDS = Counter("mmrouter_malformed_cards", "Cards that could not be read")
+REFUSED_CARDS = Counter("mmrouter_refused_cards", "Cards that did not fit the fleet", ["field"])
+UNDECODABLE_MESSAGES = Counter(
+    "mmrouter_undecodable_messages", "Messages of the request plane that made no sense", ["side"]
+)
+INTERNAL_ERRORS = Counter(
+    "mmrouter_internal_errors", "Errors that are mistakes of ours, by place", ["where"]
+)
+WORKERS = Gauge("mmrouter_workers", "Workers by state", ["state"])
+
+_nvtx_enabled = False
+
+
+def enable_nvtx() -> None:
+    """Emit an NVTX range per stage from now on. Off by default."""
+    global _nvtx_enabled
+    _nvtx_enabled = True
+
+
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Time a stage: one observation of ``mmrouter_stage_seconds``, one NVTX range
+    (if enabled) and one debug line. An error is counted and re-raised.
+
+    Args:
+        name: short constant, the ``stage`` label. Never put a request id in it.
+    """
+    started = time.perf_counter()
+    handle = nvtx.start_range(f"mmrouter.{name}") if _nvtx_enabled else None
+    try:
+        yield
+    except BaseException as error:
+        STAGE_FAILURES.labels(name, type(error).__name__).inc()
+        raise
+    finally:
+        elapsed = time.perf_counter() - started
+        if handle is not None:
+            nvtx.end_range(handle)
+        STAGE_SECONDS.labels(name).observe(elapsed)
+        logger.debug("%s took %.3f ms", name, elapsed * 1e3)

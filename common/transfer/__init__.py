@@ -1,0 +1,13 @@
+"""Processed tensors from the frontend to a worker: interfaces and transports.
+
+- :mod:`base`: ``MmKwargsSender``, ``MmKwargsReceiver``, ``Loan``, ``Received``,
+  ``receive_all``, ``join_frames``
+- :mod:`metadata`: ``TransferMetadata``, ``encode_metadata``, ``decode_metadata``
+- :mod:`choice`: ``parse_transfer_mode``, ``choose_transport``, ``SenderSet``, ``ReceiverSet``
+- :mod:`arena`: ``Arena``, ``Lease``; :mod:`arena_layout`: ``ArenaOffer``;
+  :mod:`arena_mapping`: ``ArenaMapping``; :mod:`arena_file`: ``reap_orphans``
+- transports: :mod:`shm` (``ShmSender``, ``ShmReceiver``), :mod:`nixl` (``NixlSender``,
+  ``NixlReceiver``), :mod:`inline` (``InlineSender``, ``InlineReceiver``), :mod:`memory`
+  (``MemorySender``, ``MemoryReceiver``)
+- :mod:`codec`: ``encode``, ``decode``
+"""

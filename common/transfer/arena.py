@@ -1,0 +1,321 @@
+"""The frontend's store of processed tensors, in shared memory that workers read in place.
+
+An item is written once, under its hash, and lent to any number of readers. Which bytes
+are whose is decided in :mod:`common.transfer.segment_table`; here they are written.
+"""
+
+import mmap
+import os
+import secrets
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from common.errors import ArenaFullError, ArenaUnavailableError
+from common.identity import MmHash
+from common.transfer import arena_file, pages
+from common.transfer.arena_layout import NONCE_SIZE, SEGMENTS_START, ArenaOffer, pack_head
+from common.transfer.codec import EncodedItem
+from common.transfer.segment import (
+    HEADER_SIZE,
+    SegmentLayout,
+    aligned,
+    live_header,
+    reclaimed_header,
+    write_parts,
+)
+from common.transfer.segment_table import SEGMENT_ALIGNMENT, Block, SegmentTable
+
+
+@dataclass(frozen=True)
+class ArenaStatistics:
+    """State of an arena.
+
+    Attributes:
+        bytes_total: bytes for segments.
+        bytes_used: of these, in segments, padding included.
+        bytes_leased: of these, in segments that can't be evicted now.
+        segments: how many items it holds.
+        leases: how many are lent at this moment, counting every lease.
+        writes: items written since the start.
+        hits: leases given on items that were already there.
+        evictions: items evicted since the start.
+        full: how often an item found no room.
+    """
+
+    bytes_total: int
+    bytes_used: int
+    bytes_leased: int
+    segments: int
+    leases: int
+    writes: int
+    hits: int
+    evictions: int
+    full: int
+
+
+@dataclass(eq=False)
+class _Segment:
+    mm_hash: MmHash
+    block: Block
+    layout: SegmentLayout
+    generation: int
+    complete: bool = False
+
+
+class Lease:
+    """A promise that a segment stays where and what it is until :meth:`release`.
+
+    Attributes:
+        mm_hash: the item.
+        offset: first byte of the segment's header, from the start of the arena.
+        generation: what the header says as long as the lease lasts.
+        layout: where the parts lie.
+    """
+
+    def __init__(self, arena: "Arena", segment: _Segment) -> None:
+        self._arena = arena
+        self._segment = segment
+        self._released = False
+        self.mm_hash = segment.mm_hash
+        self.offset = SEGMENTS_START + segment.block.offset
+        self.generation = segment.generation
+        self.layout = segment.layout
+
+    def release(self) -> None:
+        """End the lease. The second and later calls do nothing; safe from any thread."""
+        self._arena._release(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class Arena:
+    """A budget of shared memory that holds encoded items by hash.
+
+    All methods may be called from any thread; only :meth:`put` and :meth:`__init__` take
+    long.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        directory: Path = arena_file.SHARED_MEMORY,
+        prefault: bool = True,
+    ) -> None:
+        """Create the file, allocate all its memory and map its pages.
+
+        Takes from 0.3 to 2 s per GB, without the interpreter's lock: call it in a thread if
+        something else should go on.
+
+        Args:
+            size: bytes, rounded up to whole pages; one page is the arena's own.
+            directory: where shared memory is mounted.
+            prefault: whether to map all pages now.
+
+        Raises:
+            ArenaUnavailableError: there is not that much shared memory.
+        """
+        size = max(aligned(size, SEGMENT_ALIGNMENT), SEGMENTS_START + SEGMENT_ALIGNMENT)
+        self.offer = ArenaOffer(
+            name=arena_file.new_name(),
+            size=size,
+            generation=secrets.randbits(64),
+            nonce=secrets.token_hex(NONCE_SIZE),
+        )
+        self._key = self.offer.key
+        self._path = directory / self.offer.name
+        # Kept open because it holds the lock that tells reapers in other PID namespaces
+        # that this arena is in use.
+        self._descriptor = arena_file.create(self._path, size)
+        try:
+            self._memory = memoryview(mmap.mmap(self._descriptor, size))
+        except OSError as error:
+            self._unlink()
+            raise ArenaUnavailableError(f"can't map an arena of {size} bytes: {error}") from error
+        if prefault:
+            pages.populate(self._memory, for_writing=True)
+        head = pack_head(self.offer)
+        self._memory[: len(head)] = head
+
+        self._table = SegmentTable(size - SEGMENTS_START)
+        self._segments: dict[MmHash, _Segment] = {}
+        self._by_offset: dict[int, _Segment] = {}
+        self._next_generation = 1
+        self._leases = 0
+        self._writes = 0
+        self._hits = 0
+        self._evictions = 0
+        self._full = 0
+        self._closed = False
+        self._changed = threading.Condition(threading.Lock())
+
+    @property
+    def memory(self) -> memoryview:
+        """All of the arena, for a transport that reads it by other means than mapping."""
+        return self._memory
+
+    def put(self, mm_hash: MmHash, encoded: EncodedItem) -> Lease:
+        """Write an item, or find it already there, and lend it.
+
+        One copy of the bytes, during which neither the arena's nor the interpreter's lock
+        is held. If another thread is writing the same item, waits for it.
+
+        Raises:
+            ArenaFullError: leased segments leave no room.
+            ArenaUnavailableError: the arena was closed.
+        """
+        layout = SegmentLayout(
+            len(encoded.envelope), tuple(buffer.nbytes for buffer in encoded.buffers)
+        )
+        with self._changed:
+            lease = self._lease_when_written(mm_hash)
+            if lease is not None:
+                return lease
+            segment = self._reserve(mm_hash, layout)
+            start = SEGMENTS_START + segment.block.offset
+            memory = self._memory[start : start + layout.length]
+        try:
+            write_parts(memory, layout, [encoded.envelope, *encoded.buffers])
+        except BaseException:
+            with self._changed:
+                self._forget(segment)
+                self._table.discard(segment.block)
+                self._changed.notify_all()
+            raise
+        header = live_header(self._key, segment.generation, mm_hash, layout, encoded.envelope)
+        # Last, so that nobody finds a valid header before an incomplete segment.
+        memory[:HEADER_SIZE] = header
+        with self._changed:
+            segment.complete = True
+            self._writes += 1
+            self._leases += 1
+            self._changed.notify_all()
+            return Lease(self, segment)
+
+    def lease(self, mm_hash: MmHash) -> Lease | None:
+        """Lend an item that is there; None if it isn't, or not completely yet."""
+        with self._changed:
+            segment = self._segments.get(mm_hash)
+            if self._closed or segment is None or not segment.complete:
+                return None
+            return self._lend(segment)
+
+    def contains(self, mm_hash: MmHash) -> bool:
+        """Whether :meth:`lease` would give one now."""
+        with self._changed:
+            segment = self._segments.get(mm_hash)
+            return not self._closed and segment is not None and segment.complete
+
+    def statistics(self) -> ArenaStatistics:
+        """Figures for the status page and metrics."""
+        with self._changed:
+            return ArenaStatistics(
+                bytes_total=self._table.capacity,
+                bytes_used=self._table.capacity - self._table.free_bytes,
+                bytes_leased=self._table.leased_bytes,
+                segments=len(self._segments),
+                leases=self._leases,
+                writes=self._writes,
+                hits=self._hits,
+                evictions=self._evictions,
+                full=self._full,
+            )
+
+    def close(self) -> None:
+        """Remove the file. Workers that have it mapped keep their memory.
+
+        The memory goes once the last view of it is gone; a :meth:`put` under way in another
+        thread may still end. The second and later calls do nothing.
+        """
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._memory = memoryview(b"")
+            self._changed.notify_all()
+        self._unlink()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _unlink(self) -> None:
+        # The file first: whoever gets the lock afterwards finds nothing to remove.
+        self._path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+    def _lease_when_written(self, mm_hash: MmHash) -> Lease | None:
+        """A lease once whoever writes the item has done so; None if the caller should."""
+        while True:
+            if self._closed:
+                raise ArenaUnavailableError("the arena was closed")
+            segment = self._segments.get(mm_hash)
+            if segment is None:
+                return None
+            if segment.complete:
+                return self._lend(segment)
+            self._changed.wait()
+
+    def _lend(self, segment: _Segment) -> Lease:
+        self._table.lease(segment.block)
+        self._leases += 1
+        self._hits += 1
+        return Lease(self, segment)
+
+    def _reserve(self, mm_hash: MmHash, layout: SegmentLayout) -> _Segment:
+        placement = self._table.place(layout.length)
+        if placement is None:
+            self._full += 1
+            raise ArenaFullError(
+                f"no room for {layout.length} bytes in an arena of {self._table.capacity}: "
+                f"{self._table.leased_bytes} bytes are leased"
+            )
+        for offset in placement.evicted:
+            evicted = self._by_offset[offset]
+            self._forget(evicted)
+            self._evictions += 1
+            # A reader that comes late, or is at it, must find out before the space is
+            # written to again.
+            start = SEGMENTS_START + offset
+            self._memory[start : start + HEADER_SIZE] = reclaimed_header(
+                self._key, self._generation()
+            )
+        segment = _Segment(mm_hash, placement.block, layout, self._generation())
+        self._segments[mm_hash] = segment
+        self._by_offset[placement.block.offset] = segment
+        return segment
+
+    def _forget(self, segment: _Segment) -> None:
+        del self._segments[segment.mm_hash]
+        del self._by_offset[segment.block.offset]
+
+    def _generation(self) -> int:
+        generation = self._next_generation
+        self._next_generation += 1
+        return generation
+
+    def _release(self, lease: Lease) -> None:
+        with self._changed:
+            if not lease._released:
+                lease._released = True
+                self._leases -= 1
+                self._table.release(lease._segment.block)

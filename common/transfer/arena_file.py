@@ -1,0 +1,123 @@
+"""The file behind an arena: its name, its creation, and its removal when the owner died.
+
+Not ``multiprocessing.shared_memory``: its resource tracker removes segments that are still
+in use, when any process that attached exits.
+"""
+
+import errno
+import fcntl
+import logging
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from common.errors import ArenaUnavailableError
+from common.telemetry import ORPHANED_ARENAS
+
+logger = logging.getLogger(__name__)
+
+SHARED_MEMORY: Final = Path("/dev/shm")
+
+NAME_PATTERN: Final = r"mmrouter-arena-(\d{1,10})-(\d{1,20})-([0-9a-f]{16})"
+
+
+def new_name() -> str:
+    """A file name that tells who owns the arena: pid and start time of this process."""
+    pid = os.getpid()
+    return f"mmrouter-arena-{pid}-{_start_ticks(pid)}-{secrets.token_hex(8)}"
+
+
+def create(path: Path, size: int) -> int:
+    """Make a file with all of its memory allocated, so that no access ever fails.
+
+    Args:
+        size: bytes.
+
+    Returns:
+        Its descriptor, locked for as long as this process lives or keeps it open.
+
+    Raises:
+        ArenaUnavailableError: shared memory is too small or can't be written.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ArenaUnavailableError(f"can't create an arena in {path.parent}: {error}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A sparse file would end this process with SIGBUS once the memory runs out.
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+        reason = (
+            "there is not that much room"
+            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG)
+            else str(error)
+        )
+        raise ArenaUnavailableError(
+            f"can't allocate an arena of {size / 1e9:.2f} GB in {path.parent}: {reason}"
+        ) from error
+    return descriptor
+
+
+def reap_orphans(directory: Path = SHARED_MEMORY) -> int:
+    """Remove the arenas of processes that no longer live.
+
+    Whoever still has such an arena mapped keeps its memory. An arena is an orphan if its
+    owner's pid is gone or belongs to a later process, and nobody holds its lock: the second
+    condition spares arenas of processes in another PID namespace.
+
+    Returns:
+        How many were removed.
+    """
+    removed = 0
+    for path in directory.glob("mmrouter-arena-*"):
+        match = re.fullmatch(NAME_PATTERN, path.name)
+        if match and not _alive(int(match[1]), int(match[2])) and _remove_unlocked(path):
+            removed += 1
+            ORPHANED_ARENAS.inc()
+            logger.warning("removed %s: its owner %s is gone", path, match[1])
+    return removed
+
+
+def _remove_unlocked(path: Path) -> bool:
+    try:
+        with _opened(path) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+    except (FileNotFoundError, BlockingIOError):
+        # Another process reaps too, or the owner lives where its pid can't be seen.
+        return False
+    except OSError as error:
+        # Another user's, or a link that somebody put there.
+        logger.debug("%s is left alone: %s", path, error)
+        return False
+    return True
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _alive(pid: int, start_ticks: int) -> bool:
+    return _start_ticks(pid) == start_ticks
+
+
+def _start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot (field 22 of proc(5) stat)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The second field is the command in parentheses, which may hold anything.
+    return int(stat.rpartition(")")[2].split()[19])

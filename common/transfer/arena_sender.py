@@ -1,0 +1,38 @@
+"""What the senders of all arena-backed transports share: write once, lend often."""
+
+from abc import abstractmethod
+
+from vllm.multimodal.inputs import MultiModalKwargsItem
+
+from common.identity import MmHash
+from common.transfer.arena import Arena, Lease
+from common.transfer.base import Loan, MmKwargsSender, SentHook
+from common.transfer.codec import encode
+from common.transfer.metadata import TransferMetadata
+
+
+class ArenaSender(MmKwargsSender):
+    """Sends from an arena, which other senders may share and somebody else closes."""
+
+    def __init__(self, arena: Arena, *, on_sent: SentHook | None = None) -> None:
+        super().__init__(on_sent=on_sent)
+        self._arena = arena
+
+    def _send(self, mm_hash: MmHash, item: MultiModalKwargsItem) -> Loan:
+        # An item that is there needn't even be encoded.
+        lease = self._arena.lease(mm_hash) or self._arena.put(mm_hash, encode(item))
+        return self._loan(lease)
+
+    def _send_held(self, mm_hash: MmHash) -> Loan | None:
+        lease = self._arena.lease(mm_hash)
+        return None if lease is None else self._loan(lease)
+
+    def _loan(self, lease: Lease) -> Loan:
+        return Loan(self._describe(lease), on_release=lease.release)
+
+    @abstractmethod
+    def _describe(self, lease: Lease) -> TransferMetadata:
+        """Metadata by which the worker's end of this transport finds the segment."""
+
+    def close(self) -> None:
+        """Nothing to free: the arena has its own owner."""

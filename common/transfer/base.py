@@ -1,0 +1,279 @@
+"""The two interfaces of every transport, and what they hand out.
+
+They own what all transports share: the stage (metric, NVTX range, log) and the count of
+bytes. How bytes move stands in one file per transport.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar
+
+from vllm.multimodal.inputs import MultiModalKwargsItem
+
+from common.errors import CorruptSegmentError
+from common.identity import MmHash
+from common.telemetry import stage
+from common.transfer.metadata import (
+    InlineMetadata,
+    MemoryMetadata,
+    NixlMetadata,
+    ShmMetadata,
+    TransferMetadata,
+    Transport,
+)
+from common.transfer.segment import Buffer
+
+SentHook: TypeAlias = Callable[[Transport, int], None]
+"""Called with the transport and the bytes of each item that is sent."""
+
+_Metadata = TypeVar("_Metadata", ShmMetadata, NixlMetadata, InlineMetadata, MemoryMetadata)
+
+
+def _nothing() -> None:
+    pass
+
+
+class Loan:
+    """An item made available to a worker, until :meth:`release`.
+
+    Attributes:
+        metadata: goes to the worker.
+        frames: go with it on the request plane; empty unless the item rides inline. They
+            alias the processor's tensors, not copies.
+    """
+
+    def __init__(
+        self,
+        metadata: TransferMetadata,
+        frames: Sequence[Buffer] = (),
+        on_release: Callable[[], None] = _nothing,
+    ) -> None:
+        self.metadata = metadata
+        self.frames = frames
+        self._on_release = on_release
+
+    def release(self) -> None:
+        """Take the item back: the worker has it, or never will.
+
+        The second and later calls do nothing. A worker that comes later gets a
+        StaleSegmentError, never another item's bytes.
+        """
+        on_release, self._on_release = self._on_release, _nothing
+        self.frames = ()
+        on_release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class Received:
+    """An item on the worker's side, until :meth:`release`.
+
+    Attributes:
+        mm_hash: its hash.
+        item: its tensors. They may lie in memory that is not this process's own: once
+            released, they must not be used.
+    """
+
+    def __init__(
+        self,
+        mm_hash: MmHash,
+        item: MultiModalKwargsItem,
+        *,
+        verify: Callable[[], None] = _nothing,
+        on_release: Callable[[], None] = _nothing,
+    ) -> None:
+        self.mm_hash = mm_hash
+        self.item = item
+        self._verify = verify
+        self._on_release = on_release
+
+    def verify(self) -> None:
+        """Check that the tensors are still the item's: call it once the engine took them.
+
+        Only a frontend that ended its loan before the worker's ack makes this fail.
+
+        Raises:
+            StaleSegmentError: they were overwritten meanwhile; what the engine took may be
+                another item's, so the request must not go on.
+        """
+        self._verify()
+
+    def release(self) -> None:
+        """Give the memory back. The second and later calls do nothing."""
+        on_release, self._on_release = self._on_release, _nothing
+        self._verify = _nothing
+        self.item = MultiModalKwargsItem({})
+        on_release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class MmKwargsSender(ABC):
+    """The frontend's end of a transport."""
+
+    transport: ClassVar[Transport]
+
+    def __init__(self, *, on_sent: SentHook | None = None) -> None:
+        """
+        Args:
+            on_sent: told of every item that was made available, with its size.
+        """
+        self._on_sent = on_sent
+
+    def send(self, mm_hash: MmHash, item: MultiModalKwargsItem) -> Loan:
+        """Make an item available to any worker that is given the loan's metadata.
+
+        May copy the whole item: call it in a thread. Any number of threads may.
+
+        Raises:
+            ArenaFullError: no room for it; send it inline.
+            ArenaUnavailableError: the transport was closed.
+            UnsupportedItemError: the item can't be sent by any transport.
+        """
+        with stage(f"send_{self.transport}"):
+            loan = self._send(mm_hash, item)
+        self._count(loan)
+        return loan
+
+    def send_held(self, mm_hash: MmHash) -> Loan | None:
+        """Like :meth:`send` for an item that this transport still has: never copies, never
+        waits, so it may be called on the event loop. None if it doesn't have it.
+        """
+        loan = self._send_held(mm_hash)
+        if loan is not None:
+            self._count(loan)
+        return loan
+
+    def _count(self, loan: Loan) -> None:
+        if self._on_sent is not None:
+            self._on_sent(self.transport, loan.metadata.nbytes)
+
+    @abstractmethod
+    def _send(self, mm_hash: MmHash, item: MultiModalKwargsItem) -> Loan:
+        """What :meth:`send` does, raising the same. After an error nothing is held."""
+
+    def _send_held(self, mm_hash: MmHash) -> Loan | None:
+        """What :meth:`send_held` does. A transport that keeps nothing gives None."""
+        return None
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what the transport holds. Loans that are out go stale for their readers."""
+
+
+class MmKwargsReceiver(ABC, Generic[_Metadata]):
+    """The worker's end of a transport."""
+
+    transport: ClassVar[Transport]
+    metadata_type: type[_Metadata]
+
+    async def receive(
+        self, metadata: TransferMetadata, frames: Sequence[memoryview] = ()
+    ) -> Received:
+        """Get an item.
+
+        Args:
+            metadata: from the frontend's loan.
+            frames: all frames of the message that carried the metadata.
+
+        Raises:
+            ArenaUnavailableError: the frontend's memory isn't mapped or connected here.
+            StaleSegmentError: the loan had ended; ask the frontend for the item again.
+            CorruptSegmentError: the bytes are not what the metadata promises.
+            TransferTimeoutError: the bytes did not come in time.
+
+        Cancelling it leaves nothing behind: memory taken for the item is given back, at
+        once or when a read that can't be stopped has ended.
+        """
+        with stage(f"receive_{self.transport}"):
+            if not isinstance(metadata, self.metadata_type):
+                raise CorruptSegmentError(
+                    f"the {self.transport} transport can't receive what {metadata.transport} sent"
+                )
+            return await self._receive(metadata, frames)
+
+    @abstractmethod
+    async def _receive(self, metadata: _Metadata, frames: Sequence[memoryview]) -> Received:
+        """What :meth:`receive` does, raising the same and under the same cancellation rule."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go of all peers. Items that were received stay usable until released.
+
+        Cancelling it may leave memory mapped until the process ends.
+        """
+
+
+class ReceivesItems(Protocol):
+    """One transport's receiver, or all of a worker's together."""
+
+    async def receive(
+        self, metadata: TransferMetadata, frames: Sequence[memoryview] = ()
+    ) -> Received:
+        """As :meth:`MmKwargsReceiver.receive`."""
+        ...
+
+
+async def receive_all(
+    receiver: ReceivesItems,
+    metadata: Sequence[TransferMetadata],
+    frames: Sequence[memoryview] = (),
+) -> list[Received]:
+    """Receive several items at the same time.
+
+    Returns:
+        The items in the order of ``metadata``, whichever came first.
+
+    Raises:
+        TransferError: the first error; items that did come are released.
+
+    Cancelling it releases all of them.
+    """
+    tasks = [asyncio.ensure_future(receiver.receive(each, frames)) for each in metadata]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(outcome, Received):
+                outcome.release()
+        raise
+
+
+def join_frames(loans: Sequence[Loan]) -> tuple[list[TransferMetadata], list[Buffer]]:
+    """Put the frames of several loans behind each other, in one message.
+
+    Returns:
+        Their metadata, inline ones pointing at where their frames came to lie, and all
+        frames.
+    """
+    metadata: list[TransferMetadata] = []
+    frames: list[Buffer] = []
+    for loan in loans:
+        each = loan.metadata
+        if isinstance(each, InlineMetadata):
+            each = each.model_copy(update={"first_frame": len(frames)})
+        metadata.append(each)
+        frames.extend(loan.frames)
+    return metadata, frames

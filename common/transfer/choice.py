@@ -1,0 +1,145 @@
+"""Which transport takes an item to a worker, and what counts as a fallback.
+
+Pure: the environment is read where the process starts.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from vllm.multimodal.inputs import MultiModalKwargsItem
+
+from common.errors import ArenaFullError, ArenaUnavailableError, ConfigurationError
+from common.identity import MmHash
+from common.telemetry import TRANSFER_FALLBACKS
+from common.transfer.base import Loan, MmKwargsReceiver, MmKwargsSender, Received
+from common.transfer.metadata import TransferMetadata, Transport
+
+
+class TransferMode(Enum):
+    """What the operator asked for with ``DYNAMO_MM_TRANSFER``."""
+
+    AUTO = "auto"
+    SHM = "shm"
+    NIXL = "nixl"
+
+
+def parse_transfer_mode(value: str | None) -> TransferMode:
+    """Read ``DYNAMO_MM_TRANSFER``; unset or empty means auto.
+
+    Raises:
+        ConfigurationError: it is none of ``shm``, ``nixl`` and ``auto``.
+    """
+    try:
+        return TransferMode((value or "auto").strip().lower())
+    except ValueError as error:
+        raise ConfigurationError(
+            f"DYNAMO_MM_TRANSFER is {value!r}; it must be shm, nixl or auto"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How items travel to one worker.
+
+    Attributes:
+        transport: the way they go.
+        instead_of: the way that was preferred, if it can't be had.
+        reason: short constant that says why; empty if nothing was given up.
+    """
+
+    transport: Transport
+    instead_of: Transport | None = None
+    reason: str = ""
+
+
+def choose_transport(mode: TransferMode, *, shm_proven: bool, nixl_ready: bool) -> Choice:
+    """Pick the transport for one worker.
+
+    Args:
+        shm_proven: the worker has read the arena's probe.
+        nixl_ready: both sides have an agent and the worker knows the frontend's.
+    """
+    match mode:
+        case TransferMode.SHM:
+            return Choice("shm") if shm_proven else Choice("inline", "shm", "not_readable")
+        case TransferMode.NIXL:
+            return Choice("nixl") if nixl_ready else Choice("inline", "nixl", "not_connected")
+        case TransferMode.AUTO:
+            if shm_proven:
+                return Choice("shm")
+            return Choice("nixl" if nixl_ready else "inline", "shm", "not_readable")
+
+
+class SenderSet:
+    """A frontend's senders. Sends each item as chosen, or inline when that fails."""
+
+    def __init__(self, senders: Sequence[MmKwargsSender]) -> None:
+        """
+        Args:
+            senders: one of each transport in use; the inline one must be among them.
+        """
+        self._senders: Mapping[Transport, MmKwargsSender] = {
+            sender.transport: sender for sender in senders
+        }
+        self._inline = self._senders["inline"]
+
+    def send(self, choice: Choice, mm_hash: MmHash, item: MultiModalKwargsItem) -> Loan:
+        """Send an item; blocks as :meth:`MmKwargsSender.send` does.
+
+        A full or closed arena is counted as a fallback and not an error.
+
+        Raises:
+            UnsupportedItemError: the item can't be sent by any transport.
+        """
+        if choice.instead_of is not None:
+            TRANSFER_FALLBACKS.labels(choice.instead_of, choice.reason).inc()
+        try:
+            return self._senders[choice.transport].send(mm_hash, item)
+        except ArenaFullError:
+            TRANSFER_FALLBACKS.labels(choice.transport, "arena_full").inc()
+        except ArenaUnavailableError:
+            TRANSFER_FALLBACKS.labels(choice.transport, "arena_unavailable").inc()
+        return self._inline.send(mm_hash, item)
+
+    def send_held(self, choice: Choice, mm_hash: MmHash) -> Loan | None:
+        """Send an item that needs no copy, on the event loop; None if it needs one."""
+        loan = self._senders[choice.transport].send_held(mm_hash)
+        if loan is not None and choice.instead_of is not None:
+            TRANSFER_FALLBACKS.labels(choice.instead_of, choice.reason).inc()
+        return loan
+
+    def close(self) -> None:
+        """Close all senders."""
+        for sender in self._senders.values():
+            sender.close()
+
+
+class ReceiverSet:
+    """A worker's receivers. Receives each item by the transport that its metadata names."""
+
+    def __init__(self, receivers: Sequence[MmKwargsReceiver[Any]]) -> None:
+        """
+        Args:
+            receivers: one of each transport in use.
+        """
+        self._receivers = {receiver.transport: receiver for receiver in receivers}
+
+    async def receive(
+        self, metadata: TransferMetadata, frames: Sequence[memoryview] = ()
+    ) -> Received:
+        """As :meth:`MmKwargsReceiver.receive`.
+
+        Raises:
+            ArenaUnavailableError: this worker doesn't have that transport.
+        """
+        receiver = self._receivers.get(metadata.transport)
+        if receiver is None:
+            raise ArenaUnavailableError(f"this worker has no {metadata.transport} transport")
+        return await receiver.receive(metadata, frames)
+
+    async def close(self) -> None:
+        """Close all receivers."""
+        for receiver in self._receivers.values():
+            await receiver.close()

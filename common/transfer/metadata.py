@@ -1,0 +1,128 @@
+"""What travels on the request plane in place of an item's tensors: where they are.
+
+One model per transport, told apart by ``transport``; JSON on the wire.
+"""
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from common.errors import CorruptSegmentError
+from common.identity import MmHash
+from common.transfer.segment import SegmentLayout
+
+Transport: TypeAlias = Literal["shm", "nixl", "inline", "memory"]
+
+_Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
+_Generation: TypeAlias = Annotated[int, Field(ge=0, lt=2**64)]
+_Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=255)]
+
+
+class _ItemMetadata(BaseModel):
+    """What every transport says.
+
+    Attributes:
+        mm_hash: the item.
+        envelope_size: bytes of its envelope.
+        buffer_sizes: bytes of each of its buffers, in order.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    mm_hash: Annotated[MmHash, Field(min_length=1, max_length=1024)]
+    envelope_size: _Count
+    buffer_sizes: Annotated[tuple[_Count, ...], Field(max_length=4096, strict=False)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of envelope and buffers together."""
+        return self.layout.nbytes
+
+    @property
+    def layout(self) -> SegmentLayout:
+        """Where the parts lie if the item is in a segment."""
+        return SegmentLayout(self.envelope_size, self.buffer_sizes)
+
+
+class ShmMetadata(_ItemMetadata):
+    """The item lies in an arena that the worker has mapped.
+
+    Attributes:
+        arena: name of the arena, as in its offer.
+        offset: of the segment's header, from the start of the arena.
+        generation: what the segment's header must say.
+    """
+
+    transport: Literal["shm"] = "shm"
+    arena: _Name
+    offset: _Count
+    generation: _Generation
+
+
+class NixlMetadata(_ItemMetadata):
+    """The item lies in an arena that the worker reads over NIXL.
+
+    Attributes:
+        agent: name of the frontend's NIXL agent, as in its offer.
+        offset: of the segment's header, from the start of the registered arena.
+        generation: what the segment's header must say.
+    """
+
+    transport: Literal["nixl"] = "nixl"
+    agent: _Name
+    offset: _Count
+    generation: _Generation
+
+
+class InlineMetadata(_ItemMetadata):
+    """The item rides in frames of the message that carries this.
+
+    Attributes:
+        first_frame: index of the envelope's frame; one frame per buffer follows it.
+    """
+
+    transport: Literal["inline"] = "inline"
+    first_frame: _Count = 0
+
+    @property
+    def frame_count(self) -> int:
+        """Envelope and buffers."""
+        return 1 + len(self.buffer_sizes)
+
+
+class MemoryMetadata(_ItemMetadata):
+    """The item lies in this process: the transport that tests use.
+
+    Attributes:
+        slot: key in the sender's store.
+    """
+
+    transport: Literal["memory"] = "memory"
+    slot: _Count
+
+
+TransferMetadata: TypeAlias = Annotated[
+    ShmMetadata | NixlMetadata | InlineMetadata | MemoryMetadata,
+    Field(discriminator="transport"),
+]
+
+_adapter: TypeAdapter[TransferMetadata] = TypeAdapter(TransferMetadata)
+
+
+def encode_metadata(metadata: TransferMetadata) -> bytes:
+    """Metadata as JSON."""
+    return _adapter.dump_json(metadata)
+
+
+def decode_metadata(data: bytes | memoryview) -> TransferMetadata:
+    """Metadata from JSON.
+
+    Raises:
+        CorruptSegmentError: it is none, or has values that can't be.
+    """
+    try:
+        return _adapter.validate_json(bytes(data))
+    except ValidationError as error:
+        raise CorruptSegmentError(
+            f"transfer metadata is malformed: {error.errors(include_input=False)}"
+        ) from error

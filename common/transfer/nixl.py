@@ -1,0 +1,241 @@
+"""Other hosts: the arena is registered with NIXL once, and workers READ from it."""
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Final, TypeVar
+
+from common.errors import ArenaUnavailableError, CorruptSegmentError, TransferTimeoutError
+from common.transfer import pages
+from common.transfer.arena import Arena, Lease
+from common.transfer.arena_layout import SEGMENTS_START
+from common.transfer.arena_sender import ArenaSender
+from common.transfer.base import Loan, MmKwargsReceiver, Received, SentHook
+from common.transfer.metadata import NixlMetadata, Transport
+from common.transfer.nixl_agent import NixlAgent, NixlOffer
+from common.transfer.nixl_reader import NixlReader
+from common.transfer.nixl_thread import Steps
+
+_Result = TypeVar("_Result")
+
+_IDLE_PAUSE: Final = 0.02
+_FAST_PAUSE: Final = 1e-4
+_SLOW_PAUSE: Final = 1e-3
+_FAST_SECONDS: Final = 0.1
+
+
+def progress_pause(loans: int, since_last_loan: float) -> float:
+    """How long the frontend's agent may rest before it serves readers again.
+
+    Over RDMA or within a host a READ needs nothing from it but help with connecting. Over
+    TCP it sends the bytes itself, so it looks often while somebody is about to read.
+
+    Args:
+        loans: how many are out.
+        since_last_loan: seconds since the newest was made.
+    """
+    if not loans:
+        return _IDLE_PAUSE
+    return _FAST_PAUSE if since_last_loan < _FAST_SECONDS else _SLOW_PAUSE
+
+
+class NixlSender(ArenaSender):
+    """Lends segments of an arena to workers anywhere.
+
+    Attributes:
+        offer: goes to workers, once.
+    """
+
+    transport: ClassVar[Transport] = "nixl"
+
+    def __init__(self, arena: Arena, *, on_sent: SentHook | None = None) -> None:
+        """Make the agent and register the arena: about half a second, once.
+
+        Close this before the arena.
+
+        Raises:
+            ConfigurationError: NIXL can't be used here.
+            ArenaUnavailableError: the arena can't be registered.
+        """
+        super().__init__(arena, on_sent=on_sent)
+        # Keeps the memory mapped for as long as it is registered.
+        self._memory = arena.memory
+        self._agent = NixlAgent("frontend")
+        address = pages.address_of(self._memory)
+        self._registration = self._agent.register(address, self._memory.nbytes)
+        self.offer = NixlOffer(
+            agent=self._agent.name,
+            metadata=NixlOffer.pack_metadata(self._agent.metadata()),
+            address=address,
+            arena=arena.offer,
+        )
+        self._loans = 0
+        self._last_loan = 0.0
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._serve, name="nixl-frontend", daemon=True)
+        self._thread.start()
+
+    def _describe(self, lease: Lease) -> NixlMetadata:
+        return NixlMetadata(
+            mm_hash=lease.mm_hash,
+            envelope_size=lease.layout.envelope_size,
+            buffer_sizes=lease.layout.buffer_sizes,
+            agent=self.offer.agent,
+            offset=lease.offset,
+            generation=lease.generation,
+        )
+
+    def _loan(self, lease: Lease) -> Loan:
+        with self._changed:
+            self._loans += 1
+            self._last_loan = time.monotonic()
+            self._changed.notify()
+
+        def end() -> None:
+            lease.release()
+            with self._changed:
+                self._loans -= 1
+
+        return Loan(self._describe(lease), on_release=end)
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                if not self._closed:
+                    self._changed.wait(
+                        progress_pause(self._loans, time.monotonic() - self._last_loan)
+                    )
+                if self._closed:
+                    return
+            self._agent.progress()
+
+    def close(self) -> None:
+        """Stop serving and deregister the arena. The second and later calls do nothing."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+        self._agent.deregister(self._registration)
+        del self._agent
+        self._memory = memoryview(b"")
+
+
+class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
+    """Reads segments into registered memory of its own."""
+
+    transport: ClassVar[Transport] = "nixl"
+    metadata_type = NixlMetadata
+
+    MAX_OVERDUE: ClassVar[int] = 4
+    """So many reads from one frontend may be overdue at once; then it is left alone, since
+    none of their buffers can be used until the bytes came or the connection broke."""
+
+    def __init__(
+        self, *, slots: int = 8, slot_size: int = 16 << 20, deadline: float = 10.0
+    ) -> None:
+        """Make the agent and its pool of memory: about half a second.
+
+        Args:
+            slots: how many items the pool holds.
+            slot_size: bytes of the largest; larger ones, or more of them, get memory that is
+                registered for the time.
+            deadline: seconds that a read may take.
+
+        Raises:
+            ConfigurationError: NIXL can't be used here.
+            ArenaUnavailableError: the pool can't be registered.
+        """
+        self._deadline = deadline
+        self._reader = NixlReader(slots, slot_size)
+        self._offers: dict[str, NixlOffer] = {}
+        self._leaving: set[str] = set()
+        self._reading: Counter[str] = Counter()
+        self._overdue: Counter[str] = Counter()
+
+    @property
+    def free_slots(self) -> int:
+        """Slots of the pool that hold no item."""
+        return self._reader.buffers.free
+
+    async def attach(self, offer: NixlOffer) -> None:
+        """Connect to a frontend and prove it by reading the arena's probe.
+
+        Raises:
+            ArenaUnavailableError: it can't be reached, or the probe is wrong.
+            TransferTimeoutError: it doesn't answer within the deadline.
+        """
+        if self._offers.get(offer.agent) != offer:
+            await self._within_deadline(offer.agent, self._reader.connect(offer), _nothing)
+            self._offers[offer.agent] = offer
+            self._leaving.discard(offer.agent)
+
+    def detach(self, agent: str) -> None:
+        """Let go of a frontend that left; items received from it stay usable."""
+        if self._offers.pop(agent, None) is not None:
+            self._leaving.add(agent)
+            self._forget_if_quiet(agent)
+
+    async def _receive(self, metadata: NixlMetadata, frames: Sequence[memoryview]) -> Received:
+        offer = self._offers.get(metadata.agent)
+        if offer is None:
+            raise ArenaUnavailableError(f"{metadata.agent} isn't connected here")
+        if self._overdue[metadata.agent] >= self.MAX_OVERDUE:
+            raise ArenaUnavailableError(
+                f"{metadata.agent} doesn't answer: {self.MAX_OVERDUE} reads are overdue"
+            )
+        length = metadata.layout.length
+        if metadata.offset < SEGMENTS_START or metadata.offset + length > offer.arena.size:
+            raise CorruptSegmentError(
+                f"no segment of {length} bytes can be at {metadata.offset} in an arena of "
+                f"{offer.arena.size} bytes"
+            )
+        return await self._within_deadline(
+            metadata.agent, self._reader.read(offer, metadata), Received.release
+        )
+
+    async def close(self) -> None:
+        self._offers.clear()
+        await asyncio.to_thread(self._reader.thread.close)
+
+    async def _within_deadline(
+        self, agent: str, steps: Steps[_Result], discard: Callable[[_Result], None]
+    ) -> _Result:
+        ended = overdue = False
+        self._reading[agent] += 1
+
+        def finished() -> None:
+            nonlocal ended
+            ended = True
+            self._reading[agent] -= 1
+            if overdue:
+                self._overdue[agent] -= 1
+            self._forget_if_quiet(agent)
+
+        try:
+            async with asyncio.timeout(self._deadline):
+                return await self._reader.thread.run_async(
+                    steps, discard=discard, finished=finished
+                )
+        except TimeoutError as error:
+            if not ended:
+                overdue = True
+                self._overdue[agent] += 1
+            raise TransferTimeoutError(
+                f"{agent} could not be read over NIXL within {self._deadline} s"
+            ) from error
+
+    def _forget_if_quiet(self, agent: str) -> None:
+        """Disconnect from a frontend that left, once nothing more can come from it."""
+        if agent in self._leaving and not self._reading[agent]:
+            self._leaving.remove(agent)
+            del self._reading[agent], self._overdue[agent]
+            self._reader.thread.start(self._reader.disconnect(agent))
+
+
+def _nothing(_: None) -> None:
+    pass

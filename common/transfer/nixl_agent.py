@@ -1,0 +1,212 @@
+"""Our use of NIXL's Python binding: one class, its errors mapped, and no progress thread.
+
+The stock progress thread spins on a whole core from the first transfer on. Without it,
+whoever owns an agent moves its transfers by calling it, from one thread at a time.
+"""
+
+import base64
+import importlib.util
+import secrets
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from common.errors import ArenaUnavailableError, ConfigurationError
+from common.transfer.arena_layout import ArenaOffer
+
+_BACKEND: Final = "UCX"
+_MEMORY: Final = "DRAM"
+
+
+class NixlOffer(BaseModel):
+    """What a frontend tells a worker about its NIXL agent.
+
+    Attributes:
+        agent: name of the agent, unique to this run of the frontend.
+        metadata: NIXL's own description of how to reach the agent; base64.
+        address: of the arena in the frontend, as registered.
+        arena: what the worker must find there.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    agent: Annotated[str, Field(min_length=1, max_length=255)]
+    metadata: Annotated[str, Field(max_length=1 << 20)]
+    address: Annotated[int, Field(gt=0, lt=2**64)]
+    arena: ArenaOffer
+
+    @staticmethod
+    def pack_metadata(metadata: bytes) -> str:
+        """Agent metadata as it stands in an offer."""
+        return base64.b64encode(metadata).decode()
+
+    def unpack_metadata(self) -> bytes:
+        """Agent metadata as NIXL wants it.
+
+        Raises:
+            ArenaUnavailableError: it is not base64.
+        """
+        try:
+            return base64.b64decode(self.metadata, validate=True)
+        except ValueError as error:
+            raise ArenaUnavailableError(f"the offer of {self.agent} is malformed") from error
+
+
+def nixl_installed() -> bool:
+    """Whether NIXL can be imported; doesn't import it."""
+    return importlib.util.find_spec("nixl") is not None
+
+
+class NixlAgent:
+    """A NIXL agent with the UCX backend. Not for use by two threads at once."""
+
+    def __init__(self, role: str) -> None:
+        """Takes about half a second.
+
+        Args:
+            role: begins the agent's name, for logs.
+
+        Raises:
+            ConfigurationError: NIXL is not installed here, or without UCX.
+        """
+        try:
+            from nixl import _api
+        except ImportError as error:
+            raise ConfigurationError(
+                "NIXL can't be loaded; install nixl with nixl-cu12 or nixl-cu13, or set "
+                f"DYNAMO_MM_TRANSFER=shm: {error}"
+            ) from error
+        bindings = _api.nixlBind
+        self._errors = (
+            bindings.nixlBackendError,
+            bindings.nixlCancelledError,
+            bindings.nixlInvalidParamError,
+            bindings.nixlMismatchError,
+            bindings.nixlNotAllowedError,
+            bindings.nixlNotFoundError,
+            bindings.nixlNotPostedError,
+            bindings.nixlNotSupportedError,
+            bindings.nixlRemoteDisconnectError,
+            bindings.nixlRepostActiveError,
+            bindings.nixlUnknownError,
+        )
+        self.name = f"mmrouter-{role}-{secrets.token_hex(8)}"
+        try:
+            self._agent = _api.nixl_agent(
+                self.name, _api.nixl_agent_config(enable_prog_thread=False, backends=[_BACKEND])
+            )
+        except (*self._errors, RuntimeError) as error:
+            raise ConfigurationError(f"a NIXL agent can't be made: {error}") from error
+        if _BACKEND not in self._agent.backends:
+            raise ConfigurationError(
+                f"NIXL has no {_BACKEND} backend here, only {', '.join(self._agent.plugin_list)}"
+            )
+
+    def register(self, address: int, size: int) -> Any:
+        """Make memory known to the network; gives a handle for :meth:`deregister`.
+
+        Raises:
+            ArenaUnavailableError: it can't be.
+        """
+        try:
+            return self._agent.register_memory([(address, size, 0, "")], _MEMORY)
+        except self._errors as error:
+            raise ArenaUnavailableError(f"NIXL can't register {size} bytes: {error}") from error
+
+    def deregister(self, registration: Any) -> None:
+        """Undo :meth:`register`."""
+        self._agent.deregister_memory(registration)
+
+    def metadata(self) -> bytes:
+        """How to reach this agent and what it has registered by now."""
+        metadata: bytes = self._agent.get_agent_metadata()
+        return metadata
+
+    def connect(self, metadata: bytes) -> str:
+        """Get to know another agent; gives its name. The connection is made with the first
+        transfer.
+
+        Raises:
+            ArenaUnavailableError: the metadata is unusable here.
+        """
+        try:
+            name: str | bytes = self._agent.add_remote_agent(metadata)
+        except self._errors as error:
+            raise ArenaUnavailableError(f"NIXL can't reach the frontend: {error}") from error
+        return name.decode() if isinstance(name, bytes) else name
+
+    def disconnect(self, name: str) -> None:
+        """Forget another agent. It must not be read from at this moment: bytes may arrive
+        even after this.
+
+        Raises:
+            ArenaUnavailableError: it isn't known.
+        """
+        try:
+            self._agent.remove_remote_agent(name)
+        except self._errors as error:
+            raise _gone(name, error) from error
+
+    def progress(self) -> None:
+        """Serve other agents' transfers; they stand still meanwhile where the network can't
+        read memory by itself, as over TCP.
+        """
+        # Nobody sends notifications; asking for them is the call that makes progress.
+        self._agent.get_new_notifs()
+
+    def read(self, peer: str, local: int, remote: int, size: int) -> "NixlRead":
+        """Begin to copy a peer's registered memory into ours.
+
+        Args:
+            local: address of registered memory here.
+            remote: address of registered memory there.
+
+        Raises:
+            ArenaUnavailableError: the peer is gone.
+        """
+        try:
+            handle = self._agent.initialize_xfer(
+                "READ",
+                self._agent.get_xfer_descs([(local, size, 0)], _MEMORY),
+                self._agent.get_xfer_descs([(remote, size, 0)], _MEMORY),
+                peer,
+            )
+            state = self._agent.transfer(handle)
+        except self._errors as error:
+            raise _gone(peer, error) from error
+        return NixlRead(self, peer, handle, state)
+
+    def _state(self, peer: str, handle: Any) -> str:
+        try:
+            state: str = self._agent.check_xfer_state(handle)
+        except self._errors as error:
+            raise _gone(peer, error) from error
+        return state
+
+
+class NixlRead:
+    """A transfer under way. Its target is written to until :meth:`poll` says otherwise:
+    releasing the handle, or forgetting the peer, doesn't stop bytes from arriving.
+    """
+
+    def __init__(self, agent: NixlAgent, peer: str, handle: Any, state: str) -> None:
+        self._agent = agent
+        self._peer = peer
+        self._handle = handle
+        self._state = state
+
+    def poll(self) -> bool:
+        """Move it on; whether all bytes are there.
+
+        Raises:
+            ArenaUnavailableError: it failed, and no more bytes will come.
+        """
+        if self._state == "PROC":
+            self._state = self._agent._state(self._peer, self._handle)
+        if self._state == "ERR":
+            raise _gone(self._peer, "the transfer failed")
+        return self._state == "DONE"
+
+
+def _gone(peer: str, reason: object) -> ArenaUnavailableError:
+    return ArenaUnavailableError(f"{peer} can't be read over NIXL: {reason}")

@@ -1,0 +1,104 @@
+"""Same host: the worker maps the frontend's arena and builds tensors over it, no copy."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from common.errors import ArenaUnavailableError
+from common.telemetry import ARENA_PAGES_RESTORED
+from common.transfer.arena import Lease
+from common.transfer.arena_file import SHARED_MEMORY
+from common.transfer.arena_layout import ArenaOffer
+from common.transfer.arena_mapping import ArenaMapping
+from common.transfer.arena_sender import ArenaSender
+from common.transfer.base import MmKwargsReceiver, Received
+from common.transfer.codec import decode
+from common.transfer.metadata import ShmMetadata, Transport
+from common.transfer.pages import PrivatePages
+from common.transfer.segment import HEADER_SIZE, aligned, check_envelope, check_header
+from common.transfer.segment_table import SEGMENT_ALIGNMENT
+
+
+class ShmSender(ArenaSender):
+    """Lends segments of an arena to workers that have it mapped."""
+
+    transport: ClassVar[Transport] = "shm"
+
+    def _describe(self, lease: Lease) -> ShmMetadata:
+        return ShmMetadata(
+            mm_hash=lease.mm_hash,
+            envelope_size=lease.layout.envelope_size,
+            buffer_sizes=lease.layout.buffer_sizes,
+            arena=self._arena.offer.name,
+            offset=lease.offset,
+            generation=lease.generation,
+        )
+
+
+class ShmReceiver(MmKwargsReceiver[ShmMetadata]):
+    """Maps each frontend's arena once."""
+
+    transport: ClassVar[Transport] = "shm"
+    metadata_type = ShmMetadata
+
+    def __init__(self, directory: Path = SHARED_MEMORY) -> None:
+        """
+        Args:
+            directory: where shared memory is mounted.
+        """
+        self._directory = directory
+        self._mappings: dict[str, ArenaMapping] = {}
+        self._pages = PrivatePages()
+
+    def attach(self, offer: ArenaOffer) -> ArenaMapping:
+        """Map a frontend's arena, unless it is mapped already.
+
+        Raises:
+            ArenaUnavailableError: it can't be read here. The frontend must then choose
+                another transport for this worker.
+        """
+        mapping = self._mappings.get(offer.name)
+        if mapping is None or mapping.offer != offer:
+            mapping = ArenaMapping.open(offer, self._directory)
+            self._mappings[offer.name] = mapping
+        return mapping
+
+    def detach(self, name: str) -> None:
+        """Let go of a frontend that left; items received from it stay usable."""
+        self._mappings.pop(name, None)
+
+    async def _receive(self, metadata: ShmMetadata, frames: Sequence[memoryview]) -> Received:
+        mapping = self._mappings.get(metadata.arena)
+        if mapping is None:
+            raise ArenaUnavailableError(f"the arena {metadata.arena} isn't mapped here")
+        layout = metadata.layout
+        segment = mapping.segment(metadata.offset, layout.length)
+
+        header = segment[:HEADER_SIZE]
+        key = mapping.offer.key
+
+        def verify() -> None:
+            check_header(header, key, metadata.generation, metadata.mm_hash, layout)
+
+        envelope_crc = check_header(header, key, metadata.generation, metadata.mm_hash, layout)
+        envelope_view, buffers = layout.split(segment)
+        # Its own copy, since it is parsed after it is checked.
+        envelope = bytes(envelope_view)
+        try:
+            check_envelope(envelope, envelope_crc, metadata.mm_hash)
+            item = decode(envelope, buffers)
+        finally:
+            # Whatever was read above was read from this generation, or this says stale.
+            verify()
+
+        # Whole pages: the rest of the last one belongs to the segment too.
+        whole = mapping.segment(metadata.offset, aligned(layout.length, SEGMENT_ALIGNMENT))
+
+        def restore() -> None:
+            ARENA_PAGES_RESTORED.inc(self._pages.restore(whole))
+
+        return Received(metadata.mm_hash, item, verify=verify, on_release=restore)
+
+    async def close(self) -> None:
+        self._mappings.clear()
+        self._pages.close()

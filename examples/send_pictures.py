@@ -1,0 +1,128 @@
+"""Sends a few pictures through a running mmrouter and shows where each one went.
+
+    python examples/send_pictures.py [--url http://127.0.0.1:8000] [--stream]
+
+The first picture is sent twice, then another one: the second request should find the same worker,
+tokens in its cache and no tensor bytes to move.
+"""
+
+import argparse
+import base64
+import io
+import sys
+import time
+from dataclasses import dataclass
+
+import httpx
+from openai import APIConnectionError, APIStatusError, OpenAI
+from PIL import Image, ImageDraw
+
+HEADER = ("sent", "worker", "prompt", "predicted", "cached", "bytes", "by", "seconds", "answer")
+
+
+@dataclass(frozen=True)
+class Answer:
+    request_id: str
+    text: str
+    seconds: float
+
+
+def draw(background: str, shape: str, size: int) -> str:
+    """A picture of one shape, as a data URI."""
+    image = Image.new("RGB", (size, size), background)
+    pen = ImageDraw.Draw(image)
+    box = (size // 4, size // 4, 3 * size // 4, 3 * size // 4)
+    if shape == "circle":
+        pen.ellipse(box, fill="white")
+    else:
+        pen.rectangle(box, fill="yellow")
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def ask(client: OpenAI, model: str, pictures: list[str], stream: bool) -> Answer:
+    content = [{"type": "image_url", "image_url": {"url": picture}} for picture in pictures]
+    content.append({"type": "text", "text": "Describe what you see."})
+    request = {
+        "model": model,
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": 24,
+        "temperature": 0,
+    }
+    start = time.perf_counter()
+    if not stream:
+        completion = client.chat.completions.create(**request)
+        text = completion.choices[0].message.content or ""
+        return Answer(completion.id, text, time.perf_counter() - start)
+    request_id, pieces = "", []
+    for chunk in client.chat.completions.create(**request, stream=True):
+        request_id = chunk.id
+        pieces += [choice.delta.content or "" for choice in chunk.choices]
+        print("".join(pieces[-1:]), end="", flush=True)
+    print()
+    return Answer(request_id, "".join(pieces), time.perf_counter() - start)
+
+
+def decision_of(url: str, request_id: str) -> dict:
+    """The router's record of a request, or an empty one if it keeps none."""
+    response = httpx.get(f"{url}/mmrouter/decisions", params={"request_id": request_id})
+    response.raise_for_status()
+    return next(iter(response.json()), {})
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def run(url: str, stream: bool, size: int) -> None:
+    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    model = client.models.list().data[0].id
+    circle, square = draw("navy", "circle", size), draw("darkred", "square", size)
+    requests = [
+        ("a circle", [circle]),
+        ("the circle again", [circle]),
+        ("a square", [square]),
+        ("circle and square", [circle, square]),
+    ]
+    rows = [HEADER]
+    for title, pictures in requests:
+        answer = ask(client, model, pictures, stream)
+        decision = decision_of(url, answer.request_id)
+        media = decision.get("media") or {}
+        figures = (
+            decision.get("worker_id"),
+            decision.get("prompt_tokens"),
+            decision.get("predicted_cached_tokens"),
+            decision.get("realised_cached_tokens"),
+            media.get("nbytes"),
+            media.get("transport"),
+        )
+        known = ("-" if figure is None else str(figure) for figure in figures)
+        rows.append((title, *known, f"{answer.seconds:.2f}", answer.text[:32]))
+    print(table(rows))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--stream", action="store_true", help="show the answers as they come")
+    parser.add_argument("--size", type=int, default=448, help="pixels a side of each picture")
+    options = parser.parse_args()
+    try:
+        run(options.url.rstrip("/"), options.stream, options.size)
+    except (APIConnectionError, httpx.ConnectError):
+        print(f"nobody answers at {options.url}: is it running (make run)?", file=sys.stderr)
+        return 1
+    except (APIStatusError, httpx.HTTPStatusError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

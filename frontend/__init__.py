@@ -1,0 +1,1 @@
+"""The router: vLLM's OpenAI server whose engine is a fleet of workers."""

@@ -1,0 +1,108 @@
+"""``python -m frontend``: the OpenAI endpoint in front of the workers."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import signal
+import sys
+
+import uvicorn
+import uvloop
+
+from common.discovery.file import FileCardWatcher
+from common.errors import MmRouterError
+from common.identity import Incarnation
+from common.settings import configure_logging
+from common.telemetry import enable_nvtx
+from frontend import status
+from frontend.args import FrontendArgs, parse
+from frontend.engine_client import RoutedEngineClient
+from frontend.fleet import Fleet
+from frontend.front_door import FrontDoor
+from frontend.media import MediaLender
+from frontend.preprocess import Preprocessor
+from frontend.router.router import Router
+from frontend.server import VLLM_VERSION, build_vllm_app, uvicorn_config
+
+logger = logging.getLogger("frontend")
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to us: uvicorn would raise them again before we have cleaned up."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]  # uvicorn's own signature
+        yield
+
+
+def main() -> None:
+    """Serve until SIGTERM or SIGINT. Exit status 1 if that is impossible."""
+    args = parse(sys.argv[1:])
+    configure_logging(args.log_level, "frontend")
+    if args.nvtx:
+        enable_nvtx()
+    try:
+        uvloop.run(_run(args))
+    except MmRouterError as error:
+        logger.error("%s", error)
+        sys.exit(1)
+
+
+async def _run(args: FrontendArgs) -> None:
+    lender = await asyncio.to_thread(MediaLender.create, args.arena_bytes, args.transfer)
+    router = Router(args.router)
+    fleet = Fleet(
+        FileCardWatcher(args.discovery_dir),
+        router,
+        lender,
+        Incarnation(secrets.token_hex(8)),
+        VLLM_VERSION,
+    )
+    door = FrontDoor(fleet.check_available)
+    server = _Server(uvicorn_config(door, args.serve))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))
+    try:
+        async with asyncio.TaskGroup() as group:
+            following = group.create_task(fleet.run(), name="discovery")
+            opening = group.create_task(_open(args, door, server, fleet, router, lender))
+            await server.serve()
+            following.cancel()
+            opening.cancel()
+    except* MmRouterError as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        await door.close()
+        await fleet.close()
+        await router.close()
+        lender.close()
+
+
+async def _open(
+    args: FrontendArgs,
+    door: FrontDoor,
+    server: uvicorn.Server,
+    fleet: Fleet,
+    router: Router,
+    lender: MediaLender,
+) -> None:
+    """Wait for the first worker, then build vLLM's app from its card and let users in."""
+    logger.info("waiting for workers in %s", args.discovery_dir)
+    card = await fleet.contract()
+    try:
+        preprocessor = await asyncio.to_thread(Preprocessor, card, args.serve)
+        client = RoutedEngineClient(preprocessor, fleet, router, lender)
+        app = await build_vllm_app(client, args.serve, preprocessor.tasks, server)
+        app.include_router(status.routes(fleet, router, lender))
+        preprocessor.count_hf_runs()
+        await door.open(app)
+    except BaseException:
+        server.should_exit = True
+        raise
+    logger.info("serving %s", ", ".join(card.served_model_names))
+
+
+if __name__ == "__main__":
+    main()

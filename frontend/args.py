@@ -1,0 +1,77 @@
+"""The frontend's command line: our flags, then every API server flag of vLLM."""
+
+import argparse
+import os
+from argparse import Namespace
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from common.errors import ConfigurationError
+from common.settings import add_common_arguments, env_default
+from common.transfer.choice import TransferMode, parse_transfer_mode
+from frontend.router.settings import RouterSettings
+
+
+@dataclass(frozen=True)
+class FrontendArgs:
+    """What the command line and the environment said.
+
+    Attributes:
+        serve: vLLM's API server arguments; its model arguments are filled in later.
+        arena_bytes: size of the shared-memory arena, 0 for none.
+    """
+
+    serve: Namespace
+    router: RouterSettings
+    discovery_dir: Path
+    transfer: TransferMode
+    arena_bytes: int
+    nvtx: bool
+    log_level: str
+
+
+def parse(argv: list[str]) -> FrontendArgs:
+    """Parse the command line; exits with status 2 and a sentence if it is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python -m frontend",
+        description="An OpenAI endpoint in front of vLLM workers.",
+        epilog="Every API server flag of `vllm serve` is accepted too, for example --port, "
+        "--api-key, --tool-call-parser. Model and engine settings come from the workers.",
+        allow_abbrev=False,
+    )
+    add_common_arguments(parser)
+    parser.add_argument(
+        "--mm-arena-gb",
+        type=float,
+        default=float(env_default("--mm-arena-gb", "1")),
+        help="size of the shared memory through which processed media reach workers "
+        "on this host; 0 sends them inline (default: %(default)s)",
+    )
+    RouterSettings.add_arguments(parser)
+    ours, rest = parser.parse_known_args(argv)
+    serve_parser = FlexibleArgumentParser(prog="python -m frontend")
+    make_arg_parser(serve_parser)
+    serve_parser.set_defaults(
+        host="127.0.0.1",
+        enable_prompt_tokens_details=True,  # cached tokens are what a router is for
+        disable_access_log_for_endpoints="/health,/metrics",
+    )
+    serve = serve_parser.parse_args(rest)
+    if serve.model_tag is not None:
+        parser.error(f"unexpected argument {serve.model_tag!r}: the model comes from the workers")
+    try:
+        validate_parsed_serve_args(serve)
+        return FrontendArgs(
+            serve=serve,
+            router=RouterSettings.from_args(ours),
+            discovery_dir=ours.discovery_dir,
+            transfer=parse_transfer_mode(os.environ.get("DYNAMO_MM_TRANSFER")),
+            arena_bytes=int(ours.mm_arena_gb * 2**30),
+            nvtx=ours.nvtx,
+            log_level=ours.log_level,
+        )
+    except (ConfigurationError, TypeError, ValueError) as error:
+        parser.error(str(error))

@@ -1,0 +1,139 @@
+"""What was decided for a request and why, kept for inspection and shown as JSON.
+
+Filled in later with what really happened. Deciding is ``selector.py``.
+"""
+
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from common.identity import MmHash, RequestId, WorkerId
+
+
+class Candidate(msgspec.Struct, frozen=True, gc=False):
+    """A target that was considered, with the terms of its cost.
+
+    Attributes:
+        worker_id, rank: the target.
+        index: what is known of its cache: exact, degraded or approximate.
+        overlap_blocks: leading blocks of the prompt that it holds.
+        prefill_tokens: prompt tokens it would have to compute.
+        media_tokens: media tokens it would have to encode.
+        ship_bytes: media tensors it would have to be sent.
+        active, waiting, queued_prefill_tokens, decode_tokens: its load at that time.
+        cost: the sum, in tokens; see ``selector.py``.
+    """
+
+    worker_id: WorkerId
+    rank: int
+    index: str
+    overlap_blocks: int
+    prefill_tokens: int
+    media_tokens: int
+    ship_bytes: int
+    active: float
+    waiting: float
+    queued_prefill_tokens: float
+    decode_tokens: float
+    cost: float
+
+
+class MediaMove(msgspec.Struct, frozen=True, gc=False):
+    """How one media item reached the worker.
+
+    Attributes:
+        mm_hash: the item.
+        how: held, shipped, rendered-by-worker and so on, as the worker acknowledged.
+        nbytes: bytes of tensors that moved.
+        transport: shm, nixl or inline; empty if nothing moved.
+    """
+
+    mm_hash: MmHash
+    how: str
+    nbytes: int
+    transport: str
+
+
+class Decision(msgspec.Struct):
+    """One routing decision.
+
+    Attributes:
+        request_id: of the engine call; the response id of the API is its prefix.
+        worker_id, rank: the chosen target.
+        mode: routing mode in force.
+        reason: why this target, one of a handful of constant words.
+        index: what is known of the chosen target's cache.
+        time: seconds since the epoch.
+        micros: how long the decision took, in microseconds, hashing included.
+        prompt_tokens, prompt_blocks: length of the prompt; full blocks.
+        overlap_blocks: leading blocks that the chosen target holds.
+        predicted_cached_tokens: what its engine should report as cached.
+        candidates: cheapest first, at most as many as the settings say.
+        candidates_total: how many there were.
+        realised_cached_tokens: what its engine reported, once it has.
+        media: how each item reached the worker, once it has.
+    """
+
+    request_id: RequestId
+    worker_id: WorkerId
+    rank: int
+    mode: str
+    reason: str
+    index: str
+    time: float
+    micros: float
+    prompt_tokens: int
+    prompt_blocks: int
+    overlap_blocks: int
+    predicted_cached_tokens: int
+    candidates: list[Candidate]
+    candidates_total: int
+    realised_cached_tokens: int | None = None
+    media: list[MediaMove] = msgspec.field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """The decision as JSON-able builtins."""
+        built: dict[str, Any] = msgspec.to_builtins(self)
+        return built
+
+
+class DecisionLog:
+    """The last decisions, oldest first.
+
+    Args:
+        capacity: how many are kept.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._decisions: deque[Decision] = deque(maxlen=capacity)
+        self._by_id: dict[RequestId, Decision] = {}
+
+    def __len__(self) -> int:
+        return len(self._decisions)
+
+    def add(self, decision: Decision) -> None:
+        """Keep a decision; the oldest makes way."""
+        if len(self._decisions) == self._decisions.maxlen:
+            oldest = self._decisions[0]
+            # A migrated request is decided again under its id: keep the later entry.
+            if self._by_id.get(oldest.request_id) is oldest:
+                del self._by_id[oldest.request_id]
+        self._decisions.append(decision)
+        self._by_id[decision.request_id] = decision
+
+    def get(self, request_id: RequestId) -> Decision | None:
+        """The last decision made under exactly this id."""
+        return self._by_id.get(request_id)
+
+    def find(self, response_id: str) -> list[Decision]:
+        """Decisions for an API response, oldest first.
+
+        One response can have several requests, each with a suffix to its id.
+        """
+        return [one for one in self._decisions if one.request_id.startswith(response_id)]
+
+    def last(self, count: int | None = None) -> list[Decision]:
+        """The last ``count`` decisions, newest first; all of them without a count."""
+        newest_first = list(reversed(self._decisions))
+        return newest_first if count is None else newest_first[:count]

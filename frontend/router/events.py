@@ -1,0 +1,290 @@
+"""Listening to workers' KV events over ZMQ: one subscriber per worker, one line per rank.
+
+Only sockets and tasks. What to do with a message is decided in ``event_stream.py``.
+vLLM publishes on a PUB socket ``[topic, sequence, payload]`` and answers on a ROUTER
+socket a request ``["", start]`` with ``["", topic, sequence, payload]`` per buffered
+event, then a sequence of -1 (``vllm.distributed.kv_events.ZmqEventPublisher``, 0.32.0).
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
+
+from common.identity import Target, WorkerId
+from frontend.router.approximate import Predictions
+from frontend.router.event_stream import Command, EventStream, Replay, StreamStatistics
+from frontend.router.event_wire import END_OF_REPLAY, SEQUENCE_BYTES
+from frontend.router.index import KvIndex
+from frontend.router.index_state import IndexState, approximate
+from frontend.router.target_blocks import TargetBlocks
+from frontend.router.windows import WindowIndex
+
+logger = logging.getLogger(__name__)
+
+_MAX_MESSAGE = 16 << 20
+"""Bytes. A step of 64k tokens makes about 0.5 MB; a larger message is hostile."""
+
+_RECEIVE_LIMIT = 100_000
+"""Messages that ZMQ queues for us per socket."""
+
+_YIELD_EVERY = 32
+"""Messages handled before others on the event loop get their turn."""
+
+_MAX_SOCKETS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class EventSource:
+    """Where one rank publishes its KV events.
+
+    Attributes:
+        rank: data-parallel rank.
+        endpoint: ZMQ endpoint of its PUB socket, to connect to.
+        replay_endpoint: that of its ROUTER socket; ``None`` if it has none.
+        topic: topic of its messages.
+        buffer_steps: events it keeps for replay.
+    """
+
+    rank: int
+    endpoint: str
+    replay_endpoint: str | None = None
+    topic: str = ""
+    buffer_steps: int = 0
+
+
+def event_context() -> zmq.asyncio.Context:
+    """A ZMQ context with room for a thousand workers."""
+    context = zmq.asyncio.Context()
+    context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
+    return context
+
+
+class KvEventSubscriber:
+    """Keeps the indexes in step with one incarnation of one worker.
+
+    Args:
+        worker_id: the worker; its targets are registered by the caller.
+        sources: one per rank.
+        block_size: tokens per hashed block, from the card.
+        context: where sockets are made; stays the caller's.
+        index, windows, predictions: what events change.
+        capacity_blocks: blocks of one rank's cache, 0 if unknown.
+        silence_s: how long a serving rank may be silent, in seconds.
+        replay_timeout_s: how long to wait for the next message of a replay, in seconds.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        sources: Iterable[EventSource],
+        block_size: int,
+        *,
+        context: zmq.asyncio.Context,
+        index: KvIndex,
+        windows: WindowIndex,
+        predictions: Predictions,
+        capacity_blocks: int = 0,
+        silence_s: float = 2.0,
+        replay_timeout_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._lines: dict[int, _Line] = {}
+        for source in sources:
+            target = Target(worker_id, source.rank)
+            blocks = TargetBlocks(target, block_size, capacity_blocks, index, windows, predictions)
+            stream = EventStream(
+                blocks,
+                f"KV events of {worker_id} rank {source.rank}",
+                replayable=bool(source.replay_endpoint),
+                silence_s=silence_s,
+            )
+            self._lines[source.rank] = _Line(source, stream, context, replay_timeout_s, clock)
+
+    def start(self) -> None:
+        """Subscribe and ask for what was stored before. Returns at once."""
+        for line in self._lines.values():
+            line.start()
+
+    async def close(self) -> None:
+        """Stop listening. The indexes are left to the caller.
+
+        From the call on nothing is applied any more, also if it is cancelled.
+        """
+        for line in self._lines.values():
+            line.stream.close()
+        await asyncio.gather(*(line.close() for line in self._lines.values()))
+
+    def state(self, rank: int) -> IndexState:
+        """How far the index of a rank can be trusted."""
+        line = self._lines.get(rank)
+        if line is None:
+            return approximate(f"the worker's card names no KV event source for rank {rank}")
+        return line.stream.state
+
+    def served(self, rank: int, routed_at: float) -> None:
+        """A request that must have stored blocks ended on a rank; see :class:`EventStream`."""
+        if rank in self._lines:
+            self._lines[rank].stream.on_served(routed_at, self._clock())
+
+    def tick(self, now: float) -> None:
+        """Look at the clock; to be called a few times a second."""
+        for line in self._lines.values():
+            line.obey(line.stream.tick(now))
+
+    def statistics(self) -> dict[int, StreamStatistics]:
+        """Counters per rank."""
+        return {rank: line.stream.statistics() for rank, line in self._lines.items()}
+
+
+class _Line:
+    """The connections to one rank, and the tasks that read from them."""
+
+    def __init__(
+        self,
+        source: EventSource,
+        stream: EventStream,
+        context: zmq.asyncio.Context,
+        replay_timeout_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self.stream = stream
+        self._source = source
+        self._topic = source.topic.encode()
+        self._context = context
+        self._replay_timeout_s = replay_timeout_s
+        self._clock = clock
+        self._listening: asyncio.Task[None] | None = None
+        self._replaying: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        self._listening = self._spawn(self._listen(), "listen")
+        self.obey(self.stream.start())
+
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def obey(self, commands: Sequence[Command]) -> None:
+        """Do what the stream asks for."""
+        for command in commands:
+            if isinstance(command, Replay):
+                _cancel_other(self._replaying)
+                self._replaying = self._spawn(self._replay(command), "replay")
+            else:
+                _cancel_other(self._listening)
+                self._listening = self._spawn(self._listen(), "listen")
+
+    async def _listen(self) -> None:
+        """Pass on live messages and the fate of the connection."""
+        with self._socket(zmq.SUB) as socket:
+            socket.setsockopt(zmq.SUBSCRIBE, self._topic)
+            monitor = socket.get_monitor_socket(
+                zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+            )
+            watching = self._spawn(self._watch(monitor), "watch")
+            try:
+                socket.connect(self._source.endpoint)
+                handled = 0
+                while True:
+                    frames = await socket.recv_multipart()
+                    if len(frames) != 3 or frames[0] != self._topic:
+                        self.stream.on_foreign("frames", f"{len(frames)} frames")
+                    else:
+                        self.obey(self.stream.on_live(frames[1], frames[2], self._clock()))
+                    handled += 1
+                    if not handled % _YIELD_EVERY:
+                        await asyncio.sleep(0)
+            finally:
+                watching.cancel()
+                socket.disable_monitor()
+
+    async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
+        """Tell the stream when the live connection is made and when it breaks."""
+        while True:
+            event = await recv_monitor_message(monitor)
+            if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.obey(self.stream.on_connected(self._clock()))
+            elif event["event"] == zmq.EVENT_DISCONNECTED:
+                self.stream.on_disconnected()
+
+    async def _replay(self, command: Replay) -> None:
+        """Ask for a replay, over a fresh connection so that no old answer mixes in."""
+        endpoint = self._source.replay_endpoint
+        assert endpoint is not None
+        loop = asyncio.get_running_loop()
+        with self._socket(zmq.DEALER) as socket:
+            try:
+                async with asyncio.timeout(self._replay_timeout_s) as limit:
+                    socket.connect(endpoint)
+                    await socket.send_multipart(
+                        [b"", command.start.to_bytes(SEQUENCE_BYTES, "big")]
+                    )
+                    handled = 0
+                    while True:
+                        frames = await socket.recv_multipart()
+                        limit.reschedule(loop.time() + self._replay_timeout_s)
+                        if self._pass_on(command.attempt, frames):
+                            return
+                        handled += 1
+                        if not handled % _YIELD_EVERY:
+                            await asyncio.sleep(0)
+            except TimeoutError:
+                why = f"replay endpoint {endpoint} does not answer"
+                self.obey(self.stream.on_replay_failed(command.attempt, why, self._clock()))
+
+    def _pass_on(self, attempt: int, frames: list[bytes]) -> bool:
+        """Hand on one message of a replay; whether it was the last or none is wanted."""
+        if len(frames) != 4 or (frames[1] != self._topic and frames[2] != END_OF_REPLAY):
+            self.stream.on_foreign("frames", f"{len(frames)} frames in a replay")
+            return False
+        commands = self.stream.on_replayed(attempt, frames[2], frames[3], self._clock())
+        self.obey(commands)
+        return frames[2] == END_OF_REPLAY or any(isinstance(one, Replay) for one in commands)
+
+    def _socket(self, kind: int) -> zmq.asyncio.Socket:
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IPV6, 1)
+        socket.setsockopt(zmq.RCVHWM, _RECEIVE_LIMIT)
+        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE)
+        # A dead host is noticed though it closed nothing.
+        socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15_000)
+        return socket
+
+    def _spawn(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name=f"KV events {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A task that fails leaves its worker approximate rather than stale."""
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, zmq.ZMQError):
+            why = f"its event endpoints can't be used: {error}"
+        else:
+            why = f"following its events failed: {error!r}"
+        logger.error(
+            "%s, rank %d: %s", self._source.endpoint, self._source.rank, why, exc_info=error
+        )
+        self.stream.give_up(why)
+
+
+def _cancel_other(task: asyncio.Task[None] | None) -> None:
+    """Cancel a task, unless it is the one that runs now and will end by itself."""
+    if task is not None and task is not asyncio.current_task():
+        task.cancel()

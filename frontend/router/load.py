@@ -1,0 +1,190 @@
+"""How busy each target is, in tokens: from what we routed and what workers report.
+
+Our own requests are known at once and exactly. A report comes late but includes
+requests of other frontends: what exceeds our own at that moment counts as foreign
+load until the next report, or until the report is too old.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from common.identity import RequestId, Target, WorkerId
+
+
+class TargetLoad(NamedTuple):
+    """Load of one target, foreign requests included.
+
+    Attributes:
+        active: requests sent and not finished.
+        waiting: those of them in the worker's queue, as it last reported.
+        prefill_tokens: prompt tokens still to compute, cached ones left out.
+        decode_tokens: tokens in the contexts of requests that are decoding.
+    """
+
+    active: float
+    waiting: float
+    prefill_tokens: float
+    decode_tokens: float
+
+
+@dataclass(slots=True)
+class _Own:
+    active: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Request:
+    target: Target
+    prefill_tokens: int
+    prompt_tokens: int
+    decoding: bool = False
+
+
+class _Foreign(NamedTuple):
+    """One rank's share of what a worker reported beyond our own requests."""
+
+    active: float = 0.0
+    waiting: float = 0.0
+    prefill_tokens: float = 0.0
+    decode_tokens: float = 0.0
+    expires: float = 0.0
+
+
+_NO_FOREIGN = _Foreign()
+
+
+class LoadTracker:
+    """Load of every registered target.
+
+    Args:
+        clock: monotonic seconds.
+        report_ttl_s: seconds a report counts.
+    """
+
+    def __init__(self, clock: Callable[[], float], report_ttl_s: float = 10.0) -> None:
+        self._clock = clock
+        self._report_ttl_s = report_ttl_s
+        self._own: dict[Target, _Own] = {}
+        self._ranks: dict[WorkerId, tuple[Target, ...]] = {}
+        self._kv_tokens: dict[WorkerId, int] = {}
+        self._foreign: dict[WorkerId, _Foreign] = {}
+        self._requests: dict[RequestId, _Request] = {}
+
+    def add(self, worker_id: WorkerId, targets: Sequence[Target], kv_tokens: int = 0) -> None:
+        """Register a worker.
+
+        Args:
+            kv_tokens: tokens that fit into the KV cache of one rank, 0 if unknown.
+        """
+        self._ranks[worker_id] = tuple(targets)
+        self._kv_tokens[worker_id] = kv_tokens
+        for target in targets:
+            self._own[target] = _Own()
+
+    def drop(self, worker_id: WorkerId) -> None:
+        """Forget a worker and the requests that ran there."""
+        for target in self._ranks.pop(worker_id, ()):
+            del self._own[target]
+        self._kv_tokens.pop(worker_id, None)
+        self._foreign.pop(worker_id, None)
+        lost = [
+            request_id
+            for request_id, request in self._requests.items()
+            if request.target.worker_id == worker_id
+        ]
+        for request_id in lost:
+            del self._requests[request_id]
+
+    def started(
+        self, request_id: RequestId, target: Target, prefill_tokens: int, prompt_tokens: int
+    ) -> None:
+        """A request was routed to a registered target.
+
+        Args:
+            prefill_tokens: tokens it has to compute there before its first output.
+            prompt_tokens: tokens its context will hold then.
+        """
+        self.finished(request_id)
+        own = self._own[target]
+        own.active += 1
+        own.prefill_tokens += prefill_tokens
+        self._requests[request_id] = _Request(target, prefill_tokens, prompt_tokens)
+
+    def first_token(self, request_id: RequestId) -> None:
+        """A request left prefill. Unknown and repeated ids are ignored."""
+        request = self._requests.get(request_id)
+        if request is None or request.decoding:
+            return
+        request.decoding = True
+        own = self._own[request.target]
+        own.prefill_tokens -= request.prefill_tokens
+        own.decode_tokens += request.prompt_tokens
+
+    def finished(self, request_id: RequestId) -> None:
+        """A request ended in any way. Unknown and repeated ids are ignored."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return
+        own = self._own[request.target]
+        own.active -= 1
+        if request.decoding:
+            own.decode_tokens -= request.prompt_tokens
+        else:
+            own.prefill_tokens -= request.prefill_tokens
+
+    def reported(
+        self,
+        worker_id: WorkerId,
+        *,
+        running: int,
+        waiting: int,
+        queued_tokens: int,
+        kv_usage: float,
+    ) -> None:
+        """A worker's view of itself, over all its ranks. Unknown workers are ignored.
+
+        Args:
+            running: requests being computed.
+            waiting: requests in its queue.
+            queued_tokens: prompt tokens it has not computed yet.
+            kv_usage: share of its KV cache in use by requests, 0 to 1.
+        """
+        targets = self._ranks.get(worker_id)
+        if not targets:
+            return
+        own = [self._own[target] for target in targets]
+        ranks = len(targets)
+        used_tokens = kv_usage * self._kv_tokens[worker_id] * ranks
+        self._foreign[worker_id] = _Foreign(
+            active=max(0, running + waiting - sum(one.active for one in own)) / ranks,
+            waiting=waiting / ranks,
+            prefill_tokens=max(0, queued_tokens - sum(one.prefill_tokens for one in own)) / ranks,
+            decode_tokens=max(
+                0.0,
+                used_tokens - sum(one.prefill_tokens + one.decode_tokens for one in own),
+            )
+            / ranks,
+            expires=self._clock() + self._report_ttl_s,
+        )
+
+    def load(self, target: Target) -> TargetLoad:
+        """Present load of a registered target."""
+        own = self._own[target]
+        foreign = self._foreign.get(target.worker_id, _NO_FOREIGN)
+        if foreign.expires <= self._clock():
+            return TargetLoad(own.active, 0.0, own.prefill_tokens, own.decode_tokens)
+        active = own.active + foreign.active
+        return TargetLoad(
+            active,
+            # Requests that ended since the report can't be waiting any more.
+            min(foreign.waiting, active),
+            own.prefill_tokens + foreign.prefill_tokens,
+            own.decode_tokens + foreign.decode_tokens,
+        )
+
+    def statistics(self) -> dict[Target, TargetLoad]:
+        """Load of every target."""
+        return {target: self.load(target) for target in self._own}

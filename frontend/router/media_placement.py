@@ -1,0 +1,138 @@
+"""Which media items each worker holds, learned from its acks and nacks.
+
+Two kinds of knowledge, never mixed: what a worker *has acknowledged*, on which the
+frontend relies when it leaves bytes out, and what is *on its way*, which only makes
+that worker the better choice for the next request with the same item.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from common.identity import MmHash, WorkerId
+
+
+class MediaStatistics(NamedTuple):
+    """Counts over all workers.
+
+    Attributes:
+        held: pairs of worker and item acknowledged.
+        expected: pairs on their way.
+        items: distinct items known to be anywhere.
+        evicted: pairs forgotten because a worker's list was full, since start.
+        nacked: pairs a worker was thought to hold and did not, since start.
+    """
+
+    held: int
+    expected: int
+    items: int
+    evicted: int
+    nacked: int
+
+
+class MediaPlacement:
+    """A bounded list of media items per worker, least recently used first.
+
+    Args:
+        capacity: items remembered per worker. When a list is full the oldest entry
+            goes, which costs one shipment too many at worst.
+        expect_s: seconds an item on its way counts as such.
+    """
+
+    def __init__(self, capacity: int = 10_000, expect_s: float = 5.0) -> None:
+        self._capacity = capacity
+        self._expect_s = expect_s
+        self._held: dict[WorkerId, OrderedDict[MmHash, None]] = {}
+        self._expected: dict[WorkerId, OrderedDict[MmHash, float]] = {}
+        self._workers: dict[MmHash, set[WorkerId]] = {}
+        self._evicted = 0
+        self._nacked = 0
+
+    def acked(self, worker_id: WorkerId, mm_hashes: Iterable[MmHash]) -> None:
+        """A worker confirmed that it holds these items."""
+        held = self._held.setdefault(worker_id, OrderedDict())
+        expected = self._expected.get(worker_id, OrderedDict())
+        for mm_hash in mm_hashes:
+            expected.pop(mm_hash, None)
+            held[mm_hash] = None
+            held.move_to_end(mm_hash)
+            self._workers.setdefault(mm_hash, set()).add(worker_id)
+            if len(held) > self._capacity:
+                oldest, _ = held.popitem(last=False)
+                self._unlink(worker_id, oldest)
+                self._evicted += 1
+
+    def nacked(self, worker_id: WorkerId, mm_hashes: Iterable[MmHash]) -> None:
+        """A worker lacks these items, whatever was known: it evicted them."""
+        held = self._held.get(worker_id, OrderedDict())
+        expected = self._expected.get(worker_id, OrderedDict())
+        for mm_hash in mm_hashes:
+            known = mm_hash in held
+            held.pop(mm_hash, None)
+            expected.pop(mm_hash, None)
+            self._unlink(worker_id, mm_hash)
+            self._nacked += known
+
+    def expect(self, worker_id: WorkerId, mm_hashes: Iterable[MmHash], now: float) -> None:
+        """A request with these items was routed to the worker.
+
+        Args:
+            now: monotonic seconds.
+        """
+        expected = self._expected.setdefault(worker_id, OrderedDict())
+        held = self._held.get(worker_id, OrderedDict())
+        while expected and next(iter(expected.values())) <= now:
+            expected.popitem(last=False)
+        for mm_hash in mm_hashes:
+            if mm_hash not in held:
+                expected[mm_hash] = now + self._expect_s
+                expected.move_to_end(mm_hash)
+        while len(expected) > self._capacity:
+            expected.popitem(last=False)
+
+    def holds(self, worker_id: WorkerId, mm_hash: MmHash) -> bool:
+        """Whether the worker acknowledged the item, and so need not be sent it."""
+        return mm_hash in self._held.get(worker_id, ())
+
+    def holders(self, mm_hash: MmHash, now: float) -> set[WorkerId]:
+        """Workers that hold the item or are about to. A new set.
+
+        Args:
+            now: monotonic seconds.
+        """
+        workers = set(self._workers.get(mm_hash, ()))
+        for worker_id, expected in self._expected.items():
+            if expected.get(mm_hash, now) > now:
+                workers.add(worker_id)
+        return workers
+
+    def touch(self, worker_id: WorkerId, mm_hashes: Iterable[MmHash]) -> None:
+        """The worker uses these items now, so it will evict them last."""
+        held = self._held.get(worker_id)
+        if held:
+            for mm_hash in mm_hashes:
+                if mm_hash in held:
+                    held.move_to_end(mm_hash)
+
+    def drop(self, worker_id: WorkerId) -> None:
+        """Forget a worker."""
+        for mm_hash in self._held.pop(worker_id, ()):
+            self._unlink(worker_id, mm_hash)
+        self._expected.pop(worker_id, None)
+
+    def statistics(self) -> MediaStatistics:
+        """Counts, in time proportional to the number of workers."""
+        return MediaStatistics(
+            held=sum(map(len, self._held.values())),
+            expected=sum(map(len, self._expected.values())),
+            items=len(self._workers),
+            evicted=self._evicted,
+            nacked=self._nacked,
+        )
+
+    def _unlink(self, worker_id: WorkerId, mm_hash: MmHash) -> None:
+        workers = self._workers.get(mm_hash)
+        if workers is not None:
+            workers.discard(worker_id)
+            if not workers:
+                del self._workers[mm_hash]

@@ -1,0 +1,659 @@
+"""The router: one object that knows the fleet and decides where a request runs.
+
+A facade over hashing, index, media placement, load and selection. It sends nothing
+to workers; it only listens to their KV events. Everything happens on one event loop.
+"""
+
+import asyncio
+import heapq
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from common.errors import NoWorkerError
+from common.identity import BlockHash, Incarnation, MmHash, RequestId, Target, WorkerId
+from common.telemetry import DECISIONS, PREDICTED_CACHED_TOKENS, REALISED_CACHED_TOKENS
+from frontend.router.approximate import Predictions, PredictionStatistics
+from frontend.router.decision import Candidate, Decision, DecisionLog, MediaMove
+from frontend.router.event_stream import StreamStatistics
+from frontend.router.events import EventSource, KvEventSubscriber, event_context
+from frontend.router.hashing import (
+    BlockHasher,
+    BlockMmInfos,
+    HashScheme,
+    LoraKey,
+    MediaSpan,
+    block_mm_infos,
+)
+from frontend.router.index import IndexStatistics, KvIndex
+from frontend.router.index_state import IndexState, Knowledge, approximate
+from frontend.router.load import LoadTracker, TargetLoad
+from frontend.router.media_placement import MediaPlacement, MediaStatistics
+from frontend.router.selector import Selector, Work
+from frontend.router.settings import RouterSettings
+from frontend.router.slots import SlotTable
+from frontend.router.windows import WindowIndex
+
+_HOUSEKEEPING_S = 0.25
+_SWEEP_SLICE = 2_000
+"""Blocks swept at a time: well below a millisecond, between which others run."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutableWorker:
+    """What the router must know of a worker; built from its card.
+
+    Attributes:
+        worker_id: its name.
+        incarnation: its run. Adding a worker under a known name with another
+            incarnation forgets everything of the one before.
+        ranks: data-parallel ranks that take requests.
+        block_size: tokens per hashed block.
+        hash_algorithm: vLLM's ``prefix_caching_hash_algo``.
+        none_hash: parent of first blocks.
+        event_sources: where its ranks publish KV events; empty if they don't.
+        kv_tokens: tokens that fit into one rank's KV cache, 0 if unknown.
+        max_num_seqs: requests that one rank runs at once, 0 if unknown.
+        prefix_caching: whether it reuses blocks at all.
+        drops_last_block: whether its engine recomputes the last block of a hit, as it
+            does with EAGLE and MTP drafting.
+    """
+
+    worker_id: WorkerId
+    incarnation: Incarnation
+    ranks: tuple[int, ...]
+    block_size: int
+    hash_algorithm: str
+    none_hash: bytes
+    event_sources: tuple[EventSource, ...] = ()
+    kv_tokens: int = 0
+    max_num_seqs: int = 0
+    prefix_caching: bool = True
+    drops_last_block: bool = False
+
+    @property
+    def scheme(self) -> HashScheme:
+        """How its blocks are hashed."""
+        return HashScheme(self.block_size, self.hash_algorithm, self.none_hash)
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """Its ranks as targets."""
+        return tuple(Target(self.worker_id, rank) for rank in self.ranks)
+
+
+class MediaNeed(NamedTuple):
+    """One media item of a request.
+
+    Attributes:
+        mm_hash: its content.
+        span: its name in block hashes and its place in the prompt.
+        num_tokens: tokens that the encoder yields for it.
+        nbytes: size of its processed tensors.
+    """
+
+    mm_hash: MmHash
+    span: MediaSpan
+    num_tokens: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingRequest:
+    """What the router must know of a request.
+
+    Attributes:
+        request_id: of the engine call.
+        token_ids: the prompt.
+        media: its items, by offset, as vLLM keeps them.
+        lora: its adapter.
+        cache_salt: its salt.
+        prompt_embeds_digests: per full block, SHA-256 of its prompt embeddings.
+        reads_cache: whether the engine may serve its prompt from the prefix cache;
+            not so with prompt log-probabilities, for instance.
+        hashes: what :meth:`Router.hash` returned for it, if that was called before,
+            in another thread.
+    """
+
+    request_id: RequestId
+    token_ids: Sequence[int]
+    media: Sequence[MediaNeed] = ()
+    lora: LoraKey | None = None
+    cache_salt: str | None = None
+    prompt_embeds_digests: Sequence[bytes] | None = None
+    reads_cache: bool = True
+    hashes: Mapping[HashScheme, list[BlockHash]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RouterStatistics:
+    """A look at every part of the router.
+
+    Attributes:
+        index: known blocks.
+        predictions: predicted blocks.
+        media: media items on workers.
+        loads: load of every target.
+        states: what is known of every target's cache.
+        feeds: event counters of every target with an event source.
+        decisions: decisions kept for inspection.
+        in_flight: requests routed and not finished.
+    """
+
+    index: IndexStatistics
+    predictions: PredictionStatistics
+    media: MediaStatistics
+    loads: dict[Target, TargetLoad]
+    states: dict[Target, IndexState]
+    feeds: dict[Target, StreamStatistics]
+    decisions: int
+    in_flight: int
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """What has to be undone or followed up when a request ends."""
+
+    decision: Decision
+    target: Target
+    incarnation: Incarnation
+    routed_at: float
+    stores_blocks: bool
+
+
+@dataclass(slots=True)
+class _Fleet:
+    """The candidates in a stable order, as parallel lists."""
+
+    targets: list[Target] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+
+
+class Router:
+    """Decides where requests run.
+
+    Args:
+        settings: the operator's choices.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, settings: RouterSettings | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._settings = RouterSettings() if settings is None else settings
+        self._clock = clock
+        slots = SlotTable()
+        self._slots = slots
+        self._index = KvIndex(slots)
+        self._predictions = Predictions(slots, self._settings.approximate_blocks)
+        self._windows = WindowIndex()
+        self._media = MediaPlacement(self._settings.media_items, self._settings.predict_ttl_s)
+        self._load = LoadTracker(clock, self._settings.report_ttl_s)
+        self._selector = Selector(self._settings)
+        self._log = DecisionLog(self._settings.decisions)
+        self._workers: dict[WorkerId, RoutableWorker] = {}
+        self._feeds: dict[WorkerId, KvEventSubscriber] = {}
+        self._hashers: dict[HashScheme, BlockHasher] = {}
+        self._fleet = _Fleet()
+        self._in_flight: dict[RequestId, _InFlight] = {}
+        self._context = event_context()
+        self._housekeeper: asyncio.Task[None] | None = None
+
+    @property
+    def settings(self) -> RouterSettings:
+        """The settings in force."""
+        return self._settings
+
+    @property
+    def decisions(self) -> DecisionLog:
+        """The last decisions."""
+        return self._log
+
+    # Fleet
+
+    async def add_worker(self, worker: RoutableWorker) -> None:
+        """Take a worker into the fleet and start listening to its KV events.
+
+        Returns before its blocks are known: until then its state is ``degraded``.
+        Adding the same incarnation again does nothing.
+
+        Raises:
+            ConfigurationError: its block hashes can't be computed here.
+        """
+        known = self._workers.get(worker.worker_id)
+        if known == worker:
+            return
+        hasher = self._hashers.get(worker.scheme) or BlockHasher(*worker.scheme)
+        if known is not None:
+            await self.remove_worker(worker.worker_id)
+        self._hashers[worker.scheme] = hasher
+        self._workers[worker.worker_id] = worker
+        for target in worker.targets:
+            self._slots.open(target)
+        self._load.add(worker.worker_id, worker.targets, worker.kv_tokens)
+        if worker.prefix_caching and worker.event_sources:
+            feed = KvEventSubscriber(
+                worker.worker_id,
+                worker.event_sources,
+                worker.block_size,
+                context=self._context,
+                index=self._index,
+                windows=self._windows,
+                predictions=self._predictions,
+                capacity_blocks=worker.kv_tokens // worker.block_size,
+                silence_s=self._settings.silence_s,
+                replay_timeout_s=self._settings.replay_timeout_s,
+                clock=self._clock,
+            )
+            self._feeds[worker.worker_id] = feed
+            feed.start()
+        self._list_fleet()
+        if self._housekeeper is None:
+            self._housekeeper = asyncio.create_task(self._keep_house(), name="router housekeeping")
+
+    async def remove_worker(self, worker_id: WorkerId) -> None:
+        """Forget a worker: its blocks, media, load and events. Unknown ids are ignored.
+
+        Its requests in flight may still be reported as finished.
+        """
+        worker = self._workers.pop(worker_id, None)
+        if worker is None:
+            return
+        # First, and without awaiting: nothing may be routed there from now on.
+        self._list_fleet()
+        self._index.drop(worker_id)
+        self._windows.drop(worker_id)
+        self._media.drop(worker_id)
+        self._load.drop(worker_id)
+        if all(other.scheme != worker.scheme for other in self._workers.values()):
+            self._hashers.pop(worker.scheme, None)
+        feed = self._feeds.pop(worker_id, None)
+        if feed is not None:
+            await feed.close()
+
+    async def close(self) -> None:
+        """Remove all workers and stop every task. The router is of no use afterwards."""
+        if self._housekeeper is not None:
+            self._housekeeper.cancel()
+            await asyncio.gather(self._housekeeper, return_exceptions=True)
+            self._housekeeper = None
+        for worker_id in list(self._workers):
+            await self.remove_worker(worker_id)
+        self._context.term()
+
+    def targets(self) -> list[Target]:
+        """All targets a request could go to."""
+        return list(self._fleet.targets)
+
+    def workers(self) -> list[RoutableWorker]:
+        """All workers of the fleet."""
+        return list(self._workers.values())
+
+    def state(self, target: Target) -> IndexState:
+        """What is known of a target's cache."""
+        feed = self._feeds.get(target.worker_id)
+        if feed is not None:
+            return feed.state(target.rank)
+        worker = self._workers.get(target.worker_id)
+        if worker is not None and not worker.prefix_caching:
+            return approximate("the worker runs without prefix caching")
+        return approximate("the worker's card names no KV event source")
+
+    # Requests
+
+    def hash(self, request: RoutingRequest) -> dict[HashScheme, list[BlockHash]]:
+        """The prompt's block hashes under every scheme of the fleet, usually one.
+
+        About 1 µs a block. Long prompts are better hashed in another thread, which is
+        safe here, and passed to :meth:`route` as :attr:`RoutingRequest.hashes`.
+
+        Raises:
+            RequestRejectedError: the prompt can't be hashed.
+        """
+        return {
+            scheme: self._hash_for(request, hasher)
+            for scheme, hasher in list(self._hashers.items())
+        }
+
+    @staticmethod
+    def block_mm_infos(request: RoutingRequest, block_size: int) -> list[BlockMmInfos]:
+        """The media items that each full block of the request's prompt touches."""
+        spans = [need.span for need in request.media]
+        return block_mm_infos(len(request.token_ids), block_size, spans)
+
+    def route(self, request: RoutingRequest, *, exclude: Collection[WorkerId] = ()) -> Decision:
+        """Decide where a request runs, and count it as running there.
+
+        Args:
+            exclude: workers not to consider, such as those that failed on it before.
+
+        Raises:
+            NoWorkerError: no worker is left.
+            RequestRejectedError: the prompt can't be hashed.
+        """
+        started = time.perf_counter()
+        targets, slots = self._fleet.targets, self._fleet.slots
+        if exclude:
+            kept = [i for i, target in enumerate(targets) if target.worker_id not in exclude]
+            targets, slots = [targets[i] for i in kept], [slots[i] for i in kept]
+        if not targets:
+            raise NoWorkerError(
+                "no worker is registered"
+                if not self._workers
+                else "every registered worker is excluded or failed on this request"
+            )
+        now = self._clock()
+        hashes = dict(request.hashes or {})
+        for scheme, hasher in self._hashers.items():
+            if scheme not in hashes:
+                hashes[scheme] = self._hash_for(request, hasher)
+        nowhere, elsewhere = self._works(request, hashes, targets, now)
+        loads = [self._load.load(target) for target in targets]
+        nowhere_cost = self._selector.work_cost(nowhere)
+        load_cost = self._selector.load_cost
+        costs = [nowhere_cost + load_cost(load) for load in loads]
+        if elsewhere:
+            for position, target in enumerate(targets):
+                work = elsewhere.get(target)
+                if work is not None:
+                    costs[position] += self._selector.work_cost(work) - nowhere_cost
+        prompt_tokens = len(request.token_ids)
+        choice = self._selector.choose(targets, costs, loads, slots, prompt_tokens)
+        target = targets[choice.position]
+        work = elsewhere.get(target, nowhere)
+        worker = self._workers[target.worker_id]
+        state = self.state(target)
+        reason = choice.reason
+        if reason == "cost":
+            reason = (
+                "kv-overlap"
+                if work.overlap_blocks
+                else "media"
+                if work.ship_bytes < nowhere.ship_bytes or work.media_tokens < nowhere.media_tokens
+                else "load"
+            )
+        decision = Decision(
+            request_id=request.request_id,
+            worker_id=target.worker_id,
+            rank=target.rank,
+            mode=self._settings.mode.value,
+            reason=reason,
+            index=state.knowledge.value,
+            time=time.time(),
+            micros=0.0,
+            prompt_tokens=prompt_tokens,
+            prompt_blocks=prompt_tokens // worker.block_size,
+            overlap_blocks=work.overlap_blocks,
+            predicted_cached_tokens=work.overlap_blocks * worker.block_size,
+            candidates=self._candidates(targets, costs, loads, nowhere, elsewhere, choice.position),
+            candidates_total=len(targets),
+        )
+        self._follow(request, decision, target, worker, work, hashes[worker.scheme], state, now)
+        decision.micros = (time.perf_counter() - started) * 1e6
+        return decision
+
+    def first_token(self, request_id: RequestId) -> None:
+        """A request's first output arrived. Unknown and repeated ids are ignored."""
+        self._load.first_token(request_id)
+
+    def finished(self, request_id: RequestId, realised_cached_tokens: int | None = None) -> None:
+        """A request ended in any way. Unknown and repeated ids are ignored.
+
+        Args:
+            realised_cached_tokens: prompt tokens its engine took from its cache; ``None``
+                if the request got no output.
+        """
+        self._load.finished(request_id)
+        flight = self._in_flight.pop(request_id, None)
+        if flight is None:
+            return
+        feed = self._feeds.get(flight.target.worker_id)
+        if realised_cached_tokens is None:
+            self._predictions.forget(request_id)
+            return
+        flight.decision.realised_cached_tokens = realised_cached_tokens
+        REALISED_CACHED_TOKENS.labels(flight.target.worker_id).inc(realised_cached_tokens)
+        worker = self._workers.get(flight.target.worker_id)
+        if feed is None or worker is None or worker.incarnation != flight.incarnation:
+            return
+        if feed.state(flight.target.rank).knowledge is Knowledge.EXACT:
+            # By now the events have told; a prediction could only hide an eviction.
+            self._predictions.forget(request_id)
+        if flight.stores_blocks:
+            feed.served(flight.target.rank, flight.routed_at)
+
+    # Workers' news
+
+    def media_acked(self, worker_id: WorkerId, mm_hashes: Iterable[MmHash]) -> None:
+        """A worker confirmed that it holds media items."""
+        if worker_id in self._workers:
+            self._media.acked(worker_id, mm_hashes)
+
+    def media_nacked(self, worker_id: WorkerId, mm_hashes: Iterable[MmHash]) -> None:
+        """A worker turned out to lack media items, or evicted them."""
+        self._media.nacked(worker_id, mm_hashes)
+
+    def holds_media(self, worker_id: WorkerId, mm_hash: MmHash) -> bool:
+        """Whether a worker confirmed an item, so that it need not be sent."""
+        return self._media.holds(worker_id, mm_hash)
+
+    def media_moved(
+        self, request_id: RequestId, mm_hash: MmHash, how: str, nbytes: int, transport: str
+    ) -> None:
+        """Note in the request's decision how an item reached the worker."""
+        decision = self._log.get(request_id)
+        if decision is not None:
+            decision.media.append(MediaMove(mm_hash, how, nbytes, transport))
+
+    def worker_reported(
+        self,
+        worker_id: WorkerId,
+        *,
+        running: int,
+        waiting: int,
+        queued_tokens: int,
+        kv_usage: float,
+    ) -> None:
+        """A worker's report of its own load; see :meth:`LoadTracker.reported`."""
+        self._load.reported(
+            worker_id,
+            running=running,
+            waiting=waiting,
+            queued_tokens=queued_tokens,
+            kv_usage=kv_usage,
+        )
+
+    def statistics(self) -> RouterStatistics:
+        """A look at every part."""
+        return RouterStatistics(
+            index=self._index.statistics(),
+            predictions=self._predictions.statistics(),
+            media=self._media.statistics(),
+            loads=self._load.statistics(),
+            states={target: self.state(target) for target in self._fleet.targets},
+            feeds={
+                Target(worker_id, rank): counts
+                for worker_id, feed in self._feeds.items()
+                for rank, counts in feed.statistics().items()
+            },
+            decisions=len(self._log),
+            in_flight=len(self._in_flight),
+        )
+
+    # Inner workings
+
+    def _hash_for(self, request: RoutingRequest, hasher: BlockHasher) -> list[BlockHash]:
+        infos = self.block_mm_infos(request, hasher.scheme.block_size) if request.media else ()
+        return hasher.hash(
+            request.token_ids,
+            infos,
+            lora=request.lora,
+            cache_salt=request.cache_salt,
+            prompt_embeds_digests=request.prompt_embeds_digests,
+        )
+
+    def _works(
+        self,
+        request: RoutingRequest,
+        hashes: Mapping[HashScheme, Sequence[BlockHash]],
+        targets: Sequence[Target],
+        now: float,
+    ) -> tuple[Work, dict[Target, Work]]:
+        """What the request costs on a target that has nothing of it, and on those that do."""
+        prompt_tokens = len(request.token_ids)
+        media_tokens = sum(need.num_tokens for need in request.media)
+        media_bytes = sum(need.nbytes for need in request.media)
+        nowhere = Work(0, prompt_tokens, media_tokens, media_bytes)
+        overlaps: dict[Target, int] = {}
+        if request.reads_cache:
+            for scheme, chain in hashes.items():
+                overlaps.update(self._overlaps(scheme, chain, prompt_tokens))
+        holders = [self._media.holders(need.mm_hash, now) for need in request.media]
+        warm = set(overlaps)
+        if any(holders):
+            somewhere = set().union(*holders)
+            warm.update(target for target in targets if target.worker_id in somewhere)
+        elsewhere: dict[Target, Work] = {}
+        for target in warm:
+            worker = self._workers.get(target.worker_id)
+            if worker is None:
+                continue
+            blocks = overlaps.get(target, 0) if worker.prefix_caching else 0
+            if worker.drops_last_block and blocks:
+                blocks -= 1
+            cached = blocks * worker.block_size
+            missing_tokens = missing_bytes = 0
+            for need, holding in zip(request.media, holders, strict=True):
+                if target.worker_id in holding:
+                    continue
+                missing_bytes += need.nbytes
+                # An item wholly inside the cached prefix is not encoded again.
+                if need.span.end > cached:
+                    missing_tokens += need.num_tokens
+            elsewhere[target] = Work(blocks, prompt_tokens - cached, missing_tokens, missing_bytes)
+        return nowhere, elsewhere
+
+    def _overlaps(
+        self, scheme: HashScheme, chain: Sequence[BlockHash], prompt_tokens: int
+    ) -> dict[Target, int]:
+        """For each target that holds some, the leading blocks its engine can reuse.
+
+        An engine always computes the last prompt token, for its logits, and computes
+        whole blocks: a prompt held to its last token hits one block less. Source:
+        ``KVCacheManager.get_computed_blocks`` of vLLM 0.32.0.
+        """
+        usable = chain[: max(0, prompt_tokens - 1) // scheme.block_size]
+        overlaps = self._index.match(usable, self._predictions.index)
+        windowed = self._windows.targets()
+        if windowed:
+            known = self._index.match(usable)
+            for target in windowed:
+                depth = known.get(target, 0)
+                if not self._index.holdings(target) and self._index.matches(target):
+                    # Windowed groups are all it has: no full prefix is needed.
+                    depth = len(usable)
+                depth = self._windows.trim(target, usable, depth)
+                # Predicted blocks beyond what is known are in all groups, or in none.
+                if overlaps.get(target, 0) == known.get(target, 0):
+                    overlaps[target] = depth
+        return overlaps
+
+    def _candidates(
+        self,
+        targets: Sequence[Target],
+        costs: Sequence[float],
+        loads: Sequence[TargetLoad],
+        nowhere: Work,
+        elsewhere: Mapping[Target, Work],
+        chosen: int,
+    ) -> list[Candidate]:
+        """The cheapest candidates for the record, the chosen one always among them."""
+        limit = self._settings.candidates
+        order = heapq.nsmallest(limit, range(len(targets)), key=costs.__getitem__)
+        if chosen not in order:
+            order[-1] = chosen
+        candidates = []
+        for position in order:
+            target, load = targets[position], loads[position]
+            work = elsewhere.get(target, nowhere)
+            candidates.append(
+                Candidate(
+                    worker_id=target.worker_id,
+                    rank=target.rank,
+                    index=self.state(target).knowledge.value,
+                    overlap_blocks=work.overlap_blocks,
+                    prefill_tokens=work.prefill_tokens,
+                    media_tokens=work.media_tokens,
+                    ship_bytes=work.ship_bytes,
+                    active=load.active,
+                    waiting=load.waiting,
+                    queued_prefill_tokens=load.prefill_tokens,
+                    decode_tokens=load.decode_tokens,
+                    cost=costs[position],
+                )
+            )
+        return candidates
+
+    def _follow(
+        self,
+        request: RoutingRequest,
+        decision: Decision,
+        target: Target,
+        worker: RoutableWorker,
+        work: Work,
+        hashes: list[BlockHash],
+        state: IndexState,
+        now: float,
+    ) -> None:
+        """Account for a decision: load, predictions, media on their way, metrics, log."""
+        request_id = request.request_id
+        self._load.started(
+            request_id, target, work.prefill_tokens + work.media_tokens, decision.prompt_tokens
+        )
+        if worker.prefix_caching:
+            exact = state.knowledge is Knowledge.EXACT
+            self._predictions.predict(
+                request_id,
+                target,
+                # Blocks known from events need no prediction beside them.
+                hashes[work.overlap_blocks :] if exact else hashes,
+                self._settings.predict_ttl_s if exact else self._settings.approximate_ttl_s,
+                now,
+            )
+        if request.media:
+            mm_hashes = [need.mm_hash for need in request.media]
+            self._media.touch(target.worker_id, mm_hashes)
+            self._media.expect(target.worker_id, mm_hashes, now)
+        self._in_flight[request_id] = _InFlight(
+            decision,
+            target,
+            worker.incarnation,
+            now,
+            stores_blocks=decision.overlap_blocks < decision.prompt_blocks,
+        )
+        self._log.add(decision)
+        DECISIONS.labels(target.worker_id, decision.reason).inc()
+        PREDICTED_CACHED_TOKENS.labels(target.worker_id).inc(decision.predicted_cached_tokens)
+
+    def _list_fleet(self) -> None:
+        fleet = _Fleet()
+        for worker in self._workers.values():
+            for target in worker.targets:
+                fleet.targets.append(target)
+                fleet.slots.append(worker.max_num_seqs)
+        self._fleet = fleet
+
+    async def _keep_house(self) -> None:
+        """Expire predictions, free swept memory, and let feeds look at their clocks."""
+        while True:
+            await asyncio.sleep(_HOUSEKEEPING_S)
+            now = self._clock()
+            self._predictions.expire(now)
+            for feed in list(self._feeds.values()):
+                feed.tick(now)
+            for index in (self._index, self._predictions.index):
+                unswept = True
+                while unswept:
+                    unswept = index.sweep(_SWEEP_SLICE)
+                    await asyncio.sleep(0)

@@ -1,0 +1,154 @@
+"""The router's flags, each with a twin in the environment.
+
+``--router-decode-weight`` is ``MMROUTER_ROUTER_DECODE_WEIGHT``: the flag wins over
+the environment, and that over the default. Nothing else of the frontend is here.
+"""
+
+import argparse
+import os
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from common.errors import ConfigurationError
+
+_FLAG = "--router-"
+_ENVIRONMENT = "MMROUTER_ROUTER_"
+
+Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+class RouterMode(StrEnum):
+    """How a worker is chosen."""
+
+    KV = "kv"
+    ROUND_ROBIN = "round-robin"
+    RANDOM = "random"
+    POWER_OF_TWO = "power-of-two"
+    LEAST_LOADED = "least-loaded"
+
+
+class RouterSettings(BaseModel):
+    """What an operator may set. The cost formula is in ``selector.py``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: RouterMode = Field(RouterMode.KV, description="how a worker is chosen for each request")
+    temperature: Weight = Field(
+        0.0,
+        description="softmax temperature over costs divided by the prompt's length; "
+        "0 always takes the cheapest worker",
+    )
+    prefill_weight: Weight = Field(
+        1.0, description="cost of a prompt token that the worker has to prefill"
+    )
+    encode_weight: Weight = Field(
+        1.0, description="cost of a media token that the worker has to encode"
+    )
+    ship_weight: Weight = Field(
+        8.0, description="cost of one MiB of media tensors to ship, in tokens"
+    )
+    load_weight: Weight = Field(
+        1.0, description="cost of a token that waits for prefill on the worker already"
+    )
+    decode_weight: Weight = Field(
+        0.05, description="cost of a token in the context of a request that is decoding there"
+    )
+    queue_weight: Weight = Field(
+        512.0, description="cost of a request in the worker's queue, in tokens"
+    )
+    spread: bool = Field(
+        True,
+        description="prefer an idle worker to one with a queue, whatever its cache holds",
+    )
+    predict_ttl_s: Seconds = Field(
+        5.0,
+        description="how long blocks of a routed request count as held before their "
+        "event arrives, in seconds",
+    )
+    approximate_ttl_s: Seconds = Field(
+        120.0,
+        description="how long blocks of a routed request count as held on a worker "
+        "without KV events, in seconds",
+    )
+    approximate_blocks: int = Field(
+        2_000_000, ge=0, description="most blocks predicted at once, over all workers"
+    )
+    media_items: int = Field(10_000, ge=1, description="most media items remembered per worker")
+    report_ttl_s: Seconds = Field(
+        10.0, description="how long a worker's own report of its load counts, in seconds"
+    )
+    silence_s: Seconds = Field(
+        2.0,
+        description="how long a worker may serve without the events that should follow "
+        "before its event stream is checked, in seconds",
+    )
+    replay_timeout_s: Seconds = Field(
+        5.0, description="how long to wait for the next message of a replay, in seconds"
+    )
+    decisions: int = Field(1000, ge=1, description="routing decisions kept for inspection")
+    candidates: int = Field(
+        16, ge=1, description="candidates recorded per decision, cheapest first"
+    )
+    seed: int | None = Field(None, description="seed of random choices, for repeatable runs")
+
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        """Add one ``--router-…`` flag per field to a parser."""
+        group = parser.add_argument_group("routing")
+        for name, field in cls.model_fields.items():
+            options: dict[str, Any] = {"type": str, "metavar": "VALUE"}
+            if field.annotation is bool:
+                options = {"action": argparse.BooleanOptionalAction}
+            elif name == "mode":
+                options = {"choices": [mode.value for mode in RouterMode]}
+            default = field.default.value if name == "mode" else field.default
+            group.add_argument(
+                flag(name),
+                dest=f"router_{name}",
+                default=None,
+                help=f"{field.description} (default {default}; {variable(name)})",
+                **options,
+            )
+
+    @classmethod
+    def from_args(cls, args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Self:
+        """Settings from parsed flags, then the environment, then defaults.
+
+        Args:
+            args: what a parser with :meth:`add_arguments` returned.
+            environ: ``os.environ`` unless given.
+
+        Raises:
+            ConfigurationError: a value is unusable; the message names where it stood.
+        """
+        environ = os.environ if environ is None else environ
+        values: dict[str, Any] = {}
+        sources: dict[str, str] = {}
+        for name in cls.model_fields:
+            given = getattr(args, f"router_{name}", None)
+            if given is not None:
+                values[name], sources[name] = given, flag(name)
+            elif variable(name) in environ:
+                values[name], sources[name] = environ[variable(name)], variable(name)
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = str(first["loc"][0])
+            raise ConfigurationError(
+                f"{sources[name]}={values[name]!r} is unusable: {first['msg']}"
+            ) from error
+
+
+def flag(name: str) -> str:
+    """The command-line flag of a field."""
+    return _FLAG + name.removesuffix("_s").replace("_", "-")
+
+
+def variable(name: str) -> str:
+    """The environment variable of a field."""
+    return _ENVIRONMENT + name.removesuffix("_s").upper()

@@ -1,0 +1,61 @@
+"""The one file that touches vLLM's server assembly: its OpenAI app around our client."""
+
+from argparse import Namespace
+
+import uvicorn
+from fastapi import FastAPI
+from vllm.engine.protocol import EngineClient
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.launcher import validate_api_server_args
+from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
+from vllm.tasks import SupportedTask
+from vllm.version import __version__
+
+VLLM_VERSION = __version__.partition("+")[0]
+"""Version of vLLM, without the build's local part (``+cpu``)."""
+
+
+async def build_vllm_app(
+    client: EngineClient,
+    args: Namespace,
+    tasks: tuple[SupportedTask, ...],
+    server: uvicorn.Server,
+) -> FastAPI:
+    """vLLM's own app. Its lifespan still has to be entered.
+
+    Args:
+        args: vLLM's API server arguments, with the model's filled in.
+        server: vLLM's error handlers look at it.
+
+    Raises:
+        KeyError: a tool or reasoning parser that doesn't exist, from vLLM.
+    """
+    validate_api_server_args(args)
+    app = build_app(args, tasks, client.model_config)
+    await init_app_state(client, app.state, args, tasks)
+    app.state.server = server
+    return app
+
+
+def uvicorn_config(app: object, args: Namespace) -> uvicorn.Config:
+    """The HTTP server's configuration, from vLLM's arguments."""
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        host=args.host,
+        port=args.port,
+        uds=args.uds,
+        lifespan="off",  # the front door enters vLLM's own
+        log_level=args.uvicorn_log_level,
+        access_log=not args.disable_uvicorn_access_log,
+        ssl_keyfile=args.ssl_keyfile,
+        ssl_certfile=args.ssl_certfile,
+        ssl_ca_certs=args.ssl_ca_certs,
+        ssl_cert_reqs=args.ssl_cert_reqs,
+        timeout_graceful_shutdown=5,
+    )
+    log_config = get_uvicorn_log_config(args)
+    if log_config is not None:
+        config.log_config = log_config
+        config.configure_logging()
+    return config

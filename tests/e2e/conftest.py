@@ -1,0 +1,127 @@
+"""One pair of workers, one plain vLLM and the frontends over them, for all tests."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from tests.e2e.processes import (
+    HttpServer,
+    Process,
+    start_frontend,
+    start_plain_vllm,
+    start_worker,
+)
+from tests.pictures import picture_server
+
+WORKERS = ("w0", "w1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/e2e" in str(item.path):
+            item.add_marker(pytest.mark.e2e)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Everything that runs for the whole session."""
+
+    model: Path
+    discovery: Path
+    logs: Path
+    workers: dict[str, Process]
+    plain: HttpServer
+    frontend: HttpServer
+
+
+class Endpoint:
+    """An OpenAI endpoint under test, with mmrouter's own views beside it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.http = httpx.Client(base_url=url, timeout=60)
+        self.openai = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def decision(self, response_id: str) -> dict[str, object]:
+        """What the router decided on a response."""
+        reply = self.http.get("/mmrouter/decisions", params={"request_id": response_id})
+        reply.raise_for_status()
+        (decision,) = reply.json()
+        return dict(decision)
+
+    def workers(self) -> dict[str, dict[str, object]]:
+        """The frontend's view of the workers by id."""
+        return {w["worker_id"]: w for w in self.http.get("/mmrouter/workers").json()}
+
+    def close(self) -> None:
+        self.openai.close()
+        self.http.close()
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model."""
+    directory = tmp_path_factory.mktemp("model") / "demo"
+    script = Path(__file__).parents[2] / "examples" / "demo_model.py"
+    subprocess.run([sys.executable, script, directory], check=True, timeout=120)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def stack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Two workers, a frontend and a plain vLLM, all started side by side."""
+    discovery = tmp_path_factory.mktemp("discovery")
+    logs = tmp_path_factory.mktemp("logs")
+    workers = {name: start_worker(name, model, discovery, logs) for name in WORKERS}
+    frontend = start_frontend("frontend", discovery, logs)
+    plain = start_plain_vllm(model, logs)
+    started = [*workers.values(), frontend, plain]
+    try:
+        frontend.wait_for_status(200)
+        plain.wait_for_status(200)
+        wait_for_workers(frontend, list(workers.values()))
+        yield Stack(model, discovery, logs, workers, plain, frontend)
+    finally:
+        for process in started:
+            process.stop()
+
+
+def wait_for_workers(frontend: HttpServer, workers: list[Process]) -> None:
+    """Wait until a frontend is connected to all workers."""
+    while True:
+        for process in (frontend, *workers):
+            process.check_alive()
+        views = httpx.get(frontend.url + "/mmrouter/workers").json()
+        if sum(view["connected"] for view in views) >= len(workers):
+            return
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="session")
+def router(stack: Stack) -> Iterator[Endpoint]:
+    """The frontend under test."""
+    endpoint = Endpoint(stack.frontend.url)
+    yield endpoint
+    endpoint.close()
+
+
+@pytest.fixture(scope="session")
+def plain(stack: Stack) -> Iterator[Endpoint]:
+    """vLLM's own server over the same model."""
+    endpoint = Endpoint(stack.plain.url)
+    yield endpoint
+    endpoint.close()
+
+
+@pytest.fixture(scope="session")
+def pictures_url() -> Iterator[str]:
+    """Base URL of a server of pictures."""
+    with picture_server() as url:
+        yield url

@@ -1,0 +1,159 @@
+"""Real processes for end-to-end tests: workers, frontends and a plain vLLM server."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+
+START_TIMEOUT_S = 240.0
+
+ENGINE_FLAGS = (
+    "--enforce-eager",
+    "--dtype=float32",
+    "--max-model-len=4096",
+    "--block-size=32",
+    "--served-model-name=demo",
+)
+SERVER_FLAGS = (
+    "--enable-auto-tool-choice",
+    "--tool-call-parser=hermes",
+    '--limit-mm-per-prompt={"image": 4}',
+)
+
+
+def environment() -> dict[str, str]:
+    """What a vLLM process needs on a machine without a GPU or a network."""
+    return os.environ | {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+    }
+
+
+def free_port() -> int:
+    """A port that is free at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Process:
+    """A process in its own group, with its output in a log file."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path, **extra_env: str) -> None:
+        self.name = name
+        self.log = log
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment() | extra_env,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def check_alive(self) -> None:
+        """Fail with the end of the log if the process has ended."""
+        if self._process.poll() is not None:
+            raise AssertionError(
+                f"{self.name} ended with status {self._process.returncode}:\n{self.tail()}"
+            )
+
+    def tail(self, lines: int = 40) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def wait(self, timeout: float = 60.0) -> int:
+        return self._process.wait(timeout)
+
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL to whatever is left of the group."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(30)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(10)
+
+
+def start_worker(
+    name: str, model: Path, discovery: Path, logs: Path, *flags: str, **extra_env: str
+) -> Process:
+    """A worker named ``name``."""
+    command = [
+        sys.executable, "-m", "backend_worker",
+        f"--model={model}", f"--worker-id={name}", f"--discovery-dir={discovery}",
+        *ENGINE_FLAGS, SERVER_FLAGS[-1], *flags,
+    ]  # fmt: skip
+    return Process(name, command, logs / f"{name}.log", **extra_env)
+
+
+class HttpServer(Process):
+    """A process that serves OpenAI's API on ``url``."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, port: int, **extra_env: str
+    ) -> None:
+        super().__init__(name, command, log, **extra_env)
+        self.url = f"http://127.0.0.1:{port}"
+
+    def wait_for_status(self, status: int, path: str = "/health") -> None:
+        """Wait until a path answers with a status."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            self.check_alive()
+            try:
+                if httpx.get(self.url + path, timeout=5).status_code == status:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.5)
+        raise AssertionError(f"{self.name} did not answer {status} on {path}:\n{self.tail()}")
+
+
+def start_frontend(
+    name: str, discovery: Path, logs: Path, *flags: str, **extra_env: str
+) -> HttpServer:
+    """A frontend over the workers in a discovery directory."""
+    port = free_port()
+    command = [
+        sys.executable, "-m", "frontend",
+        f"--discovery-dir={discovery}", f"--port={port}", "--mm-arena-gb=0.25",
+        *SERVER_FLAGS[:-1], *flags,
+    ]  # fmt: skip
+    return HttpServer(name, command, logs / f"{name}.log", port, **extra_env)
+
+
+def start_plain_vllm(model: Path, logs: Path) -> HttpServer:
+    """vLLM's own server, the answer to compare with."""
+    port = free_port()
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={model}",
+        "--host=127.0.0.1", f"--port={port}", "--enable-prompt-tokens-details",
+        "--prefix-caching-hash-algo=sha256_cbor",
+        *ENGINE_FLAGS, *SERVER_FLAGS,
+    ]  # fmt: skip
+    return HttpServer("plain-vllm", command, logs / "plain-vllm.log", port)
+
+
+def our_shared_memory() -> set[str]:
+    """Names of mmrouter's segments in shared memory."""
+    return {path.name for path in Path("/dev/shm").glob("mmrouter-*")}

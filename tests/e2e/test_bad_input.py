@@ -1,0 +1,91 @@
+"""What users get wrong: a 4xx that names it, in vLLM's shape, and nothing left behind."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Endpoint
+from tests.pictures import data_uri, picture
+
+
+def chat(*parts: dict[str, Any], **options: Any) -> dict[str, Any]:
+    return {
+        "model": "demo",
+        "messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "What?"}]}],
+        "max_tokens": 2,
+    } | options
+
+
+def image(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+BAD = {
+    "undecodable image": (chat(image("data:image/png;base64,bm90IGFuIGltYWdl")), r"image"),
+    "broken base64": (chat(image("data:image/png;base64,%%%")), r"."),
+    "truncated image": (chat(image(data_uri(picture("cut")[:2000]))), r"image|truncated"),
+    "unknown scheme": (chat(image("gopher://host/x.png")), r"URL|scheme"),
+    "local file": (chat(image("file:///etc/passwd")), r"allowed-local-media-path|local"),
+    "unreachable URL": (chat(image("http://127.0.0.1:9/x.png")), r"127\.0\.0\.1:9|connect"),
+    "not found": (chat(image("{pictures}/missing.png")), r"404|Not Found"),
+    "too many images": (chat(*[image(data_uri(picture("n")))] * 5), r"4 image|image\(s\)"),
+    "image too large": (
+        chat(
+            image(data_uri(picture("huge", (4000, 4000)))),
+            image(data_uri(picture("huge2", (4000, 4000)))),
+        ),
+        r"longer than the maximum model length|encoder cache|tokens",
+    ),
+    "prompt too long": (chat({"type": "text", "text": "river " * 9000}), r"maximum|length"),
+    "unknown model": (chat(model="nobody"), r"nobody"),
+    "bad parameter": (chat(temperature=-1), r"temperature"),
+    "bad schema": (
+        chat(
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"type": "nonsense"}},
+            }
+        ),
+        r".",
+    ),
+    "no messages": ({"model": "demo", "messages": []}, r"."),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_bad_request_is_named(
+    router: Endpoint, plain: Endpoint, pictures_url: str, name: str, stream: bool
+) -> None:
+    body, complaint = BAD[name]
+    text = json.dumps(body | {"stream": stream}).replace("{pictures}", pictures_url)
+    reply = router.http.post(
+        "/v1/chat/completions", content=text, headers={"Content-Type": "application/json"}
+    )
+    assert 400 <= reply.status_code < 500, reply.text
+    error = reply.json()["error"]
+    assert re.search(complaint, error["message"]), error["message"]
+    assert "Traceback" not in reply.text
+    theirs = plain.http.post(
+        "/v1/chat/completions", content=text, headers={"Content-Type": "application/json"}
+    )
+    assert (reply.status_code, error) == (theirs.status_code, theirs.json()["error"])
+    assert leased(router) == 0
+
+
+def test_wrong_json(router: Endpoint) -> None:
+    reply = router.http.post(
+        "/v1/chat/completions", content=b"{", headers={"Content-Type": "application/json"}
+    )
+    assert reply.status_code == 400
+    assert "message" in reply.json()["error"]
+
+
+def leased(router: Endpoint) -> int:
+    """Arena segments that are lent out."""
+    for line in router.http.get("/metrics").text.splitlines():
+        if line.startswith("mmrouter_arena_leases "):
+            return int(float(line.split()[1]))
+    raise AssertionError("no such metric")

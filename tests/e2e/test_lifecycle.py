@@ -1,0 +1,119 @@
+"""A frontend without workers, workers that do not fit, and nothing left behind."""
+
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from common.card import WorkerCard
+from tests.e2e.conftest import Endpoint, Stack
+from tests.e2e.processes import HttpServer, our_shared_memory, start_frontend, start_worker
+
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture
+def lonely(tmp_path: Path) -> HttpServer:
+    """A frontend over an empty discovery directory."""
+    server = start_frontend("lonely", tmp_path / "cards", tmp_path)
+    yield server  # type: ignore[misc]
+    server.stop()
+
+
+def chat(url: str) -> httpx.Response:
+    body = {"model": "demo", "messages": MESSAGES, "max_tokens": 2}
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+
+
+def test_without_workers_it_says_so_and_picks_them_up(
+    stack: Stack, lonely: HttpServer, tmp_path: Path
+) -> None:
+    lonely.wait_for_status(503)
+    reply = chat(lonely.url)
+    assert reply.status_code == 503
+    assert "no worker is available" in reply.json()["error"]["message"]
+
+    # The same worker may serve any number of frontends: borrow its card.
+    card = tmp_path / "cards" / "w0.json"
+    card.parent.mkdir(mode=0o700, exist_ok=True)
+    card.write_bytes((stack.discovery / "w0.json").read_bytes())
+    lonely.wait_for_status(200)
+    assert chat(lonely.url).status_code == 200
+
+    # And it is gone again.
+    card.unlink()
+    lonely.wait_for_status(503)
+    reply = chat(lonely.url)
+    assert reply.status_code == 503
+    assert "no worker is available" in reply.json()["error"]["message"]
+    assert lonely.url and httpx.get(f"{lonely.url}/v1/models").status_code == 200
+
+
+def test_a_card_that_does_not_fit_is_refused_by_name(stack: Stack, router: Endpoint) -> None:
+    card = WorkerCard.from_json((stack.discovery / "w0.json").read_bytes())
+    misfit = card.model_copy(
+        update={
+            "worker_id": "misfit",
+            "cache": card.cache.model_copy(update={"block_size": 16}),
+        }
+    )
+    path = stack.discovery / "misfit.json"
+    path.write_bytes(misfit.to_json())
+    try:
+        deadline = time.monotonic() + 10
+        while not (refused := router.http.get("/mmrouter/workers/refused").json()):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        path.unlink()
+    (entry,) = refused
+    assert entry["worker_id"] == "misfit"
+    assert "cache.block_size is 16" in entry["reason"] and "32" in entry["reason"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_frontend_leaves_no_shared_memory(
+    stack: Stack, tmp_path: Path, number: signal.Signals
+) -> None:
+    before = our_shared_memory()
+    server = start_frontend("leaving", stack.discovery, tmp_path)
+    try:
+        server.wait_for_status(200)
+        assert our_shared_memory() - before
+        server.signal(number)
+        assert server.wait() == 0, server.tail()
+    finally:
+        server.stop()
+    assert our_shared_memory() == before
+
+
+def test_a_worker_that_cannot_start_says_why(stack: Stack, tmp_path: Path) -> None:
+    worker = start_worker("broken", tmp_path / "no-such-model", tmp_path, tmp_path)
+    try:
+        assert worker.wait() != 0
+    finally:
+        worker.stop()
+    assert "no-such-model" in worker.tail()
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "complaint"),
+    [
+        (["--router-mode", "nonsense"], {}, "router-mode"),
+        ([], {"DYNAMO_MM_TRANSFER": "carrier-pigeon"}, "carrier-pigeon"),
+        (["some/model"], {}, "the model comes from the workers"),
+        (["--no-such-flag"], {}, "no-such-flag"),
+    ],
+)
+def test_a_wrong_command_line_is_a_sentence(
+    tmp_path: Path, flags: list[str], env: dict[str, str], complaint: str
+) -> None:
+    server = start_frontend("wrong", tmp_path, tmp_path, *flags, **env)
+    try:
+        assert server.wait() == 2
+    finally:
+        server.stop()
+    assert complaint in server.tail()
+    assert "Traceback" not in server.tail(1000)

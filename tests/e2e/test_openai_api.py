@@ -1,0 +1,260 @@
+"""Everything that vLLM's API does for text and images, through the router.
+
+Where an answer is determined, it must equal plain vLLM's.
+"""
+
+import json
+import subprocess
+import time
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Endpoint
+from tests.pictures import data_uri, picture
+
+QUESTION: list[Any] = [{"role": "user", "content": "Tell me about the river."}]
+
+
+def picture_question(name: str) -> list[Any]:
+    return [
+        {
+            "role": "user",
+            "content": [
+                {"type": "image_url", "image_url": {"url": data_uri(picture(name))}},
+                {"type": "text", "text": "What is this?"},
+            ],
+        }
+    ]
+
+
+def both(router: Endpoint, plain: Endpoint, path: str, body: dict[str, Any]) -> tuple[Any, Any]:
+    """The two endpoints' answers to one body."""
+    answers = []
+    for endpoint in (router, plain):
+        reply = endpoint.http.post(path, json=body)
+        assert reply.status_code == 200, reply.text
+        answers.append(reply.json())
+    return answers[0], answers[1]
+
+
+def test_models(router: Endpoint) -> None:
+    (model,) = router.openai.models.list().data
+    assert model.id == "demo"
+
+
+def test_chat_streams_the_text_of_a_plain_answer(router: Endpoint) -> None:
+    common: Any = {"model": "demo", "max_tokens": 12, "temperature": 0}
+    messages = picture_question("stream")
+    whole = router.openai.chat.completions.create(messages=messages, **common)
+    chunks = list(
+        router.openai.chat.completions.create(
+            messages=messages, stream=True, stream_options={"include_usage": True}, **common
+        )
+    )
+    pieces = [c.choices[0].delta.content or "" for c in chunks if c.choices]
+    assert "".join(pieces) == whole.choices[0].message.content
+    assert len(pieces) > 6, "token by token"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 12
+
+
+def test_curl(router: Endpoint) -> None:
+    body = {"model": "demo", "messages": picture_question("curl"), "max_tokens": 4}
+    done = subprocess.run(
+        ["curl", "-sS", "--fail", f"{router.url}/v1/chat/completions",
+         "-H", "Content-Type: application/json", "-d", "@-"],
+        input=json.dumps(body), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["choices"][0]["message"]["content"]
+
+
+def test_completions(router: Endpoint, plain: Endpoint) -> None:
+    body = {
+        "model": "demo",
+        "prompt": ["Once upon a time", "The weather in Paris"],
+        "max_tokens": 8,
+        "temperature": 0,
+        "logprobs": 2,
+        "echo": True,
+    }
+    ours, theirs = both(router, plain, "/v1/completions", body)
+    assert [c["text"] for c in ours["choices"]] == [c["text"] for c in theirs["choices"]]
+    assert [c["logprobs"]["tokens"] for c in ours["choices"]] == [
+        c["logprobs"]["tokens"] for c in theirs["choices"]
+    ]
+
+
+def test_completions_stream(router: Endpoint) -> None:
+    common: Any = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+    whole = router.openai.completions.create(**common)
+    stream = router.openai.completions.create(stream=True, **common)
+    assert "".join(c.choices[0].text for c in stream if c.choices) == whole.choices[0].text
+
+
+def test_responses(router: Endpoint, plain: Endpoint) -> None:
+    def ask(endpoint: Endpoint) -> str:
+        reply = endpoint.openai.responses.create(
+            model="demo",
+            input=[
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "input_text", "text": "What is this?"},
+                        {
+                            "type": "input_image",
+                            "image_url": data_uri(picture("responses")),
+                            "detail": "auto",
+                        },
+                    ],
+                }
+            ],
+            max_output_tokens=8,
+            temperature=0,
+        )
+        return str(reply.output_text)
+
+    assert ask(router) == ask(plain) != ""
+
+
+def test_tokenize(router: Endpoint, plain: Endpoint) -> None:
+    ours, theirs = both(router, plain, "/tokenize", {"model": "demo", "messages": QUESTION})
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n": 3, "seed": 1, "temperature": 1.0},
+        {"seed": 7, "temperature": 0.8, "top_p": 0.9},
+        {"logprobs": True, "top_logprobs": 2},
+        {"stop": ["e"]},
+        {"max_tokens": 1},
+        {"frequency_penalty": 1.0, "presence_penalty": 0.5},
+        {"logit_bias": {"100": 5}},
+        {"prompt_logprobs": 1},
+        {"min_tokens": 5, "ignore_eos": True},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_sampling_options(router: Endpoint, plain: Endpoint, options: dict[str, Any]) -> None:
+    body = {"model": "demo", "messages": QUESTION, "max_tokens": 8, "temperature": 0} | options
+    ours, theirs = both(router, plain, "/v1/chat/completions", body)
+    for one, other in zip(ours["choices"], theirs["choices"], strict=True):
+        assert one["message"]["content"] == other["message"]["content"]
+        assert one["finish_reason"] == other["finish_reason"]
+        if one["logprobs"] is not None:
+            assert [t["token"] for t in one["logprobs"]["content"]] == [
+                t["token"] for t in other["logprobs"]["content"]
+            ]
+    assert ours["usage"]["completion_tokens"] == theirs["usage"]["completion_tokens"]
+    assert (ours.get("prompt_logprobs") is None) == (theirs.get("prompt_logprobs") is None)
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "paint"}}]
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_tool_calls(router: Endpoint, choice: Any, stream: bool) -> None:
+    tools: Any = [
+        {
+            "type": "function",
+            "function": {
+                "name": "paint",
+                "description": "Paint it.",
+                "parameters": {
+                    "type": "object",
+                    "properties": {"colour": {"type": "string", "enum": ["red", "blue"]}},
+                    "required": ["colour"],
+                    "additionalProperties": False,
+                },
+            },
+        }
+    ]
+    common: Any = {
+        "model": "demo",
+        "messages": QUESTION,
+        "tools": tools,
+        "tool_choice": choice,
+        "max_tokens": 200,
+        "temperature": 0,
+    }
+    if stream:
+        name = arguments = ""
+        for chunk in router.openai.chat.completions.create(stream=True, **common):
+            for call in (chunk.choices[0].delta.tool_calls or []) if chunk.choices else []:
+                assert call.function is not None
+                name += call.function.name or ""
+                arguments += call.function.arguments or ""
+    else:
+        message = router.openai.chat.completions.create(**common).choices[0].message
+        assert message.tool_calls
+        name = message.tool_calls[0].function.name
+        arguments = message.tool_calls[0].function.arguments
+    assert name == "paint"
+    assert json.loads(arguments)["colour"] in ("red", "blue")
+
+
+def test_structured_outputs(router: Endpoint, plain: Endpoint) -> None:
+    body = {
+        "model": "demo",
+        "messages": QUESTION,
+        "max_tokens": 60,
+        "temperature": 0,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {
+                "name": "answer",
+                "schema": {
+                    "type": "object",
+                    "properties": {"deep": {"type": "boolean"}},
+                    "required": ["deep"],
+                    "additionalProperties": False,
+                },
+            },
+        },
+    }
+    ours, theirs = both(router, plain, "/v1/chat/completions", body)
+    content = ours["choices"][0]["message"]["content"]
+    assert content == theirs["choices"][0]["message"]["content"]
+    assert isinstance(json.loads(content)["deep"], bool)
+
+
+def test_a_cache_salt_separates(router: Endpoint) -> None:
+    def cached(salt: str) -> int:
+        reply = router.http.post(
+            "/v1/chat/completions",
+            json={
+                "model": "demo",
+                "messages": picture_question("salted"),
+                "max_tokens": 2,
+                "cache_salt": salt,
+            },
+        ).json()
+        details = reply["usage"]["prompt_tokens_details"] or {}
+        return int(details.get("cached_tokens") or 0)
+
+    assert cached("one") == 0
+    assert cached("one") > 0
+    assert cached("two") == 0
+
+
+def test_a_disconnect_aborts_on_the_worker(router: Endpoint) -> None:
+    stream = router.openai.chat.completions.create(
+        model="demo",
+        messages=picture_question("disconnect"),
+        max_tokens=3000,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    assert next(iter(stream)).choices
+    assert sum(int(str(w["active_requests"])) for w in router.workers().values()) == 1
+    stream.close()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        views = router.workers().values()
+        if all(w["active_requests"] == 0 and w["running"] == 0 for w in views):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"still running: {router.workers()}")

@@ -1,0 +1,77 @@
+import json
+
+import pytest
+
+from common.card import CARD_VERSION, WorkerCard, check_compatible
+from common.errors import CardError, CardIncompatibleError
+from tests.unit.common.cards import make_card
+
+
+def test_a_card_survives_json() -> None:
+    card = make_card()
+    assert WorkerCard.from_json(card.to_json()) == card
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "card: "),
+        (b"not json", "card: "),
+        (b"[]", "card: "),
+        (b"{}", "worker_id: "),
+    ],
+)
+def test_what_is_no_card_is_refused_with_the_place(content: bytes, complaint: str) -> None:
+    with pytest.raises(CardError, match=complaint):
+        WorkerCard.from_json(content)
+
+
+def test_an_unknown_field_is_refused() -> None:
+    raw = json.loads(make_card().to_json())
+    raw["model"]["surprise"] = 1
+    with pytest.raises(CardError, match=r"model\.surprise"):
+        WorkerCard.from_json(json.dumps(raw).encode())
+
+
+def test_another_card_version_is_refused() -> None:
+    raw = json.loads(make_card().to_json())
+    raw["card_version"] = CARD_VERSION + 1
+    with pytest.raises(CardError, match="version"):
+        WorkerCard.from_json(json.dumps(raw).encode())
+
+
+def test_workers_may_differ_in_what_does_not_change_hashes() -> None:
+    ours = make_card()
+    check_compatible(ours, make_card("w1", request_endpoint="tcp://127.0.0.1:2", num_ranks=2))
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "values"),
+    [
+        ({"model": {"dtype": "bfloat16"}}, "model.dtype", ("float32", "bfloat16")),
+        ({"model": {"model": "/other"}}, "model.model", ("/models/demo", "/other")),
+        (
+            {"model": {"mm_processor_kwargs": {"max_pixels": 1}}},
+            "model.mm_processor_kwargs",
+            ("None", "max_pixels"),
+        ),
+        ({"cache": {"block_size": 16}}, "cache.block_size", ("32", "16")),
+        ({"cache": {"none_hash": "11" * 32}}, "cache.none_hash", ("00" * 32, "11" * 32)),
+        (
+            {"cache": {"hash_algorithm": "sha256"}},
+            "cache.hash_algorithm",
+            ("sha256_cbor", "sha256"),
+        ),
+        ({"vllm_version": "0.33.0"}, "vllm_version", ("0.32.0", "0.33.0")),
+        ({"served_model_names": ["x"]}, "served_model_names", ("demo", "x")),
+    ],
+)
+def test_a_difference_names_the_field_and_both_values(
+    change: dict[str, object], field: str, values: tuple[str, str]
+) -> None:
+    with pytest.raises(CardIncompatibleError) as caught:
+        check_compatible(make_card(), make_card("w1", **change))  # type: ignore[arg-type]
+    assert caught.value.field == field
+    message = str(caught.value)
+    assert "w1" in message and field in message
+    assert all(value in message for value in values)

@@ -1,0 +1,145 @@
+import contextlib
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from vllm.logprobs import Logprob
+from vllm.outputs import CompletionOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.v1.metrics.stats import RequestStateStats
+
+from common.errors import ProtocolError
+from common.identity import Incarnation, MmHash, RequestId, WorkerId
+from common.protocol import (
+    Abort,
+    Ack,
+    Failed,
+    FailureKind,
+    Goodbye,
+    Hello,
+    Leave,
+    MediaPart,
+    Nack,
+    Output,
+    Ping,
+    Status,
+    Submit,
+    Supply,
+    ToFrontend,
+    ToWorker,
+    Welcome,
+)
+from common.wire import Codec, Frame
+
+R = RequestId("r")
+H = MmHash("h")
+
+
+def views(frames: list[Frame]) -> list[memoryview]:
+    return [memoryview(frame) for frame in frames]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Hello(1, Incarnation("f"), b"{}"),
+        Submit(
+            R,
+            [1, 2, 3],
+            SamplingParams(
+                n=2,
+                stop=["a"],
+                seed=7,
+                logprobs=3,
+                output_kind=RequestOutputKind.DELTA,
+                structured_outputs=StructuredOutputsParams(json={"type": "object"}),
+            ),
+            [MediaPart("image", H, 0, 2, b"\x01\x00"), MediaPart("image", H, 2, 1, None)],
+            [b"{}"],
+            cache_salt="salt",
+            trace_headers={"traceparent": "x"},
+        ),
+        Supply(R, [b"{}"]),
+        Abort(R),
+        Ping(),
+        Leave(),
+    ],
+)
+def test_messages_to_a_worker_arrive_as_they_left(message: msgspec.Struct) -> None:
+    codec: Codec[ToWorker] = Codec(ToWorker)
+    decoded, media = codec.decode(views(codec.encode(message, [b"one", b"two"])))
+    assert decoded == message
+    assert [bytes(frame) for frame in media] == [b"one", b"two"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Welcome(1, WorkerId("w"), Incarnation("i"), b"{}"),
+        Goodbye("why"),
+        Ack(R, [H]),
+        Nack(R, [H], "not_held"),
+        Output(
+            R,
+            [CompletionOutput(0, "x", [1], 0.5, [{1: Logprob(0.5, 1, "x")}], finish_reason="stop")],
+            finished=True,
+            prompt_logprobs=[None, {2: Logprob(0.1, 2, "y")}],
+            metrics=RequestStateStats(num_generation_tokens=1),
+            num_cached_tokens=32,
+        ),
+        Failed(R, FailureKind.MEDIA, "why"),
+        Status(1, 2, 3, 0.5, 6),
+    ],
+)
+def test_messages_to_a_frontend_arrive_as_they_left(message: msgspec.Struct) -> None:
+    codec: Codec[ToFrontend] = Codec(ToFrontend)
+    decoded, media = codec.decode(views(codec.encode(message)))
+    assert decoded == message
+    assert list(media) == []
+
+
+def test_tensors_travel_beside_the_message() -> None:
+    codec: Codec[ToWorker] = Codec(ToWorker)
+    embeds = torch.arange(4096, dtype=torch.float32).reshape(32, 128)
+    submit = Submit(R, None, SamplingParams(), [], [], prompt_embeds=embeds)
+    frames = codec.encode(submit, [b"media"])
+    decoded, media = codec.decode(views([frames[0], frames[1], bytearray(frames[2]), frames[3]]))
+    assert isinstance(decoded, Submit) and decoded.prompt_embeds is not None
+    assert torch.equal(decoded.prompt_embeds, embeds)
+    assert [bytes(frame) for frame in media] == [b"media"]
+
+
+def test_a_message_of_the_other_direction_is_refused() -> None:
+    codec: Codec[ToWorker] = Codec(ToWorker)
+    with pytest.raises(ProtocolError):
+        codec.decode(views(codec.encode(Goodbye("wrong way"))))
+
+
+def test_pickle_is_refused_even_if_vllm_would_allow_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+    codec: Codec[ToWorker] = Codec(ToWorker)
+    params = SamplingParams(extra_args={"surprise": object()})
+    with pytest.raises(ProtocolError, match="can't be sent"):
+        codec.encode(Submit(R, [], params, [], []))
+    pickled = msgspec.msgpack.encode(msgspec.msgpack.Ext(1, b"cos\nsystem\n(S'false'\ntR."))
+    with pytest.raises(ProtocolError, match="ext"):
+        codec.decode(views([(1).to_bytes(4, "little"), pickled]))
+
+
+@given(st.lists(st.binary(max_size=64), max_size=4))
+def test_any_frames_give_a_message_or_a_protocol_error(frames: list[bytes]) -> None:
+    codec: Codec[ToWorker] = Codec(ToWorker)
+    with contextlib.suppress(ProtocolError):
+        codec.decode(views(list(frames)))
+
+
+@given(st.integers(0, 200), st.integers(0, 255))
+def test_a_damaged_message_gives_a_message_or_a_protocol_error(place: int, byte: int) -> None:
+    codec: Codec[ToWorker] = Codec(ToWorker)
+    submit = Submit(R, [1, 2], SamplingParams(), [MediaPart("image", H, 0, 2, None)], [b"x"])
+    frames = [bytearray(frame) for frame in codec.encode(submit)]
+    frames[1][place % len(frames[1])] = byte
+    with contextlib.suppress(ProtocolError):
+        codec.decode(views(list(frames)))

@@ -1,0 +1,37 @@
+"""What the second process of the two-process tests does: own an arena."""
+
+from collections.abc import Generator
+from typing import Any
+
+from common.transfer.arena import Arena
+from common.transfer.arena_sender import ArenaSender
+from common.transfer.nixl import NixlSender
+from common.transfer.shm import ShmSender
+from tests.unit.common.transfer.items import image, image_hash
+
+
+def frontend(transport: str, size: int) -> Generator[Any, Any, None]:
+    """Yields the offer; then, for each (command, seed, rows), what the command gives.
+
+    ``send`` gives the metadata and keeps the loan; ``release`` ends it.
+    """
+    with Arena(size) as arena:
+        if transport == "shm":
+            sender: ArenaSender = ShmSender(arena)
+            offer = arena.offer.model_dump()
+        else:
+            sender = NixlSender(arena)
+            offer = sender.offer.model_dump()
+        loans = {}
+        answer: Any = offer
+        try:
+            while True:
+                command, seed, *rows = yield answer
+                if command == "send":
+                    loans[seed] = sender.send(image_hash(seed), image(seed, *rows))
+                    answer = loans[seed].metadata.model_dump()
+                else:
+                    loans.pop(seed).release()
+                    answer = None
+        finally:
+            sender.close()

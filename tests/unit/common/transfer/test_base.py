@@ -1,0 +1,136 @@
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from common.errors import CorruptSegmentError, StaleSegmentError
+from common.identity import MmHash
+from common.telemetry import STAGE_FAILURES, STAGE_SECONDS
+from common.transfer.base import Loan, Received, join_frames, receive_all
+from common.transfer.inline import InlineReceiver, InlineSender
+from common.transfer.memory import MemoryReceiver, MemorySender, MemoryStore
+from common.transfer.metadata import MemoryMetadata, TransferMetadata
+from tests.unit.common.transfer.items import image, image_hash, is_image
+
+
+def stages(name: str) -> float:
+    return float(STAGE_SECONDS.labels(name)._sum.get())
+
+
+async def test_each_end_is_a_stage() -> None:
+    store = MemoryStore()
+    sent, received = stages("send_memory"), stages("receive_memory")
+    loan = MemorySender(store).send(image_hash(1), image(1))
+    await MemoryReceiver(store).receive(loan.metadata)
+    assert stages("send_memory") > sent
+    assert stages("receive_memory") > received
+    store.reclaim()
+    failures = STAGE_FAILURES.labels("receive_memory", "StaleSegmentError")
+    before = failures._value.get()
+    with pytest.raises(StaleSegmentError):
+        await MemoryReceiver(store).receive(loan.metadata)
+    assert failures._value.get() == before + 1
+
+
+def test_bytes_are_reported_once_sent() -> None:
+    sent: list[tuple[str, int]] = []
+    sender = InlineSender(on_sent=lambda transport, nbytes: sent.append((transport, nbytes)))
+    loan = sender.send(image_hash(1), image(1))
+    assert sent == [("inline", loan.metadata.nbytes)]
+    assert loan.metadata.nbytes > 64 * 1176
+
+
+async def test_metadata_of_another_transport_is_refused() -> None:
+    loan = InlineSender().send(image_hash(1), image(1))
+    with pytest.raises(CorruptSegmentError, match="inline"):
+        await MemoryReceiver(MemoryStore()).receive(loan.metadata)
+
+
+def test_a_loan_is_released_once() -> None:
+    released: list[int] = []
+    metadata = MemoryMetadata(mm_hash=MmHash("a"), envelope_size=0, buffer_sizes=(), slot=0)
+    with Loan(metadata, on_release=lambda: released.append(1)) as loan:
+        pass
+    loan.release()
+    assert released == [1]
+
+
+def test_a_received_item_is_released_once_and_then_is_empty() -> None:
+    released: list[int] = []
+    received = Received(image_hash(1), image(1), on_release=lambda: released.append(1))
+    with received:
+        assert len(received.item) == 2
+    received.release()
+    received.verify()
+    assert released == [1]
+    assert not received.item
+
+
+async def test_frames_of_several_items_in_one_message() -> None:
+    sender = InlineSender()
+    store = MemoryStore()
+    loans = [
+        sender.send(image_hash(1), image(1)),
+        MemorySender(store).send(image_hash(2), image(2)),
+        sender.send(image_hash(3), image(3)),
+    ]
+    metadata, frames = join_frames(loans)
+    assert len(frames) == 4
+    views = [memoryview(frame) for frame in frames]
+    for seed, each in ((1, metadata[0]), (3, metadata[2])):
+        received = await InlineReceiver().receive(each, views)
+        assert is_image(received.item, seed)
+
+
+class Scripted:
+    """Receives after a delay given per slot, or fails."""
+
+    def __init__(self, delays: dict[int, float], failing: int | None = None) -> None:
+        self.delays = delays
+        self.failing = failing
+        self.released: list[int] = []
+        self.finished: list[int] = []
+
+    async def receive(
+        self, metadata: TransferMetadata, frames: Sequence[memoryview] = ()
+    ) -> Received:
+        assert isinstance(metadata, MemoryMetadata)
+        slot = metadata.slot
+        await asyncio.sleep(self.delays[slot])
+        self.finished.append(slot)
+        if slot == self.failing:
+            raise StaleSegmentError("gone")
+        return Received(
+            metadata.mm_hash, image(slot), on_release=lambda: self.released.append(slot)
+        )
+
+
+def slots(count: int) -> list[TransferMetadata]:
+    return [
+        MemoryMetadata(mm_hash=image_hash(i), envelope_size=0, buffer_sizes=(), slot=i)
+        for i in range(count)
+    ]
+
+
+async def test_order_is_that_of_the_request() -> None:
+    receiver = Scripted({0: 0.03, 1: 0.0, 2: 0.015})
+    received = await receive_all(receiver, slots(3))
+    assert receiver.finished == [1, 2, 0]
+    assert [each.mm_hash for each in received] == [image_hash(i) for i in range(3)]
+
+
+async def test_one_of_three_fails_and_the_others_are_given_back() -> None:
+    receiver = Scripted({0: 0.0, 1: 0.01, 2: 60.0}, failing=1)
+    with pytest.raises(StaleSegmentError):
+        await receive_all(receiver, slots(3))
+    assert receiver.released == [0]
+
+
+async def test_cancelling_gives_all_back() -> None:
+    receiver = Scripted({0: 0.0, 1: 60.0})
+    task = asyncio.ensure_future(receive_all(receiver, slots(2)))
+    await asyncio.sleep(0.02)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert receiver.released == [0]

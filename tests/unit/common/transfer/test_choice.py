@@ -1,0 +1,112 @@
+from collections.abc import Callable
+
+import pytest
+
+from common.errors import ArenaUnavailableError, ConfigurationError
+from common.telemetry import TRANSFER_FALLBACKS
+from common.transfer.arena import Arena
+from common.transfer.choice import (
+    Choice,
+    ReceiverSet,
+    SenderSet,
+    TransferMode,
+    choose_transport,
+    parse_transfer_mode,
+)
+from common.transfer.inline import InlineReceiver, InlineSender
+from common.transfer.shm import ShmReceiver, ShmSender
+from tests.unit.common.transfer.items import image, image_hash, is_image
+
+
+@pytest.mark.parametrize(
+    ("value", "mode"),
+    [
+        (None, TransferMode.AUTO),
+        ("", TransferMode.AUTO),
+        ("auto", TransferMode.AUTO),
+        ("shm", TransferMode.SHM),
+        (" NIXL ", TransferMode.NIXL),
+    ],
+)
+def test_modes(value: str | None, mode: TransferMode) -> None:
+    assert parse_transfer_mode(value) is mode
+
+
+@pytest.mark.parametrize("value", ["rdma", "shm,nixl", "1", "inline"])
+def test_unknown_modes(value: str) -> None:
+    with pytest.raises(ConfigurationError, match="DYNAMO_MM_TRANSFER"):
+        parse_transfer_mode(value)
+
+
+@pytest.mark.parametrize(
+    ("mode", "shm", "nixl", "choice"),
+    [
+        (TransferMode.AUTO, True, True, Choice("shm")),
+        (TransferMode.AUTO, True, False, Choice("shm")),
+        (TransferMode.AUTO, False, True, Choice("nixl", "shm", "not_readable")),
+        (TransferMode.AUTO, False, False, Choice("inline", "shm", "not_readable")),
+        (TransferMode.SHM, True, False, Choice("shm")),
+        (TransferMode.SHM, False, True, Choice("inline", "shm", "not_readable")),
+        (TransferMode.NIXL, True, True, Choice("nixl")),
+        (TransferMode.NIXL, True, False, Choice("inline", "nixl", "not_connected")),
+    ],
+)
+def test_choices(mode: TransferMode, shm: bool, nixl: bool, choice: Choice) -> None:
+    assert choose_transport(mode, shm_proven=shm, nixl_ready=nixl) == choice
+
+
+def fallbacks(transport: str, reason: str) -> float:
+    return float(TRANSFER_FALLBACKS.labels(transport, reason)._value.get())
+
+
+async def test_a_full_arena_sends_inline_and_counts(make_arena: Callable[..., Arena]) -> None:
+    arena = make_arena(100_000)
+    senders = SenderSet([ShmSender(arena), InlineSender()])
+    shm = ShmReceiver()
+    shm.attach(arena.offer)
+    receivers = ReceiverSet([shm, InlineReceiver()])
+    before = fallbacks("shm", "arena_full")
+    loans = [senders.send(Choice("shm"), image_hash(seed), image(seed)) for seed in range(2)]
+    assert [loan.metadata.transport for loan in loans] == ["shm", "inline"]
+    assert fallbacks("shm", "arena_full") == before + 1
+    for seed, loan in enumerate(loans):
+        views = [memoryview(frame) for frame in loan.frames]
+        with await receivers.receive(loan.metadata, views) as received:
+            assert is_image(received.item, seed)
+    await receivers.close()
+
+
+def test_a_closed_arena_sends_inline_and_counts(make_arena: Callable[..., Arena]) -> None:
+    arena = make_arena()
+    arena.close()
+    before = fallbacks("shm", "arena_unavailable")
+    loan = SenderSet([ShmSender(arena), InlineSender()]).send(
+        Choice("shm"), image_hash(1), image(1)
+    )
+    assert loan.metadata.transport == "inline"
+    assert fallbacks("shm", "arena_unavailable") == before + 1
+
+
+def test_the_second_best_choice_is_counted_per_item(make_arena: Callable[..., Arena]) -> None:
+    senders = SenderSet([ShmSender(make_arena()), InlineSender()])
+    before = fallbacks("nixl", "not_connected")
+    choice = Choice("inline", "nixl", "not_connected")
+    senders.send(choice, image_hash(1), image(1))
+    assert fallbacks("nixl", "not_connected") == before + 1
+    assert senders.send_held(choice, image_hash(1)) is None
+    assert fallbacks("nixl", "not_connected") == before + 1
+
+
+def test_held_items(make_arena: Callable[..., Arena]) -> None:
+    senders = SenderSet([ShmSender(make_arena()), InlineSender()])
+    assert senders.send_held(Choice("shm"), image_hash(1)) is None
+    senders.send(Choice("shm"), image_hash(1), image(1)).release()
+    loan = senders.send_held(Choice("shm"), image_hash(1))
+    assert loan is not None
+    assert loan.metadata.transport == "shm"
+
+
+async def test_a_transport_that_a_worker_lacks() -> None:
+    loan = InlineSender().send(image_hash(1), image(1))
+    with pytest.raises(ArenaUnavailableError, match="no inline transport"):
+        await ReceiverSet([]).receive(loan.metadata)

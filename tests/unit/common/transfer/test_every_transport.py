@@ -1,0 +1,116 @@
+"""What holds for each transport alike."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from vllm.multimodal.inputs import (
+    MultiModalFieldConfig,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
+)
+
+from common.errors import StaleSegmentError, UnsupportedItemError
+from common.transfer.arena import Arena
+from common.transfer.base import Loan, MmKwargsReceiver, MmKwargsSender, Received
+from common.transfer.inline import InlineReceiver, InlineSender
+from common.transfer.memory import MemoryReceiver, MemorySender, MemoryStore
+from common.transfer.metadata import decode_metadata, encode_metadata
+from common.transfer.shm import ShmReceiver, ShmSender
+from tests.unit.common.transfer.items import image, image_hash, is_image, same
+
+MakeArena = Callable[..., Arena]
+SHARED = MultiModalFieldConfig.shared("image", 2).field
+
+
+class Ends(NamedTuple):
+    sender: MmKwargsSender
+    receiver: MmKwargsReceiver[Any]
+
+    async def carry(self, loan: Loan) -> Received:
+        """As over the wire: metadata as bytes, frames as ZeroMQ gives them."""
+        frames = [memoryview(bytearray(frame)) for frame in loan.frames]
+        return await self.receiver.receive(decode_metadata(encode_metadata(loan.metadata)), frames)
+
+
+@pytest.fixture(params=["shm", "inline", "memory"])
+async def ends(request: pytest.FixtureRequest, make_arena: MakeArena) -> AsyncIterator[Ends]:
+    match request.param:
+        case "shm":
+            arena = make_arena()
+            shm = ShmReceiver()
+            shm.attach(arena.offer)
+            ends = Ends(ShmSender(arena), shm)
+        case "inline":
+            ends = Ends(InlineSender(), InlineReceiver())
+        case _:
+            store = MemoryStore()
+            ends = Ends(MemorySender(store), MemoryReceiver(store))
+    yield ends
+    ends.sender.close()
+    await ends.receiver.close()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        torch.randn(300, 40),
+        torch.randn(300, 40).bfloat16(),
+        torch.randn(300, 40).T,
+        torch.zeros(0, 5),
+        torch.tensor(7),
+        [torch.randn(100), [torch.randn(3), torch.randn(200)]],
+        [],
+        2.5,
+        None,
+    ],
+    ids=str,
+)
+async def test_items_arrive_as_they_were(ends: Ends, data: object) -> None:
+    item = MultiModalKwargsItem({"x": MultiModalFieldElem(data=data, field=SHARED)})
+    loan = ends.sender.send(image_hash(1), item)
+    assert loan.metadata.mm_hash == image_hash(1)
+    with await ends.carry(loan) as received:
+        assert received.mm_hash == image_hash(1)
+        assert same(received.item, item)
+
+
+async def test_an_item_without_fields(ends: Ends) -> None:
+    loan = ends.sender.send(image_hash(1), MultiModalKwargsItem({}))
+    with await ends.carry(loan) as received:
+        assert not received.item
+
+
+async def test_the_same_item_twice(ends: Ends) -> None:
+    loans = [ends.sender.send(image_hash(1), image(1)) for _ in range(2)]
+    loans[0].release()
+    with await ends.carry(loans[1]) as received:
+        assert is_image(received.item, 1)
+
+
+async def test_unsupported_items_leave_nothing(ends: Ends) -> None:
+    item = MultiModalKwargsItem({"x": MultiModalFieldElem(data="text", field=SHARED)})
+    with pytest.raises(UnsupportedItemError):
+        ends.sender.send(image_hash(1), item)
+    assert ends.sender.send_held(image_hash(1)) is None
+
+
+async def test_tensors_are_writable(ends: Ends) -> None:
+    """torch warns of memory that isn't, and undefined behaviour follows."""
+    with await ends.carry(ends.sender.send(image_hash(1), image(1))) as received:
+        received.item["pixel_values"].data.add_(1)
+
+
+async def test_a_scripted_failure_of_the_memory_transport() -> None:
+    store = MemoryStore()
+    ends = Ends(MemorySender(store), MemoryReceiver(store))
+    loan = ends.sender.send(image_hash(1), image(1))
+    store.fail_next.append(StaleSegmentError("gone"))
+    with pytest.raises(StaleSegmentError):
+        await ends.carry(loan)
+    with await ends.carry(loan):
+        assert store.unreleased == 1
+    assert store.unreleased == 0
+    loan.release()
+    assert store.held == 0

@@ -1,0 +1,201 @@
+import gc
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from common.errors import ArenaUnavailableError, CorruptSegmentError, StaleSegmentError
+from common.identity import MmHash
+from common.telemetry import ARENA_PAGES_RESTORED
+from common.transfer.arena import Arena
+from common.transfer.base import Loan
+from common.transfer.metadata import ShmMetadata
+from common.transfer.pages import PrivatePages
+from common.transfer.segment import HEADER_SIZE
+from common.transfer.shm import ShmReceiver, ShmSender
+from tests.unit.common.transfer.items import image, image_hash, is_image, same
+
+MakeArena = Callable[..., Arena]
+
+
+class Pair:
+    """An arena, a sender on it, and a receiver that has it mapped."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.sender = ShmSender(arena)
+        self.receiver = ShmReceiver()
+        self.receiver.attach(arena.offer)
+
+    def send(self, seed: int, rows: int = 64) -> Loan:
+        return self.sender.send(image_hash(seed), image(seed, rows))
+
+
+MakePair = Callable[..., Pair]
+
+
+@pytest.fixture
+async def make_pair(make_arena: MakeArena) -> AsyncIterator[MakePair]:
+    made = []
+
+    def make(*arguments: int) -> Pair:
+        made.append(Pair(make_arena(*arguments)))
+        return made[-1]
+
+    yield make
+    for pair in made:
+        await pair.receiver.close()
+
+
+@pytest.fixture
+def pair(make_pair: MakePair) -> Pair:
+    return make_pair()
+
+
+async def test_tensors_lie_in_the_arena(pair: Pair) -> None:
+    loan = pair.send(1)
+    received = await pair.receiver.receive(loan.metadata)
+    assert same(received.item, image(1))
+    assert isinstance(loan.metadata, ShmMetadata)
+    pixels = loan.metadata.offset + loan.metadata.layout.buffer_offsets[0]
+    pair.arena.memory[pixels] = 200
+    assert received.item["pixel_values"].data[0, 0] == 200
+    assert received.item["pixel_values"].data.data_ptr() % 64 == 0
+
+
+async def test_many_readers_of_one_segment(pair: Pair) -> None:
+    loan = pair.send(1)
+    readers = [await pair.receiver.receive(loan.metadata) for _ in range(3)]
+    readers[0].release()
+    assert all(is_image(reader.item, 1) for reader in readers[1:])
+
+
+async def test_an_arena_that_is_not_mapped(pair: Pair) -> None:
+    loan = pair.send(1)
+    received = await pair.receiver.receive(loan.metadata)
+    pair.receiver.detach(pair.arena.offer.name)
+    with pytest.raises(ArenaUnavailableError, match="isn't mapped"):
+        await pair.receiver.receive(loan.metadata)
+    assert is_image(received.item, 1)
+
+
+async def test_attaching_again_maps_once(pair: Pair) -> None:
+    assert pair.receiver.attach(pair.arena.offer) is pair.receiver.attach(pair.arena.offer)
+
+
+async def test_a_reclaimed_segment_is_stale(make_pair: MakePair) -> None:
+    pair = make_pair(100_000)
+    late = pair.send(1)
+    late.release()
+    pair.send(2)
+    with pytest.raises(StaleSegmentError):
+        await pair.receiver.receive(late.metadata)
+
+
+async def test_a_segment_reclaimed_while_in_use_is_found_out(make_pair: MakePair) -> None:
+    pair = make_pair(100_000)
+    loan = pair.send(1)
+    received = await pair.receiver.receive(loan.metadata)
+    received.verify()
+    loan.release()
+    received.verify()
+    pair.send(2)
+    with pytest.raises(StaleSegmentError):
+        received.verify()
+
+
+async def test_a_segment_reclaimed_during_decoding_is_found_out(
+    make_pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from common.transfer import shm
+
+    pair = make_pair(100_000)
+    loan = pair.send(1)
+    decode = shm.decode
+
+    def meanwhile(*arguments: object) -> object:
+        loan.release()
+        pair.send(2)
+        return decode(*arguments)  # type: ignore[arg-type] # passed through
+
+    monkeypatch.setattr(shm, "decode", meanwhile)
+    with pytest.raises(StaleSegmentError):
+        await pair.receiver.receive(loan.metadata)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mm_hash": MmHash("f" * 64)},
+        {"envelope_size": 100},
+        {"buffer_sizes": (64 * 1176 - 1,)},
+        {"buffer_sizes": (64 * 1176, 8)},
+        {"buffer_sizes": ()},
+        {"buffer_sizes": (1 << 40,)},
+        {"offset": 0},
+        {"offset": 64},
+        {"offset": 1 << 40},
+    ],
+)
+async def test_metadata_that_does_not_fit(pair: Pair, change: dict[str, object]) -> None:
+    metadata = pair.send(1).metadata.model_copy(update=change)
+    with pytest.raises(CorruptSegmentError):
+        await pair.receiver.receive(metadata)
+
+
+async def test_another_generation(pair: Pair) -> None:
+    metadata = pair.send(1).metadata.model_copy(update={"generation": 77})
+    with pytest.raises(StaleSegmentError):
+        await pair.receiver.receive(metadata)
+
+
+@pytest.mark.parametrize("at", [20, HEADER_SIZE, HEADER_SIZE + 60])
+async def test_a_damaged_segment(pair: Pair, at: int) -> None:
+    loan = pair.send(1)
+    assert isinstance(loan.metadata, ShmMetadata)
+    pair.arena.memory[loan.metadata.offset + at] ^= 1
+    with pytest.raises(CorruptSegmentError):
+        await pair.receiver.receive(loan.metadata)
+
+
+@pytest.mark.parametrize("pagemap", [True, False])
+async def test_what_an_engine_writes_is_not_seen_by_the_next_item(
+    make_pair: MakePair, monkeypatch: pytest.MonkeyPatch, pagemap: bool
+) -> None:
+    if not pagemap:
+        monkeypatch.setattr(PrivatePages, "_count_private", lambda *_: None)
+    pair = make_pair(100_000)
+    restored = ARENA_PAGES_RESTORED._value.get()
+    loan = pair.send(1)
+    received = await pair.receiver.receive(loan.metadata)
+    received.item["pixel_values"].data.fill_(99)
+    assert bytes(pair.arena.memory[-8:]) == bytes(8)
+    again = await pair.receiver.receive(loan.metadata)
+    received.release()
+    assert is_image(again.item, 1), "another reader of the segment must not see it either"
+    again.release()
+    loan.release()
+    with await pair.receiver.receive(pair.send(2).metadata) as second:
+        assert is_image(second.item, 2)
+    if pagemap:
+        assert ARENA_PAGES_RESTORED._value.get() == restored + 19
+
+
+async def test_nothing_is_restored_where_nothing_was_written(pair: Pair) -> None:
+    restored = ARENA_PAGES_RESTORED._value.get()
+    for seed in range(20):
+        loan = pair.send(seed)
+        with await pair.receiver.receive(loan.metadata) as received:
+            assert is_image(received.item, seed)
+        loan.release()
+    assert ARENA_PAGES_RESTORED._value.get() == restored
+
+
+async def test_items_outlive_arena_and_receiver(pair: Pair) -> None:
+    """Closing a mapping under live tensors would be an error, or worse."""
+    received = await pair.receiver.receive(pair.send(1).metadata)
+    await pair.receiver.close()
+    pair.arena.close()
+    gc.collect()
+    received.verify()
+    assert is_image(received.item, 1)
+    received.release()

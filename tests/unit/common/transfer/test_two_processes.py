@@ -1,0 +1,84 @@
+"""Shared memory between real processes, and what is left when one is killed."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from common.errors import ArenaUnavailableError, StaleSegmentError
+from common.transfer.arena_file import SHARED_MEMORY, reap_orphans
+from common.transfer.arena_layout import ArenaOffer
+from common.transfer.arena_mapping import ArenaMapping
+from common.transfer.metadata import ShmMetadata
+from common.transfer.shm import ShmReceiver
+from tests.unit.common.transfer.items import is_image
+from tests.unit.common.transfer.process import Process
+
+FRONTEND = "tests.unit.common.transfer.frontend_process:frontend"
+
+
+@pytest.fixture
+def frontend() -> Iterator[Process]:
+    with Process(FRONTEND, "shm", 200_000) as process:
+        yield process
+
+
+async def test_a_worker_reads_and_outlives_its_frontend(frontend: Process) -> None:
+    offer = ArenaOffer.model_validate(frontend.read())
+    path = SHARED_MEMORY / offer.name
+    receiver = ShmReceiver()
+    receiver.attach(offer)
+
+    first = ShmMetadata.model_validate(frontend.ask(["send", 1]))
+    received = await receiver.receive(first)
+    assert is_image(received.item, 1)
+
+    # Room for two: the third evicts the first, once it is released.
+    second = ShmMetadata.model_validate(frontend.ask(["send", 2]))
+    frontend.ask(["release", 1])
+    frontend.ask(["send", 3])
+    with pytest.raises(StaleSegmentError):
+        received.verify()
+    received.release()
+    with pytest.raises(StaleSegmentError):
+        await receiver.receive(first)
+    received = await receiver.receive(second)
+    assert is_image(received.item, 2)
+
+    assert reap_orphans() == 0 or path.exists()
+    frontend.kill()
+    assert path.exists(), "nobody could tidy up after kill -9"
+    assert reap_orphans() >= 1
+    assert not path.exists()
+
+    # What is mapped stays: both what was received and what was not yet.
+    received.verify()
+    assert is_image(received.item, 2)
+    with await receiver.receive(second) as again:
+        assert is_image(again.item, 2)
+    received.release()
+    receiver.detach(offer.name)
+    with pytest.raises(ArenaUnavailableError):
+        receiver.attach(offer)
+    await receiver.close()
+
+
+def test_a_reader_that_exits_removes_nothing(frontend: Process) -> None:
+    """Python's own shared memory would unlink the segment here."""
+    offer = ArenaOffer.model_validate(frontend.read())
+    code = (
+        "import sys\n"
+        "from common.transfer.arena_layout import ArenaOffer\n"
+        "from common.transfer.arena_mapping import ArenaMapping\n"
+        "ArenaMapping.open(ArenaOffer.model_validate_json(sys.argv[1]))\n"
+    )
+    subprocess.run([sys.executable, "-c", code, offer.model_dump_json()], check=True, timeout=60)
+    assert (SHARED_MEMORY / offer.name).exists()
+    ArenaMapping.open(offer)
+
+
+def test_an_orderly_exit_leaves_no_file(frontend: Process) -> None:
+    offer = ArenaOffer.model_validate(frontend.read())
+    frontend.__exit__()
+    assert not (SHARED_MEMORY / offer.name).exists()

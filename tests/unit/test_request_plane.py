@@ -1,0 +1,345 @@
+"""Both ends of the request plane over real sockets, with an engine of our own."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+
+import pytest
+import torch
+import zmq.asyncio
+from vllm.multimodal.inputs import (
+    MultiModalBatchedField,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
+)
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import SamplingParams
+
+from backend_worker.engine import EngineLoad, Items
+from backend_worker.service import WorkerService
+from common.errors import (
+    EngineFailedError,
+    MediaMissingError,
+    RequestRejectedError,
+    WorkerLostError,
+)
+from common.identity import Incarnation, MmHash, RequestId, WorkerId
+from common.protocol import (
+    Ack,
+    Failed,
+    FailureKind,
+    MediaPart,
+    Nack,
+    Output,
+    Status,
+    Submit,
+)
+from common.transfer.arena import Arena
+from common.transfer.base import Loan
+from common.transfer.choice import TransferMode
+from frontend.media import MediaLender
+from frontend.preprocess import MediaItem
+from frontend.worker_link import Answer, WorkerLink
+from tests.unit.common.cards import make_card
+
+Script = Callable[[Submit, Items], AsyncGenerator[RequestOutput]]
+
+
+class ScriptedEngine:
+    """Holds what it was given, and generates as a test says."""
+
+    def __init__(self) -> None:
+        self.held: set[MmHash] = set()
+        self.script: Script = two_outputs
+        self.running = 0
+        self.aborted = 0
+        self.settled_calls = 0
+        self.seen: list[dict[MmHash, torch.Tensor]] = []
+        self.errored = False
+        self.hf_processor_runs = 0
+
+    def holds(self, mm_hash: MmHash) -> bool:
+        return mm_hash in self.held
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(self.running, 0, 0, 0.0)
+
+    async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        missing = [
+            p.mm_hash for p in submit.media if p.mm_hash not in items and p.mm_hash not in self.held
+        ]
+        if missing:
+            raise MediaMissingError(missing, "not_held")
+        self.seen.append({h: item["pixels"].data.clone() for h, item in items.items()})
+        self.held.update(items)
+        self.running += 1
+        try:
+            async with aclosing(self.script(submit, items)) as outputs:
+                async for output in outputs:
+                    yield output
+        except GeneratorExit:
+            self.aborted += 1
+            raise
+        except asyncio.CancelledError:
+            self.aborted += 1
+            raise
+        finally:
+            self.running -= 1
+
+    async def settled(self) -> None:
+        self.settled_calls += 1
+
+
+def output(text: str, *, finished: bool) -> RequestOutput:
+    completion = CompletionOutput(
+        0, text, [1], None, None, finish_reason="stop" if finished else None
+    )
+    return RequestOutput("r", None, None, None, [completion], finished, num_cached_tokens=3)
+
+
+async def two_outputs(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+    yield output("a", finished=False)
+    yield output("b", finished=True)
+
+
+async def never(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+    await asyncio.Event().wait()
+    yield output("never", finished=True)
+
+
+def media(name: str, value: int) -> MediaItem:
+    item = MultiModalKwargsItem(
+        {
+            "pixels": MultiModalFieldElem(
+                data=torch.full((64, 64), value, dtype=torch.uint8),
+                field=MultiModalBatchedField(),
+            )
+        }
+    )
+    part = MediaPart("image", MmHash(name), 0, 4, None)
+    return MediaItem(part, name, 4, 4096, item)  # type: ignore[arg-type]
+
+
+class Plane:
+    """A service, a link and a lender, as a frontend and a worker have them."""
+
+    def __init__(self, engine: ScriptedEngine, service: WorkerService, arena: Arena | None) -> None:
+        self.engine = engine
+        self.service = service
+        self.arena = arena
+        self.lender = MediaLender(arena, TransferMode.AUTO)
+        self.statuses: list[Status] = []
+        self.serving = asyncio.create_task(service.run())
+        card = make_card(request_endpoint=service.endpoint)
+        self.context = zmq.asyncio.Context()
+        self.link = WorkerLink(card, self.context, Incarnation("f"), self.statuses.append)
+
+    async def open(self) -> None:
+        await self.link.open(self.lender.offer())
+        self.lender.connect(WorkerId("w0"), self.link.reply)
+
+    async def close(self) -> None:
+        await self.link.close()
+        self.serving.cancel()
+        await asyncio.gather(self.serving, return_exceptions=True)
+        await self.service.close()
+        self.context.destroy(linger=0)
+        self.lender.close()
+
+    async def lend(self, *items: MediaItem) -> list[Loan]:
+        return await self.lender.lend(WorkerId("w0"), items)
+
+    def leases(self) -> int:
+        assert self.arena is not None
+        return self.arena.statistics().leases
+
+    def dispatch(
+        self, *items: MediaItem, loans: list[Loan] | None = None, name: str = "r"
+    ) -> AsyncGenerator[Answer]:
+        submit = Submit(
+            RequestId(name), [1, 2], SamplingParams(), [item.part for item in items], []
+        )
+        return self.link.dispatch(submit, loans or [])
+
+
+@pytest.fixture(params=["shm", "inline"])
+async def plane(request: pytest.FixtureRequest) -> AsyncIterator[Plane]:
+    engine = ScriptedEngine()
+    service = WorkerService(engine, WorkerId("w0"), Incarnation("i0"), "tcp://127.0.0.1:0")
+    plane = Plane(engine, service, Arena(1 << 20) if request.param == "shm" else None)
+    await plane.open()
+    yield plane
+    await plane.close()
+
+
+async def collect(answers: AsyncGenerator[Answer]) -> list[Answer]:
+    async with asyncio.timeout(10), aclosing(answers):
+        return [answer async for answer in answers]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  # the condition is another task.s state
+            await asyncio.sleep(0.01)
+
+
+async def test_a_text_request_is_acked_and_streams(plane: Plane) -> None:
+    ack, first, last = await collect(plane.dispatch())
+    assert ack == Ack(RequestId("r"), [])
+    assert isinstance(first, Output) and first.outputs[0].text == "a" and not first.finished
+    assert isinstance(last, Output) and last.outputs[0].text == "b" and last.finished
+    assert last.num_cached_tokens == 3
+    await until(lambda: plane.service.active_requests == 0)
+    assert plane.link.active_requests == 0
+
+
+async def test_lent_media_arrive_and_come_back(plane: Plane) -> None:
+    cat = media("cat", 7)
+    answers = await collect(plane.dispatch(cat, loans=await plane.lend(cat)))
+    assert answers[0] == Ack(RequestId("r"), [MmHash("cat")])
+    assert torch.equal(plane.engine.seen[0][MmHash("cat")], cat.item["pixels"].data)
+    if plane.arena is not None:
+        assert plane.leases() == 0
+
+
+async def test_what_the_worker_holds_is_not_sent(plane: Plane) -> None:
+    cat = media("cat", 7)
+    plane.engine.held.add(cat.part.mm_hash)
+    answers = await collect(plane.dispatch(cat))
+    assert not any(isinstance(answer, Nack | Failed) for answer in answers)
+    assert plane.engine.seen == [{}]
+
+
+async def test_what_it_lacks_it_asks_for_and_gets(plane: Plane) -> None:
+    cat, dog = media("cat", 7), media("dog", 9)
+    answers = []
+    async with asyncio.timeout(10):
+        async for answer in plane.dispatch(cat, dog, loans=await plane.lend(cat)):
+            answers.append(answer)
+            if isinstance(answer, Nack):
+                assert answer.missing == [dog.part.mm_hash]
+                await plane.link.supply(answer.request_id, await plane.lend(dog))
+    assert isinstance(answers[0], Nack)
+    assert isinstance(answers[-1], Output) and answers[-1].finished
+    assert set(plane.engine.seen[-1]) == {"cat", "dog"}
+    if plane.arena is not None:
+        assert plane.leases() == 0
+
+
+async def test_closing_the_answers_aborts_and_returns_the_loans(plane: Plane) -> None:
+    plane.engine.script = never
+    cat = media("cat", 7)
+    answers = plane.dispatch(cat, loans=await plane.lend(cat))
+    waiting = asyncio.ensure_future(anext(answers))
+    await until(lambda: plane.engine.running == 1)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await answers.aclose()
+    await until(lambda: plane.link.active_requests == 0)
+    assert plane.engine.aborted == 1
+    assert plane.engine.settled_calls == 1, "memory comes back only when nothing is in flight"
+    if plane.arena is not None:
+        assert plane.leases() == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RequestRejectedError("no"), FailureKind.INVALID),
+        (EngineFailedError("broken"), FailureKind.ENGINE),
+        (ValueError("ours"), FailureKind.ENGINE),
+    ],
+)
+async def test_a_failure_has_a_kind_and_returns_the_loans(
+    plane: Plane, error: Exception, kind: FailureKind
+) -> None:
+    async def failing(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        raise error
+        yield
+
+    plane.engine.script = failing
+    cat = media("cat", 7)
+    answers = await collect(plane.dispatch(cat, loans=await plane.lend(cat)))
+    failed = answers[-1]
+    assert isinstance(failed, Failed) and failed.kind is kind
+    assert str(error) in failed.message
+    if plane.arena is not None:
+        assert plane.leases() == 0
+
+
+async def test_an_eviction_in_the_engine_is_retried_with_what_is_in_hand(plane: Plane) -> None:
+    attempts = 0
+
+    async def evicting(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            plane.engine.held.clear()
+            raise MediaMissingError([MmHash("cat")], "engine_evicted")
+        yield output("fine", finished=True)
+
+    plane.engine.script = evicting
+    cat = media("cat", 7)
+    answers = await collect(plane.dispatch(cat, loans=await plane.lend(cat)))
+    assert [type(answer) for answer in answers] == [Ack, Output]
+    assert attempts == 2
+
+
+async def test_an_engine_that_never_keeps_media_ends_in_an_error(plane: Plane) -> None:
+    async def evicting(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        raise MediaMissingError([MmHash("cat")], "engine_evicted")
+        yield
+
+    plane.engine.script = evicting
+    cat = media("cat", 7)
+    answers = await collect(plane.dispatch(cat, loans=await plane.lend(cat)))
+    failed = answers[-1]
+    assert isinstance(failed, Failed) and failed.kind is FailureKind.MEDIA
+
+
+async def test_a_worker_that_goes_away_loses_its_requests_and_returns_the_loans(
+    plane: Plane,
+) -> None:
+    plane.engine.script = never
+    cat = media("cat", 7)
+    answers = plane.dispatch(cat, loans=await plane.lend(cat))
+    waiting = asyncio.ensure_future(anext(answers))
+    await until(lambda: plane.engine.running == 1)
+    await plane.service.close()
+    with pytest.raises(WorkerLostError, match="shutting down"):
+        await asyncio.wait_for(waiting, 10)
+    assert isinstance(await plane.link.lost(), WorkerLostError)
+    if plane.arena is not None:
+        assert plane.leases() == 0
+
+
+async def test_a_frontend_that_leaves_ends_its_requests_on_the_worker(plane: Plane) -> None:
+    plane.engine.script = never
+    waiting = asyncio.ensure_future(anext(plane.dispatch()))
+    await until(lambda: plane.engine.running == 1)
+    await plane.link.close()
+    await until(lambda: plane.engine.running == 0)
+    assert plane.engine.aborted == 1
+    with pytest.raises(WorkerLostError):
+        await waiting
+
+
+async def test_the_worker_says_how_busy_it_is(plane: Plane) -> None:
+    await until(lambda: bool(plane.statuses))
+    assert plane.statuses[-1].running == 0
+
+
+async def test_another_incarnation_at_the_address_is_not_our_worker(plane: Plane) -> None:
+    card = make_card(request_endpoint=plane.service.endpoint, incarnation="other")
+    link = WorkerLink(card, plane.context, Incarnation("f2"), plane.statuses.append)
+    with pytest.raises(WorkerLostError, match="no longer worker w0"):
+        await link.open(plane.lender.offer())
+
+
+async def test_nonsense_on_the_port_changes_nothing(plane: Plane) -> None:
+    stranger = plane.context.socket(zmq.DEALER)
+    stranger.connect(plane.service.endpoint)
+    for frames in ([b""], [b"x"] * 3, [b"\1\0\0\0", b"junk"], [b"\xff" * 4, b""]):
+        await stranger.send_multipart(frames)
+    assert len(await collect(plane.dispatch())) == 3
+    stranger.close(linger=0)
