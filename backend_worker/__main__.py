@@ -11,7 +11,7 @@ import sys
 import uvloop
 
 from backend_worker.args import WorkerArgs, parse
-from backend_worker.engine import Engine, with_our_defaults
+from backend_worker.engine import Engine, prepare_environment, with_our_defaults
 from backend_worker.service import WorkerService
 from common.card import HostIdentity, WorkerCard, WorkerState
 from common.discovery.file import FileCardPublisher
@@ -28,8 +28,7 @@ def main() -> None:
     configure_logging(args.log_level, args.worker_id)
     if args.nvtx:
         enable_nvtx()
-    # vLLM binds its event publisher to this address.
-    os.environ.setdefault("VLLM_HOST_IP", args.host)
+    prepare_environment(args.host)
     try:
         uvloop.run(_run(args))
     except MmRouterError as error:

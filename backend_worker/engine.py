@@ -5,6 +5,7 @@ media are already processed, and reads how busy it is. Knows no sockets.
 """
 
 import copy
+import os
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,18 @@ class _StatsBoard:
     def latest(self) -> list[SchedulerStats]:
         """The newest statistics of every rank."""
         return [rank.scheduler for rank in self._ranks]
+
+
+def prepare_environment(host: str) -> None:
+    """Set what vLLM reads from the environment, unless the user did. Before anything
+    else: engine processes inherit it.
+
+    Args:
+        host: address on which KV events are served.
+    """
+    os.environ.setdefault("VLLM_HOST_IP", host)
+    # Whole block hashes in events: 64 bits of them could be another image's.
+    os.environ.setdefault("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "0")
 
 
 def with_our_defaults(args: AsyncEngineArgs, given: frozenset[str]) -> AsyncEngineArgs:

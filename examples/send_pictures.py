@@ -93,14 +93,14 @@ def run(url: str, stream: bool, size: int) -> None:
     for title, pictures in requests:
         answer = ask(client, model, pictures, stream)
         decision = decision_of(url, answer.request_id)
-        media = decision.get("media") or {}
+        media = decision.get("media", [])
         figures = (
             decision.get("worker_id"),
             decision.get("prompt_tokens"),
             decision.get("predicted_cached_tokens"),
             decision.get("realised_cached_tokens"),
-            media.get("nbytes"),
-            media.get("transport"),
+            sum(item["nbytes"] for item in media) if decision else None,
+            "+".join(sorted({item["transport"] for item in media} - {""})) or None,
         )
         known = ("-" if figure is None else str(figure) for figure in figures)
         rows.append((title, *known, f"{answer.seconds:.2f}", answer.text[:32]))

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import signal
 import sys
@@ -21,6 +22,7 @@ from frontend.engine_client import RoutedEngineClient
 from frontend.fleet import Fleet
 from frontend.front_door import FrontDoor
 from frontend.media import MediaLender
+from frontend.media_connector import CONNECTOR_NAME
 from frontend.preprocess import Preprocessor
 from frontend.router.router import Router
 from frontend.server import VLLM_VERSION, build_vllm_app, uvicorn_config
@@ -42,6 +44,7 @@ def main() -> None:
     configure_logging(args.log_level, "frontend")
     if args.nvtx:
         enable_nvtx()
+    os.environ.setdefault("VLLM_MEDIA_CONNECTOR", CONNECTOR_NAME)
     try:
         uvloop.run(_run(args))
     except MmRouterError as error:

@@ -23,6 +23,13 @@ def picture(name: str, size: tuple[int, int] = (224, 224)) -> bytes:
     return buffer.getvalue()
 
 
+def blank_picture(side: int) -> bytes:
+    """A PNG of a few kilobytes that unpacks to ``side`` squared pixels."""
+    buffer = io.BytesIO()
+    Image.new("1", (side, side)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
 def data_uri(png: bytes) -> str:
     """A PNG as a data URI."""
     return "data:image/png;base64," + base64.b64encode(png).decode()

@@ -97,7 +97,7 @@ class _Element(msgspec.Struct, forbid_unknown_fields=True):
     field: tuple[str, dict[str, Any]]
 
 
-class _TensorsOnlyEncoder(MsgpackEncoder):  # type: ignore[misc] # vLLM is not followed
+class _TensorsOnlyEncoder(MsgpackEncoder):
     """vLLM's encoder without its way out into pickle, which an environment variable opens."""
 
     def enc_hook(self, obj: Any) -> Any:

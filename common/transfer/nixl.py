@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Final, TypeVar
 
@@ -136,7 +136,7 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
     none of their buffers can be used until the bytes came or the connection broke."""
 
     def __init__(
-        self, *, slots: int = 8, slot_size: int = 16 << 20, deadline: float = 10.0
+        self, *, slots: int = 8, slot_size: int = 32 << 20, deadline: float = 10.0
     ) -> None:
         """Make the agent and its pool of memory: about half a second.
 
@@ -153,7 +153,8 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
         self._deadline = deadline
         self._reader = NixlReader(slots, slot_size)
         self._offers: dict[str, NixlOffer] = {}
-        self._leaving: set[str] = set()
+        self._leaving: dict[str, NixlOffer] = {}
+        self._attaching: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._reading: Counter[str] = Counter()
         self._overdue: Counter[str] = Counter()
 
@@ -169,15 +170,24 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
             ArenaUnavailableError: it can't be reached, or the probe is wrong.
             TransferTimeoutError: it doesn't answer within the deadline.
         """
-        if self._offers.get(offer.agent) != offer:
-            await self._within_deadline(offer.agent, self._reader.connect(offer), _nothing)
-            self._offers[offer.agent] = offer
-            self._leaving.discard(offer.agent)
+        agent = offer.agent
+        async with self._attaching[agent]:
+            if self._offers.get(agent) == offer:
+                return
+            if self._leaving.get(agent) == offer:
+                self._offers[agent] = self._leaving.pop(agent)
+                return
+            if self._reading[agent]:
+                # NIXL would forget these reads, while their bytes may still come.
+                raise ArenaUnavailableError(f"earlier reads from {agent} have not ended")
+            await self._within_deadline(agent, self._reader.connect(offer), _nothing)
+            self._offers[agent] = offer
 
     def detach(self, agent: str) -> None:
         """Let go of a frontend that left; items received from it stay usable."""
-        if self._offers.pop(agent, None) is not None:
-            self._leaving.add(agent)
+        offer = self._offers.pop(agent, None)
+        if offer is not None:
+            self._leaving[agent] = offer
             self._forget_if_quiet(agent)
 
     async def _receive(self, metadata: NixlMetadata, frames: Sequence[memoryview]) -> Received:
@@ -194,9 +204,14 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
                 f"no segment of {length} bytes can be at {metadata.offset} in an arena of "
                 f"{offer.arena.size} bytes"
             )
-        return await self._within_deadline(
-            metadata.agent, self._reader.read(offer, metadata), Received.release
-        )
+        try:
+            return await self._within_deadline(
+                metadata.agent, self._reader.read(offer, metadata), Received.release
+            )
+        except ArenaUnavailableError:
+            # The connection broke, and NIXL mends none: the next attach makes a new one.
+            self.detach(metadata.agent)
+            raise
 
     async def close(self) -> None:
         self._offers.clear()
@@ -232,8 +247,7 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
     def _forget_if_quiet(self, agent: str) -> None:
         """Disconnect from a frontend that left, once nothing more can come from it."""
         if agent in self._leaving and not self._reading[agent]:
-            self._leaving.remove(agent)
-            del self._reading[agent], self._overdue[agent]
+            del self._leaving[agent], self._reading[agent], self._overdue[agent]
             self._reader.thread.start(self._reader.disconnect(agent))
 
 

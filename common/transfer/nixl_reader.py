@@ -33,8 +33,9 @@ class NixlReader:
         self.buffers = self.thread.run(self._make_buffers(slots, slot_size))
 
     def _make_buffers(self, slots: int, slot_size: int) -> Steps[ReadBuffers]:
+        buffers = ReadBuffers(self.thread.agent, slots, slot_size)
         yield
-        return ReadBuffers(self.thread.agent, slots, slot_size)
+        return buffers
 
     def connect(self, offer: NixlOffer) -> Steps[None]:
         """Connect to a frontend and check its arena's probe."""
@@ -78,8 +79,8 @@ class NixlReader:
 
     def disconnect(self, name: str) -> Steps[None]:
         """Forget a frontend that nothing is read from any more."""
-        yield
         self.thread.agent.disconnect(name)
+        yield
 
     def _release(self, buffer: ReadBuffer) -> None:
         """Give a buffer back from any thread."""
@@ -89,8 +90,8 @@ class NixlReader:
             self.thread.start(self._deregister(buffer))
 
     def _deregister(self, buffer: ReadBuffer) -> Steps[None]:
-        yield
         self.buffers.give_back(buffer)
+        yield
 
 
 def _copied(read: NixlRead) -> Steps[None]:

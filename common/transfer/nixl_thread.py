@@ -1,7 +1,7 @@
 """The thread in a worker that owns its NIXL agent and moves all transfers at once.
 
-Tasks are generators that yield whenever they wait for a transfer. While there is none the
-thread sleeps, and costs nothing.
+Tasks are generators that yield whenever they wait for a transfer; they start in the order in
+which they came. While there is none the thread sleeps, and costs nothing.
 """
 
 import asyncio

@@ -17,14 +17,17 @@ from pathlib import Path
 
 
 def get(url: str, timeout: float = 2.0) -> tuple[int, bytes]:
-    """Status and body; status 0 when nobody answers."""
+    """Status and body; status 0 when nobody is there, -1 when nobody answers in time."""
     try:
         with urllib.request.urlopen(url, timeout=timeout) as response:
             return response.status, response.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
-    except OSError:
-        return 0, b""
+    except TimeoutError:
+        return -1, b""
+    except OSError as error:
+        timed_out = isinstance(getattr(error, "reason", None), TimeoutError)
+        return (-1 if timed_out else 0), b""
 
 
 def port(host: str, wanted: int) -> int:
@@ -41,8 +44,8 @@ def port(host: str, wanted: int) -> int:
 def progress(url: str) -> str:
     """The state of the frontend, then the ids of the workers it knows, in one line."""
     status, body = get(f"{url}/mmrouter/workers")
-    if status == 0:
-        return "starting"
+    if status <= 0:
+        return "busy" if status else "starting"
     workers = [str(worker["worker_id"]) for worker in json.loads(body)] if status == 200 else []
     health, _ = get(f"{url}/health")
     return " ".join(["healthy" if health == 200 else "waiting", *workers])

@@ -208,6 +208,7 @@ class _Line:
             finally:
                 watching.cancel()
                 socket.disable_monitor()
+                monitor.close()
 
     async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
         """Tell the stream when the live connection is made and when it breaks."""

@@ -9,121 +9,37 @@ import heapq
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from common.errors import NoWorkerError
 from common.identity import BlockHash, Incarnation, MmHash, RequestId, Target, WorkerId
 from common.telemetry import DECISIONS, PREDICTED_CACHED_TOKENS, REALISED_CACHED_TOKENS
 from frontend.router.approximate import Predictions, PredictionStatistics
 from frontend.router.decision import Candidate, Decision, DecisionLog, MediaMove
+from frontend.router.estimate import Estimator
 from frontend.router.event_stream import StreamStatistics
-from frontend.router.events import EventSource, KvEventSubscriber, event_context
+from frontend.router.events import KvEventSubscriber, event_context
 from frontend.router.hashing import (
     BlockHasher,
     BlockMmInfos,
     HashScheme,
-    LoraKey,
-    MediaSpan,
     block_mm_infos,
 )
 from frontend.router.index import IndexStatistics, KvIndex
 from frontend.router.index_state import IndexState, Knowledge, approximate
 from frontend.router.load import LoadTracker, TargetLoad
 from frontend.router.media_placement import MediaPlacement, MediaStatistics
+from frontend.router.request import MediaNeed, RoutingRequest
 from frontend.router.selector import Selector, Work
 from frontend.router.settings import RouterSettings
 from frontend.router.slots import SlotTable
 from frontend.router.windows import WindowIndex
+from frontend.router.worker import RoutableWorker
+
+__all__ = ["MediaNeed", "RoutableWorker", "Router", "RouterStatistics", "RoutingRequest"]
 
 _HOUSEKEEPING_S = 0.25
 _SWEEP_SLICE = 2_000
 """Blocks swept at a time: well below a millisecond, between which others run."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoutableWorker:
-    """What the router must know of a worker; built from its card.
-
-    Attributes:
-        worker_id: its name.
-        incarnation: its run. Adding a worker under a known name with another
-            incarnation forgets everything of the one before.
-        ranks: data-parallel ranks that take requests.
-        block_size: tokens per hashed block.
-        hash_algorithm: vLLM's ``prefix_caching_hash_algo``.
-        none_hash: parent of first blocks.
-        event_sources: where its ranks publish KV events; empty if they don't.
-        kv_tokens: tokens that fit into one rank's KV cache, 0 if unknown.
-        max_num_seqs: requests that one rank runs at once, 0 if unknown.
-        prefix_caching: whether it reuses blocks at all.
-        drops_last_block: whether its engine recomputes the last block of a hit, as it
-            does with EAGLE and MTP drafting.
-    """
-
-    worker_id: WorkerId
-    incarnation: Incarnation
-    ranks: tuple[int, ...]
-    block_size: int
-    hash_algorithm: str
-    none_hash: bytes
-    event_sources: tuple[EventSource, ...] = ()
-    kv_tokens: int = 0
-    max_num_seqs: int = 0
-    prefix_caching: bool = True
-    drops_last_block: bool = False
-
-    @property
-    def scheme(self) -> HashScheme:
-        """How its blocks are hashed."""
-        return HashScheme(self.block_size, self.hash_algorithm, self.none_hash)
-
-    @property
-    def targets(self) -> tuple[Target, ...]:
-        """Its ranks as targets."""
-        return tuple(Target(self.worker_id, rank) for rank in self.ranks)
-
-
-class MediaNeed(NamedTuple):
-    """One media item of a request.
-
-    Attributes:
-        mm_hash: its content.
-        span: its name in block hashes and its place in the prompt.
-        num_tokens: tokens that the encoder yields for it.
-        nbytes: size of its processed tensors.
-    """
-
-    mm_hash: MmHash
-    span: MediaSpan
-    num_tokens: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class RoutingRequest:
-    """What the router must know of a request.
-
-    Attributes:
-        request_id: of the engine call.
-        token_ids: the prompt.
-        media: its items, by offset, as vLLM keeps them.
-        lora: its adapter.
-        cache_salt: its salt.
-        prompt_embeds_digests: per full block, SHA-256 of its prompt embeddings.
-        reads_cache: whether the engine may serve its prompt from the prefix cache;
-            not so with prompt log-probabilities, for instance.
-        hashes: what :meth:`Router.hash` returned for it, if that was called before,
-            in another thread.
-    """
-
-    request_id: RequestId
-    token_ids: Sequence[int]
-    media: Sequence[MediaNeed] = ()
-    lora: LoraKey | None = None
-    cache_salt: str | None = None
-    prompt_embeds_digests: Sequence[bytes] | None = None
-    reads_cache: bool = True
-    hashes: Mapping[HashScheme, list[BlockHash]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +105,7 @@ class Router:
         self._predictions = Predictions(slots, self._settings.approximate_blocks)
         self._windows = WindowIndex()
         self._media = MediaPlacement(self._settings.media_items, self._settings.predict_ttl_s)
+        self._estimator = Estimator(self._index, self._predictions, self._windows, self._media)
         self._load = LoadTracker(clock, self._settings.report_ttl_s)
         self._selector = Selector(self._settings)
         self._log = DecisionLog(self._settings.decisions)
@@ -280,7 +197,7 @@ class Router:
             self._housekeeper = None
         for worker_id in list(self._workers):
             await self.remove_worker(worker_id)
-        self._context.term()
+        self._context.destroy(linger=0)
 
     def targets(self) -> list[Target]:
         """All targets a request could go to."""
@@ -348,7 +265,7 @@ class Router:
         for scheme, hasher in self._hashers.items():
             if scheme not in hashes:
                 hashes[scheme] = self._hash_for(request, hasher)
-        nowhere, elsewhere = self._works(request, hashes, targets, now)
+        nowhere, elsewhere = self._estimator.estimate(request, hashes, self._workers, now)
         loads = [self._load.load(target) for target in targets]
         nowhere_cost = self._selector.work_cost(nowhere)
         load_cost = self._selector.load_cost
@@ -492,72 +409,6 @@ class Router:
             cache_salt=request.cache_salt,
             prompt_embeds_digests=request.prompt_embeds_digests,
         )
-
-    def _works(
-        self,
-        request: RoutingRequest,
-        hashes: Mapping[HashScheme, Sequence[BlockHash]],
-        targets: Sequence[Target],
-        now: float,
-    ) -> tuple[Work, dict[Target, Work]]:
-        """What the request costs on a target that has nothing of it, and on those that do."""
-        prompt_tokens = len(request.token_ids)
-        media_tokens = sum(need.num_tokens for need in request.media)
-        media_bytes = sum(need.nbytes for need in request.media)
-        nowhere = Work(0, prompt_tokens, media_tokens, media_bytes)
-        overlaps: dict[Target, int] = {}
-        if request.reads_cache:
-            for scheme, chain in hashes.items():
-                overlaps.update(self._overlaps(scheme, chain, prompt_tokens))
-        holders = [self._media.holders(need.mm_hash, now) for need in request.media]
-        warm = set(overlaps)
-        if any(holders):
-            somewhere = set().union(*holders)
-            warm.update(target for target in targets if target.worker_id in somewhere)
-        elsewhere: dict[Target, Work] = {}
-        for target in warm:
-            worker = self._workers.get(target.worker_id)
-            if worker is None:
-                continue
-            blocks = overlaps.get(target, 0) if worker.prefix_caching else 0
-            if worker.drops_last_block and blocks:
-                blocks -= 1
-            cached = blocks * worker.block_size
-            missing_tokens = missing_bytes = 0
-            for need, holding in zip(request.media, holders, strict=True):
-                if target.worker_id in holding:
-                    continue
-                missing_bytes += need.nbytes
-                # An item wholly inside the cached prefix is not encoded again.
-                if need.span.end > cached:
-                    missing_tokens += need.num_tokens
-            elsewhere[target] = Work(blocks, prompt_tokens - cached, missing_tokens, missing_bytes)
-        return nowhere, elsewhere
-
-    def _overlaps(
-        self, scheme: HashScheme, chain: Sequence[BlockHash], prompt_tokens: int
-    ) -> dict[Target, int]:
-        """For each target that holds some, the leading blocks its engine can reuse.
-
-        An engine always computes the last prompt token, for its logits, and computes
-        whole blocks: a prompt held to its last token hits one block less. Source:
-        ``KVCacheManager.get_computed_blocks`` of vLLM 0.32.0.
-        """
-        usable = chain[: max(0, prompt_tokens - 1) // scheme.block_size]
-        overlaps = self._index.match(usable, self._predictions.index)
-        windowed = self._windows.targets()
-        if windowed:
-            known = self._index.match(usable)
-            for target in windowed:
-                depth = known.get(target, 0)
-                if not self._index.holdings(target) and self._index.matches(target):
-                    # Windowed groups are all it has: no full prefix is needed.
-                    depth = len(usable)
-                depth = self._windows.trim(target, usable, depth)
-                # Predicted blocks beyond what is known are in all groups, or in none.
-                if overlaps.get(target, 0) == known.get(target, 0):
-                    overlaps[target] = depth
-        return overlaps
 
     def _candidates(
         self,

@@ -99,7 +99,8 @@ def wait_for_workers(frontend: HttpServer, workers: list[Process]) -> None:
         for process in (frontend, *workers):
             process.check_alive()
         views = httpx.get(frontend.url + "/mmrouter/workers").json()
-        if sum(view["connected"] for view in views) >= len(workers):
+        exact = [all(rank["index"] == "exact" for rank in view["ranks"]) for view in views]
+        if len(views) >= len(workers) and all(exact):
             return
         time.sleep(0.2)
 

@@ -152,48 +152,74 @@ def test_sampling_options(router: Endpoint, plain: Endpoint, options: dict[str, 
     assert (ours.get("prompt_logprobs") is None) == (theirs.get("prompt_logprobs") is None)
 
 
-@pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "paint"}}]
-)
-@pytest.mark.parametrize("stream", [False, True])
-def test_tool_calls(router: Endpoint, choice: Any, stream: bool) -> None:
-    tools: Any = [
-        {
-            "type": "function",
-            "function": {
-                "name": "paint",
-                "description": "Paint it.",
-                "parameters": {
-                    "type": "object",
-                    "properties": {"colour": {"type": "string", "enum": ["red", "blue"]}},
-                    "required": ["colour"],
-                    "additionalProperties": False,
-                },
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "paint",
+            "description": "Paint it.",
+            "parameters": {
+                "type": "object",
+                "properties": {"colour": {"type": "string", "enum": ["red", "blue"]}},
+                "required": ["colour"],
+                "additionalProperties": False,
             },
-        }
-    ]
-    common: Any = {
+        },
+    }
+]
+
+
+@pytest.mark.parametrize(
+    "choice",
+    ["required", {"type": "function", "function": {"name": "paint"}}],
+    ids=["any", "named"],
+)
+def test_forced_tool_calls(router: Endpoint, plain: Endpoint, choice: Any) -> None:
+    body = {
         "model": "demo",
         "messages": QUESTION,
-        "tools": tools,
+        "tools": TOOLS,
         "tool_choice": choice,
         "max_tokens": 200,
         "temperature": 0,
     }
+    ours, theirs = both(router, plain, "/v1/chat/completions", body)
+    calls = [
+        [call["function"] for call in answer["choices"][0]["message"]["tool_calls"]]
+        for answer in (ours, theirs)
+    ]
+    assert calls[0] == calls[1]
+    assert calls[0][0]["name"] == "paint"
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_tool_call_is_parsed_out_of_the_text(router: Endpoint, stream: bool) -> None:
+    """The model can't choose to call a tool; a grammar makes it write a call."""
+    arguments = '{"colour": "red"}'
+    call = f'<tool_call>\n{{"name": "paint", "arguments": {arguments}}}\n</tool_call>'
+    common: Any = {
+        "model": "demo",
+        "messages": QUESTION,
+        "tools": TOOLS,
+        "tool_choice": "auto",
+        "max_tokens": 200,
+        "temperature": 0,
+        "extra_body": {"structured_outputs": {"choice": [call]}},
+    }
     if stream:
-        name = arguments = ""
+        name = parsed = ""
         for chunk in router.openai.chat.completions.create(stream=True, **common):
-            for call in (chunk.choices[0].delta.tool_calls or []) if chunk.choices else []:
-                assert call.function is not None
-                name += call.function.name or ""
-                arguments += call.function.arguments or ""
+            for piece in (chunk.choices[0].delta.tool_calls or []) if chunk.choices else []:
+                assert piece.function is not None
+                name += piece.function.name or ""
+                parsed += piece.function.arguments or ""
     else:
         message = router.openai.chat.completions.create(**common).choices[0].message
         assert message.tool_calls
         name = message.tool_calls[0].function.name
-        arguments = message.tool_calls[0].function.arguments
+        parsed = message.tool_calls[0].function.arguments
     assert name == "paint"
-    assert json.loads(arguments)["colour"] in ("red", "blue")
+    assert json.loads(parsed) == json.loads(arguments)
 
 
 def test_structured_outputs(router: Endpoint, plain: Endpoint) -> None:

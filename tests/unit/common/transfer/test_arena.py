@@ -5,6 +5,7 @@ import pytest
 
 from common.errors import ArenaFullError, ArenaUnavailableError, StaleSegmentError
 from common.transfer import arena as arena_module
+from common.transfer import segment
 from common.transfer.arena import Arena, Lease
 from common.transfer.arena_file import SHARED_MEMORY
 from common.transfer.codec import encode
@@ -116,7 +117,7 @@ def test_two_threads_with_one_item_write_it_once(
 ) -> None:
     arena = make_arena()
     writing, go_on = threading.Event(), threading.Event()
-    write_parts = arena_module.write_parts
+    write_parts = segment.write_parts
 
     def slowly(*arguments: object) -> None:
         writing.set()
@@ -144,7 +145,7 @@ def test_a_waiting_writer_takes_over_when_the_first_fails(
 ) -> None:
     arena = make_arena()
     writing, go_on = threading.Event(), threading.Event()
-    write_parts = arena_module.write_parts
+    write_parts = segment.write_parts
 
     def fail_once(*_: object) -> None:
         monkeypatch.setattr(arena_module, "write_parts", write_parts)

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
+import cloudpickle  # type: ignore[import-untyped]
 import msgspec
 import numpy as np
 import pytest

@@ -6,8 +6,10 @@ import pytest
 from common.errors import ArenaUnavailableError, CorruptSegmentError, StaleSegmentError
 from common.identity import MmHash
 from common.telemetry import ARENA_PAGES_RESTORED
+from common.transfer import shm
 from common.transfer.arena import Arena
 from common.transfer.base import Loan
+from common.transfer.codec import decode
 from common.transfer.metadata import ShmMetadata
 from common.transfer.pages import PrivatePages
 from common.transfer.segment import HEADER_SIZE
@@ -106,11 +108,8 @@ async def test_a_segment_reclaimed_while_in_use_is_found_out(make_pair: MakePair
 async def test_a_segment_reclaimed_during_decoding_is_found_out(
     make_pair: MakePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from common.transfer import shm
-
     pair = make_pair(100_000)
     loan = pair.send(1)
-    decode = shm.decode
 
     def meanwhile(*arguments: object) -> object:
         loan.release()

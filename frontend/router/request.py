@@ -1,0 +1,51 @@
+"""What the router must know of a request. Nothing here decides."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from common.identity import BlockHash, MmHash, RequestId
+from frontend.router.hashing import HashScheme, LoraKey, MediaSpan
+
+
+class MediaNeed(NamedTuple):
+    """One media item of a request.
+
+    Attributes:
+        mm_hash: its content.
+        span: its name in block hashes and its place in the prompt.
+        num_tokens: tokens that the encoder yields for it.
+        nbytes: size of its processed tensors.
+    """
+
+    mm_hash: MmHash
+    span: MediaSpan
+    num_tokens: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingRequest:
+    """What the router must know of a request.
+
+    Attributes:
+        request_id: of the engine call.
+        token_ids: the prompt.
+        media: its items, by offset, as vLLM keeps them.
+        lora: its adapter.
+        cache_salt: its salt.
+        prompt_embeds_digests: per full block, SHA-256 of its prompt embeddings.
+        reads_cache: whether the engine may serve its prompt from the prefix cache;
+            not so with prompt log-probabilities, for instance.
+        hashes: what :meth:`Router.hash` returned for it, if that was called before,
+            in another thread.
+    """
+
+    request_id: RequestId
+    token_ids: Sequence[int]
+    media: Sequence[MediaNeed] = ()
+    lora: LoraKey | None = None
+    cache_salt: str | None = None
+    prompt_embeds_digests: Sequence[bytes] | None = None
+    reads_cache: bool = True
+    hashes: Mapping[HashScheme, list[BlockHash]] | None = None

@@ -1,0 +1,381 @@
+"""NIXL between two processes, over what UCX chooses on this host and over TCP alone.
+
+Over TCP the frontend's process sends the bytes itself, so a paused one is a peer that hangs
+in the middle of a read.
+"""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from common.errors import (
+    ArenaUnavailableError,
+    ConfigurationError,
+    CorruptSegmentError,
+    StaleSegmentError,
+    TransferError,
+    TransferTimeoutError,
+)
+from common.identity import MmHash
+from common.transfer.arena import Arena
+from common.transfer.arena_file import reap_orphans
+from common.transfer.base import receive_all
+from common.transfer.metadata import NixlMetadata
+from common.transfer.nixl import NixlReceiver, NixlSender, progress_pause
+from common.transfer.nixl_agent import NixlAgent, NixlOffer, nixl_installed
+from common.transfer.nixl_thread import pause
+from tests.unit.common.transfer.items import image, image_hash, is_image
+from tests.unit.common.transfer.process import Process
+
+FRONTEND = "tests.unit.common.transfer.frontend_process:frontend"
+TCP_ONLY = "self,tcp"
+
+needs_nixl = pytest.mark.skipif(not nixl_installed(), reason="nixl is not installed")
+
+LARGE = 8000
+"""Rows of an image of 9.4 MB: more than socket buffers take at once."""
+
+
+class Frontend(Process):
+    """A second process with an arena and a NIXL agent."""
+
+    def __init__(self, network: str = "") -> None:
+        super().__init__(
+            FRONTEND, "nixl", 40_000_000, environment={"UCX_TLS": network} if network else None
+        )
+        self.offer = NixlOffer.model_validate(self.read())
+        self._seed = 0
+        self._lent: set[int] = set()
+
+    def send(self, rows: int = 64) -> tuple[int, NixlMetadata]:
+        """Lend a new image; gives its seed, too."""
+        self._seed += 1
+        self._lent.add(self._seed)
+        return self._seed, NixlMetadata.model_validate(self.ask(["send", self._seed, rows]))
+
+    def release(self, seed: int) -> None:
+        self._lent.remove(seed)
+        self.ask(["release", seed])
+
+    def release_all(self) -> None:
+        for seed in list(self._lent):
+            self.release(seed)
+
+
+MakeReceiver = Callable[..., NixlReceiver]
+
+
+@pytest.fixture
+async def make_receiver() -> AsyncIterator[MakeReceiver]:
+    made: list[NixlReceiver] = []
+
+    def make(slots: int = 2, slot_size: int = 12 << 20, deadline: float = 20.0) -> NixlReceiver:
+        made.append(NixlReceiver(slots=slots, slot_size=slot_size, deadline=deadline))
+        return made[-1]
+
+    yield make
+    for receiver in made:
+        await receiver.close()
+
+
+# Processes take seconds to start, so tests share them and release what they lent.
+
+
+@pytest.fixture(scope="module")
+def shared_frontend() -> Iterator[Frontend]:
+    with Frontend() as process:
+        yield process
+
+
+@pytest.fixture
+def frontend(shared_frontend: Frontend) -> Iterator[Frontend]:
+    yield shared_frontend
+    shared_frontend.release_all()
+
+
+@pytest.fixture(scope="module")
+def shared_tcp_frontend() -> Iterator[Frontend]:
+    with Frontend(TCP_ONLY) as process:
+        yield process
+
+
+@pytest.fixture
+def tcp_frontend(
+    shared_tcp_frontend: Frontend, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Frontend]:
+    monkeypatch.setenv("UCX_TLS", TCP_ONLY)
+    yield shared_tcp_frontend
+    shared_tcp_frontend.resume()
+    shared_tcp_frontend.release_all()
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 # what happens in threads sets no event
+            await asyncio.sleep(0.01)
+
+
+@needs_nixl
+@pytest.mark.parametrize("network", ["frontend", "tcp_frontend"])
+async def test_items_arrive_in_the_order_of_the_request(
+    network: str, request: pytest.FixtureRequest, make_receiver: MakeReceiver
+) -> None:
+    frontend: Frontend = request.getfixturevalue(network)
+    receiver = make_receiver(slots=2)
+    await asyncio.gather(receiver.attach(frontend.offer), receiver.attach(frontend.offer))
+    await receiver.attach(frontend.offer)
+    sent = [frontend.send(LARGE), frontend.send(), frontend.send(), frontend.send()]
+    seeds, metadata = [seed for seed, _ in sent], [each for _, each in sent]
+    for _ in range(3):
+        received = await receive_all(receiver, metadata)
+        assert all(is_image(each.item, seed) for each, seed in zip(received, seeds, strict=True))
+        # Two in the pool, and the others in memory of their own.
+        assert receiver.free_slots == 0
+        assert receiver._reader.buffers.temporary == 2
+        for each in received:
+            each.release()
+        assert receiver.free_slots == 2
+        await until(lambda: receiver._reader.buffers.temporary == 0)
+
+
+@needs_nixl
+async def test_what_can_be_wrong_with_a_segment(
+    frontend: Frontend, make_receiver: MakeReceiver
+) -> None:
+    receiver = make_receiver()
+    seed, metadata = frontend.send()
+    with pytest.raises(ArenaUnavailableError, match="isn't connected"):
+        await receiver.receive(metadata)
+    await receiver.attach(frontend.offer)
+    wrong: list[tuple[dict[str, object], type[TransferError]]] = [
+        ({"mm_hash": MmHash("f" * 64)}, CorruptSegmentError),
+        ({"envelope_size": 99}, CorruptSegmentError),
+        ({"buffer_sizes": (5,)}, CorruptSegmentError),
+        ({"buffer_sizes": (1 << 40,)}, CorruptSegmentError),
+        ({"offset": 0}, CorruptSegmentError),
+        ({"offset": 1 << 40}, CorruptSegmentError),
+        ({"offset": metadata.offset + 64}, StaleSegmentError),
+        ({"generation": 99}, StaleSegmentError),
+    ]
+    for change, error in wrong:
+        with pytest.raises(error):
+            await receiver.receive(metadata.model_copy(update=change))
+        assert receiver.free_slots == 2
+    with await receiver.receive(metadata) as received:
+        assert is_image(received.item, seed)
+
+
+@needs_nixl
+async def test_a_reclaimed_segment_is_stale(
+    frontend: Frontend, make_receiver: MakeReceiver
+) -> None:
+    receiver = make_receiver()
+    await receiver.attach(frontend.offer)
+    late_seed, late = frontend.send(LARGE)
+    for _ in range(5):
+        frontend.release(frontend.send(LARGE)[0])
+    with await receiver.receive(late):
+        pass
+    frontend.release(late_seed)
+    for _ in range(5):
+        frontend.release(frontend.send(LARGE)[0])
+    with pytest.raises(StaleSegmentError):
+        await receiver.receive(late)
+    assert receiver.free_slots == 2
+
+
+@needs_nixl
+async def test_an_offer_of_another_arena_is_refused(
+    frontend: Frontend, make_receiver: MakeReceiver
+) -> None:
+    receiver = make_receiver()
+    arena = frontend.offer.arena.model_copy(update={"nonce": "00" * 32})
+    with pytest.raises(ArenaUnavailableError, match="probe"):
+        await receiver.attach(frontend.offer.model_copy(update={"arena": arena}))
+    with pytest.raises(ArenaUnavailableError):
+        await receiver.attach(frontend.offer.model_copy(update={"metadata": "bm9uc2Vuc2U="}))
+    with pytest.raises(ArenaUnavailableError, match="malformed"):
+        await receiver.attach(frontend.offer.model_copy(update={"metadata": "!"}))
+    assert receiver.free_slots == 2
+
+
+@needs_nixl
+async def test_a_frontend_that_left_can_come_back(
+    frontend: Frontend, make_receiver: MakeReceiver
+) -> None:
+    receiver = make_receiver()
+    await receiver.attach(frontend.offer)
+    seed, metadata = frontend.send()
+    kept = await receiver.receive(metadata)
+    receiver.detach(frontend.offer.agent)
+    receiver.detach(frontend.offer.agent)
+    with pytest.raises(ArenaUnavailableError):
+        await receiver.receive(metadata)
+    assert is_image(kept.item, seed)
+    await receiver.attach(frontend.offer)
+    with await receiver.receive(metadata) as received:
+        assert is_image(received.item, seed)
+
+
+@needs_nixl
+async def test_a_frontend_that_hangs_and_goes_on(
+    tcp_frontend: Frontend, make_receiver: MakeReceiver
+) -> None:
+    """Bytes that come after the deadline must not land in another item's memory."""
+    receiver = make_receiver(slots=1, deadline=0.5)
+    await receiver.attach(tcp_frontend.offer)
+    (late_seed, late), (seed, metadata) = tcp_frontend.send(LARGE), tcp_frontend.send(LARGE)
+    tcp_frontend.pause()
+    began = time.monotonic()
+    with pytest.raises(TransferTimeoutError):
+        await receiver.receive(late)
+    assert 0.4 < time.monotonic() - began < 2
+    assert receiver.free_slots == 0, "its slot may still be written to"
+    receiver._deadline = 20.0
+    tcp_frontend.resume()
+    for _ in range(5):
+        with await receiver.receive(metadata) as received:
+            assert is_image(received.item, seed)
+    await until(lambda: receiver.free_slots == 1)
+    assert receiver._overdue[tcp_frontend.offer.agent] == 0
+    with await receiver.receive(late) as received:
+        assert is_image(received.item, late_seed)
+
+
+@needs_nixl
+async def test_a_frontend_that_hangs_is_left_alone_after_some_reads(
+    tcp_frontend: Frontend, make_receiver: MakeReceiver
+) -> None:
+    receiver = make_receiver(slots=1, deadline=0.3)
+    await receiver.attach(tcp_frontend.offer)
+    _, metadata = tcp_frontend.send(LARGE)
+    tcp_frontend.pause()
+    reads = [receiver.receive(metadata) for _ in range(receiver.MAX_OVERDUE)]
+    for outcome in await asyncio.gather(*reads, return_exceptions=True):
+        assert isinstance(outcome, TransferTimeoutError)
+    with pytest.raises(ArenaUnavailableError, match="overdue"):
+        await receiver.receive(metadata)
+    receiver.detach(tcp_frontend.offer.agent)
+    assert receiver._leaving
+    tcp_frontend.resume()
+    # Its last bytes came, and only then was it forgotten.
+    await until(lambda: receiver.free_slots == 1 and not receiver._leaving)
+    await until(lambda: receiver._reader.buffers.temporary == 0)
+
+
+@needs_nixl
+async def test_closing_while_a_read_hangs(
+    tcp_frontend: Frontend, make_receiver: MakeReceiver
+) -> None:
+    receiver = make_receiver(deadline=0.3)
+    await receiver.attach(tcp_frontend.offer)
+    _, metadata = tcp_frontend.send(LARGE)
+    tcp_frontend.pause()
+    with pytest.raises(TransferTimeoutError):
+        await receiver.receive(metadata)
+    await receiver.close()
+    tcp_frontend.resume()
+    await asyncio.sleep(0.3)
+    with pytest.raises(ArenaUnavailableError):
+        await receiver.receive(metadata)
+
+
+@needs_nixl
+async def test_cancelled_reads_give_their_slots_back(
+    tcp_frontend: Frontend, make_receiver: MakeReceiver
+) -> None:
+    receiver = make_receiver()
+    await receiver.attach(tcp_frontend.offer)
+    _, metadata = tcp_frontend.send(LARGE)
+    for delay in [0.0, 0.0005, 0.002, 0.005, 0.01, 0.015, 0.02, 0.05]:
+        task = asyncio.ensure_future(receiver.receive(metadata))
+        await asyncio.sleep(delay)
+        if task.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            task.result().release()
+        await until(lambda: receiver.free_slots == 2)
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@needs_nixl
+async def test_both_sides_are_quiet_when_nothing_moves(
+    frontend: Frontend, make_receiver: MakeReceiver
+) -> None:
+    receiver = make_receiver()
+    await receiver.attach(frontend.offer)
+    seed, metadata = frontend.send()
+    with await receiver.receive(metadata):
+        pass
+    frontend.release(seed)
+    pids = (frontend.pid, os.getpid())
+    before = [cpu_seconds(pid) for pid in pids]
+    await asyncio.sleep(2)
+    used = [(cpu_seconds(pid) - start) / 2 for pid, start in zip(pids, before, strict=True)]
+    assert max(used) < 0.05
+
+
+@needs_nixl
+async def test_a_frontend_that_dies_in_the_middle_of_a_read(
+    make_receiver: MakeReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UCX_TLS", TCP_ONLY)
+    with Frontend() as frontend:
+        receiver = make_receiver(deadline=20.0)
+        await receiver.attach(frontend.offer)
+        _, metadata = frontend.send(LARGE)
+        frontend.pause()
+        task = asyncio.ensure_future(receiver.receive(metadata))
+        await asyncio.sleep(0.2)
+        assert not task.done()
+        began = time.monotonic()
+        frontend.kill()
+        with pytest.raises(ArenaUnavailableError, match="can't be read"):
+            await task
+        assert time.monotonic() - began < 10
+        assert receiver.free_slots == 2
+        with pytest.raises(ArenaUnavailableError, match="isn't connected"):
+            await receiver.receive(metadata)
+    assert reap_orphans() >= 1
+
+
+@needs_nixl
+def test_an_arena_may_be_closed_after_its_sender(make_arena: Callable[..., Arena]) -> None:
+    arena = make_arena()
+    sender = NixlSender(arena)
+    loan = sender.send(image_hash(1), image(1))
+    sender.close()
+    sender.close()
+    arena.close()
+    loan.release()
+
+
+def test_without_nixl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nixl", None)
+    with pytest.raises(ConfigurationError, match="install nixl"):
+        NixlAgent("test")
+    with pytest.raises(ConfigurationError, match="install nixl"):
+        NixlReceiver()
+
+
+def test_the_frontend_serves_faster_while_it_lends() -> None:
+    assert progress_pause(0, 0.0) >= 0.01
+    assert progress_pause(1, 0.0) < progress_pause(1, 5.0) < progress_pause(0, 5.0)
+
+
+def test_a_transfer_is_polled_the_less_the_longer_it_takes() -> None:
+    ages = [0.0, 1e-3, 5e-3, 1.0, 60.0]
+    pauses = [pause(age) for age in ages]
+    assert pauses == sorted(pauses)
+    assert pauses[0] == 0
+    assert pauses[-1] <= 0.1
