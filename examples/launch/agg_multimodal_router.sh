@@ -109,15 +109,15 @@ start() { # NAME [VARIABLE=VALUE...] COMMAND...
 }
 
 report_end() { # NAME
-    local status=0
+    local status=0 cause
     wait "${pid_of[$1]}" || status=$?
     {
         printf '\n%s ended with status %s. The end of %s:\n\n' "$1" "$status" "${log_of[$1]}"
         # A binding library of vLLM's reports leaks at every exit, page after page.
         grep -avE '^(nanobind:| - (leaked|\.\.\.) |See https://nanobind)' -- "${log_of[$1]}" | tail -n 40
         # vLLM's engine logs the cause long before its parent gives up.
-        printf '\nThe first error in it:\n'
-        grep -aEm 1 '[A-Za-z](Error|Exception): |error: ' -- "${log_of[$1]}" || echo "none"
+        cause=$(grep -aEm 1 '[A-Za-z](Error|Exception): |error: ' -- "${log_of[$1]}") &&
+            printf '\nThe first error in it:\n%s\n' "$cause"
         echo
     } >&2
 }
