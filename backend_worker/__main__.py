@@ -12,12 +12,20 @@ import uvloop
 
 from backend_worker.args import WorkerArgs, parse
 from backend_worker.engine import Engine, prepare_environment, with_our_defaults
+from backend_worker.obtain import MediaInlet
 from backend_worker.service import WorkerService
 from common.card import HostIdentity, WorkerCard, WorkerState
 from common.discovery.file import FileCardPublisher
-from common.errors import EngineGoneError, MmRouterError
+from common.errors import (
+    ArenaUnavailableError,
+    ConfigurationError,
+    EngineGoneError,
+    MmRouterError,
+)
 from common.settings import configure_logging
 from common.telemetry import enable_nvtx
+from common.transfer.choice import TransferMode
+from common.transfer.nixl import NixlReceiver
 
 logger = logging.getLogger("backend_worker")
 
@@ -46,7 +54,11 @@ async def _run(args: WorkerArgs) -> None:
 
 async def _serve(args: WorkerArgs, engine: Engine) -> None:
     service = WorkerService(
-        engine, args.worker_id, args.incarnation, f"tcp://{args.host}:{args.request_port}"
+        engine,
+        MediaInlet(make_nixl_receiver(args), engine.local_renderer().render),
+        args.worker_id,
+        args.incarnation,
+        f"tcp://{args.host}:{args.request_port}",
     )
     try:
         async with FileCardPublisher(args.discovery_dir) as publisher:
@@ -57,6 +69,25 @@ async def _serve(args: WorkerArgs, engine: Engine) -> None:
             await publisher.publish(card.model_copy(update={"state": WorkerState.DRAINING}))
     finally:
         await service.close()
+
+
+def make_nixl_receiver(args: WorkerArgs) -> NixlReceiver | None:
+    """The worker's end of NIXL, at start-up and not inside the first request.
+
+    Raises:
+        ConfigurationError: NIXL is asked for and can't be had.
+    """
+    if args.transfer in (TransferMode.SHM, TransferMode.DISABLED):
+        return None
+    try:
+        return NixlReceiver(
+            slots=args.nixl_slots, slot_size=args.nixl_slot_bytes, deadline=args.nixl_deadline_s
+        )
+    except (ConfigurationError, ArenaUnavailableError) as error:
+        if args.transfer is TransferMode.NIXL:
+            raise
+        logger.warning("media will not be read over NIXL: %s", error)
+        return None
 
 
 async def make_card(args: WorkerArgs, engine: Engine, endpoint: str) -> WorkerCard:

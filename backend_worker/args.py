@@ -8,8 +8,10 @@ from pathlib import Path
 from vllm import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from common.errors import ConfigurationError
 from common.identity import Incarnation, WorkerId
-from common.settings import add_common_arguments, env_default
+from common.settings import add_common_arguments, env_default, transfer_mode
+from common.transfer.choice import TransferMode
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,10 @@ class WorkerArgs:
     discovery_dir: Path
     host: str
     request_port: int
+    transfer: TransferMode
+    nixl_slots: int
+    nixl_slot_bytes: int
+    nixl_deadline_s: float
     nvtx: bool
     log_level: str
 
@@ -61,7 +67,29 @@ def parse(argv: list[str]) -> WorkerArgs:
         default=int(env_default("--worker-port", "0")),
         help="port of the request plane, 0 for any free one (default: %(default)s)",
     )
+    parser.add_argument(
+        "--nixl-slots",
+        type=int,
+        default=int(env_default("--nixl-slots", "8")),
+        help="media items that fit into the memory registered with NIXL (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--nixl-slot-mb",
+        type=int,
+        default=int(env_default("--nixl-slot-mb", "32")),
+        help="size of one of them; larger items are registered one by one (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--nixl-deadline",
+        type=float,
+        default=float(env_default("--nixl-deadline", "10")),
+        help="seconds that one NIXL read may take (default: %(default)s)",
+    )
     ours, rest = parser.parse_known_args(argv)
+    try:
+        transfer = transfer_mode()
+    except ConfigurationError as error:
+        parser.error(str(error))
 
     engine_parser = FlexibleArgumentParser(prog="python -m backend_worker")
     AsyncEngineArgs.add_cli_args(engine_parser)
@@ -82,6 +110,10 @@ def parse(argv: list[str]) -> WorkerArgs:
         discovery_dir=ours.discovery_dir,
         host=ours.worker_host,
         request_port=ours.worker_port,
+        transfer=transfer,
+        nixl_slots=ours.nixl_slots,
+        nixl_slot_bytes=ours.nixl_slot_mb << 20,
+        nixl_deadline_s=ours.nixl_deadline,
         nvtx=ours.nvtx,
         log_level=ours.log_level,
     )

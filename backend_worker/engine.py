@@ -28,6 +28,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 from vllm.version import __version__ as vllm_version
 
+from backend_worker.render import LocalRenderer
 from common.card import CacheSettings, Capacity, KvEventSource, ModelSettings
 from common.errors import (
     EngineFailedError,
@@ -168,6 +169,10 @@ class Engine:
     def hf_processor_runs(self) -> int:
         """Calls of the HF processor in this worker; 0 if every item was transferred."""
         return self._hf_runs.total
+
+    def local_renderer(self) -> LocalRenderer:
+        """Processes media here, for when they are not transferred."""
+        return LocalRenderer(self._llm.renderer)
 
     async def supported_tasks(self) -> list[str]:
         """vLLM's task names, for example ``generate``."""

@@ -1,7 +1,6 @@
 """Getting the media of a request: by whichever transport each item came.
 
-One :class:`MediaInlet` per session, because an arena belongs to a frontend. Knows
-neither the engine nor the request plane's sockets.
+Knows neither the engine nor the request plane's sockets.
 """
 
 import asyncio
@@ -15,9 +14,11 @@ from common.identity import MmHash
 from common.telemetry import TRANSFER_FALLBACKS
 from common.transfer.base import Received
 from common.transfer.choice import ReceiverSet
-from common.transfer.handshake import TransferReply, parse_offer
+from common.transfer.handshake import TransferOffer, TransferReply
 from common.transfer.inline import InlineReceiver
 from common.transfer.metadata import decode_metadata
+from common.transfer.nixl import NixlReceiver
+from common.transfer.reference import ReferenceReceiver, Render
 from common.transfer.shm import ShmReceiver
 
 logger = logging.getLogger(__name__)
@@ -57,25 +58,49 @@ class Obtained:
 
 
 class MediaInlet:
-    """The transports over which one frontend can reach this worker."""
+    """The transports by which frontends can reach this worker."""
 
-    def __init__(self, offer: bytes) -> None:
-        """Try everything that the frontend offers; ``reply`` says what works.
-
-        Raises:
-            ProtocolError: the offer is malformed.
+    def __init__(self, nixl: NixlReceiver | None, render: Render) -> None:
         """
-        terms = parse_offer(offer)
-        shm = ShmReceiver()
-        self.reply = TransferReply()
-        if terms.shm is not None:
+        Args:
+            render: processes a medium that was not transferred.
+            nixl: made at start-up, or None if this worker has no NIXL.
+        """
+        self._shm = ShmReceiver()
+        self._nixl = nixl
+        own = [] if nixl is None else [nixl]
+        self._receivers = ReceiverSet(
+            [InlineReceiver(), ReferenceReceiver(render), self._shm, *own]
+        )
+
+    async def attach(self, offer: TransferOffer) -> TransferReply:
+        """Try what a frontend offers, in its order; the first that works is used.
+
+        Cancelling it leaves at most a mapping that :meth:`detach` removes.
+        """
+        refusals: list[str] = []
+        if offer.shm is not None:
             try:
-                shm.attach(terms.shm)
-                self.reply = TransferReply(shm=True)
+                await asyncio.to_thread(self._shm.attach, offer.shm)
+                return TransferReply(shm=True)
             except ArenaUnavailableError as error:
-                logger.info("%s", error)
-                self.reply = TransferReply(shm_refusal=str(error))
-        self._receivers = ReceiverSet([InlineReceiver(), shm])
+                refusals.append(str(error))
+        if offer.nixl is not None:
+            try:
+                if self._nixl is None:
+                    raise ArenaUnavailableError("this worker runs without NIXL")
+                await self._nixl.attach(offer.nixl)
+                return TransferReply(nixl=True, refusals=tuple(refusals))
+            except TransferError as error:
+                refusals.append(str(error))
+        return TransferReply(refusals=tuple(refusals))
+
+    def detach(self, offer: TransferOffer) -> None:
+        """A frontend left. Items received from it stay usable."""
+        if offer.shm is not None:
+            self._shm.detach(offer.shm.name)
+        if offer.nixl is not None and self._nixl is not None:
+            self._nixl.detach(offer.nixl.agent)
 
     async def obtain(
         self, shipments: Sequence[bytes], frames: Sequence[memoryview], into: Obtained

@@ -52,6 +52,7 @@ from common.protocol import (
     Welcome,
 )
 from common.telemetry import INTERNAL_ERRORS, UNDECODABLE_MESSAGES, stage
+from common.transfer.handshake import TransferOffer, parse_offer
 from common.wire import Codec, Frame
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class _Session:
 
     address: bytes
     frontend_id: Incarnation
-    inlet: MediaInlet
+    offer: TransferOffer
     last_heard: float
     requests: dict[RequestId, _Request] = field(default_factory=dict)
 
@@ -105,7 +106,12 @@ class WorkerService:
     """Serves the request plane until cancelled."""
 
     def __init__(
-        self, engine: ServingEngine, worker_id: WorkerId, incarnation: Incarnation, endpoint: str
+        self,
+        engine: ServingEngine,
+        inlet: MediaInlet,
+        worker_id: WorkerId,
+        incarnation: Incarnation,
+        endpoint: str,
     ) -> None:
         """
         Args:
@@ -115,6 +121,8 @@ class WorkerService:
             ConfigurationError: the address can't be bound.
         """
         self._engine = engine
+        self._inlet = inlet
+        self._opening: set[asyncio.Task[None]] = set()
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._codec: Codec[ToWorker] = Codec(ToWorker)
@@ -151,6 +159,10 @@ class WorkerService:
         for session in list(self._sessions.values()):
             await self._send(session.address, Goodbye("the worker is shutting down"))
             await self._end_session(session)
+        for task in self._opening:
+            task.cancel()
+        await asyncio.gather(*self._opening, return_exceptions=True)
+        await self._inlet.close()
         self._context.destroy(linger=200)  # ms: lets the goodbyes leave
 
     @property
@@ -170,7 +182,10 @@ class WorkerService:
 
     async def _handle(self, address: bytes, message: ToWorker, media: Sequence[memoryview]) -> None:
         if isinstance(message, Hello):
-            await self._open_session(address, message)
+            # Not awaited here: proving a transport takes time, and others go on.
+            task = asyncio.create_task(self._open_session(address, message))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
             return
         session = self._sessions.get(address)
         if session is None:
@@ -208,8 +223,9 @@ class WorkerService:
             return
         if previous := self._sessions.get(address):
             await self._end_session(previous)
-        inlet = await asyncio.to_thread(MediaInlet, hello.offer)  # maps memory
-        self._sessions[address] = _Session(address, hello.frontend_id, inlet, time.monotonic())
+        offer = parse_offer(hello.offer)
+        reply = await self._inlet.attach(offer)
+        self._sessions[address] = _Session(address, hello.frontend_id, offer, time.monotonic())
         logger.info("frontend %s connected", hello.frontend_id)
         await self._send(
             address,
@@ -217,7 +233,7 @@ class WorkerService:
                 PROTOCOL_VERSION,
                 self._worker_id,
                 self._incarnation,
-                inlet.reply.model_dump_json().encode(),
+                reply.model_dump_json().encode(),
             ),
         )
         await self._send(address, self._status())
@@ -229,7 +245,7 @@ class WorkerService:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        await session.inlet.close()
+        self._inlet.detach(session.offer)
         logger.info("frontend %s disconnected", session.frontend_id)
 
     async def _serve(self, session: _Session, submit: Submit, media: Sequence[memoryview]) -> None:
@@ -297,7 +313,7 @@ class WorkerService:
         for _ in range(MAX_NACKS):
             try:
                 with stage("obtain"):
-                    await session.inlet.obtain(shipments, media, obtained)
+                    await self._inlet.obtain(shipments, media, obtained)
                 async for output in self._engine.generate(submit, obtained.items):
                     yield output
                 return

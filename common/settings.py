@@ -10,6 +10,9 @@ import os
 import tempfile
 from pathlib import Path
 
+from common.errors import ConfigurationError
+from common.transfer.choice import TransferMode, parse_transfer_mode
+
 ENV_PREFIX = "MMROUTER_"
 
 
@@ -22,6 +25,26 @@ def env_default(flag: str, default: str) -> str:
     """The environment's value for a flag, for example ``--log-level`` from
     ``MMROUTER_LOG_LEVEL``."""
     return os.environ.get(ENV_PREFIX + flag.removeprefix("--").replace("-", "_").upper(), default)
+
+
+def transfer_mode() -> TransferMode:
+    """How processed media may travel, from ``DYNAMO_MM_TRANSFER`` and
+    ``DYNAMO_DISABLE_NIXL_MM``, whose names operators know.
+
+    Raises:
+        ConfigurationError: an unknown value, or the two contradict each other.
+    """
+    wanted = os.environ.get("DYNAMO_MM_TRANSFER")
+    disabled = os.environ.get("DYNAMO_DISABLE_NIXL_MM", "0").strip()
+    if disabled not in ("", "0", "1"):
+        raise ConfigurationError(f"DYNAMO_DISABLE_NIXL_MM is {disabled!r}; it must be 0 or 1")
+    if disabled != "1":
+        return parse_transfer_mode(wanted)
+    if wanted:
+        raise ConfigurationError(
+            f"DYNAMO_DISABLE_NIXL_MM=1 turns transfer off, but DYNAMO_MM_TRANSFER is {wanted!r}"
+        )
+    return TransferMode.DISABLED
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,6 +16,7 @@ from common.errors import MmRouterError
 from common.identity import Incarnation
 from common.settings import configure_logging
 from common.telemetry import enable_nvtx
+from common.transfer.choice import TransferMode
 from frontend import status
 from frontend.args import FrontendArgs, parse
 from frontend.engine_client import RoutedEngineClient
@@ -95,7 +96,9 @@ async def _open(
     logger.info("waiting for workers in %s", args.discovery_dir)
     card = await fleet.contract()
     try:
-        preprocessor = await asyncio.to_thread(Preprocessor, card, args.serve)
+        preprocessor = await asyncio.to_thread(
+            Preprocessor, card, args.serve, keep_sources=args.transfer is TransferMode.DISABLED
+        )
         client = RoutedEngineClient(preprocessor, fleet, router, lender)
         app = await build_vllm_app(client, args.serve, preprocessor.tasks, server)
         app.include_router(status.routes(fleet, router, lender))

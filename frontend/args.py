@@ -1,7 +1,6 @@
 """The frontend's command line: our flags, then every API server flag of vLLM."""
 
 import argparse
-import os
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +9,8 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from common.errors import ConfigurationError
-from common.settings import add_common_arguments, env_default
-from common.transfer.choice import TransferMode, parse_transfer_mode
+from common.settings import add_common_arguments, env_default, transfer_mode
+from common.transfer.choice import TransferMode
 from frontend.router.settings import RouterSettings
 
 
@@ -68,7 +67,7 @@ def parse(argv: list[str]) -> FrontendArgs:
             serve=serve,
             router=RouterSettings.from_args(ours),
             discovery_dir=ours.discovery_dir,
-            transfer=parse_transfer_mode(os.environ.get("DYNAMO_MM_TRANSFER")),
+            transfer=transfer_mode(),
             arena_bytes=int(ours.mm_arena_gb * 2**30),
             nvtx=ours.nvtx,
             log_level=ours.log_level,

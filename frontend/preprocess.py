@@ -27,6 +27,8 @@ from common.errors import ConfigurationError
 from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash, MmIdentifier
 from common.protocol import MediaPart
+from common.transfer.reference import MediaSource
+from frontend.media_sources import MediaSources
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class MediaItem:
         identifier: its name in block hashes.
         num_embeds: embeddings its encoder produces, the cost of encoding it.
         nbytes: size of its tensors.
+        source: the medium before processing, if it is kept.
         item: the tensors. Shared with the processor cache: never changed.
     """
 
@@ -46,6 +49,7 @@ class MediaItem:
     num_embeds: int
     nbytes: int
     item: MultiModalKwargsItem
+    source: MediaSource | None = None
 
 
 @dataclass(frozen=True)
@@ -68,13 +72,17 @@ class ProcessedPrompt:
 class Preprocessor:
     """vLLM's renderer and input processor for one card."""
 
-    def __init__(self, card: WorkerCard, serve_args: Namespace) -> None:
+    def __init__(
+        self, card: WorkerCard, serve_args: Namespace, *, keep_sources: bool = False
+    ) -> None:
         """Load tokenizer and processor. Takes seconds: not on the event loop.
 
         Args:
             card: the fleet's contract.
             serve_args: vLLM's own API server arguments; model arguments in it are
                 replaced by the card's.
+            keep_sources: keep media as fetched beside their tensors, for workers that
+                process them themselves.
 
         Raises:
             ConfigurationError: the model's files can't be read here, or the model
@@ -92,6 +100,7 @@ class Preprocessor:
         if self.renderer._mm_processor_only_cache is not None:
             self.renderer._mm_processor_only_cache.close()
             self.renderer._mm_processor_only_cache = self.renderer._mm_processor_cache
+        self._sources = MediaSources(self.renderer) if keep_sources else None
         self.input_processor = InputProcessor(self.vllm_config, self.renderer)
         self.tasks: tuple[SupportedTask, ...] = tuple(card.supported_tasks)
 
@@ -122,7 +131,7 @@ class Preprocessor:
         text = prompt.get("prompt") if isinstance(prompt, dict) else None
         return ProcessedPrompt(
             token_ids=request.prompt_token_ids or [],
-            media=[_media_item(feature) for feature in request.mm_features or []],
+            media=[self._media_item(feature) for feature in request.mm_features or []],
             prompt_text=text if isinstance(text, str) else None,
             cache_salt=request.cache_salt,
             lora_request=request.lora_request,
@@ -130,28 +139,28 @@ class Preprocessor:
             prompt_is_token_ids=request.prompt_is_token_ids,
         )
 
+    def _media_item(self, feature: MultiModalFeatureSpec) -> MediaItem:
+        assert feature.mm_hash is not None and feature.data is not None  # processor-only cache
+        position = feature.mm_position
+        mask = position.is_embed
+        return MediaItem(
+            part=MediaPart(
+                modality=feature.modality,
+                mm_hash=MmHash(feature.mm_hash),
+                offset=position.offset,
+                length=position.length,
+                is_embed=None if mask is None else mask.to(torch.uint8).numpy().tobytes(),
+            ),
+            identifier=MmIdentifier(feature.identifier),
+            num_embeds=position.get_num_embeds(),
+            nbytes=MultiModalCache.get_item_size(feature.data),
+            item=feature.data,
+            source=self._sources.get(MmHash(feature.mm_hash)) if self._sources else None,
+        )
+
     def close(self) -> None:
         """Stop the renderer's threads."""
         self.renderer.shutdown()
-
-
-def _media_item(feature: MultiModalFeatureSpec) -> MediaItem:
-    assert feature.mm_hash is not None and feature.data is not None  # processor-only cache
-    position = feature.mm_position
-    mask = position.is_embed
-    return MediaItem(
-        part=MediaPart(
-            modality=feature.modality,
-            mm_hash=MmHash(feature.mm_hash),
-            offset=position.offset,
-            length=position.length,
-            is_embed=None if mask is None else mask.to(torch.uint8).numpy().tobytes(),
-        ),
-        identifier=MmIdentifier(feature.identifier),
-        num_embeds=position.get_num_embeds(),
-        nbytes=MultiModalCache.get_item_size(feature.data),
-        item=feature.data,
-    )
 
 
 def _gpu_less_config(card: WorkerCard, args: AsyncEngineArgs) -> VllmConfig:

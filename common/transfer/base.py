@@ -19,6 +19,7 @@ from common.transfer.metadata import (
     InlineMetadata,
     MemoryMetadata,
     NixlMetadata,
+    ReferenceMetadata,
     ShmMetadata,
     TransferMetadata,
     Transport,
@@ -28,11 +29,34 @@ from common.transfer.segment import Buffer
 SentHook: TypeAlias = Callable[[Transport, int], None]
 """Called with the transport and the bytes of each item that is sent."""
 
-_Metadata = TypeVar("_Metadata", ShmMetadata, NixlMetadata, InlineMetadata, MemoryMetadata)
+_Metadata = TypeVar(
+    "_Metadata",
+    ShmMetadata,
+    NixlMetadata,
+    InlineMetadata,
+    ReferenceMetadata,
+    MemoryMetadata,
+)
 
 
 def _nothing() -> None:
     pass
+
+
+class Turns:
+    """Lets one caller through per turn of the event loop.
+
+    A burst of items would otherwise be handled within a single turn, and nothing else would
+    get its say for as long.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def mine(self) -> None:
+        """Return at once if nobody did in this turn; else wait for a later one."""
+        await self._lock.acquire()
+        asyncio.get_running_loop().call_soon(self._lock.release)
 
 
 class Loan:
@@ -249,6 +273,8 @@ async def receive_all(
 
     Cancelling it releases all of them.
     """
+    if len(metadata) == 1:
+        return [await receiver.receive(metadata[0], frames)]
     tasks = [asyncio.ensure_future(receiver.receive(each, frames)) for each in metadata]
     try:
         return list(await asyncio.gather(*tasks))
@@ -265,14 +291,14 @@ def join_frames(loans: Sequence[Loan]) -> tuple[list[TransferMetadata], list[Buf
     """Put the frames of several loans behind each other, in one message.
 
     Returns:
-        Their metadata, inline ones pointing at where their frames came to lie, and all
+        Their metadata, those with frames pointing at where their frames came to lie, and all
         frames.
     """
     metadata: list[TransferMetadata] = []
     frames: list[Buffer] = []
     for loan in loans:
         each = loan.metadata
-        if isinstance(each, InlineMetadata):
+        if isinstance(each, InlineMetadata | ReferenceMetadata):
             each = each.model_copy(update={"first_frame": len(frames)})
         metadata.append(each)
         frames.extend(loan.frames)

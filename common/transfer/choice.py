@@ -23,6 +23,8 @@ class TransferMode(Enum):
     AUTO = "auto"
     SHM = "shm"
     NIXL = "nixl"
+    DISABLED = "disabled"
+    """Set with ``DYNAMO_DISABLE_NIXL_MM``: workers process media themselves."""
 
 
 def parse_transfer_mode(value: str | None) -> TransferMode:
@@ -31,12 +33,10 @@ def parse_transfer_mode(value: str | None) -> TransferMode:
     Raises:
         ConfigurationError: it is none of ``shm``, ``nixl`` and ``auto``.
     """
-    try:
-        return TransferMode((value or "auto").strip().lower())
-    except ValueError as error:
-        raise ConfigurationError(
-            f"DYNAMO_MM_TRANSFER is {value!r}; it must be shm, nixl or auto"
-        ) from error
+    wanted = (value or "auto").strip().lower()
+    if wanted not in ("auto", "shm", "nixl"):
+        raise ConfigurationError(f"DYNAMO_MM_TRANSFER is {value!r}; it must be shm, nixl or auto")
+    return TransferMode(wanted)
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ def choose_transport(mode: TransferMode, *, shm_proven: bool, nixl_ready: bool) 
             return Choice("shm") if shm_proven else Choice("inline", "shm", "not_readable")
         case TransferMode.NIXL:
             return Choice("nixl") if nixl_ready else Choice("inline", "nixl", "not_connected")
+        case TransferMode.DISABLED:
+            return Choice("reference")
         case TransferMode.AUTO:
             if shm_proven:
                 return Choice("shm")

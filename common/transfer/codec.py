@@ -1,59 +1,109 @@
 """Processed media item to bytes and back: one small envelope plus the tensors' own memory.
 
-The envelope is vLLM's msgpack form of the item. Nothing here moves bytes: where they
-lie meanwhile is the transports' business.
+The envelope is msgpack of the types below and of nothing else: no extension types, no names
+of classes or functions, so nothing in it can run code. Not vLLM's own encoding of items,
+because that can be opened to pickle by an environment variable, on either side. Nothing here
+moves bytes: where they lie meanwhile is the transports' business.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 import torch
 from vllm.multimodal.inputs import (
     BaseMultiModalField,
-    MultiModalFieldConfig,
+    MultiModalBatchedField,
     MultiModalFieldElem,
+    MultiModalFlatField,
     MultiModalKwargsItem,
+    MultiModalSharedField,
 )
-from vllm.v1.serial_utils import CUSTOM_TYPE_RAW_VIEW, MsgpackEncoder
 
 from common.errors import CorruptSegmentError, UnsupportedItemError
 from common.transfer.segment import Buffer
 
 INLINE_BELOW: Final = 256
-"""Tensors of fewer bytes ride inside the envelope. Fixed, because vLLM's default comes
-from an environment variable that may differ between two processes."""
+"""Tensors of fewer bytes ride inside the envelope."""
 
-MAX_DIMENSIONS: Final = 16
 MAX_NESTING: Final = 8
+"""How deep lists of tensors may be nested."""
 
-# The names that vLLM's encoder writes, and no other attribute of torch.
 _DTYPES: Final[dict[str, torch.dtype]] = {
-    name: getattr(torch, name)
-    for name in (
-        "bool",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "float16",
-        "bfloat16",
-        "float32",
-        "float64",
-        "complex64",
-        "complex128",
-        "float8_e4m3fn",
-        "float8_e4m3fnuz",
-        "float8_e5m2",
-        "float8_e5m2fnuz",
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.bool,
+        torch.uint8,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.complex64,
+        torch.complex128,
+        torch.float8_e4m3fn,
+        torch.float8_e4m3fnuz,
+        torch.float8_e5m2,
+        torch.float8_e5m2fnuz,
     )
 }
+_DTYPE_NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
+
+_Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**48)]
+
+
+class _Tensor(msgspec.Struct, array_like=True, tag="tensor", forbid_unknown_fields=True):
+    """A tensor whose bytes are in buffer number ``buffer``, from 1, or here if that is 0."""
+
+    dtype: str
+    shape: Annotated[list[_Size], msgspec.Meta(max_length=16)]
+    buffer: _Size
+    content: bytes = b""
+
+
+class _Nested(msgspec.Struct, array_like=True, tag="list", forbid_unknown_fields=True):
+    members: "list[_Tensor | _Nested | bool | int | float]"
+
+
+_Part: TypeAlias = _Tensor | _Nested | bool | int | float
+
+
+class _Batched(msgspec.Struct, array_like=True, tag="batched", forbid_unknown_fields=True):
+    keep_on_cpu: bool
+
+
+class _Shared(msgspec.Struct, array_like=True, tag="shared", forbid_unknown_fields=True):
+    keep_on_cpu: bool
+    batch_size: int
+
+
+_Slice: TypeAlias = tuple[int | None, int | None, int | None]
+
+
+class _Flat(msgspec.Struct, array_like=True, tag="flat", forbid_unknown_fields=True):
+    """``slices`` has a slice for each dimension if ``per_dimension``, else exactly one."""
+
+    keep_on_cpu: bool
+    dim: int
+    per_dimension: bool
+    slices: list[list[_Slice]]
+
+
+class _Element(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    data: _Part | None
+    field: _Batched | _Shared | _Flat
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(dict[str, _Element])
 
 
 @dataclass(frozen=True)
@@ -63,7 +113,7 @@ class EncodedItem:
     Attributes:
         envelope: msgpack; names, dtypes, shapes and all tensors below :data:`INLINE_BELOW`.
         buffers: raw contiguous bytes of the other tensors, in the order in which the
-            envelope counts them, from 1. They alias the tensors' memory.
+            envelope counts them, from 1. They alias the tensors' memory and keep it alive.
     """
 
     envelope: bytes
@@ -75,40 +125,6 @@ class EncodedItem:
         return len(self.envelope) + sum(buffer.nbytes for buffer in self.buffers)
 
 
-class _BatchedField(msgspec.Struct, forbid_unknown_fields=True):
-    keep_on_cpu: bool = False
-
-
-class _SharedField(msgspec.Struct, forbid_unknown_fields=True):
-    batch_size: int
-    keep_on_cpu: bool = False
-
-
-class _FlatField(msgspec.Struct, forbid_unknown_fields=True):
-    slices: list[Any]
-    dim: int = 0
-    keep_on_cpu: bool = False
-
-
-class _Element(msgspec.Struct, forbid_unknown_fields=True):
-    """One field of an item as it stands in the envelope, still unchecked inside."""
-
-    data: Any
-    field: tuple[str, dict[str, Any]]
-
-
-class _TensorsOnlyEncoder(MsgpackEncoder):
-    """vLLM's encoder without its way out into pickle, which an environment variable opens."""
-
-    def enc_hook(self, obj: Any) -> Any:
-        if isinstance(obj, MultiModalKwargsItem | slice):
-            return super().enc_hook(obj)
-        raise UnsupportedItemError(
-            f"a media item holds a {type(obj).__name__}; only tensors, lists of tensors "
-            "and numbers can be sent to a worker"
-        )
-
-
 def encode(item: MultiModalKwargsItem) -> EncodedItem:
     """Give an item's bytes without copying its contiguous CPU tensors.
 
@@ -116,15 +132,21 @@ def encode(item: MultiModalKwargsItem) -> EncodedItem:
     Safe to call from several threads at once.
 
     Raises:
-        UnsupportedItemError: the item holds more than tensors, lists of them and numbers.
+        UnsupportedItemError: the item holds more than tensors, lists of them and numbers, or
+            a field of a kind that is not vLLM's.
     """
-    # A new encoder each time: it keeps state while it encodes, and costs a microsecond.
-    encoder = _TensorsOnlyEncoder(size_threshold=INLINE_BELOW)
+    buffers: list[memoryview] = []
+    elements = {
+        name: _Element(
+            None if element.data is None else _data_of(element.data, buffers),
+            _field_of(element.field),
+        )
+        for name, element in item.items()
+    }
     try:
-        envelope, *buffers = encoder.encode(item)
+        return EncodedItem(_encoder.encode(elements), buffers)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UnsupportedItemError(f"a media item can't be sent to a worker: {error}") from error
-    return EncodedItem(bytes(envelope), [memoryview(buffer).cast("B") for buffer in buffers])
 
 
 def decode(envelope: Buffer, buffers: Sequence[memoryview]) -> MultiModalKwargsItem:
@@ -139,149 +161,141 @@ def decode(envelope: Buffer, buffers: Sequence[memoryview]) -> MultiModalKwargsI
         CorruptSegmentError: the envelope is not one, or does not fit the buffers. Nothing
             an envelope says can run code or reach outside the buffers.
     """
-    reader = _EnvelopeReader(buffers)
+    unused = dict(enumerate(buffers, 1))
     try:
-        elements = msgspec.msgpack.Decoder(
-            dict[str, _Element], ext_hook=_accept_raw_view_only
-        ).decode(envelope)
         item = MultiModalKwargsItem(
-            {name: reader.element(element) for name, element in elements.items()}
+            {
+                name: MultiModalFieldElem(
+                    data=_read_data(element.data, unused, MAX_NESTING),
+                    field=_read_field(element.field),
+                )
+                for name, element in _decoder.decode(envelope).items()
+            }
         )
     except (
         msgspec.DecodeError,
         UnicodeDecodeError,
         RecursionError,
-        # torch refuses a size it can't count with this one.
-        RuntimeError,
         OverflowError,
+        # How torch refuses a size that it can't count with.
+        RuntimeError,
     ) as error:
         raise CorruptSegmentError(f"a media item's envelope is unreadable: {error}") from error
-    reader.expect_all_used()
+    if unused:
+        raise CorruptSegmentError(
+            f"a media item came with {len(buffers)} buffers, of which its envelope leaves "
+            f"{len(unused)} out"
+        )
     return item
 
 
-def _accept_raw_view_only(code: int, data: memoryview) -> memoryview:
-    if code != CUSTOM_TYPE_RAW_VIEW:
-        raise CorruptSegmentError(f"a media item's envelope holds extension type {code}")
+def _data_of(data: Any, buffers: list[memoryview]) -> _Part:
+    if isinstance(data, torch.Tensor):
+        return _tensor_of(data, buffers)
+    if isinstance(data, bool | int | float):
+        return data
+    if isinstance(data, list | tuple):
+        return _Nested([_data_of(each, buffers) for each in data])
+    raise UnsupportedItemError(
+        f"a media item holds a {type(data).__name__}; only tensors, lists of tensors and "
+        "numbers can be sent to a worker"
+    )
+
+
+def _tensor_of(tensor: torch.Tensor, buffers: list[memoryview]) -> _Tensor:
+    dtype = _DTYPE_NAMES.get(tensor.dtype)
+    if dtype is None or tensor.layout is not torch.strided:
+        raise UnsupportedItemError(
+            f"a media item holds a tensor of {tensor.dtype} with layout {tensor.layout}, "
+            "which can't be sent to a worker"
+        )
+    raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+    if raw.nbytes < INLINE_BELOW:
+        return _Tensor(dtype, list(tensor.shape), 0, bytes(raw))
+    buffers.append(raw)
+    return _Tensor(dtype, list(tensor.shape), len(buffers))
+
+
+def _field_of(field: BaseMultiModalField) -> _Batched | _Shared | _Flat:
+    # Exact types: what a subclass adds would be lost.
+    kind = type(field)
+    if kind is MultiModalBatchedField:
+        return _Batched(field.keep_on_cpu)
+    if kind is MultiModalSharedField:
+        return _Shared(field.keep_on_cpu, field.batch_size)
+    if kind is MultiModalFlatField:
+        per_dimension = bool(field.slices) and not isinstance(field.slices[0], slice)
+        slices = field.slices if per_dimension else [[each] for each in field.slices]
+        return _Flat(
+            field.keep_on_cpu,
+            field.dim,
+            per_dimension,
+            [[_slice_of(each) for each in several] for several in slices],
+        )
+    raise UnsupportedItemError(
+        f"a media item has a field of kind {kind.__name__}, which can't be sent to a worker"
+    )
+
+
+def _slice_of(value: slice) -> _Slice:
+    # Bounds may be tensors of one element.
+    start, stop, step = (
+        None if bound is None else int(bound) for bound in (value.start, value.stop, value.step)
+    )
+    return start, stop, step
+
+
+def _read_data(data: _Part | None, unused: dict[int, memoryview], depth: int) -> Any:
+    if isinstance(data, _Tensor):
+        return _read_tensor(data, unused)
+    if isinstance(data, _Nested):
+        if depth == 0:
+            raise CorruptSegmentError(f"tensors are nested more than {MAX_NESTING} deep")
+        return [_read_data(each, unused, depth - 1) for each in data.members]
     return data
 
 
-class _EnvelopeReader:
-    """Checks each value of an envelope and gives what it stands for."""
-
-    def __init__(self, buffers: Sequence[memoryview]) -> None:
-        self._buffers = buffers
-        self._used = [False] * len(buffers)
-
-    def expect_all_used(self) -> None:
-        if not all(self._used):
+def _read_tensor(tensor: _Tensor, unused: dict[int, memoryview]) -> torch.Tensor:
+    dtype = _DTYPES.get(tensor.dtype)
+    if dtype is None:
+        raise CorruptSegmentError(f"a tensor's dtype is {tensor.dtype!r:.100}")
+    source: memoryview | bytearray
+    if tensor.buffer:
+        found = unused.pop(tensor.buffer, None)
+        if found is None:
             raise CorruptSegmentError(
-                f"a media item came with {len(self._used)} buffers but its envelope "
-                f"uses {sum(self._used)}"
+                f"a tensor refers to buffer {tensor.buffer}, which isn't there or is another's"
+            )
+        source, size = found, found.nbytes
+    else:
+        # Memory of its own: the envelope's is read-only and unaligned.
+        source, size = bytearray(tensor.content), len(tensor.content)
+    expected = math.prod(tensor.shape) * dtype.itemsize
+    if size != expected:
+        raise CorruptSegmentError(
+            f"a tensor of shape {tensor.shape} and dtype {tensor.dtype} needs {expected} bytes "
+            f"but {size} came"
+        )
+    if expected == 0:
+        return torch.empty(tensor.shape, dtype=dtype)
+    return torch.frombuffer(source, dtype=dtype).view(tensor.shape)
+
+
+def _read_field(field: _Batched | _Shared | _Flat) -> BaseMultiModalField:
+    match field:
+        case _Batched():
+            return MultiModalBatchedField(keep_on_cpu=field.keep_on_cpu)
+        case _Shared():
+            return MultiModalSharedField(keep_on_cpu=field.keep_on_cpu, batch_size=field.batch_size)
+        case _Flat():
+            return MultiModalFlatField(
+                keep_on_cpu=field.keep_on_cpu, dim=field.dim, slices=_read_slices(field)
             )
 
-    def element(self, element: _Element) -> MultiModalFieldElem:
-        data = None if element.data is None else self._tensors(element.data, MAX_NESTING)
-        return MultiModalFieldElem(data=data, field=_field(*element.field))
 
-    def _tensors(self, value: Any, depth: int) -> Any:
-        if isinstance(value, int | float):
-            return value
-        if not isinstance(value, list):
-            raise CorruptSegmentError(
-                f"a media item's envelope holds a {type(value).__name__} in place of a tensor"
-            )
-        if value and isinstance(value[0], str):
-            return self._tensor(value)
-        if depth == 0:
-            raise CorruptSegmentError(f"tensors are nested more than {MAX_NESTING} deep")
-        return [self._tensors(each, depth - 1) for each in value]
-
-    def _tensor(self, value: list[Any]) -> torch.Tensor:
-        if len(value) != 3:
-            raise CorruptSegmentError(f"a tensor is described by {len(value)} values, not 3")
-        dtype = _DTYPES.get(value[0])
-        if dtype is None:
-            raise CorruptSegmentError(f"a tensor's dtype is {value[0]!r}")
-        shape = _shape(value[1])
-        source, owned_by_caller = self._bytes_of(value[2])
-        expected = math.prod(shape) * dtype.itemsize
-        if source.nbytes != expected:
-            raise CorruptSegmentError(
-                f"a tensor of shape {shape} and dtype {value[0]} needs {expected} bytes "
-                f"but {source.nbytes} came"
-            )
-        if expected == 0:
-            return torch.empty(shape, dtype=dtype)
-        # Small tensors lie inside the read-only envelope, unaligned: they get memory of
-        # their own.
-        raw = torch.frombuffer(source if owned_by_caller else bytearray(source), dtype=torch.uint8)
-        return raw.view(dtype).view(shape)
-
-    def _bytes_of(self, where: Any) -> tuple[memoryview, bool]:
-        if isinstance(where, memoryview):
-            return where, False
-        if type(where) is not int or not 1 <= where <= len(self._buffers):
-            raise CorruptSegmentError(
-                f"a tensor refers to buffer {where!r} of {len(self._buffers)}"
-            )
-        if self._used[where - 1]:
-            raise CorruptSegmentError(f"two tensors refer to buffer {where}")
-        self._used[where - 1] = True
-        return self._buffers[where - 1], True
-
-
-def _shape(value: Any) -> tuple[int, ...]:
-    if (
-        not isinstance(value, list)
-        or len(value) > MAX_DIMENSIONS
-        or not all(type(size) is int and size >= 0 for size in value)
-    ):
-        raise CorruptSegmentError(f"a tensor's shape is {value!r:.100}")
-    return tuple(value)
-
-
-def _field(name: str, arguments: dict[str, Any]) -> BaseMultiModalField:
-    """The field object, through vLLM's public factories and only the three known ones.
-
-    The modality given to a factory does not become part of the field.
-    """
-    match name:
-        case "batched":
-            batched = msgspec.convert(arguments, _BatchedField)
-            config = MultiModalFieldConfig.batched("", keep_on_cpu=batched.keep_on_cpu)
-        case "shared":
-            shared = msgspec.convert(arguments, _SharedField)
-            config = MultiModalFieldConfig.shared(
-                "", shared.batch_size, keep_on_cpu=shared.keep_on_cpu
-            )
-        case "flat":
-            flat = msgspec.convert(arguments, _FlatField)
-            config = MultiModalFieldConfig.flat(
-                "",
-                [_slices(each) for each in flat.slices],
-                dim=flat.dim,
-                keep_on_cpu=flat.keep_on_cpu,
-            )
-        case _:
-            raise CorruptSegmentError(f"a media item's field is of kind {name!r:.100}")
-    return config.field
-
-
-def _slices(value: Any) -> Any:
-    """A slice, or the tuple of slices (one per dimension) that a field with ``dim > 0`` has."""
-    if not isinstance(value, list):
-        raise CorruptSegmentError(f"a slice is given as {value!r:.100}")
-    if value and isinstance(value[0], list):
-        return tuple(_slice(each) for each in value)
-    return _slice(value)
-
-
-def _slice(value: Any) -> slice:
-    if (
-        not isinstance(value, list)
-        or len(value) != 3
-        or not all(part is None or type(part) is int for part in value)
-    ):
-        raise CorruptSegmentError(f"a slice is given as {value!r:.100}")
-    return slice(*value)
+def _read_slices(field: _Flat) -> list[slice] | list[tuple[slice, ...]]:
+    if field.per_dimension:
+        return [tuple(slice(*each) for each in several) for several in field.slices]
+    if any(len(several) != 1 for several in field.slices):
+        raise CorruptSegmentError("a field has several slices where there can be one")
+    return [slice(*several[0]) for several in field.slices]

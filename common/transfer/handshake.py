@@ -1,25 +1,29 @@
 """What the two sides say about transports when a session opens; JSON on the wire.
 
 The frontend offers what it has, the worker answers what it could really use: it has
-read the arena's probe, not compared host names.
+read the arena's probe by that transport, not compared host names.
 """
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.errors import ProtocolError
 from common.transfer.arena_layout import ArenaOffer
+from common.transfer.nixl_agent import NixlOffer
 
 
 class TransferOffer(BaseModel):
-    """The frontend's side.
+    """The frontend's side. The worker tries what is offered in this order and stops at
+    the first that works.
 
     Attributes:
-        shm: its arena, None if it has none.
+        shm: the arena in shared memory.
+        nixl: the same arena over NIXL.
     """
 
     model_config = ConfigDict(frozen=True)
 
     shm: ArenaOffer | None = None
+    nixl: NixlOffer | None = None
 
 
 class TransferReply(BaseModel):
@@ -27,13 +31,15 @@ class TransferReply(BaseModel):
 
     Attributes:
         shm: it mapped the arena and read the probe.
-        shm_refusal: why it could not, in a sentence.
+        nixl: it read the probe over NIXL.
+        refusals: why what is offered and not used can't be, in sentences.
     """
 
     model_config = ConfigDict(frozen=True)
 
     shm: bool = False
-    shm_refusal: str = ""
+    nixl: bool = False
+    refusals: tuple[str, ...] = ()
 
 
 def parse_offer(data: bytes) -> TransferOffer:

@@ -5,13 +5,13 @@ One model per transport, told apart by ``transport``; JSON on the wire.
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
 from common.errors import CorruptSegmentError
 from common.identity import MmHash
 from common.transfer.segment import SegmentLayout
 
-Transport: TypeAlias = Literal["shm", "nixl", "inline", "memory"]
+Transport: TypeAlias = Literal["shm", "nixl", "inline", "reference", "memory"]
 
 _Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
 _Generation: TypeAlias = Annotated[int, Field(ge=0, lt=2**64)]
@@ -90,6 +90,23 @@ class InlineMetadata(_ItemMetadata):
         return 1 + len(self.buffer_sizes)
 
 
+class ReferenceMetadata(_ItemMetadata):
+    """The medium itself rides in a frame; the worker has to process it.
+
+    Attributes:
+        first_frame: index of its frame.
+        modality: vLLM's name of it.
+        mm_processor_kwargs: what the request told the HF processor.
+        media_io_kwargs: what the request told the decoder.
+    """
+
+    transport: Literal["reference"] = "reference"
+    first_frame: _Count = 0
+    modality: _Name
+    mm_processor_kwargs: dict[str, JsonValue]
+    media_io_kwargs: dict[str, JsonValue]
+
+
 class MemoryMetadata(_ItemMetadata):
     """The item lies in this process: the transport that tests use.
 
@@ -102,7 +119,7 @@ class MemoryMetadata(_ItemMetadata):
 
 
 TransferMetadata: TypeAlias = Annotated[
-    ShmMetadata | NixlMetadata | InlineMetadata | MemoryMetadata,
+    ShmMetadata | NixlMetadata | InlineMetadata | ReferenceMetadata | MemoryMetadata,
     Field(discriminator="transport"),
 ]
 

@@ -11,7 +11,7 @@ from common.transfer.arena_file import SHARED_MEMORY
 from common.transfer.arena_layout import ArenaOffer
 from common.transfer.arena_mapping import ArenaMapping
 from common.transfer.arena_sender import ArenaSender
-from common.transfer.base import MmKwargsReceiver, Received
+from common.transfer.base import MmKwargsReceiver, Received, Turns
 from common.transfer.codec import decode
 from common.transfer.metadata import ShmMetadata, Transport
 from common.transfer.pages import PrivatePages
@@ -49,6 +49,7 @@ class ShmReceiver(MmKwargsReceiver[ShmMetadata]):
         self._directory = directory
         self._mappings: dict[str, ArenaMapping] = {}
         self._pages = PrivatePages()
+        self._turns = Turns()
 
     def attach(self, offer: ArenaOffer) -> ArenaMapping:
         """Map a frontend's arena, unless it is mapped already.
@@ -71,16 +72,23 @@ class ShmReceiver(MmKwargsReceiver[ShmMetadata]):
         mapping = self._mappings.get(metadata.arena)
         if mapping is None:
             raise ArenaUnavailableError(f"the arena {metadata.arena} isn't mapped here")
+        await self._turns.mine()
         layout = metadata.layout
         segment = mapping.segment(metadata.offset, layout.length)
 
-        header = segment[:HEADER_SIZE]
-        key = mapping.offer.key
+        def check(header: bytes) -> int:
+            return check_header(
+                header, mapping.offer.key, metadata.generation, metadata.mm_hash, layout
+            )
+
+        header = bytes(segment[:HEADER_SIZE])
+        envelope_crc = check(header)
 
         def verify() -> None:
-            check_header(header, key, metadata.generation, metadata.mm_hash, layout)
+            now = bytes(segment[:HEADER_SIZE])
+            if now != header:
+                check(now)
 
-        envelope_crc = check_header(header, key, metadata.generation, metadata.mm_hash, layout)
         envelope_view, buffers = layout.split(segment)
         # Its own copy, since it is parsed after it is checked.
         envelope = bytes(envelope_view)
@@ -95,7 +103,8 @@ class ShmReceiver(MmKwargsReceiver[ShmMetadata]):
         whole = mapping.segment(metadata.offset, aligned(layout.length, SEGMENT_ALIGNMENT))
 
         def restore() -> None:
-            ARENA_PAGES_RESTORED.inc(self._pages.restore(whole))
+            if restored := self._pages.restore(whole):
+                ARENA_PAGES_RESTORED.inc(restored)
 
         return Received(metadata.mm_hash, item, verify=verify, on_release=restore)
 

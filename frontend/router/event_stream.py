@@ -45,6 +45,10 @@ _SETTLE_S = 0.3
 _RETRY_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Pauses before asking again a replay endpoint that did not answer."""
 
+_BELIEVED = 500
+"""Events in an answer up to which its end is believed. vLLM's socket drops what exceeds
+its send limit of 1,000 messages, and may still deliver the end."""
+
 _MUTE_LIMIT = 3
 """Silences, each confirmed by a replay, after which the state says so."""
 
@@ -138,7 +142,8 @@ class _Attempt:
         verify: whether its first message must be the last event we applied.
         accept_loss: whether a missing event is gone rather than dropped on the way.
         rescue: whether live events go on until it answers.
-        answered, progress, hole: whether a message came, an event was applied, one missed.
+        answered, hole: whether a message came, an event was missing.
+        applied: events applied.
     """
 
     number: int = 0
@@ -146,8 +151,8 @@ class _Attempt:
     accept_loss: bool = False
     rescue: bool = False
     answered: bool = False
-    progress: bool = False
     hole: bool = False
+    applied: int = 0
 
 
 class EventStream:
@@ -287,7 +292,7 @@ class EventStream:
         replay = self._attempt
         if self._ignoring or attempt != replay.number:
             return []
-        if replay.progress:
+        if replay.applied:
             # The end got lost, as what exceeds the worker's send limit does: go on.
             return [self._ask(self._phase, self._cause)]
         pause = _RETRY_S[min(self._failures, len(_RETRY_S) - 1)]
@@ -448,14 +453,19 @@ class EventStream:
         """
         asked, waiting = self._attempt.number, self._drain()
         for position, message in enumerate(waiting):
-            if answered and message.attempt < asked:
-                # It came before the question: it was in the answer, or never was.
-                if message.sequence < (self._next or 0):
-                    self._duplicates += 1
-                else:
-                    self._count(MalformedEventError("sequence", f"number {message.sequence}"))
+            if not answered or message.attempt == asked:
+                commands = self._follow(message.sequence, message.payload, now)
+            elif message.sequence < (self._next or 0):
+                self._duplicates += 1
                 continue
-            commands = self._follow(message.sequence, message.payload, now)
+            elif self._attempt.applied:
+                # It came before the question, yet the answer ended before it: ask on.
+                self._wait(message.sequence, message.payload, message.attempt)
+                commands = self._repair(f"the replay ended before event {message.sequence}")
+            else:
+                # Asking again brought nothing new, so there is no such event.
+                self._count(MalformedEventError("sequence", f"number {message.sequence}"))
+                continue
             if commands:
                 for later in waiting[position + 1 :]:
                     self._wait(later.sequence, later.payload, asked)
@@ -533,7 +543,7 @@ class EventStream:
         if sequence > expected:
             self._attempt.hole = True
             return
-        self._attempt.progress = True
+        self._attempt.applied += 1
         self._last_event = now
         batch = self._decode(payload)
         if batch is None:
@@ -550,7 +560,9 @@ class EventStream:
         if replay.hole:
             # What exceeds the worker's send limit is dropped: ask for the rest. If the
             # same is missing again, it is gone.
-            return [self._ask(self._phase, self._cause, accept_loss=not replay.progress)]
+            return [self._ask(self._phase, self._cause, accept_loss=not replay.applied)]
+        if replay.applied > _BELIEVED:
+            return [self._ask(self._phase, self._cause)]
         if self._overflowed:
             self._overflowed = False
             return self._repair("more events came than could wait")
@@ -564,10 +576,10 @@ class EventStream:
         commands = self._follow_waiting(now, answered=True)
         if checked_silence:
             self._silent_since = None
-            if replay.progress and nothing_live:
+            if replay.applied and nothing_live:
                 logger.warning("%s: live events don't arrive, subscribing anew", self._label)
                 return [*commands, Resubscribe()]
-            self._mute += not replay.progress
+            self._mute += replay.applied == 0
         return commands
 
     # Helpers

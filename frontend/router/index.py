@@ -79,8 +79,9 @@ class KvIndex:
 
     def remove(self, target: Target, hashes: Iterable[BlockHash], group: int = 0) -> None:
         """Note that a target dropped one copy of each block. Unknown blocks are counted."""
-        if target in self._slots:
-            self.remove_slot(self._slots.slot(target, group), hashes)
+        slot = self._slots.find(target, group)
+        if slot is not None:
+            self.remove_slot(slot, hashes)
 
     def store_slot(self, slot: int, hashes: Iterable[BlockHash]) -> None:
         """:meth:`store` for a live slot."""
@@ -131,8 +132,8 @@ class KvIndex:
         """Forget a worker with all its ranks. Takes no time; see :meth:`sweep`."""
         for target in self._slots.targets():
             if target.worker_id == worker_id:
-                self._suspended.discard(target)
                 self._slots.close(target)
+        self._suspended = {one for one in self._suspended if one.worker_id != worker_id}
         self._hide()
 
     def suspend(self, target: Target) -> None:

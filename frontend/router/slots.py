@@ -90,6 +90,10 @@ class SlotTable:
             self.grouped |= self.mask(target)
         return slot
 
+    def find(self, target: Target, group: int) -> int | None:
+        """The slot of a group, if the target is registered and the group known."""
+        return self._slots.get(target, {}).get(group)
+
     def mask(self, target: Target) -> int:
         """All slots of a target as a mask, 0 if it is not registered."""
         mask = 0

@@ -1,30 +1,92 @@
-"""The ten scenarios: who answers, what is cached, what travels, and that it is right.
+"""The ten scenarios, by every way that media can travel: who answers, what is cached,
+what travels, and that it is right.
 
 Every answer is compared with what a plain vLLM gives to the same request.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import httpx
+import pytest
 from openai.types.chat import ChatCompletion
 
-from tests.e2e.conftest import Endpoint
+from tests.e2e.conftest import Endpoint, Stack, wait_for_workers
+from tests.e2e.processes import start_frontend
 from tests.pictures import data_uri, picture
 
 BLOCK_SIZE = 32
+
+WAYS: dict[str, tuple[list[str], dict[str, str]]] = {
+    "shm": ([], {}),
+    "nixl": ([], {"DYNAMO_MM_TRANSFER": "nixl"}),
+    "inline": (["--mm-arena-gb=0"], {}),
+    "reference": ([], {"DYNAMO_DISABLE_NIXL_MM": "1"}),
+}
+"""How media travel, and what makes a frontend choose it."""
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A frontend whose media travel in one way, and a plain vLLM to compare with."""
+
+    way: str
+    router: Endpoint
+    plain: Endpoint
+    pictures_url: str
+
+    def ask(self, *content: dict[str, Any]) -> "Asked":
+        return Asked(self, list(content))
+
+    # Each way has pictures of its own: the workers are shared and remember.
+
+    def drawn(self, name: str) -> dict[str, Any]:
+        return image(data_uri(picture(f"{self.way}-{name}")))
+
+    def linked(self, name: str) -> dict[str, Any]:
+        return image(f"{self.pictures_url}/{self.way}-{name}.png")
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def lab(
+    request: pytest.FixtureRequest,
+    stack: Stack,
+    router: Endpoint,
+    plain: Endpoint,
+    pictures_url: str,
+) -> Iterator[Lab]:
+    if request.param == "shm":  # what `auto` finds on one host
+        yield Lab("shm", router, plain, pictures_url)
+        return
+    flags, env = WAYS[request.param]
+    server = start_frontend(request.param, stack.discovery, stack.logs, *flags, **env)
+    try:
+        server.wait_for_status(200)
+        wait_for_workers(server, list(stack.workers.values()))
+        endpoint = Endpoint(server.url)
+        yield Lab(request.param, endpoint, plain, pictures_url)
+        endpoint.close()
+    finally:
+        server.stop()
 
 
 class Asked:
     """One chat request, its answer and what the router did about it."""
 
-    def __init__(self, router: Endpoint, plain: Endpoint, content: list[dict[str, Any]]) -> None:
-        hf_before = hf_runs(router)
-        self.response = ask(router, content)
-        self.hf_runs = {side: n - hf_before[side] for side, n in hf_runs(router).items()}
-        self.decision = router.decision(self.response.id)
-        expected = ask(plain, content)
+    def __init__(self, lab: Lab, content: list[dict[str, Any]]) -> None:
+        hf_before = hf_runs(lab.router)
+        self.response = ask(lab.router, content)
+        self.hf_runs = {side: n - hf_before[side] for side, n in hf_runs(lab.router).items()}
+        self.decision = lab.router.decision(self.response.id)
+        expected = ask(lab.plain, content)
         assert text(self.response) == text(expected)
         assert usage(self.response).prompt_tokens == usage(expected).prompt_tokens
+        assert {move["transport"] for move in self.shipped} <= {lab.way}
+        # Only a worker that was sent the media themselves has to process them.
+        by_worker = len(self.shipped) if lab.way == "reference" else 0
+        assert self.hf_runs["worker"] == by_worker
 
     @property
     def worker(self) -> str:
@@ -37,9 +99,17 @@ class Asked:
         return details.cached_tokens or 0
 
     @property
+    def media(self) -> list[dict[str, Any]]:
+        moves: Any = self.decision["media"]
+        return list(moves)
+
+    @property
+    def shipped(self) -> list[dict[str, Any]]:
+        return [move for move in self.media if move["how"] != "held"]
+
+    @property
     def bytes_sent(self) -> int:
-        media: Any = self.decision["media"]
-        return sum(item["nbytes"] for item in media)
+        return sum(move["nbytes"] for move in self.media)
 
 
 def ask(endpoint: Endpoint, content: list[dict[str, Any]]) -> ChatCompletion:
@@ -80,30 +150,29 @@ def image(url: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def drawn(name: str) -> dict[str, Any]:
-    return image(data_uri(picture(name)))
+WHAT = words("What is this?")
 
 
-def test_text_only(router: Endpoint, plain: Endpoint) -> None:
-    question = "Tell me about the river and the tall old tree. " * 6
-    first = Asked(router, plain, [words(question)])
-    again = Asked(router, plain, [words(question)])
-    assert first.cached == 0 and first.bytes_sent == 0
+def test_text_only(lab: Lab) -> None:
+    question = words(f"Tell me about {lab.way}, the river and the tall old tree. " * 6)
+    first = lab.ask(question)
+    again = lab.ask(question)
+    assert first.cached == 0 and first.media == []
     assert again.worker == first.worker
     assert again.cached >= BLOCK_SIZE
-    assert first.hf_runs == again.hf_runs == {"frontend": 0, "worker": 0}
+    assert again.cached == again.decision["predicted_cached_tokens"]
+    assert first.hf_runs["frontend"] == again.hf_runs["frontend"] == 0
 
 
-def test_one_image(router: Endpoint, plain: Endpoint) -> None:
-    asked = Asked(router, plain, [drawn("one"), words("What is this?")])
+def test_one_image(lab: Lab) -> None:
+    asked = lab.ask(lab.drawn("one"), WHAT)
     assert asked.bytes_sent > 0
-    assert asked.hf_runs == {"frontend": 1, "worker": 0}
+    assert asked.hf_runs["frontend"] == 1
 
 
-def test_the_same_image_again(router: Endpoint, plain: Endpoint) -> None:
-    content = [drawn("again"), words("What is this?")]
-    first = Asked(router, plain, content)
-    again = Asked(router, plain, content)
+def test_the_same_image_again(lab: Lab) -> None:
+    first = lab.ask(lab.drawn("again"), WHAT)
+    again = lab.ask(lab.drawn("again"), WHAT)
     assert again.worker == first.worker
     assert again.cached > 0
     assert again.cached == again.decision["predicted_cached_tokens"]
@@ -111,70 +180,62 @@ def test_the_same_image_again(router: Endpoint, plain: Endpoint) -> None:
     assert again.hf_runs == {"frontend": 0, "worker": 0}
 
 
-def test_the_same_image_twice_in_a_prompt(router: Endpoint, plain: Endpoint) -> None:
-    single = Asked(router, plain, [drawn("twice-alone"), words("Look.")])
-    twice = Asked(router, plain, [drawn("twice"), words("and"), drawn("twice")])
-    assert 0 < twice.bytes_sent < 1.5 * single.bytes_sent
+def test_the_same_image_twice_in_a_prompt_travels_once(lab: Lab) -> None:
+    twice = lab.ask(lab.drawn("twice"), words("and"), lab.drawn("twice"))
+    assert len(twice.shipped) == 1
 
 
-def test_another_image(router: Endpoint, plain: Endpoint) -> None:
-    first = Asked(router, plain, [drawn("this"), words("What is this?")])
-    other = Asked(router, plain, [drawn("that"), words("What is this?")])
+def test_another_image(lab: Lab) -> None:
+    first = lab.ask(lab.drawn("this"), WHAT)
+    other = lab.ask(lab.drawn("that"), WHAT)
     assert text(first.response) != text(other.response)
-    assert other.cached < BLOCK_SIZE  # nothing from the image on is shared
+    assert other.cached < BLOCK_SIZE, "nothing from the image on is shared"
     assert other.bytes_sent > 0
 
 
-def test_several_images(router: Endpoint, plain: Endpoint) -> None:
-    asked = Asked(
-        router, plain, [drawn("a"), words("and"), drawn("b"), drawn("c"), words("Compare.")]
-    )
-    media: Any = asked.decision["media"]
-    assert len(media) == 3
-    assert asked.hf_runs["worker"] == 0
+def test_several_images(lab: Lab) -> None:
+    asked = lab.ask(lab.drawn("a"), words("and"), lab.drawn("b"), lab.drawn("c"), words("Compare."))
+    assert len(asked.shipped) == 3
 
 
-def test_staircase(router: Endpoint, plain: Endpoint) -> None:
-    steps = [drawn("stair-1"), drawn("stair-2"), drawn("stair-3")]
-    asked = [Asked(router, plain, steps[: n + 1]) for n in range(3)]
+def test_staircase(lab: Lab) -> None:
+    steps = [lab.drawn("stair-1"), lab.drawn("stair-2"), lab.drawn("stair-3")]
+    asked = [lab.ask(*steps[: n + 1]) for n in range(3)]
     assert len({step.worker for step in asked}) == 1
     assert asked[0].cached < asked[1].cached < asked[2].cached
     for before, after in pairwise(asked):
-        media: Any = after.decision["media"]
-        assert sum(item["nbytes"] > 0 for item in media) == 1, "only the new image travels"
+        assert len(after.shipped) == 1, "only the new image travels"
+        assert after.cached == after.decision["predicted_cached_tokens"]
         assert after.cached >= usage(before.response).prompt_tokens // 2
 
 
-def test_swapped_order_does_not_hit(router: Endpoint, plain: Endpoint) -> None:
-    one, two = drawn("swap-1"), drawn("swap-2")
-    first = Asked(router, plain, [one, two, words("Compare.")])
-    swapped = Asked(router, plain, [two, one, words("Compare.")])
+def test_swapped_order_does_not_hit(lab: Lab) -> None:
+    one, two = lab.drawn("swap-1"), lab.drawn("swap-2")
+    first = lab.ask(one, two, words("Compare."))
+    swapped = lab.ask(two, one, words("Compare."))
     assert swapped.cached < BLOCK_SIZE
     assert swapped.decision["overlap_blocks"] == 0
-    assert first.worker == swapped.worker, "it holds both images"
-    assert swapped.bytes_sent == 0, "in whatever order"
+    assert swapped.worker == first.worker, "it holds both images"
+    assert swapped.shipped == [], "in whatever order"
 
 
-def test_http_url(router: Endpoint, plain: Endpoint, pictures_url: str) -> None:
-    content = [image(f"{pictures_url}/by-http.png"), words("What is this?")]
-    first = Asked(router, plain, content)
-    again = Asked(router, plain, content)
+def test_http_url(lab: Lab) -> None:
+    first = lab.ask(lab.linked("by-http"), WHAT)
+    again = lab.ask(lab.linked("by-http"), WHAT)
     assert first.bytes_sent > 0 and again.bytes_sent == 0
     assert again.cached > 0
 
 
-def test_data_uri(router: Endpoint, plain: Endpoint) -> None:
-    content = [drawn("by-data-uri"), words("What is this?")]
-    assert Asked(router, plain, content).bytes_sent > 0
-    assert Asked(router, plain, content).cached > 0
+def test_data_uri(lab: Lab) -> None:
+    first = lab.ask(lab.drawn("by-data-uri"), WHAT)
+    again = lab.ask(lab.drawn("by-data-uri"), WHAT)
+    assert first.bytes_sent > 0 and again.bytes_sent == 0
+    assert again.cached > 0
 
 
-def test_http_and_data_uri_share_blocks(
-    router: Endpoint, plain: Endpoint, pictures_url: str
-) -> None:
-    question = words("What is this?")
-    by_http = Asked(router, plain, [image(f"{pictures_url}/both-ways.png"), question])
-    by_data = Asked(router, plain, [drawn("both-ways"), question])
+def test_http_and_data_uri_share_blocks(lab: Lab) -> None:
+    by_http = lab.ask(lab.linked("both-ways"), WHAT)
+    by_data = lab.ask(lab.drawn("both-ways"), WHAT)
     assert by_data.worker == by_http.worker
     assert by_data.cached > 0
     assert by_data.bytes_sent == 0
@@ -183,5 +244,37 @@ def test_http_and_data_uri_share_blocks(
 
 def test_different_images_give_different_answers(router: Endpoint) -> None:
     """Without this no test would notice a wrong image."""
-    answers = [text(ask(router, [drawn(f"answer-{n}"), words("What is this?")])) for n in range(6)]
+    answers = [text(ask(router, [image(data_uri(picture(f"answer-{n}"))), WHAT])) for n in range(6)]
     assert len(set(answers)) == len(answers)
+
+
+def test_text_moves_no_media_metric(router: Endpoint) -> None:
+    before = tensor_bytes(router)
+    ask(router, [words("Nothing to see.")])
+    assert tensor_bytes(router) == before
+
+
+def tensor_bytes(router: Endpoint) -> float:
+    metrics = router.http.get("/metrics").text.splitlines()
+    return sum(
+        float(line.rsplit(" ", 1)[1])
+        for line in metrics
+        if line.startswith("mmrouter_tensor_bytes_sent_total{")
+    )
+
+
+def test_metrics_have_their_names(router: Endpoint) -> None:
+    exposed = httpx.get(f"{router.url}/metrics").text
+    for name in (
+        "mmrouter_requests_total",
+        "mmrouter_time_to_first_token_seconds_bucket",
+        "mmrouter_stage_seconds_bucket",
+        "mmrouter_hf_processor_runs",
+        "mmrouter_tensor_bytes_sent_total",
+        "mmrouter_predicted_cached_tokens_total",
+        "mmrouter_realised_cached_tokens_total",
+        "mmrouter_decisions_total",
+        "mmrouter_workers",
+    ):
+        assert f"\n{name}{{" in exposed or f"\n{name} " in exposed, name
+    assert "\nhttp_requests_total" in exposed, "vLLM's own stay"

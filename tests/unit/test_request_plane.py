@@ -16,8 +16,10 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import SamplingParams
 
 from backend_worker.engine import EngineLoad, Items
+from backend_worker.obtain import MediaInlet
 from backend_worker.service import WorkerService
 from common.errors import (
+    CorruptSegmentError,
     EngineFailedError,
     MediaMissingError,
     RequestRejectedError,
@@ -37,6 +39,8 @@ from common.protocol import (
 from common.transfer.arena import Arena
 from common.transfer.base import Loan
 from common.transfer.choice import TransferMode
+from common.transfer.nixl import NixlReceiver
+from common.transfer.reference import MediaSource
 from frontend.media import MediaLender
 from frontend.preprocess import MediaItem
 from frontend.worker_link import Answer, WorkerLink
@@ -123,11 +127,17 @@ def media(name: str, value: int) -> MediaItem:
 class Plane:
     """A service, a link and a lender, as a frontend and a worker have them."""
 
-    def __init__(self, engine: ScriptedEngine, service: WorkerService, arena: Arena | None) -> None:
+    def __init__(
+        self,
+        engine: ScriptedEngine,
+        service: WorkerService,
+        arena: Arena | None,
+        mode: TransferMode,
+    ) -> None:
         self.engine = engine
         self.service = service
         self.arena = arena
-        self.lender = MediaLender(arena, TransferMode.AUTO)
+        self.lender = MediaLender(arena, mode)
         self.statuses: list[Status] = []
         self.serving = asyncio.create_task(service.run())
         card = make_card(request_endpoint=service.endpoint)
@@ -162,12 +172,25 @@ class Plane:
         return self.link.dispatch(submit, loans or [])
 
 
-@pytest.fixture(params=["shm", "inline"])
+async def no_rendering(source: MediaSource) -> tuple[MmHash, MultiModalKwargsItem]:
+    raise CorruptSegmentError(f"{source.modality} should have been transferred")
+
+
+@pytest.fixture(params=["shm", "nixl", "inline"])
 async def plane(request: pytest.FixtureRequest) -> AsyncIterator[Plane]:
     engine = ScriptedEngine()
-    service = WorkerService(engine, WorkerId("w0"), Incarnation("i0"), "tcp://127.0.0.1:0")
-    plane = Plane(engine, service, Arena(1 << 20) if request.param == "shm" else None)
+    nixl = NixlReceiver(slots=2, slot_size=1 << 16) if request.param == "nixl" else None
+    service = WorkerService(
+        engine,
+        MediaInlet(nixl, no_rendering),
+        WorkerId("w0"),
+        Incarnation("i0"),
+        "tcp://127.0.0.1:0",
+    )
+    mode = TransferMode.NIXL if request.param == "nixl" else TransferMode.SHM
+    plane = Plane(engine, service, None if request.param == "inline" else Arena(1 << 20), mode)
     await plane.open()
+    assert plane.lender.transport(WorkerId("w0")) == request.param
     yield plane
     await plane.close()
 

@@ -1,4 +1,5 @@
 import contextlib
+import gc
 import os
 import pickle
 import threading
@@ -13,14 +14,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.multimodal.inputs import (
+    MultiModalBatchedField,
     MultiModalFieldConfig,
     MultiModalFieldElem,
     MultiModalKwargsItem,
 )
-from vllm.v1.serial_utils import CUSTOM_TYPE_CLOUDPICKLE, CUSTOM_TYPE_PICKLE
+from vllm.v1.serial_utils import (
+    CUSTOM_TYPE_CLOUDPICKLE,
+    CUSTOM_TYPE_PICKLE,
+    CUSTOM_TYPE_RAW_VIEW,
+)
 
 from common.errors import CorruptSegmentError, UnsupportedItemError
-from common.transfer.codec import INLINE_BELOW, EncodedItem, decode, encode
+from common.transfer.codec import INLINE_BELOW, MAX_NESTING, EncodedItem, decode, encode
 from tests.unit.common.transfer.items import image, items, same, tensors_of
 
 BATCHED = MultiModalFieldConfig.batched("image").field
@@ -80,10 +86,16 @@ def test_small_tensors_own_their_memory() -> None:
     assert decoded["x"].data.tolist() == [0, 1, 2, 3]
 
 
-def test_threshold_does_not_depend_on_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_MSGPACK_ZERO_COPY_THRESHOLD", "1")
+def test_larger_tensors_ride_beside_the_envelope() -> None:
     assert not encode(one_field(torch.zeros(INLINE_BELOW - 1, dtype=torch.uint8))).buffers
     assert encode(one_field(torch.zeros(INLINE_BELOW, dtype=torch.uint8))).buffers
+
+
+def test_buffers_keep_their_tensors_alive() -> None:
+    encoded = encode(one_field(torch.full((1000,), 7, dtype=torch.uint8)))
+    gc.collect()
+    torch.zeros(1000, dtype=torch.uint8)
+    assert bytes(encoded.buffers[0]) == bytes([7]) * 1000
 
 
 def test_encode_from_many_threads_at_once() -> None:
@@ -106,9 +118,28 @@ class Opaque:
     pass
 
 
+class OtherField(MultiModalBatchedField):
+    pass
+
+
 @pytest.mark.parametrize("insecure", ["0", "1"])
-@pytest.mark.parametrize("data", [Opaque(), "text", {"a": 1}, [torch.zeros(2), Opaque()], len])
-def test_encoder_refuses_what_would_need_pickle(
+@pytest.mark.parametrize(
+    "data",
+    [
+        Opaque(),
+        "text",
+        b"bytes",
+        {"a": 1},
+        len,
+        2**80,
+        np.zeros(3),
+        [torch.zeros(2), Opaque()],
+        [torch.zeros(2), None],
+        torch.zeros(300).to_sparse(),
+    ],
+    ids=lambda data: type(data).__name__,
+)
+def test_what_is_no_tensor_is_refused_whatever_the_environment_says(
     monkeypatch: pytest.MonkeyPatch, insecure: str, data: object
 ) -> None:
     monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", insecure)
@@ -116,99 +147,129 @@ def test_encoder_refuses_what_would_need_pickle(
         encode(one_field(data))
 
 
-# Hostile envelopes. `element` is a correct one to break.
+def test_fields_of_another_kind_are_refused() -> None:
+    element = MultiModalFieldElem(data=torch.zeros(3), field=OtherField())
+    with pytest.raises(UnsupportedItemError, match="OtherField"):
+        encode(MultiModalKwargsItem({"x": element}))
 
 
-def element(data: Any, field: Any = ("batched", {})) -> dict[str, Any]:
-    return {"x": {"data": data, "field": field}}
+# Hostile envelopes.
+
+FIELD = ["batched", False]
+TENSOR = ["tensor", "uint8", [300], 1, b""]
 
 
-def packed(value: Any) -> bytes:
-    return msgspec.msgpack.encode(value)
+def envelope_of(data: Any, field: Any = FIELD) -> dict[str, Any]:
+    return {"x": [data, field]}
 
 
-def raw(data: bytes) -> msgspec.msgpack.Ext:
-    return msgspec.msgpack.Ext(3, data)
+def tensor(
+    dtype: Any = "uint8", shape: Any = (300,), buffer: Any = 1, content: Any = b""
+) -> dict[str, Any]:
+    return envelope_of(["tensor", dtype, shape, buffer, content])
 
 
-def test_the_envelope_that_the_hostile_ones_are_made_of_is_correct() -> None:
-    buffer = memoryview(bytearray(300))
-    assert decode(packed(element(["uint8", [300], 1])), [buffer])["x"].data.shape == (300,)
-    assert decode(packed(element(["int32", [2], raw(bytes(8))])), [])["x"].data.shape == (2,)
+def read(value: Any) -> MultiModalKwargsItem:
+    return decode(msgspec.msgpack.encode(value), [memoryview(bytearray(300))])
+
+
+def nested(depth: int) -> Any:
+    data: Any = TENSOR
+    for _ in range(depth):
+        data = ["list", [data]]
+    return envelope_of(data)
+
+
+def test_the_envelopes_that_the_hostile_ones_are_made_of_are_correct() -> None:
+    assert read(tensor())["x"].data.shape == (300,)
+    assert read(tensor("int32", [5, 15]))["x"].data.shape == (5, 15)
+    assert read(nested(MAX_NESTING))
+    inline = envelope_of(["list", [TENSOR, ["tensor", "int32", [2], 0, bytes(8)], 2, 2.5, True]])
+    assert len(read(inline)["x"].data) == 5
+    field = ["flat", False, 0, False, [[[0, 1, None]]]]
+    assert read(envelope_of(TENSOR, field))["x"].field.slices == [slice(0, 1)]
 
 
 @pytest.mark.parametrize(
     "value",
     [
         # dtype
-        element(["float31", [300], 1]),
-        element(["load", [300], 1]),
-        element(["nn", [300], 1]),
-        element(["__class__", [300], 1]),
-        element(["", [300], 1]),
+        tensor("float31"),
+        tensor("load"),
+        tensor("nn"),
+        tensor("__class__"),
+        tensor(""),
+        tensor(None),
         # shape and size
-        element(["uint8", [299], 1]),
-        element(["uint8", [301], 1]),
-        element(["int64", [300], 1]),
-        element(["uint8", [-300], 1]),
-        element(["uint8", [-1], 1]),
-        element(["uint8", [-20, -15], 1]),
-        element(["uint8", [300.0], 1]),
-        element(["uint8", [True], 1]),
-        element(["uint8", ["300"], 1]),
-        element(["uint8", 300, 1]),
-        element(["uint8", [1] * 40 + [300], 1]),
-        element(["uint8", [2**63, 2**63], 1]),
-        element(["uint8", [2**62, 0], raw(b"")]),
-        element(["int32", [2], raw(bytes(7))]),
-        # buffer index
-        element(["uint8", [300], 0]),
-        element(["uint8", [300], -1]),
-        element(["uint8", [300], 2]),
-        element(["uint8", [300], 2**63]),
-        element(["uint8", [300], True]),
-        element(["uint8", [300], None]),
-        element(["uint8", [300], {"name": "psm_1"}]),
-        element(["uint8", [300], bytes(300)]),
-        element(["uint8", [300], "1"]),
-        element([["uint8", [300], 1], ["uint8", [300], 1]]),
-        element(None),
-        element(1.5),
-        element(["uint8", [300]]),
-        element(["uint8", [300], 1, 1]),
+        tensor(shape=[299]),
+        tensor(shape=[301]),
+        tensor("int64", [300]),
+        tensor(shape=[-300]),
+        tensor(shape=[-20, -15]),
+        tensor(shape=[300.0]),
+        tensor(shape=[True]),
+        tensor(shape=["300"]),
+        tensor(shape=300),
+        tensor(shape=[1] * 40 + [300]),
+        tensor(shape=[2**63, 2**63]),
+        tensor(shape=[300, 2**64 - 1, 0]),
+        envelope_of(["list", [TENSOR, ["tensor", "uint8", [2**64 - 1, 0], 0, b""]]]),
+        envelope_of(["list", [TENSOR, ["tensor", "uint8", [2**47, 2**47, 0], 0, b""]]]),
+        envelope_of(["list", [TENSOR, ["tensor", "int32", [2], 0, bytes(7)]]]),
+        # buffer
+        tensor(buffer=-1),
+        tensor(buffer=2),
+        tensor(buffer=2**63),
+        tensor(buffer=True),
+        tensor(buffer=None),
+        tensor(buffer="1"),
+        tensor(buffer={"name": "psm_1"}),
+        tensor(buffer=0, content=bytes(300)),
+        tensor(content="text"),
+        envelope_of(["list", [TENSOR, TENSOR]]),
+        envelope_of(None),
+        envelope_of(1.5),
         # nesting
-        element([[[[[[[[[[[["uint8", [300], 1]]]]]]]]]]]]),
-        element({"uint8": 1}),
-        element("text"),
+        nested(MAX_NESTING + 1),
+        nested(400),
+        envelope_of(["list", [TENSOR, None]]),
+        envelope_of(["tensor"]),
+        envelope_of(["tensor", *TENSOR[1:], 1]),
+        envelope_of(["pickle", b""]),
+        envelope_of({"uint8": 1}),
+        envelope_of("text"),
+        envelope_of(b"bytes"),
         # field
-        element(["uint8", [300], 1], ("__init__", {})),
-        element(["uint8", [300], 1], ("build_elems", {})),
-        element(["uint8", [300], 1], ("flat_from_sizes", {"size_per_item": 1})),
-        element(["uint8", [300], 1], ("batched", {"modality": "x"})),
-        element(["uint8", [300], 1], ("batched", {"keep_on_cpu": 1})),
-        element(["uint8", [300], 1], ("shared", {})),
-        element(["uint8", [300], 1], ("shared", {"batch_size": "1"})),
-        element(["uint8", [300], 1], ("flat", {"slices": 3})),
-        element(["uint8", [300], 1], ("flat", {"slices": [3]})),
-        element(["uint8", [300], 1], ("flat", {"slices": [[0, 1]]})),
-        element(["uint8", [300], 1], ("flat", {"slices": [[0, 1, "x"]]})),
-        element(["uint8", [300], 1], ("flat", {"slices": [[[0, 1, 2], 3]]})),
-        element(["uint8", [300], 1], ("flat", {"slices": [], "dim": None})),
-        element(["uint8", [300], 1], ("batched",)),
-        element(["uint8", [300], 1], None),
-        element(["uint8", [300], 1], [1, {}]),
+        envelope_of(TENSOR, ["build_elems", False]),
+        envelope_of(TENSOR, ["batched", 1]),
+        envelope_of(TENSOR, ["batched", False, "more"]),
+        envelope_of(TENSOR, ["shared", False]),
+        envelope_of(TENSOR, ["shared", False, "1"]),
+        envelope_of(TENSOR, ["flat", False, None, False, []]),
+        envelope_of(TENSOR, ["flat", False, 0, False, [[[0, 1]]]]),
+        envelope_of(TENSOR, ["flat", False, 0, False, [[[0, 1, "x"]]]]),
+        envelope_of(TENSOR, ["flat", False, 0, False, [[[0, 1, 2], [0, 1, 2]]]]),
+        envelope_of(TENSOR, ["flat", False, 0, False, [[]]]),
+        envelope_of(TENSOR, None),
+        envelope_of(TENSOR, [1, {}]),
         # shape of the whole
         [],
         None,
         {"x": 1},
-        {"x": {"data": None}},
-        {"x": {"data": None, "field": ("batched", {}), "more": 1}},
-        {1: {"data": None, "field": ("batched", {})}},
+        {"x": [TENSOR]},
+        {"x": [TENSOR, FIELD, 1]},
+        {1: [TENSOR, FIELD]},
     ],
+    ids=lambda value: repr(value)[:60],
 )
 def test_hostile_envelopes_are_refused(value: Any) -> None:
     with pytest.raises(CorruptSegmentError):
-        decode(packed(value), [memoryview(bytearray(300))])
+        read(value)
+
+
+def test_no_buffers_may_be_left_over() -> None:
+    with pytest.raises(CorruptSegmentError, match="leaves 1 out"):
+        read({})
 
 
 class Exploit:
@@ -221,11 +282,11 @@ class Exploit:
     [
         (CUSTOM_TYPE_PICKLE, pickle.dumps(Exploit())),
         (CUSTOM_TYPE_CLOUDPICKLE, cloudpickle.dumps(Exploit())),
-        (99, b""),
+        (CUSTOM_TYPE_RAW_VIEW, bytes(300)),
     ],
 )
-@pytest.mark.parametrize("place", ["data", "bytes", "field"])
-def test_pickle_never_runs_even_if_the_environment_allows_it(
+@pytest.mark.parametrize("place", ["data", "content", "buffer", "field"])
+def test_no_extension_type_is_read_even_if_the_environment_allows_pickle(
     monkeypatch: pytest.MonkeyPatch, code: int, payload: bytes, place: str
 ) -> None:
     monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
@@ -233,12 +294,13 @@ def test_pickle_never_runs_even_if_the_environment_allows_it(
     monkeypatch.setattr(cloudpickle, "loads", _must_not_run)
     extension = msgspec.msgpack.Ext(code, payload)
     value = {
-        "data": element(extension),
-        "bytes": element(["uint8", [len(payload)], extension]),
-        "field": element(None, ("batched", {"keep_on_cpu": extension})),
+        "data": envelope_of(extension),
+        "content": tensor(buffer=0, content=extension),
+        "buffer": tensor(buffer=extension),
+        "field": envelope_of(TENSOR, extension),
     }[place]
     with pytest.raises(CorruptSegmentError):
-        decode(packed(value), [])
+        read(value)
 
 
 def _must_not_run(data: bytes) -> object:

@@ -1,0 +1,515 @@
+"""How long a processed item takes from the frontend's process to the worker's.
+
+    python -m tests.benchmarks.bench_transfer
+
+This process is the worker and a second one the frontend. Times are medians in milliseconds.
+``send`` runs from the processor's tensors to metadata, ``receive`` from metadata to tensors;
+the message between them is left out, except for inline, where it carries the bytes. A memcpy
+of the same bytes is timed between the sends, into memory that is no more in the caches than
+the arena's is.
+
+Ends with one line of JSON; docs/transfer.md says what its fields mean.
+"""
+
+import asyncio
+import ctypes
+import gc
+import json
+import os
+import struct
+import time
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from multiprocessing import resource_tracker, shared_memory
+from statistics import median
+from typing import Any, Final
+
+import torch
+import zmq
+import zmq.asyncio
+from vllm.multimodal.inputs import (
+    MultiModalFieldConfig,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
+)
+
+from common.identity import MmHash
+from common.transfer.arena import Arena
+from common.transfer.arena_layout import ArenaOffer
+from common.transfer.arena_sender import ArenaSender
+from common.transfer.base import Loan, MmKwargsReceiver, receive_all
+from common.transfer.codec import decode, encode
+from common.transfer.inline import InlineReceiver, InlineSender
+from common.transfer.metadata import TransferMetadata, decode_metadata, encode_metadata
+from common.transfer.nixl import NixlReceiver, NixlSender
+from common.transfer.nixl_agent import NixlOffer, nixl_installed
+from common.transfer.nixl_thread import Steps
+from common.transfer.segment import aligned
+from common.transfer.shm import ShmReceiver, ShmSender
+from tests.unit.common.transfer.process import Process
+
+ARENA_SIZE: Final = 512 << 20
+ROTATE: Final = 96 << 20
+"""Sources and targets of copies go round in this much memory: three times the caches."""
+
+SHAPES: Final[dict[str, tuple[tuple[int, int], torch.dtype, int]]] = {
+    # name: shape and dtype of the pixels, items per request
+    "0.4 MB": ((340, 1176), torch.uint8, 1),
+    "6.4 MB": ((5476, 1176), torch.uint8, 1),
+    "25.8 MB": ((5476, 1176), torch.float32, 1),
+    "4 x 6.4 MB": ((5476, 1176), torch.uint8, 4),
+}
+ROUNDS: Final = {"0.4 MB": 20, "6.4 MB": 15, "25.8 MB": 8, "4 x 6.4 MB": 8}
+
+BURST: Final = 8
+"""Items behind each other, as from a busy frontend. Rows "after a pause" have one request,
+when both processes have slept and lost their caches."""
+
+IN_FLIGHT: Final = 50
+SEND_THREADS: Final = max(1, (os.cpu_count() or 1) - 1)
+STALL_RUNS: Final = 9
+TICK: Final = 2e-4
+IDLE_SECONDS: Final = 3.0
+
+
+def make_item(shape: tuple[int, int], dtype: torch.dtype) -> MultiModalKwargsItem:
+    pixels = torch.randint(0, 255, shape, dtype=torch.uint8).to(dtype)
+    flat = MultiModalFieldConfig.flat("image", [slice(0, shape[0])]).field
+    batched = MultiModalFieldConfig.batched("image", keep_on_cpu=True).field
+    return MultiModalKwargsItem(
+        {
+            "pixel_values": MultiModalFieldElem(data=pixels, field=flat),
+            "image_grid_thw": MultiModalFieldElem(data=torch.tensor([1, 74, 74]), field=batched),
+        }
+    )
+
+
+def read_all(tensor: torch.Tensor) -> int:
+    """Look at every byte."""
+    return int(tensor.view(torch.int64).max())
+
+
+def milliseconds(function: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    function()
+    return (time.perf_counter() - began) * 1e3
+
+
+async def worst_stall(work: Iterable[Any]) -> float:
+    """The longest that the event loop was late while ``work`` went on, in milliseconds."""
+    worst = 0.0
+    running = asyncio.gather(*work)
+    while not running.done():
+        began = time.perf_counter()
+        await asyncio.sleep(TICK)
+        worst = max(worst, time.perf_counter() - began - TICK)
+    await running
+    return worst * 1e3
+
+
+# The other system's way, after its published description: a new segment per request, bytes
+# framed into one string, the string copied in, and out again at the other end.
+
+
+def peer_send(item: MultiModalKwargsItem) -> tuple[shared_memory.SharedMemory, int]:
+    encoded = encode(item)
+    parts = [encoded.envelope, *(bytes(buffer) for buffer in encoded.buffers)]
+    framed = b"".join(piece for part in parts for piece in (struct.pack("<Q", len(part)), part))
+    segment = shared_memory.SharedMemory(create=True, size=len(framed))
+    assert segment.buf is not None
+    segment.buf[: len(framed)] = framed
+    return segment, len(framed)
+
+
+def peer_receive(name: str, size: int) -> MultiModalKwargsItem:
+    segment = shared_memory.SharedMemory(name)
+    assert segment.buf is not None
+    data = bytearray(segment.buf[:size])
+    segment.close()
+    # Python's tracker would remove it a second time when this process ends.
+    resource_tracker.unregister(segment._name, "shared_memory")  # type: ignore[attr-defined]
+    parts, at, view = [], 0, memoryview(data)
+    while at < size:
+        (length,) = struct.unpack_from("<Q", data, at)
+        parts.append(view[at + 8 : at + 8 + length])
+        at += 8 + length
+    return decode(parts[0], parts[1:])
+
+
+class Frontend:
+    """The second process. Each method is a command that gives one answer."""
+
+    def __init__(self) -> None:
+        self.arena = Arena(ARENA_SIZE)
+        self.shm = ShmSender(self.arena)
+        self.inline = InlineSender()
+        self.nixl = NixlSender(self.arena) if nixl_installed() else None
+        self.push: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
+        self.address = f"ipc:///tmp/mmrouter-bench-{os.getpid()}"
+        self.push.bind(self.address)
+        self.loans: list[Loan] = []
+        self.segments: list[shared_memory.SharedMemory] = []
+        self.sources: list[MultiModalKwargsItem] = []
+        self.targets: list[torch.Tensor] = []
+        self.shape_name = ""
+        self.sent = 0
+
+    def offers(self) -> dict[str, Any]:
+        nixl = None if self.nixl is None else self.nixl.offer.model_dump()
+        return {"shm": self.arena.offer.model_dump(), "nixl": nixl, "inline": self.address}
+
+    def shape(self, name: str) -> None:
+        """Make items of one size to send from now on."""
+        self.sources.clear()
+        self.targets.clear()
+        gc.collect()
+        self.shape_name = name
+        shape, dtype, _ = SHAPES[name]
+        count = max(2, ROTATE // (shape[0] * shape[1] * dtype.itemsize))
+        self.sources = [make_item(shape, dtype) for _ in range(count)]
+        self.targets = [torch.zeros(shape, dtype=dtype) for _ in range(count)]
+
+    def memcpy(self, count: int, requests: int) -> list[float]:
+        def copy() -> None:
+            for _ in range(count):
+                pixels = self._source()["pixel_values"].data
+                target = self.targets[self.sent % len(self.targets)]
+                ctypes.memmove(target.data_ptr(), pixels.data_ptr(), pixels.nbytes)
+
+        return [milliseconds(copy) for _ in range(requests)]
+
+    def send(self, transport: str, count: int, requests: int, held: bool) -> list[list[Any]]:
+        """Send new items, or one again that is in the arena.
+
+        Gives for each request its time and its items' metadata.
+        """
+        return [self._send(self._sender(transport), count, held) for _ in range(requests)]
+
+    def release(self) -> None:
+        for loan in self.loans:
+            loan.release()
+        self.loans.clear()
+
+    def send_inline(self, count: int) -> float:
+        """Send items as frames; gives when that began."""
+        items = [self._source() for _ in range(count)]
+        began = time.monotonic()
+        for item in items:
+            loan = self.inline.send(MmHash("inline"), item)
+            self.push.send_multipart([encode_metadata(loan.metadata), *loan.frames], copy=False)
+        return began
+
+    def peer(self, requests: int) -> list[list[Any]]:
+        """Gives for each request its time, and name and size of its segment."""
+        answer = []
+        for _ in range(requests):
+            item = self._source()
+            began = time.perf_counter()
+            segment, size = peer_send(item)
+            answer.append([(time.perf_counter() - began) * 1e3, segment.name, size])
+            self.segments.append(segment)
+        return answer
+
+    def peer_release(self) -> None:
+        for segment in self.segments:
+            segment.close()
+            segment.unlink()
+        self.segments.clear()
+
+    def stall(self, transport: str) -> float:
+        """Worst stall of an event loop whose process sends many items at once."""
+        sender = self._sender(transport)
+
+        async def run() -> float:
+            loop = asyncio.get_running_loop()
+            with ThreadPoolExecutor(SEND_THREADS) as pool:
+                jobs = [
+                    loop.run_in_executor(
+                        pool, sender.send, MmHash(f"{self.sent}-{index}"), self._source()
+                    )
+                    for index in range(IN_FLIGHT)
+                ]
+                worst = await worst_stall(jobs)
+            for job in jobs:
+                (await job).release()
+            return worst
+
+        return asyncio.run(run())
+
+    def cpu(self) -> float:
+        return time.process_time()
+
+    def _source(self) -> MultiModalKwargsItem:
+        self.sent += 1
+        return self.sources[self.sent % len(self.sources)]
+
+    def _sender(self, transport: str) -> ArenaSender:
+        sender = {"shm": self.shm, "nixl": self.nixl}[transport]
+        assert sender is not None
+        return sender
+
+    def _send(self, sender: ArenaSender, count: int, held: bool) -> list[Any]:
+        items = [self._source() for _ in range(count)]
+        hashes = [
+            MmHash(f"held {self.shape_name}" if held else f"{self.sent:056x}{index:08x}")
+            for index in range(count)
+        ]
+        began = time.perf_counter()
+        loans = [sender.send(*pair) for pair in zip(hashes, items, strict=True)]
+        elapsed = (time.perf_counter() - began) * 1e3
+        self.loans.extend(loans)
+        return [elapsed, [encode_metadata(loan.metadata).decode() for loan in loans]]
+
+
+def frontend() -> Generator[Any, Any, None]:
+    process = Frontend()
+    answer: Any = process.offers()
+    while True:
+        command, *arguments = yield answer
+        answer = getattr(process, command)(*arguments)
+
+
+class Worker:
+    """This process. Each round gives a row per request, of times in milliseconds."""
+
+    def __init__(self) -> None:
+        self.process = Process("tests.benchmarks.bench_transfer:frontend")
+        self.offers = self.process.read()
+        self.shm = ShmReceiver()
+        self.inline = InlineReceiver()
+        self.pull = zmq.asyncio.Context.instance().socket(zmq.PULL)
+        self.pull.connect(self.offers["inline"])
+        self.nixl: NixlReceiver | None = None
+        self.bare_offset = 0
+
+    async def attach(self) -> None:
+        self.shm.attach(ArenaOffer.model_validate(self.offers["shm"])).prefault()
+        if self.offers["nixl"] is not None:
+            self.nixl = NixlReceiver(slots=BURST, slot_size=32 << 20)
+            await self.nixl.attach(NixlOffer.model_validate(self.offers["nixl"]))
+
+    async def close(self) -> None:
+        await self.shm.close()
+        if self.nixl is not None:
+            await self.nixl.close()
+        self.pull.close()
+        self.process.__exit__()
+
+    def ask(self, *command: Any) -> Any:
+        return self.process.ask(list(command))
+
+    async def arena_round(
+        self, transport: str, count: int, requests: int, *, held: bool = False
+    ) -> list[list[float]]:
+        """Times of send, of receive, and of reading all pixels once."""
+        receiver = self._receiver(transport)
+        rows = []
+        for sent, metadata in self.ask("send", transport, count, requests, held):
+            parsed = [decode_metadata(each.encode()) for each in metadata]
+            began = time.perf_counter()
+            received = await receive_all(receiver, parsed)
+            usable = time.perf_counter()
+            for each in received:
+                read_all(each.item["pixel_values"].data)
+            read = time.perf_counter()
+            for each in received:
+                each.verify()
+                each.release()
+            rows.append([sent, (usable - began) * 1e3, (read - usable) * 1e3])
+        self.ask("release")
+        return rows
+
+    async def inline_round(self, count: int) -> list[list[float]]:
+        began = self.ask("send_inline", count)
+        for _ in range(count):
+            head, *frames = await self.pull.recv_multipart(copy=False)
+            metadata = decode_metadata(bytes(head.buffer))
+            (await self.inline.receive(metadata, [frame.buffer for frame in frames])).release()
+        return [[(time.monotonic() - began) * 1e3]]
+
+    def peer_round(self, requests: int) -> list[list[float]]:
+        rows = []
+        for sent, name, size in self.ask("peer", requests):
+            rows.append([sent, milliseconds(partial(peer_receive, name, size))])
+        self.ask("peer_release")
+        return rows
+
+    def bare_round(self, size: int, requests: int) -> list[list[float]]:
+        """READs between registered memory, by a thread that does nothing else."""
+        assert self.nixl is not None
+        reader, offer = self.nixl._reader, NixlOffer.model_validate(self.offers["nixl"])
+
+        def steps() -> Steps[list[list[float]]]:
+            rows = []
+            for _ in range(requests):
+                buffer = reader.buffers.take(size)
+                self.bare_offset = (self.bare_offset + aligned(size, 4096)) % (ARENA_SIZE - size)
+                source = offer.address + self.bare_offset
+                began = time.perf_counter()
+                read = reader.thread.agent.read(offer.agent, buffer.segment_address, source, size)
+                while not read.poll():
+                    pass
+                rows.append([(time.perf_counter() - began) * 1e3])
+                reader.buffers.give_back(buffer)
+            yield
+            return rows
+
+        return reader.thread.run(steps())
+
+    async def stall(self, transport: str) -> float:
+        """Worst stall of this process's event loop while it receives many items at once."""
+        ((_, metadata),) = self.ask("send", transport, IN_FLIGHT, 1, False)
+        receiver = self._receiver(transport)
+
+        async def one(each: TransferMetadata) -> None:
+            item = await receiver.receive(each)
+            item.verify()
+            item.release()
+
+        worst = await worst_stall(one(decode_metadata(each.encode())) for each in metadata)
+        self.ask("release")
+        return worst
+
+    async def idle_cpu(self) -> float:
+        """Fraction of a core that the busier of the two processes uses, doing nothing."""
+        began, ours, theirs = time.monotonic(), time.process_time(), self.ask("cpu")
+        await asyncio.sleep(IDLE_SECONDS)
+        elapsed = time.monotonic() - began
+        return float(max(time.process_time() - ours, self.ask("cpu") - theirs) / elapsed)
+
+    def _receiver(self, transport: str) -> MmKwargsReceiver[Any]:
+        receiver = {"shm": self.shm, "nixl": self.nixl}[transport]
+        assert receiver is not None
+        return receiver
+
+
+async def measure_size(worker: Worker, name: str) -> dict[str, float]:
+    """All transports, taking turns so that what else the machine does hits them alike."""
+    shape, dtype, count = SHAPES[name]
+    size = shape[0] * shape[1] * dtype.itemsize
+    burst = BURST // count
+    worker.ask("shape", name)
+    own = [make_item(shape, dtype)["pixel_values"].data for _ in range(max(2, ROTATE // size))]
+    # Twice the arena, so that every page was used and eviction is part of what is timed.
+    for _ in range(min(500, 2 * ARENA_SIZE // (size * count))):
+        worker.ask("send", "shm", count, 1, False)
+        worker.ask("release")
+    rounds: dict[str, list[list[float]]] = {}
+    for number in range(ROUNDS[name] + 2):
+        now: dict[str, list[list[float]]] = {
+            "memcpy": [[each] for each in worker.ask("memcpy", count, burst)],
+            "own": [[count * milliseconds(partial(read_all, each))] for each in own],
+            "shm": await worker.arena_round("shm", count, burst),
+            "shm held": await worker.arena_round("shm", 1, burst, held=True),
+            "memcpy alone": [worker.ask("memcpy", count, 1)],
+            "shm alone": await worker.arena_round("shm", count, 1),
+            "shm held alone": await worker.arena_round("shm", 1, 1, held=True),
+            "inline": await worker.inline_round(count),
+        }
+        if count == 1:
+            now["peer"] = worker.peer_round(burst)
+        if worker.nixl is not None:
+            now["nixl"] = await worker.arena_round("nixl", count, burst)
+            now["nixl held"] = await worker.arena_round("nixl", 1, burst, held=True)
+            now["nixl alone"] = await worker.arena_round("nixl", count, 1)
+            now["bare"] = [[count * each] for (each,) in worker.bare_round(size, burst)]
+        # The first two warm up.
+        if number >= 2:
+            for key, rows in now.items():
+                rounds.setdefault(key, []).extend(rows)
+    result: dict[str, float] = {}
+    for key, rows in rounds.items():
+        columns = [median(column) for column in zip(*rows, strict=True)]
+        result[key] = sum(columns[:2])
+        if len(columns) == 3:
+            result[f"{key} send"], result[f"{key} receive"], result[f"{key} read"] = columns
+    return result
+
+
+async def measure_stalls(worker: Worker) -> dict[str, float]:
+    """Worst stall of a run, as the median of several: a single worst is the machine's."""
+    worker.ask("shape", "6.4 MB")
+    runs: dict[str, list[float]] = {}
+    for _ in range(STALL_RUNS):
+        now = {
+            "no transfer": await worst_stall([asyncio.sleep(0.1)]),
+            "shm send": worker.ask("stall", "shm"),
+            "shm receive": await worker.stall("shm"),
+        }
+        if worker.nixl is not None:
+            now["nixl receive"] = await worker.stall("nixl")
+        for key, value in now.items():
+            runs.setdefault(key, []).append(value)
+    return {key: median(values) for key, values in runs.items()}
+
+
+ROWS: Final = {
+    "memcpy": "memcpy",
+    "shm send": "shm send",
+    "shm receive": "shm receive",
+    "shm": "shm together",
+    "shm held": "shm, item held",
+    "bare": "bare NIXL READ",
+    "nixl send": "nixl send",
+    "nixl receive": "nixl receive",
+    "nixl": "nixl together",
+    "nixl held": "nixl, item held",
+    "inline": "inline, with its message",
+    "peer": "segment per request",
+    "memcpy alone": "memcpy after a pause",
+    "shm alone": "shm after a pause",
+    "shm held alone": "shm held after a pause",
+    "nixl alone": "nixl after a pause",
+    "own": "read all of own memory",
+    "shm read": "read all from shm",
+    "nixl read": "read all from nixl",
+}
+
+
+def print_sizes(results: dict[str, dict[str, float]]) -> None:
+    print(f"{'milliseconds':26}" + "".join(f"{name:>12}" for name in results))
+    for key, label in ROWS.items():
+        cells = [f"{row[key]:12.3f}" if key in row else " " * 12 for row in results.values()]
+        if any(cell.strip() for cell in cells):
+            print(f"{label:26}" + "".join(cells))
+
+
+async def run() -> dict[str, float | None]:
+    worker = Worker()
+    await worker.attach()
+    results = {name: await measure_size(worker, name) for name in SHAPES}
+    print_sizes(results)
+    stalls = await measure_stalls(worker)
+    print(f"\nworst stall of the event loop, {IN_FLIGHT} items of 6.4 MB in flight, milliseconds")
+    for key, value in stalls.items():
+        print(f"{key:26}{value:12.3f}")
+    nixl = worker.nixl is not None
+    idle = await worker.idle_cpu()
+    print(f"\ncores used by a process while nothing moves: {idle:.4f}\n")
+    await worker.close()
+    six, large = results["6.4 MB"], results["25.8 MB"]
+    return {
+        "memcpy_ms_6mb": six["memcpy"],
+        "shm_vs_memcpy_6mb": six["shm"] / six["memcpy"],
+        "shm_vs_memcpy_26mb": large["shm"] / large["memcpy"],
+        "held_ms": six["shm held"],
+        "nixl_vs_bare_6mb": six["nixl"] / (six["bare"] + six["memcpy"]) if nixl else None,
+        "nixl_idle_cpu": idle if nixl else None,
+        "loop_stall_ms_max": max(value for key, value in stalls.items() if key != "no transfer"),
+        "peer_vs_ours_6mb": six["peer"] / six["shm"],
+    }
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print(
+        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
+        f"UCX_TLS {os.environ.get('UCX_TLS', 'unset')}\n"
+    )
+    figures = asyncio.run(run())
+    print(json.dumps({k: None if v is None else round(v, 4) for k, v in figures.items()}))
+
+
+if __name__ == "__main__":
+    main()

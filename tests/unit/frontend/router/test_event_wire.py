@@ -1,0 +1,128 @@
+"""Messages are read as vLLM writes them; anything else is named and refused."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frontend.router.event_wire import (
+    Cleared,
+    MalformedEventError,
+    Need,
+    Removed,
+    Stored,
+    decode_batch,
+    decode_sequence,
+)
+from tests.unit.frontend.router.kv_events import (
+    BLOCK_SIZE,
+    blocks,
+    cleared,
+    encode,
+    removed,
+    stored,
+)
+
+
+def test_all_kinds_of_event_in_order() -> None:
+    batch = decode_batch(encode([stored(1, 2), removed(1), cleared()], time=5.0))
+    assert batch.time == 5.0
+    assert batch.changes == [
+        Stored(blocks(1, 2), BLOCK_SIZE, 0, Need.EVERY, 0, "full_attention", False),
+        Removed(blocks(1), 0, False),
+        Cleared(),
+    ]
+
+
+@pytest.mark.parametrize("kind", [None, "full_attention", "mla_attention", "sink_full_attention"])
+def test_groups_in_which_every_block_counts(kind: str | None) -> None:
+    (change,) = decode_batch(encode([stored(1, kv_cache_spec_kind=kind)])).changes
+    assert isinstance(change, Stored)
+    assert change.need is Need.EVERY
+
+
+@pytest.mark.parametrize(
+    ("kind", "window", "need", "tokens"),
+    [
+        ("sliding_window", 128, Need.WINDOW, 128),
+        ("sliding_window_mla", 64, Need.WINDOW, 64),
+        ("sliding_window", None, Need.UNKNOWN, 0),
+        ("mamba", None, Need.WINDOW, 1),
+        ("chunked_local_attention", None, Need.UNKNOWN, 0),
+        ("invented_in_2030", None, Need.UNKNOWN, 0),
+    ],
+)
+def test_other_groups(kind: str, window: int | None, need: Need, tokens: int) -> None:
+    event = stored(1, group_idx=2, kv_cache_spec_kind=kind, kv_cache_spec_sliding_window=window)
+    (change,) = decode_batch(encode([event])).changes
+    assert isinstance(change, Stored)
+    assert (change.need, change.window, change.group) == (need, tokens, 2)
+
+
+def test_offloaded_copies_are_told_apart() -> None:
+    changes = decode_batch(encode([stored(1, medium="CPU"), removed(1, medium="CPU")])).changes
+    assert [change.offloaded for change in changes if not isinstance(change, Cleared)] == [
+        True,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("fields", [{"medium": "STORAGE"}, {"medium": "CPU", "locality": "REMOTE"}])
+def test_shared_storage_says_nothing_about_a_worker(fields: dict[str, str]) -> None:
+    assert decode_batch(encode([stored(1, **fields), removed(1, **fields)])).changes == []
+
+
+def test_fields_of_the_future_are_ignored() -> None:
+    event = msgspec.to_builtins(stored(1), builtin_types=(bytes,)) | {"colour": "blue"}
+    payload = msgspec.msgpack.encode([1.0, [event], 0, {"more": [1]}])
+    assert decode_batch(payload).changes == decode_batch(encode([stored(1)])).changes
+
+
+def test_fields_of_the_past_may_lack() -> None:
+    event = {
+        "type": "BlockStored",
+        "block_hashes": blocks(1),
+        "parent_block_hash": None,
+        "token_ids": [1],
+        "block_size": 1,
+        "lora_id": None,
+        "medium": None,
+        "lora_name": None,
+    }
+    (change,) = decode_batch(msgspec.msgpack.encode([1.0, [event]])).changes
+    assert change == Stored(blocks(1), 1, 0, Need.EVERY, 0, "unnamed", False)
+
+
+@pytest.mark.parametrize(
+    ("payload", "kind"),
+    [
+        (b"", "payload"),
+        (b"\x00", "payload"),
+        (encode([stored(1)])[:-5], "payload"),
+        (msgspec.msgpack.encode([1.0, [{"type": "BlockMelted"}]]), "payload"),
+        (msgspec.msgpack.encode([1.0, "no events"]), "payload"),
+        (encode([stored(1, block_hashes=[7])]), "integer-hashes"),
+        (encode([stored(1, block_hashes=[b"short"])]), "hash-length"),
+        (encode([stored(1, block_hashes=[b"x" * 31, b"x" * 33])]), "hash-length"),
+        (encode([stored(1, group_idx=-1)]), "group"),
+        (encode([removed(1, group_idx=10**6)]), "group"),
+    ],
+)
+def test_malformed_messages_are_named(payload: bytes, kind: str) -> None:
+    with pytest.raises(MalformedEventError) as caught:
+        decode_batch(payload)
+    assert caught.value.kind == kind
+
+
+@given(st.binary(max_size=200))
+def test_noise_never_gets_through_otherwise(noise: bytes) -> None:
+    try:
+        decode_batch(noise)
+    except MalformedEventError:
+        pass
+
+
+def test_sequence_numbers() -> None:
+    assert decode_sequence(b"\x00" * 7 + b"\x09") == 9
+    with pytest.raises(MalformedEventError, match="3 bytes"):
+        decode_sequence(b"abc")

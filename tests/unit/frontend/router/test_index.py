@@ -1,0 +1,277 @@
+"""The index answers as a naive one does, forgets completely, and does not grow."""
+
+import random
+import tracemalloc
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from common.identity import BlockHash, Target, WorkerId
+from frontend.router.index import KvIndex
+from frontend.router.slots import SlotTable
+from tests.unit.frontend.router.naive import NaiveIndex
+
+
+def block(number: int) -> BlockHash:
+    return BlockHash(number.to_bytes(32, "big"))
+
+
+def chain(*numbers: int) -> list[BlockHash]:
+    return [block(number) for number in numbers]
+
+
+A, B = Target(WorkerId("a"), 0), Target(WorkerId("b"), 0)
+A1 = Target(WorkerId("a"), 1)
+
+
+def test_leading_blocks_count_and_only_those() -> None:
+    index = KvIndex()
+    index.store(A, chain(1, 2, 4))
+    index.store(B, chain(2, 3))
+    index.store(A1, chain(1))
+    assert index.match(chain(1, 2, 3, 4)) == {A: 2, A1: 1}
+    assert index.match(chain(9, 1)) == {}
+    assert index.match([]) == {}
+
+
+def test_a_block_held_twice_is_gone_after_two_removals() -> None:
+    index = KvIndex()
+    index.store(A, chain(1, 2))
+    index.store(A, chain(2))
+    index.remove(A, chain(2))
+    assert index.match(chain(1, 2)) == {A: 2}
+    index.remove(A, chain(2))
+    assert index.match(chain(1, 2)) == {A: 1}
+
+
+def test_a_block_counts_when_all_groups_of_its_target_hold_it() -> None:
+    index = KvIndex()
+    index.store(A, chain(1, 2, 3), group=0)
+    index.store(B, chain(1, 2, 3), group=0)
+    index.store(A, chain(1, 2), group=2)
+    assert index.match(chain(1, 2, 3)) == {A: 2, B: 3}
+    index.remove(A, chain(1), group=0)
+    assert index.match(chain(1, 2, 3)) == {B: 3}
+
+
+def test_removing_what_is_not_held_changes_nothing() -> None:
+    index = KvIndex()
+    index.store(A, chain(1))
+    index.remove(A, chain(2))
+    index.remove(B, chain(1))
+    assert index.match(chain(1)) == {A: 1}
+    assert index.statistics().unknown_removals == 1
+
+
+def test_clearing_and_storing_again() -> None:
+    index = KvIndex()
+    index.store(A, chain(1, 2))
+    index.clear(A)
+    assert index.match(chain(1)) == {}
+    index.store(A, chain(2, 3))
+    assert index.match(chain(1, 2)) == {}
+    assert index.match(chain(2, 3)) == {A: 2}
+
+
+def test_dropping_a_worker_takes_all_its_ranks() -> None:
+    index = KvIndex()
+    for target in (A, A1, B):
+        index.store(target, chain(1))
+    index.drop(A.worker_id)
+    assert index.match(chain(1)) == {B: 1}
+    assert index.statistics().targets == 1
+
+
+def test_a_dropped_worker_leaves_nothing_behind() -> None:
+    index = KvIndex()
+    index.store(A, [block(number) for number in range(1000)])
+    index.store(B, [block(number) for number in range(500, 1500)])
+    index.drop(A.worker_id)
+    assert index.sweep(100)
+    while index.sweep(100):
+        pass
+    statistics = index.statistics()
+    assert (statistics.blocks, statistics.holdings, statistics.unswept) == (1000, 1000, 0)
+
+
+def test_suspended_blocks_are_kept_but_not_matched() -> None:
+    index = KvIndex()
+    index.store(A, chain(1))
+    index.store(B, chain(1))
+    index.suspend(A)
+    assert index.match(chain(1, 2)) == {B: 1}
+    index.store(A, chain(2))
+    assert index.match(chain(1, 2)) == {B: 1}
+    index.resume(A)
+    assert index.match(chain(1, 2)) == {A: 2, B: 1}
+
+
+def test_suspending_outlasts_clearing() -> None:
+    index = KvIndex()
+    index.store(A, chain(1))
+    index.suspend(A)
+    index.clear(A)
+    index.store(A, chain(1))
+    assert index.match(chain(1)) == {}
+    index.resume(A)
+    assert index.match(chain(1)) == {A: 1}
+
+
+def test_a_second_index_fills_in() -> None:
+    slots = SlotTable()
+    known, guessed = KvIndex(slots), KvIndex(slots)
+    known.store(A, chain(1, 3))
+    guessed.store(A, chain(2))
+    guessed.store(B, chain(1))
+    assert known.match(chain(1, 2, 3, 4), guessed) == {A: 3, B: 1}
+    known.suspend(A)
+    assert known.match(chain(1, 2, 3), guessed) == {B: 1}
+    guessed.store(A, chain(1))
+    assert known.match(chain(1, 2, 3), guessed) == {A: 2, B: 1}
+
+
+def test_clearing_one_index_clears_the_other_over_the_same_slots() -> None:
+    slots = SlotTable()
+    known, guessed = KvIndex(slots), KvIndex(slots)
+    known.store(A, chain(1))
+    guessed.store(A, chain(1, 2))
+    known.clear(A)
+    assert known.match(chain(1, 2), guessed) == {}
+
+
+def test_slots_are_given_out_again_once_swept() -> None:
+    index = KvIndex()
+    for number in range(100):
+        index.store(A, chain(number, number + 1, number + 2))
+        index.clear(A)
+    # Storing sweeps twice as much as it stores, so that clearing never outruns it.
+    assert index.statistics().mask_bits <= 3
+
+
+TARGETS = [Target(WorkerId(name), rank) for name in "abc" for rank in range(2)]
+targets = st.sampled_from(TARGETS)
+blocks = st.lists(st.integers(0, 12).map(block), max_size=6)
+prompts = st.lists(st.integers(0, 12).map(block), max_size=12)
+groups = st.sampled_from([0, 0, 0, 1])
+
+
+class AgainstNaive(RuleBasedStateMachine):
+    """Random operations on both; every prompt must match alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ours = KvIndex()
+        self.naive = NaiveIndex()
+
+    @rule(where=targets, hashes=blocks, group=groups)
+    def store(self, where: Target, hashes: list[BlockHash], group: int) -> None:
+        self.ours.store(where, hashes, group)
+        self.naive.store(where, hashes, group)
+
+    @rule(where=targets, hashes=blocks, group=groups)
+    def remove(self, where: Target, hashes: list[BlockHash], group: int) -> None:
+        self.ours.remove(where, hashes, group)
+        self.naive.remove(where, hashes, group)
+
+    @rule(where=targets)
+    def clear(self, where: Target) -> None:
+        self.ours.clear(where)
+        self.naive.clear(where)
+
+    @rule(where=targets)
+    def drop(self, where: Target) -> None:
+        self.ours.drop(where.worker_id)
+        self.naive.drop(where.worker_id)
+
+    @rule(where=targets, suspend=st.booleans())
+    def suspend(self, where: Target, suspend: bool) -> None:
+        if suspend:
+            self.ours.suspend(where)
+            self.naive.suspended.add(where)
+        else:
+            self.ours.resume(where)
+            self.naive.suspended.discard(where)
+
+    @rule(limit=st.integers(1, 10))
+    def sweep(self, limit: int) -> None:
+        self.ours.sweep(limit)
+
+    @rule(hashes=prompts)
+    def match(self, hashes: list[BlockHash]) -> None:
+        assert self.ours.match(hashes) == self.naive.match(hashes)
+
+    @invariant()
+    def every_single_block_matches_alike(self) -> None:
+        for number in (0, 5):
+            assert self.ours.match([block(number)]) == self.naive.match([block(number)])
+
+
+TestAgainstNaive = AgainstNaive.TestCase
+TestAgainstNaive.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+
+
+def test_no_growth_over_a_long_run() -> None:
+    """Soak: a fleet that keeps storing and evicting stays as large as its caches."""
+    rng = random.Random(7)
+    index = KvIndex()
+    held: dict[Target, list[BlockHash]] = {target: [] for target in TARGETS}
+    capacity = 400
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            target = rng.choice(TARGETS)
+            mine = held[target]
+            chance = rng.random()
+            if chance < 0.002:
+                index.clear(target)
+                mine.clear()
+            elif chance < 0.003:
+                index.drop(target.worker_id)
+                for other in TARGETS:
+                    if other.worker_id == target.worker_id:
+                        held[other].clear()
+            fresh = [BlockHash(rng.randbytes(32)) for _ in range(8)]
+            index.store(target, fresh)
+            mine += fresh
+            while len(mine) > capacity:
+                index.remove(target, [mine.pop(0)])
+
+    run(3_000)
+    tracemalloc.start()
+    run(3_000)
+    before, _ = tracemalloc.get_traced_memory()
+    run(12_000)
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    while index.sweep(1_000):
+        pass
+    statistics = index.statistics()
+    assert statistics.holdings == sum(map(len, held.values()))
+    assert statistics.blocks == len({one for mine in held.values() for one in mine})
+    assert statistics.mask_bits <= 3 * len(TARGETS)
+    assert after < before + 300_000
+
+
+def test_memory_per_block_is_bounded() -> None:
+    """The figure the documentation gives: below 200 bytes for a block on one target."""
+    hashes = [BlockHash(random.randbytes(32)) for _ in range(100_000)]
+    index = KvIndex()
+    tracemalloc.start()
+    for start in range(0, len(hashes), 100):
+        # A copy of each, as decoding makes them.
+        fresh = [BlockHash(bytes(bytearray(one))) for one in hashes[start : start + 100]]
+        index.store(TARGETS[start % len(TARGETS)], fresh)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used / len(hashes) < 200
+
+
+@pytest.mark.parametrize("workers", [1, 70, 300])
+def test_many_workers(workers: int) -> None:
+    index = KvIndex()
+    for number in range(workers):
+        index.store(Target(WorkerId(str(number)), 0), chain(*range(number + 1)))
+    depths = index.match(chain(*range(workers)))
+    assert depths == {Target(WorkerId(str(n)), 0): n + 1 for n in range(workers)}
