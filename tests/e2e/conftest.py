@@ -1,5 +1,6 @@
 """One pair of workers, one plain vLLM and the frontends over them, for all tests."""
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import openai
 import pytest
 
 from tests.e2e.processes import (
+    START_TIMEOUT_S,
     HttpServer,
     Process,
     start_frontend,
@@ -27,6 +29,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/e2e" in str(item.path):
             item.add_marker(pytest.mark.e2e)
+            # The first test of a module waits for its processes to start.
+            item.add_marker(pytest.mark.timeout(600))
 
 
 @dataclass(frozen=True)
@@ -84,9 +88,8 @@ def stack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
     plain = start_plain_vllm(model, logs)
     started = [*workers.values(), frontend, plain]
     try:
-        frontend.wait_for_status(200)
-        plain.wait_for_status(200)
         wait_for_workers(frontend, list(workers.values()))
+        plain.wait_for_status(200)
         yield Stack(model, discovery, logs, workers, plain, frontend)
     finally:
         for process in started:
@@ -94,15 +97,21 @@ def stack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
 
 
 def wait_for_workers(frontend: HttpServer, workers: list[Process]) -> None:
-    """Wait until a frontend is connected to all workers."""
-    while True:
+    """Wait until a frontend serves and knows the caches of all workers."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    seen = "nothing"
+    while time.monotonic() < deadline:
         for process in (frontend, *workers):
             process.check_alive()
-        views = httpx.get(frontend.url + "/mmrouter/workers").json()
-        exact = [all(rank["index"] == "exact" for rank in view["ranks"]) for view in views]
-        if len(views) >= len(workers) and all(exact):
-            return
-        time.sleep(0.2)
+        with contextlib.suppress(httpx.TransportError):
+            reply = httpx.get(frontend.url + "/mmrouter/workers", timeout=5)
+            seen = reply.text
+            if reply.status_code == 200 and len(reply.json()) >= len(workers):
+                ranks = [rank["index"] for view in reply.json() for rank in view["ranks"]]
+                if set(ranks) == {"exact"}:
+                    return
+        time.sleep(0.5)
+    raise AssertionError(f"{frontend.name} is not ready but sees {seen}:\n{frontend.tail()}")
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Real processes for end-to-end tests: workers, frontends and a plain vLLM server."""
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -50,6 +51,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def _die_with_the_tests() -> None:
+    """A test run that is killed must not leave engines behind."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 class Process:
     """A process in its own group, with its output in a log file."""
 
@@ -64,6 +74,7 @@ class Process:
                 stderr=subprocess.STDOUT,
                 env=environment() | extra_env,
                 start_new_session=True,
+                preexec_fn=_die_with_the_tests,
             )
 
     @property

@@ -63,7 +63,6 @@ def lab(
     flags, env = WAYS[request.param]
     server = start_frontend(request.param, stack.discovery, stack.logs, *flags, **env)
     try:
-        server.wait_for_status(200)
         wait_for_workers(server, list(stack.workers.values()))
         endpoint = Endpoint(server.url)
         yield Lab(request.param, endpoint, plain, pictures_url)

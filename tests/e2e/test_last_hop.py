@@ -1,0 +1,82 @@
+"""The last hop, from a worker to its engine, in all of vLLM's ways, with injected items.
+
+Also the way back: media that a worker evicted are asked for again.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.conftest import Endpoint, Stack, wait_for_workers
+from tests.e2e.processes import start_frontend, start_worker
+from tests.e2e.test_scenarios import Asked, Lab, words
+
+HOPS: dict[str, tuple[list[str], dict[str, str]]] = {
+    "cache-lru-small": (["--mm-processor-cache-gb=0.002"], {}),
+    "cache-shm": (["--mm-processor-cache-type=shm", "--mm-processor-cache-gb=0.1"], {}),
+    "no-cache-direct-rpc": (["--mm-processor-cache-gb=0"], {}),
+    "no-cache-torch-shm": (
+        ["--mm-processor-cache-gb=0", "--mm-tensor-ipc=torch_shm"],
+        {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"},
+    ),
+}
+
+WHAT = words("What is this?")
+
+
+@pytest.fixture(scope="module", params=HOPS)
+def hop(
+    request: pytest.FixtureRequest,
+    stack: Stack,
+    plain: Endpoint,
+    pictures_url: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[str, Lab]]:
+    """A frontend over one worker; one hop after the other, for the sake of memory."""
+    name: str = request.param
+    flags, env = HOPS[name]
+    cards = tmp_path_factory.mktemp(name)
+    worker = start_worker(name, stack.model, cards, stack.logs, *flags, **env)
+    frontend = start_frontend(f"frontend-{name}", cards, stack.logs)
+    try:
+        wait_for_workers(frontend, [worker])
+        endpoint = Endpoint(frontend.url)
+        yield name, Lab("shm", endpoint, plain, pictures_url)
+        endpoint.close()
+    finally:
+        frontend.stop()
+        worker.stop()
+
+
+def test_images_reach_the_model(hop: tuple[str, Lab]) -> None:
+    """``ask`` compares with plain vLLM and checks that the worker processes nothing."""
+    name, lab = hop
+    one, two = lab.drawn(f"{name}-1"), lab.drawn(f"{name}-2")
+    lab.ask(one, WHAT)
+    lab.ask(one, words("And once more?"))
+    lab.ask(one, two, one, words("Compare."))
+    again = lab.ask(one, WHAT)
+    assert again.cached > 0
+
+
+def test_a_worker_keeps_what_its_cache_keeps(hop: tuple[str, Lab]) -> None:
+    name, lab = hop
+    lab.ask(lab.drawn(f"{name}-kept"), WHAT)
+    again = lab.ask(lab.drawn(f"{name}-kept"), words("And now?"))
+    keeps = not name.startswith("no-cache")
+    assert (again.shipped == []) == keeps
+
+
+def test_what_a_worker_evicted_is_sent_again(hop: tuple[str, Lab]) -> None:
+    name, lab = hop
+    asked = [lab.ask(lab.drawn(f"{name}-evicted-{n}"), WHAT) for n in range(8)]
+    assert all(how(one) == ["shipped"] for one in asked)
+    again = lab.ask(lab.drawn(f"{name}-evicted-0"), words("Still there?"))
+    if name == "cache-lru-small":
+        # It holds two or three of them; the frontend believes that it holds all.
+        assert how(again) == ["held", "not_held"], "named by a nack, and supplied"
+        assert again.bytes_sent > 0
+
+
+def how(asked: Asked) -> list[str]:
+    return [move["how"] for move in asked.media]
