@@ -1,137 +1,21 @@
-"""``python -m backend_worker``: start the engine, publish the card, serve."""
+"""``python -m backend_worker``: the worker, under a parent that cleans up after it.
 
-import asyncio
-import contextlib
-import logging
-import os
-import signal
-import socket
+Nothing heavy is imported here: the parent and every process that an engine spawns run
+this module too.
+"""
+
 import sys
 
-import uvloop
-
-from backend_worker.args import WorkerArgs, parse
-from backend_worker.engine import Engine, prepare_environment, with_our_defaults
-from backend_worker.obtain import MediaInlet
-from backend_worker.service import WorkerService
-from common.card import HostIdentity, WorkerCard, WorkerState
-from common.discovery.file import FileCardPublisher
-from common.errors import (
-    ArenaUnavailableError,
-    ConfigurationError,
-    EngineGoneError,
-    MmRouterError,
-)
-from common.settings import configure_logging
-from common.telemetry import enable_nvtx
-from common.transfer.choice import TransferMode
-from common.transfer.nixl import NixlReceiver
-
-logger = logging.getLogger("backend_worker")
+from backend_worker.supervise import is_supervised, supervise
 
 
 def main() -> None:
-    """Run a worker until SIGTERM or SIGINT. Exit status 1 if it could not serve."""
-    args = parse(sys.argv[1:])
-    configure_logging(args.log_level, args.worker_id)
-    if args.nvtx:
-        enable_nvtx()
-    prepare_environment(args.host)
-    try:
-        uvloop.run(_run(args))
-    except MmRouterError as error:
-        logger.error("%s", error)
-        sys.exit(1)
+    """Be the parent at first, and the worker when called by it."""
+    if not is_supervised():
+        sys.exit(supervise(sys.argv[1:]))
+    from backend_worker.worker import run
 
-
-async def _run(args: WorkerArgs) -> None:
-    engine = await Engine.start(with_our_defaults(args.engine, args.engine_given), args.worker_id)
-    try:
-        await _serve(args, engine)
-    finally:
-        engine.shutdown()
-
-
-async def _serve(args: WorkerArgs, engine: Engine) -> None:
-    service = WorkerService(
-        engine,
-        MediaInlet(make_nixl_receiver(args), engine.local_renderer().render),
-        args.worker_id,
-        args.incarnation,
-        f"tcp://{args.host}:{args.request_port}",
-    )
-    try:
-        async with FileCardPublisher(args.discovery_dir) as publisher:
-            card = await make_card(args, engine, service.endpoint)
-            await publisher.publish(card)
-            logger.info("worker %s serves %s at %s", *_summary(card))
-            await _until_stopped(service)
-            await publisher.publish(card.model_copy(update={"state": WorkerState.DRAINING}))
-    finally:
-        await service.close()
-
-
-def make_nixl_receiver(args: WorkerArgs) -> NixlReceiver | None:
-    """The worker's end of NIXL, at start-up and not inside the first request.
-
-    Raises:
-        ConfigurationError: NIXL is asked for and can't be had.
-    """
-    if args.transfer in (TransferMode.SHM, TransferMode.DISABLED):
-        return None
-    try:
-        return NixlReceiver(
-            slots=args.nixl_slots, slot_size=args.nixl_slot_bytes, deadline=args.nixl_deadline_s
-        )
-    except (ConfigurationError, ArenaUnavailableError) as error:
-        if args.transfer is TransferMode.NIXL:
-            raise
-        logger.warning("media will not be read over NIXL: %s", error)
-        return None
-
-
-async def make_card(args: WorkerArgs, engine: Engine, endpoint: str) -> WorkerCard:
-    """The card of a started engine."""
-    return WorkerCard(
-        worker_id=args.worker_id,
-        incarnation=args.incarnation,
-        state=WorkerState.READY,
-        vllm_version=engine.vllm_version,
-        served_model_names=engine.served_model_names(),
-        supported_tasks=await engine.supported_tasks(),
-        model=engine.model_settings(),
-        cache=engine.cache_settings(),
-        capacity=engine.capacity(),
-        num_ranks=engine.num_ranks,
-        request_endpoint=endpoint,
-        kv_event_sources=engine.kv_event_sources(),
-        host=HostIdentity(hostname=socket.gethostname(), pid=os.getpid()),
-    )
-
-
-def _summary(card: WorkerCard) -> tuple[str, str, str]:
-    return card.worker_id, card.model.model, card.request_endpoint
-
-
-async def _until_stopped(service: WorkerService) -> None:
-    """Serve until a signal comes; raise if the engine dies first."""
-    loop = asyncio.get_running_loop()
-    stopped = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
-    serving = asyncio.create_task(service.run())
-    waiting = asyncio.create_task(stopped.wait())
-    try:
-        await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if serving.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await serving
-    except* EngineGoneError as group:
-        raise group.exceptions[0] from None
-    finally:
-        for task in (serving, waiting):
-            task.cancel()
-        await asyncio.gather(serving, waiting, return_exceptions=True)
+    run()
 
 
 if __name__ == "__main__":

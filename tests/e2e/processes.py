@@ -109,10 +109,21 @@ class Process:
 
 
 def start_worker(
-    name: str, model: Path, discovery: Path, logs: Path, *flags: str, **extra_env: str
+    name: str,
+    model: Path,
+    discovery: Path,
+    logs: Path,
+    *flags: str,
+    within: Sequence[str] = (),
+    **extra_env: str,
 ) -> Process:
-    """A worker named ``name``."""
+    """A worker named ``name``.
+
+    Args:
+        within: a command that runs it, ``unshare --mount`` for example.
+    """
     command = [
+        *within,
         sys.executable, "-m", "backend_worker",
         f"--model={model}", f"--worker-id={name}", f"--discovery-dir={discovery}",
         *ENGINE_FLAGS, SERVER_FLAGS[-1], *flags,

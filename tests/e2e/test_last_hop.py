@@ -3,7 +3,9 @@
 Also the way back: media that a worker evicted are asked for again.
 """
 
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +22,13 @@ HOPS: dict[str, tuple[list[str], dict[str, str]]] = {
         {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"},
     ),
 }
+
+ELSEWHERE = (
+    *("unshare", "--mount", "--ipc", "sh", "-c"),
+    'mount -t tmpfs none /dev/shm && exec "$@"',
+    "sh",
+)
+"""Runs a command where it sees shared memory of its own, as in a container."""
 
 WHAT = words("What is this?")
 
@@ -76,6 +85,29 @@ def test_what_a_worker_evicted_is_sent_again(hop: tuple[str, Lab]) -> None:
         # It holds two or three of them; the frontend believes that it holds all.
         assert how(again) == ["held", "not_held"], "named by a nack, and supplied"
         assert again.bytes_sent > 0
+
+
+def test_a_worker_that_sees_other_shared_memory_is_reached_by_nixl(
+    stack: Stack, plain: Endpoint, pictures_url: str, tmp_path: Path
+) -> None:
+    """Same host, same host name: only the probe can tell."""
+    allowed = subprocess.run([*ELSEWHERE, "true"], capture_output=True, check=False)
+    if allowed.returncode != 0:
+        pytest.skip(f"namespaces can't be made here: {allowed.stderr.decode().strip()}")
+    worker = start_worker("elsewhere", stack.model, tmp_path, stack.logs, within=ELSEWHERE)
+    frontend = start_frontend("frontend-elsewhere", tmp_path, stack.logs)
+    try:
+        wait_for_workers(frontend, [worker])
+        endpoint = Endpoint(frontend.url)
+        assert endpoint.workers()["elsewhere"]["transport"] == "nixl"
+        lab = Lab("nixl", endpoint, plain, pictures_url)
+        one, two = lab.drawn("elsewhere-1"), lab.drawn("elsewhere-2")
+        assert len(lab.ask(one, two, WHAT).shipped) == 2
+        assert lab.ask(one, two, WHAT).shipped == []
+        endpoint.close()
+    finally:
+        frontend.stop()
+        worker.stop()
 
 
 def how(asked: Asked) -> list[str]:

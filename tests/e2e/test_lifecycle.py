@@ -86,7 +86,7 @@ def test_a_frontend_leaves_no_shared_memory(
         assert server.wait() == 0, server.tail()
     finally:
         server.stop()
-    assert our_shared_memory() == before
+    assert our_shared_memory() <= before, "others may clean up meanwhile"
 
 
 def test_a_worker_that_cannot_start_says_why(stack: Stack, tmp_path: Path) -> None:

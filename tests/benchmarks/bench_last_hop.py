@@ -1,0 +1,148 @@
+"""How long a worker needs to its first token by each way from worker to engine.
+
+    python -m tests.benchmarks.bench_last_hop [--images N]
+
+Starts one CPU worker per way, gives it processed 1024x1024 pictures over shared memory
+as a frontend does, and times from dispatch to first output: the picture for the first
+time, and the same picture with another question. Prints a table and one JSON line.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import aclosing
+from pathlib import Path
+
+import zmq.asyncio
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.renderers.params import ChatParams
+from vllm.sampling_params import SamplingParams
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from common.card import WorkerCard
+from common.identity import Incarnation, RequestId
+from common.protocol import Nack, Output, Submit
+from common.transfer.choice import TransferMode
+from frontend.media import MediaLender
+from frontend.preprocess import Preprocessor, ProcessedPrompt
+from frontend.worker_link import WorkerLink
+from tests.e2e.processes import start_worker
+from tests.e2e.test_last_hop import HOPS
+from tests.pictures import data_uri, picture
+
+WAYS: dict[str, tuple[list[str], dict[str, str]]] = {"cache-lru": ([], {})} | {
+    name: hop for name, hop in HOPS.items() if name != "cache-lru-small"
+}
+
+
+async def prompt(preprocessor: Preprocessor, name: str, question: str) -> ProcessedPrompt:
+    """A rendered and processed chat about one picture."""
+    url = data_uri(picture(name, (1024, 1024)))
+    content = [
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "text", "text": question},
+    ]
+    chat: list[object] = [{"role": "user", "content": content}]
+    _, (rendered,) = await preprocessor.renderer.render_chat_async([chat], ChatParams())
+    return await preprocessor.process(rendered, SamplingParams(), name, None)
+
+
+async def first_output_ms(
+    link: WorkerLink, lender: MediaLender, asked: ProcessedPrompt, name: str, *, ship: bool
+) -> float:
+    """Milliseconds from dispatch to first output; lending is not timed."""
+    worker = link.card.worker_id
+    media = list(asked.items().values())
+    loans = await lender.lend(worker, media if ship else [])
+    submit = Submit(
+        RequestId(name),
+        asked.token_ids,
+        SamplingParams(max_tokens=1, temperature=0),
+        [item.part for item in asked.media],
+        [],
+    )
+    started = time.perf_counter()
+    async with aclosing(link.dispatch(submit, loans)) as answers:
+        async for answer in answers:
+            if isinstance(answer, Nack):
+                await link.supply(answer.request_id, await lender.lend(worker, media))
+            if isinstance(answer, Output):
+                return (time.perf_counter() - started) * 1e3
+    raise RuntimeError(f"{name} got no output")
+
+
+async def measure(card: WorkerCard, images: int) -> tuple[float, float]:
+    """Medians over fresh pictures and over the same ones asked about again."""
+    parser = FlexibleArgumentParser()
+    make_arg_parser(parser)
+    preprocessor = await asyncio.to_thread(Preprocessor, card, parser.parse_args([]))
+    lender = MediaLender.create(1 << 29, TransferMode.SHM)
+    context = zmq.asyncio.Context()
+    link = WorkerLink(card, context, Incarnation("bench"), lambda status: None)
+    fresh: list[float] = []
+    again: list[float] = []
+    try:
+        await link.open(lender.offer())
+        lender.connect(card.worker_id, link.reply)
+        for n in range(images + 2):
+            name = f"{card.worker_id}-{n}"
+            first = await prompt(preprocessor, name, "What is this?")
+            fresh.append(await first_output_ms(link, lender, first, f"{name}-a", ship=True))
+            second = await prompt(preprocessor, name, "And what is that?")
+            again.append(await first_output_ms(link, lender, second, f"{name}-b", ship=False))
+    finally:
+        await link.close()
+        context.destroy(linger=0)
+        lender.close()
+        preprocessor.close()
+    return statistics.median(fresh[2:]), statistics.median(again[2:])  # two to warm up
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=12)
+    images = parser.parse_args().images
+    figures: dict[str, tuple[float, float]] = {}
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        root = Path(folder)
+        script = Path(__file__).parents[2] / "examples" / "demo_model.py"
+        subprocess.run([sys.executable, script, root / "model"], check=True)
+        for name, (flags, env) in WAYS.items():
+            worker = start_worker(name, root / "model", root / "cards", root, *flags, **env)
+            try:
+                path = root / "cards" / f"{name}.json"
+                while not path.exists():
+                    worker.check_alive()
+                    time.sleep(0.2)
+                card = WorkerCard.from_json(path.read_bytes())
+                figures[name] = asyncio.run(measure(card, images))
+            finally:
+                worker.stop()
+    base_fresh, base_again = figures["cache-lru"]
+    print(f"\n{'':22}{'fresh ms':>10}{'ratio':>8}{'again ms':>10}{'ratio':>8}")
+    for name, (fresh, again) in figures.items():
+        print(
+            f"{name:22}{fresh:10.1f}{fresh / base_fresh:8.2f}{again:10.1f}{again / base_again:8.2f}"
+        )
+    print(
+        json.dumps(
+            {
+                name.replace("-", "_"): {
+                    "fresh_ms": round(fresh, 2),
+                    "again_ms": round(again, 2),
+                    "fresh_vs_lru": round(fresh / base_fresh, 3),
+                    "again_vs_lru": round(again / base_again, 3),
+                }
+                for name, (fresh, again) in figures.items()
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
