@@ -41,6 +41,22 @@ MEDIA_ITEMS = Counter(
     "Media items by how the worker got them",
     ["worker_id", "how"],
 )
+MEDIA_FETCHES = Counter(
+    "mmrouter_media_fetches",
+    "References to media by source and by what became of them",
+    ["source", "outcome"],
+)
+MEDIA_FETCHED_BYTES = Counter(
+    "mmrouter_media_fetched_bytes", "Encoded bytes of media that came over HTTP"
+)
+MEDIA_DECODES = Counter(
+    "mmrouter_media_decodes",
+    "Media by whether they were decoded, found decoded, or decoded with another request",
+    ["result"],
+)
+MEDIA_CACHE_BYTES = Gauge(
+    "mmrouter_media_cache_bytes", "Encoded and decoded bytes in the media cache"
+)
 ARENA_LEASES = Gauge("mmrouter_arena_leases", "Segments of the arena that are lent out")
 ARENA_BYTES_USED = Gauge("mmrouter_arena_bytes_used", "Bytes of the arena that hold items")
 TRANSFER_FALLBACKS = Counter(

@@ -20,10 +20,11 @@ from common.transfer.choice import TransferMode
 from frontend import status
 from frontend.args import FrontendArgs, parse
 from frontend.engine_client import RoutedEngineClient
+from frontend.fetch.connector import CONNECTOR_NAME, register
+from frontend.fetch.loader import MediaLoader
 from frontend.fleet import Fleet
 from frontend.front_door import FrontDoor
 from frontend.media import MediaLender
-from frontend.media_connector import CONNECTOR_NAME
 from frontend.preprocess import Preprocessor
 from frontend.router.router import Router
 from frontend.server import VLLM_VERSION, build_vllm_app, uvicorn_config
@@ -56,6 +57,8 @@ def main() -> None:
 async def _run(args: FrontendArgs) -> None:
     lender = await asyncio.to_thread(MediaLender.create, args.arena_bytes, args.transfer)
     router = Router(args.router)
+    loader = MediaLoader(args.media, args.media.cache_bytes)
+    register(loader)
     fleet = Fleet(
         FileCardWatcher(args.discovery_dir),
         router,
@@ -81,6 +84,7 @@ async def _run(args: FrontendArgs) -> None:
         await door.close()
         await fleet.close()
         await router.close()
+        await loader.close()
         lender.close()
 
 

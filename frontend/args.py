@@ -11,6 +11,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from common.errors import ConfigurationError
 from common.settings import add_common_arguments, env_default, transfer_mode
 from common.transfer.choice import TransferMode
+from frontend.fetch.settings import MediaSettings
 from frontend.router.settings import RouterSettings
 
 
@@ -25,6 +26,7 @@ class FrontendArgs:
 
     serve: Namespace
     router: RouterSettings
+    media: MediaSettings
     discovery_dir: Path
     transfer: TransferMode
     arena_bytes: int
@@ -50,6 +52,7 @@ def parse(argv: list[str]) -> FrontendArgs:
         "on this host; 0 sends them inline (default: %(default)s)",
     )
     RouterSettings.add_arguments(parser)
+    MediaSettings.add_arguments(parser)
     ours, rest = parser.parse_known_args(argv)
     serve_parser = FlexibleArgumentParser(prog="python -m frontend")
     make_arg_parser(serve_parser)
@@ -66,6 +69,7 @@ def parse(argv: list[str]) -> FrontendArgs:
         return FrontendArgs(
             serve=serve,
             router=RouterSettings.from_args(ours),
+            media=MediaSettings.from_args(ours, serve),
             discovery_dir=ours.discovery_dir,
             transfer=transfer_mode(),
             arena_bytes=int(ours.mm_arena_gb * 2**30),

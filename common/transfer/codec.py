@@ -209,11 +209,13 @@ def _tensor_of(tensor: torch.Tensor, buffers: list[memoryview]) -> _Tensor:
             f"a media item holds a tensor of {tensor.dtype} with layout {tensor.layout}, "
             "which can't be sent to a worker"
         )
-    raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
-    if raw.nbytes < INLINE_BELOW:
-        return _Tensor(dtype, list(tensor.shape), 0, bytes(raw))
-    buffers.append(raw)
-    return _Tensor(dtype, list(tensor.shape), len(buffers))
+    shape = list(tensor.shape)
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    if flat.nbytes < INLINE_BELOW:
+        return _Tensor(dtype, shape, 0, flat.view(torch.uint8).numpy().tobytes())
+    # NumPy knows no bfloat16, so bytes are what it gets to see.
+    buffers.append(flat.view(torch.uint8).numpy().data)
+    return _Tensor(dtype, shape, len(buffers))
 
 
 def _field_of(field: BaseMultiModalField) -> _Batched | _Shared | _Flat:

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Final, TypeVar
@@ -21,24 +20,7 @@ from common.transfer.nixl_thread import Steps
 _Result = TypeVar("_Result")
 
 _IDLE_PAUSE: Final = 0.02
-_FAST_PAUSE: Final = 1e-4
-_SLOW_PAUSE: Final = 1e-3
-_FAST_SECONDS: Final = 0.1
-
-
-def progress_pause(loans: int, since_last_loan: float) -> float:
-    """How long the frontend's agent may rest before it serves readers again.
-
-    Over RDMA or within a host a READ needs nothing from it but help with connecting. Over
-    TCP it sends the bytes itself, so it looks often while somebody is about to read.
-
-    Args:
-        loans: how many are out.
-        since_last_loan: seconds since the newest was made.
-    """
-    if not loans:
-        return _IDLE_PAUSE
-    return _FAST_PAUSE if since_last_loan < _FAST_SECONDS else _SLOW_PAUSE
+_LENDING_PAUSE: Final = 0.001
 
 
 class NixlSender(ArenaSender):
@@ -72,7 +54,6 @@ class NixlSender(ArenaSender):
             arena=arena.offer,
         )
         self._loans = 0
-        self._last_loan = 0.0
         self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._serve, name="nixl-frontend", daemon=True)
@@ -91,8 +72,8 @@ class NixlSender(ArenaSender):
     def _loan(self, lease: Lease) -> Loan:
         with self._changed:
             self._loans += 1
-            self._last_loan = time.monotonic()
-            self._changed.notify()
+            if self._loans == 1:
+                self._changed.notify()
 
         def end() -> None:
             lease.release()
@@ -102,12 +83,16 @@ class NixlSender(ArenaSender):
         return Loan(self._describe(lease), on_release=end)
 
     def _serve(self) -> None:
+        """Move what others read from us.
+
+        Over RDMA or within a host a READ needs that for connecting only. Over TCP this
+        process sends the bytes itself, so it looks often while somebody is about to read;
+        not more often than a reader notices, since each look takes the interpreter's lock.
+        """
         while True:
             with self._changed:
                 if not self._closed:
-                    self._changed.wait(
-                        progress_pause(self._loans, time.monotonic() - self._last_loan)
-                    )
+                    self._changed.wait(_LENDING_PAUSE if self._loans else _IDLE_PAUSE)
                 if self._closed:
                     return
             self._agent.progress()

@@ -1,6 +1,5 @@
 """Memory that a worker's NIXL reads arrive in: a registered pool, and more when it must be."""
 
-import mmap
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final
@@ -64,7 +63,7 @@ class ReadBuffers:
         self.temporary = 0
         size = aligned(_SPARE + slot_size, SEGMENT_ALIGNMENT)
         if count:
-            memory = memoryview(mmap.mmap(-1, count * size))
+            memory = pages.private_memory(count * size)
             pages.populate(memory, for_writing=True)
             # Registered as long as the agent lives.
             agent.register(pages.address_of(memory), memory.nbytes)
@@ -84,7 +83,7 @@ class ReadBuffers:
         """
         if length <= self._slot_size and self._free:
             return self._free.popleft()
-        memory = memoryview(mmap.mmap(-1, _SPARE + length))
+        memory = pages.private_memory(_SPARE + length)
         registration = self._agent.register(pages.address_of(memory), memory.nbytes)
         self.temporary += 1
         return _buffer(memory, registration)

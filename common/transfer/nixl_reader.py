@@ -61,13 +61,12 @@ class NixlReader:
             yield from _copied(
                 agent.read(offer.agent, buffer.segment_address, source, layout.length)
             )
-            # A reclaimed header is written before the bytes behind it change: if it is valid
-            # after they came, they were the item's.
+            # The header once more, and this one counts: it is overwritten before the bytes
+            # behind it are, so if it is valid now, they were the item's when they came.
             yield from _copied(agent.read(offer.agent, buffer.spare_address, source, HEADER_SIZE))
-            for header in (buffer.segment[:HEADER_SIZE], buffer.spare):
-                crc = check_header(
-                    header, offer.arena.key, metadata.generation, metadata.mm_hash, layout
-                )
+            crc = check_header(
+                buffer.spare, offer.arena.key, metadata.generation, metadata.mm_hash, layout
+            )
             envelope, parts = layout.split(buffer.segment)
             check_envelope(envelope, crc, metadata.mm_hash)
             item = decode(envelope, parts)

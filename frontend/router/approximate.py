@@ -13,6 +13,9 @@ from common.identity import BlockHash, RequestId, Target
 from frontend.router.index import KvIndex
 from frontend.router.slots import SlotTable, bits
 
+_EXPIRED_PER_PREDICTED = 8
+"""Old requests forgotten with every new one: more than one, so that forgetting wins."""
+
 
 class _Prediction(NamedTuple):
     target: Target
@@ -69,7 +72,7 @@ class Predictions:
             now: monotonic seconds.
         """
         self.forget(request_id)
-        self.expire(now)
+        self.expire(now, _EXPIRED_PER_PREDICTED)
         if not hashes or target not in self._slots or len(hashes) > self._max_blocks:
             return
         while self._blocks + len(hashes) > self._max_blocks:
@@ -100,19 +103,27 @@ class Predictions:
         for slot in bits(self._slots.mask(target)):
             self.index.remove_slot(slot, hashes, all_copies=True)
 
-    def expire(self, now: float) -> None:
+    def expire(self, now: float, limit: int) -> bool:
         """Forget what is too old.
 
         Args:
             now: monotonic seconds.
+            limit: most requests to forget, since each takes a moment.
+
+        Returns:
+            Whether the limit was reached, so that more may be left.
         """
         for ledger in self._ledgers.values():
             while ledger:
                 request_id, oldest = next(iter(ledger.items()))
                 if oldest.expires > now:
                     break
+                if not limit:
+                    return True
+                limit -= 1
                 self.forget(request_id)
                 self._expired += 1
+        return not limit
 
     def statistics(self) -> PredictionStatistics:
         """Counts, in time proportional to the number of lifetimes in use."""

@@ -8,12 +8,8 @@ from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
-
-_Array = TypeVar("_Array", npt.NDArray[np.uint8], npt.NDArray[np.bool_])
 
 _UNSIGNED = 0x00
 _NEGATIVE = 0x20
@@ -81,7 +77,7 @@ def unsigned_arrays(
     Args:
         values: integers from 0 to 2**64 - 1.
         run: how many of them make one array (a block).
-        suffix: what to put after every array.
+        suffix: what to put after every array, at most 8 bytes.
 
     Returns:
         The arrays of all full runs one after the other, and where they end, preceded
@@ -94,35 +90,34 @@ def unsigned_arrays(
     runs = len(values) // run
     if not runs:
         return b"", [0]
-    used = values[: runs * run] if len(values) != runs * run else values
+    whole = values[: runs * run] if len(values) != runs * run else values
     try:
-        numbers = np.frombuffer(array("I", used), dtype=np.uint32).reshape(runs, run)
+        numbers = np.frombuffer(array("I", whole), dtype=np.uint32).reshape(runs, run)
     except OverflowError:
-        return _wide_arrays(array("Q", used), run, suffix)
-    # A row per run: array head, five bytes per integer, suffix; and which bytes count.
+        return _wide_arrays(array("Q", whole), run, suffix)
+    # One eight-byte cell per item, with the encoding at its right end: read as a big-endian
+    # number, that is the value plus the head byte shifted in front of it. Then drop the
+    # bytes that are not part of an encoding.
+    form = (numbers >= _INLINE_LIMIT).view(np.uint8) + (numbers >= 1 << 8).view(np.uint8)
+    form += (numbers >= 1 << 16).view(np.uint8)
+    cells = np.empty((runs, run + 2), dtype=_CELL)
+    used = np.empty((runs, run + 2), dtype=_CELL)
     before = array_head(run)
-    row = np.frombuffer(before + bytes(5 * run) + suffix, dtype=np.uint8)
-    rows = np.tile(row, (runs, 1))
-    keep = np.ones_like(rows, dtype=np.bool_)
-    cells = _cells(rows, len(before), run)
-    kept = _cells(keep, len(before), run)
-    # An integer's five bytes: a head byte, then four bytes big-endian. Shorter forms sit
-    # at the right end, with their head byte just before what remains of the four.
-    cells[..., 0] = 26
-    cells[..., 1:] = numbers.astype(">u4").view(np.uint8).reshape(runs, run, 4)
-    np.greater_equal(numbers, 1 << 16, out=kept[..., 0])
-    kept[..., 1] = kept[..., 0]
-    np.greater_equal(numbers, 1 << 8, out=kept[..., 2])
-    np.greater_equal(numbers, _INLINE_LIMIT, out=kept[..., 3])
-    np.copyto(cells[..., 2], 25, where=~kept[..., 0])
-    np.copyto(cells[..., 3], 24, where=~kept[..., 2])
-    ends = np.count_nonzero(keep, axis=1).cumsum()
-    return rows[keep].tobytes(), [0, *ends.tolist()]
+    cells[:, 0], used[:, 0] = int.from_bytes(before, "big"), _USED[len(before)]
+    cells[:, 1:-1], used[:, 1:-1] = _HEADS.take(form) + numbers, _FORMS.take(form)
+    cells[:, -1], used[:, -1] = int.from_bytes(suffix, "big"), _USED[len(suffix)]
+    data = np.compress(used.view(np.bool_).ravel(), cells.view(np.uint8).ravel())
+    lengths = _LENGTHS.take(form).sum(axis=1) + (len(before) + len(suffix))
+    return data.tobytes(), [0, *lengths.cumsum().tolist()]
 
 
-def _cells(rows: _Array, skip: int, run: int) -> _Array:
-    """A view of the integers' bytes in ``rows``, shape (runs, run, 5)."""
-    return rows[:, skip : skip + 5 * run].reshape(len(rows), run, 5)
+_CELL = np.dtype(">u8")
+# By number of bytes used of a cell: a one in each of them.
+_USED = [int.from_bytes(bytes([1]) * count, "big") for count in range(9)]
+# By form of an integer, from one byte to five (four have no form): head, bytes, length.
+_HEADS = np.array([0, 24 << 8, 25 << 16, 26 << 32], dtype=np.uint64)
+_LENGTHS = np.array([1, 2, 3, 5], dtype=np.int64)
+_FORMS = np.array([_USED[length] for length in (1, 2, 3, 5)], dtype=np.uint64)
 
 
 def _wide_arrays(values: "array[int]", run: int, suffix: bytes) -> tuple[bytes, list[int]]:

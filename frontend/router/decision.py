@@ -4,11 +4,14 @@ Filled in later with what really happened. Deciding is ``selector.py``.
 """
 
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from common.identity import MmHash, RequestId, WorkerId
+from common.identity import MmHash, RequestId, Target, WorkerId
+from frontend.router.index_state import Knowledge
+from frontend.router.load import TargetLoad
+from frontend.router.selector import Work
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
@@ -37,6 +40,36 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     queued_prefill_tokens: float
     decode_tokens: float
     cost: float
+
+
+class Considered(NamedTuple):
+    """A candidate as the decision saw it, from which :class:`Candidate` is made when asked.
+
+    Deciding happens for every request, looking at decisions rarely.
+    """
+
+    target: Target
+    knowledge: Knowledge
+    work: Work
+    load: TargetLoad
+    cost: float
+
+    def candidate(self) -> Candidate:
+        """The same with every term named."""
+        return Candidate(
+            worker_id=self.target.worker_id,
+            rank=self.target.rank,
+            index=self.knowledge.value,
+            overlap_blocks=self.work.overlap_blocks,
+            prefill_tokens=self.work.prefill_tokens,
+            media_tokens=self.work.media_tokens,
+            ship_bytes=self.work.ship_bytes,
+            active=self.load.active,
+            waiting=self.load.waiting,
+            queued_prefill_tokens=self.load.prefill_tokens,
+            decode_tokens=self.load.decode_tokens,
+            cost=self.cost,
+        )
 
 
 class MediaMove(msgspec.Struct, frozen=True, gc=False):
@@ -69,7 +102,7 @@ class Decision(msgspec.Struct):
         prompt_tokens, prompt_blocks: length of the prompt; full blocks.
         overlap_blocks: leading blocks that the chosen target holds.
         predicted_cached_tokens: what its engine should report as cached.
-        candidates: cheapest first, at most as many as the settings say.
+        considered: candidates, cheapest first, at most as many as the settings say.
         candidates_total: how many there were.
         realised_cached_tokens: what its engine reported, once it has.
         media: how each item reached the worker, once it has.
@@ -87,15 +120,21 @@ class Decision(msgspec.Struct):
     prompt_blocks: int
     overlap_blocks: int
     predicted_cached_tokens: int
-    candidates: list[Candidate]
+    considered: list[Considered]
     candidates_total: int
     realised_cached_tokens: int | None = None
     media: list[MediaMove] = msgspec.field(default_factory=list)
 
+    @property
+    def candidates(self) -> list[Candidate]:
+        """The candidates, cheapest first."""
+        return [one.candidate() for one in self.considered]
+
     def as_json(self) -> dict[str, Any]:
-        """The decision as JSON-able builtins."""
+        """The decision as JSON-able builtins, with its candidates."""
         built: dict[str, Any] = msgspec.to_builtins(self)
-        return built
+        del built["considered"]
+        return built | {"candidates": msgspec.to_builtins(self.candidates)}
 
 
 class DecisionLog:

@@ -67,6 +67,7 @@ class Stored(NamedTuple):
         window: tokens of a sliding window; 1 if only the last block matters.
         kind: vLLM's word for the group.
         offloaded: whether the copy is outside the accelerator.
+        parent: the block before the first, if there is one.
     """
 
     hashes: list[BlockHash]
@@ -76,6 +77,7 @@ class Stored(NamedTuple):
     window: int
     kind: str
     offloaded: bool
+    parent: BlockHash | None
 
 
 class Removed(NamedTuple):
@@ -148,7 +150,12 @@ def decode_batch(payload: bytes) -> Batch:
         if isinstance(event, BlockStored):
             changes.append(_stored(event, hashes, group, offloaded))
         elif isinstance(event, BlockRemoved):
-            changes.append(Removed(hashes, group, offloaded))
+            last = changes[-1] if changes else None
+            if isinstance(last, Removed) and last[1:] == (group, offloaded):
+                # vLLM evicts one block per event, many in a row.
+                last.hashes.extend(hashes)
+            else:
+                changes.append(Removed(hashes, group, offloaded))
     return Batch(batch.ts, changes)
 
 
@@ -166,7 +173,17 @@ def _stored(event: BlockStored, hashes: list[BlockHash], group: int, offloaded: 
         need, window = Need.WINDOW, 1
     else:
         need = Need.UNKNOWN
-    return Stored(hashes, event.block_size, group, need, window, kind or "unnamed", offloaded)
+    parent = event.parent_block_hash
+    return Stored(
+        hashes,
+        event.block_size,
+        group,
+        need,
+        window,
+        kind or "unnamed",
+        offloaded,
+        BlockHash(parent) if isinstance(parent, bytes) else None,
+    )
 
 
 def _hashes(raw: list[bytes | int]) -> list[BlockHash]:

@@ -9,21 +9,21 @@ event, then a sequence of -1 (``vllm.distributed.kv_events.ZmqEventPublisher``, 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Sequence
 
 import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from common.identity import Target, WorkerId
-from frontend.router.approximate import Predictions
+from common.identity import Target
 from frontend.router.event_stream import Command, EventStream, Replay, StreamStatistics
 from frontend.router.event_wire import END_OF_REPLAY, SEQUENCE_BYTES
-from frontend.router.index import KvIndex
 from frontend.router.index_state import IndexState, approximate
+from frontend.router.indexes import BlockIndexes
 from frontend.router.target_blocks import TargetBlocks
-from frontend.router.windows import WindowIndex
+from frontend.router.worker import EventSource, RoutableWorker
+
+__all__ = ["EventSource", "KvEventSubscriber", "ZmqFeeds"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,42 +39,10 @@ _YIELD_EVERY = 32
 _MAX_SOCKETS = 65_536
 
 
-@dataclass(frozen=True, slots=True)
-class EventSource:
-    """Where one rank publishes its KV events.
-
-    Attributes:
-        rank: data-parallel rank.
-        endpoint: ZMQ endpoint of its PUB socket, to connect to.
-        replay_endpoint: that of its ROUTER socket; ``None`` if it has none.
-        topic: topic of its messages.
-        buffer_steps: events it keeps for replay.
-    """
-
-    rank: int
-    endpoint: str
-    replay_endpoint: str | None = None
-    topic: str = ""
-    buffer_steps: int = 0
-
-
-def event_context() -> zmq.asyncio.Context:
-    """A ZMQ context with room for a thousand workers."""
-    context = zmq.asyncio.Context()
-    context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
-    return context
-
-
-class KvEventSubscriber:
-    """Keeps the indexes in step with one incarnation of one worker.
+class ZmqFeeds:
+    """Makes the subscribers of a router, over one ZMQ context.
 
     Args:
-        worker_id: the worker; its targets are registered by the caller.
-        sources: one per rank.
-        block_size: tokens per hashed block, from the card.
-        context: where sockets are made; stays the caller's.
-        index, windows, predictions: what events change.
-        capacity_blocks: blocks of one rank's cache, 0 if unknown.
         silence_s: how long a serving rank may be silent, in seconds.
         replay_timeout_s: how long to wait for the next message of a replay, in seconds.
         clock: monotonic seconds.
@@ -82,27 +50,63 @@ class KvEventSubscriber:
 
     def __init__(
         self,
-        worker_id: WorkerId,
-        sources: Iterable[EventSource],
-        block_size: int,
-        *,
-        context: zmq.asyncio.Context,
-        index: KvIndex,
-        windows: WindowIndex,
-        predictions: Predictions,
-        capacity_blocks: int = 0,
         silence_s: float = 2.0,
         replay_timeout_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._silence_s = silence_s
+        self._replay_timeout_s = replay_timeout_s
+        self._clock = clock
+        self._context = zmq.asyncio.Context()
+        self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
+
+    def feed(self, worker: RoutableWorker, indexes: BlockIndexes) -> "KvEventSubscriber":
+        """A subscriber for one incarnation of a worker, not yet started."""
+        return KvEventSubscriber(
+            worker,
+            indexes,
+            self._context,
+            silence_s=self._silence_s,
+            replay_timeout_s=self._replay_timeout_s,
+            clock=self._clock,
+        )
+
+    def close(self) -> None:
+        """Free the context. All subscribers must be closed."""
+        self._context.destroy(linger=0)
+
+
+class KvEventSubscriber:
+    """Keeps the indexes in step with one incarnation of one worker.
+
+    Args:
+        worker: the worker; its targets are registered by the caller.
+        indexes: what its events change.
+        context: where sockets are made; stays the caller's.
+        silence_s, replay_timeout_s, clock: see :class:`ZmqFeeds`.
+    """
+
+    def __init__(
+        self,
+        worker: RoutableWorker,
+        indexes: BlockIndexes,
+        context: zmq.asyncio.Context,
+        *,
+        silence_s: float,
+        replay_timeout_s: float,
+        clock: Callable[[], float],
+    ) -> None:
         self._clock = clock
         self._lines: dict[int, _Line] = {}
-        for source in sources:
-            target = Target(worker_id, source.rank)
-            blocks = TargetBlocks(target, block_size, capacity_blocks, index, windows, predictions)
+        for source in worker.event_sources:
             stream = EventStream(
-                blocks,
-                f"KV events of {worker_id} rank {source.rank}",
+                TargetBlocks(
+                    Target(worker.worker_id, source.rank),
+                    worker.block_size,
+                    worker.kv_tokens // worker.block_size,
+                    indexes,
+                ),
+                f"KV events of {worker.worker_id} rank {source.rank}",
                 replayable=bool(source.replay_endpoint),
                 silence_s=silence_s,
             )

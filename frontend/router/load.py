@@ -5,6 +5,7 @@ requests of other frontends: what exceeds our own at that moment counts as forei
 load until the next report, or until the report is too old.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -57,16 +58,27 @@ _NO_FOREIGN = _Foreign()
 
 
 class LoadTracker:
-    """Load of every registered target.
+    """Load of every registered target, kept up to date so that reading it is cheap.
 
     Args:
         clock: monotonic seconds.
         report_ttl_s: seconds a report counts.
+        price: what a load is worth to the caller; read with :meth:`price`.
     """
 
-    def __init__(self, clock: Callable[[], float], report_ttl_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        report_ttl_s: float = 10.0,
+        price: Callable[[TargetLoad], float] = lambda load: load.active,
+    ) -> None:
         self._clock = clock
         self._report_ttl_s = report_ttl_s
+        self._price = price
+        self._loads: dict[Target, TargetLoad] = {}
+        self._prices: dict[Target, float] = {}
+        # In the order in which reports came, so that the oldest is first.
+        self._expiring: deque[tuple[float, WorkerId]] = deque()
         self._own: dict[Target, _Own] = {}
         self._ranks: dict[WorkerId, tuple[Target, ...]] = {}
         self._kv_tokens: dict[WorkerId, int] = {}
@@ -83,11 +95,12 @@ class LoadTracker:
         self._kv_tokens[worker_id] = kv_tokens
         for target in targets:
             self._own[target] = _Own()
+            self._update(target)
 
     def drop(self, worker_id: WorkerId) -> None:
         """Forget a worker and the requests that ran there."""
         for target in self._ranks.pop(worker_id, ()):
-            del self._own[target]
+            del self._own[target], self._loads[target], self._prices[target]
         self._kv_tokens.pop(worker_id, None)
         self._foreign.pop(worker_id, None)
         lost = [
@@ -112,6 +125,7 @@ class LoadTracker:
         own.active += 1
         own.prefill_tokens += prefill_tokens
         self._requests[request_id] = _Request(target, prefill_tokens, prompt_tokens)
+        self._update(target)
 
     def first_token(self, request_id: RequestId) -> None:
         """A request left prefill. Unknown and repeated ids are ignored."""
@@ -122,6 +136,7 @@ class LoadTracker:
         own = self._own[request.target]
         own.prefill_tokens -= request.prefill_tokens
         own.decode_tokens += request.prompt_tokens
+        self._update(request.target)
 
     def finished(self, request_id: RequestId) -> None:
         """A request ended in any way. Unknown and repeated ids are ignored."""
@@ -134,6 +149,7 @@ class LoadTracker:
             own.decode_tokens -= request.prompt_tokens
         else:
             own.prefill_tokens -= request.prefill_tokens
+        self._update(request.target)
 
     def reported(
         self,
@@ -169,22 +185,49 @@ class LoadTracker:
             / ranks,
             expires=self._clock() + self._report_ttl_s,
         )
+        self._expiring.append((self._foreign[worker_id].expires, worker_id))
+        for target in targets:
+            self._update(target)
 
     def load(self, target: Target) -> TargetLoad:
         """Present load of a registered target."""
+        self._expire()
+        return self._loads[target]
+
+    def targets(self) -> list[Target]:
+        """All registered targets, in the order of :meth:`view`."""
+        return list(self._loads)
+
+    def view(self) -> tuple[list[TargetLoad], list[float]]:
+        """Present loads of all registered targets, and their prices."""
+        self._expire()
+        return list(self._loads.values()), list(self._prices.values())
+
+    def statistics(self) -> dict[Target, TargetLoad]:
+        """Load of every target."""
+        self._expire()
+        return dict(self._loads)
+
+    def _expire(self) -> None:
+        """Forget reports that are too old."""
+        while self._expiring and self._expiring[0][0] <= self._clock():
+            _, worker_id = self._expiring.popleft()
+            foreign = self._foreign.get(worker_id)
+            if foreign is not None and foreign.expires <= self._clock():
+                del self._foreign[worker_id]
+                for target in self._ranks[worker_id]:
+                    self._update(target)
+
+    def _update(self, target: Target) -> None:
         own = self._own[target]
         foreign = self._foreign.get(target.worker_id, _NO_FOREIGN)
-        if foreign.expires <= self._clock():
-            return TargetLoad(own.active, 0.0, own.prefill_tokens, own.decode_tokens)
         active = own.active + foreign.active
-        return TargetLoad(
+        load = TargetLoad(
             active,
             # Requests that ended since the report can't be waiting any more.
             min(foreign.waiting, active),
             own.prefill_tokens + foreign.prefill_tokens,
             own.decode_tokens + foreign.decode_tokens,
         )
-
-    def statistics(self) -> dict[Target, TargetLoad]:
-        """Load of every target."""
-        return {target: self.load(target) for target in self._own}
+        self._loads[target] = load
+        self._prices[target] = self._price(load)

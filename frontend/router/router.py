@@ -5,39 +5,42 @@ to workers; it only listens to their KV events. Everything happens on one event 
 """
 
 import asyncio
-import heapq
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from common.errors import NoWorkerError
 from common.identity import BlockHash, Incarnation, MmHash, RequestId, Target, WorkerId
 from common.telemetry import DECISIONS, PREDICTED_CACHED_TOKENS, REALISED_CACHED_TOKENS
-from frontend.router.approximate import Predictions, PredictionStatistics
-from frontend.router.decision import Candidate, Decision, DecisionLog, MediaMove
-from frontend.router.estimate import Estimator
+from frontend.router.approximate import PredictionStatistics
+from frontend.router.decision import Considered, Decision, DecisionLog, MediaMove
+from frontend.router.estimate import Estimate, Estimator
 from frontend.router.event_stream import StreamStatistics
-from frontend.router.events import KvEventSubscriber, event_context
+from frontend.router.events import ZmqFeeds
+from frontend.router.feed import Feed, FeedMaker
 from frontend.router.hashing import (
     BlockHasher,
     BlockMmInfos,
     HashScheme,
     block_mm_infos,
 )
-from frontend.router.index import IndexStatistics, KvIndex
+from frontend.router.index import IndexStatistics
 from frontend.router.index_state import IndexState, Knowledge, approximate
+from frontend.router.indexes import BlockIndexes
 from frontend.router.load import LoadTracker, TargetLoad
 from frontend.router.media_placement import MediaPlacement, MediaStatistics
 from frontend.router.request import MediaNeed, RoutingRequest
 from frontend.router.selector import Selector, Work
 from frontend.router.settings import RouterSettings
-from frontend.router.slots import SlotTable
-from frontend.router.windows import WindowIndex
 from frontend.router.worker import RoutableWorker
 
 __all__ = ["MediaNeed", "RoutableWorker", "Router", "RouterStatistics", "RoutingRequest"]
 
 _HOUSEKEEPING_S = 0.25
+_EXPIRE_SLICE = 16
+"""Requests whose predictions expire at a time."""
+
 _SWEEP_SLICE = 2_000
 """Blocks swept at a time: well below a millisecond, between which others run."""
 
@@ -92,29 +95,30 @@ class Router:
     Args:
         settings: the operator's choices.
         clock: monotonic seconds.
+        feeds: what follows workers' caches; their KV events over ZMQ unless given.
     """
 
     def __init__(
-        self, settings: RouterSettings | None = None, *, clock: Callable[[], float] = time.monotonic
+        self,
+        settings: RouterSettings | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        feeds: FeedMaker | None = None,
     ) -> None:
-        self._settings = RouterSettings() if settings is None else settings
+        self._settings = settings = RouterSettings() if settings is None else settings
         self._clock = clock
-        slots = SlotTable()
-        self._slots = slots
-        self._index = KvIndex(slots)
-        self._predictions = Predictions(slots, self._settings.approximate_blocks)
-        self._windows = WindowIndex()
-        self._media = MediaPlacement(self._settings.media_items, self._settings.predict_ttl_s)
-        self._estimator = Estimator(self._index, self._predictions, self._windows, self._media)
-        self._load = LoadTracker(clock, self._settings.report_ttl_s)
-        self._selector = Selector(self._settings)
-        self._log = DecisionLog(self._settings.decisions)
+        self._feed_maker = feeds or ZmqFeeds(settings.silence_s, settings.replay_timeout_s, clock)
+        self._indexes = BlockIndexes.empty(settings.approximate_blocks)
+        self._media = MediaPlacement(settings.media_items, settings.predict_ttl_s)
+        self._estimator = Estimator(self._indexes, self._media)
+        self._selector = Selector(settings)
+        self._load = LoadTracker(clock, settings.report_ttl_s, self._selector.load_cost)
+        self._log = DecisionLog(settings.decisions)
         self._workers: dict[WorkerId, RoutableWorker] = {}
-        self._feeds: dict[WorkerId, KvEventSubscriber] = {}
+        self._feeds: dict[WorkerId, Feed] = {}
         self._hashers: dict[HashScheme, BlockHasher] = {}
         self._fleet = _Fleet()
         self._in_flight: dict[RequestId, _InFlight] = {}
-        self._context = event_context()
         self._housekeeper: asyncio.Task[None] | None = None
 
     @property
@@ -147,22 +151,10 @@ class Router:
         self._hashers[worker.scheme] = hasher
         self._workers[worker.worker_id] = worker
         for target in worker.targets:
-            self._slots.open(target)
+            self._indexes.slots.open(target)
         self._load.add(worker.worker_id, worker.targets, worker.kv_tokens)
         if worker.prefix_caching and worker.event_sources:
-            feed = KvEventSubscriber(
-                worker.worker_id,
-                worker.event_sources,
-                worker.block_size,
-                context=self._context,
-                index=self._index,
-                windows=self._windows,
-                predictions=self._predictions,
-                capacity_blocks=worker.kv_tokens // worker.block_size,
-                silence_s=self._settings.silence_s,
-                replay_timeout_s=self._settings.replay_timeout_s,
-                clock=self._clock,
-            )
+            feed = self._feed_maker.feed(worker, self._indexes)
             self._feeds[worker.worker_id] = feed
             feed.start()
         self._list_fleet()
@@ -177,12 +169,11 @@ class Router:
         worker = self._workers.pop(worker_id, None)
         if worker is None:
             return
-        # First, and without awaiting: nothing may be routed there from now on.
-        self._list_fleet()
-        self._index.drop(worker_id)
-        self._windows.drop(worker_id)
-        self._media.drop(worker_id)
+        # Without awaiting: nothing may be routed there from now on.
         self._load.drop(worker_id)
+        self._list_fleet()
+        self._indexes.drop(worker_id)
+        self._media.drop(worker_id)
         if all(other.scheme != worker.scheme for other in self._workers.values()):
             self._hashers.pop(worker.scheme, None)
         feed = self._feeds.pop(worker_id, None)
@@ -197,7 +188,7 @@ class Router:
             self._housekeeper = None
         for worker_id in list(self._workers):
             await self.remove_worker(worker_id)
-        self._context.destroy(linger=0)
+        self._feed_maker.close()
 
     def targets(self) -> list[Target]:
         """All targets a request could go to."""
@@ -250,10 +241,13 @@ class Router:
             RequestRejectedError: the prompt can't be hashed.
         """
         started = time.perf_counter()
-        targets, slots = self._fleet.targets, self._fleet.slots
+        fleet = self._fleet
+        targets, slots = fleet.targets, fleet.slots
+        loads, load_costs = self._load.view()
         if exclude:
             kept = [i for i, target in enumerate(targets) if target.worker_id not in exclude]
             targets, slots = [targets[i] for i in kept], [slots[i] for i in kept]
+            loads, load_costs = [loads[i] for i in kept], [load_costs[i] for i in kept]
         if not targets:
             raise NoWorkerError(
                 "no worker is registered"
@@ -265,11 +259,10 @@ class Router:
         for scheme, hasher in self._hashers.items():
             if scheme not in hashes:
                 hashes[scheme] = self._hash_for(request, hasher)
-        nowhere, elsewhere = self._estimator.estimate(request, hashes, self._workers, now)
-        loads = [self._load.load(target) for target in targets]
+        estimate = self._estimator.estimate(request, hashes, now)
+        nowhere, elsewhere = estimate
         nowhere_cost = self._selector.work_cost(nowhere)
-        load_cost = self._selector.load_cost
-        costs = [nowhere_cost + load_cost(load) for load in loads]
+        costs = [nowhere_cost + load_cost for load_cost in load_costs]
         if elsewhere:
             for position, target in enumerate(targets):
                 work = elsewhere.get(target)
@@ -303,7 +296,7 @@ class Router:
             prompt_blocks=prompt_tokens // worker.block_size,
             overlap_blocks=work.overlap_blocks,
             predicted_cached_tokens=work.overlap_blocks * worker.block_size,
-            candidates=self._candidates(targets, costs, loads, nowhere, elsewhere, choice.position),
+            considered=self._considered(targets, costs, loads, estimate, choice.position),
             candidates_total=len(targets),
         )
         self._follow(request, decision, target, worker, work, hashes[worker.scheme], state, now)
@@ -327,7 +320,7 @@ class Router:
             return
         feed = self._feeds.get(flight.target.worker_id)
         if realised_cached_tokens is None:
-            self._predictions.forget(request_id)
+            self._indexes.predicted.forget(request_id)
             return
         flight.decision.realised_cached_tokens = realised_cached_tokens
         REALISED_CACHED_TOKENS.labels(flight.target.worker_id).inc(realised_cached_tokens)
@@ -336,7 +329,7 @@ class Router:
             return
         if feed.state(flight.target.rank).knowledge is Knowledge.EXACT:
             # By now the events have told; a prediction could only hide an eviction.
-            self._predictions.forget(request_id)
+            self._indexes.predicted.forget(request_id)
         if flight.stores_blocks:
             feed.served(flight.target.rank, flight.routed_at)
 
@@ -384,8 +377,8 @@ class Router:
     def statistics(self) -> RouterStatistics:
         """A look at every part."""
         return RouterStatistics(
-            index=self._index.statistics(),
-            predictions=self._predictions.statistics(),
+            index=self._indexes.known.statistics(),
+            predictions=self._indexes.predicted.statistics(),
             media=self._media.statistics(),
             loads=self._load.statistics(),
             states={target: self.state(target) for target in self._fleet.targets},
@@ -410,41 +403,30 @@ class Router:
             prompt_embeds_digests=request.prompt_embeds_digests,
         )
 
-    def _candidates(
+    def _considered(
         self,
         targets: Sequence[Target],
         costs: Sequence[float],
         loads: Sequence[TargetLoad],
-        nowhere: Work,
-        elsewhere: Mapping[Target, Work],
+        estimate: Estimate,
         chosen: int,
-    ) -> list[Candidate]:
+    ) -> list[Considered]:
         """The cheapest candidates for the record, the chosen one always among them."""
         limit = self._settings.candidates
-        order = heapq.nsmallest(limit, range(len(targets)), key=costs.__getitem__)
+        order = sorted(range(len(targets)), key=costs.__getitem__)[:limit]
         if chosen not in order:
             order[-1] = chosen
-        candidates = []
-        for position in order:
-            target, load = targets[position], loads[position]
-            work = elsewhere.get(target, nowhere)
-            candidates.append(
-                Candidate(
-                    worker_id=target.worker_id,
-                    rank=target.rank,
-                    index=self.state(target).knowledge.value,
-                    overlap_blocks=work.overlap_blocks,
-                    prefill_tokens=work.prefill_tokens,
-                    media_tokens=work.media_tokens,
-                    ship_bytes=work.ship_bytes,
-                    active=load.active,
-                    waiting=load.waiting,
-                    queued_prefill_tokens=load.prefill_tokens,
-                    decode_tokens=load.decode_tokens,
-                    cost=costs[position],
-                )
+        nowhere, elsewhere = estimate
+        return [
+            Considered(
+                targets[position],
+                self.state(targets[position]).knowledge,
+                elsewhere.get(targets[position], nowhere),
+                loads[position],
+                costs[position],
             )
-        return candidates
+            for position in order
+        ]
 
     def _follow(
         self,
@@ -464,7 +446,7 @@ class Router:
         )
         if worker.prefix_caching:
             exact = state.knowledge is Knowledge.EXACT
-            self._predictions.predict(
+            self._indexes.predicted.predict(
                 request_id,
                 target,
                 # Blocks known from events need no prediction beside them.
@@ -488,23 +470,27 @@ class Router:
         PREDICTED_CACHED_TOKENS.labels(target.worker_id).inc(decision.predicted_cached_tokens)
 
     def _list_fleet(self) -> None:
-        fleet = _Fleet()
-        for worker in self._workers.values():
-            for target in worker.targets:
-                fleet.targets.append(target)
-                fleet.slots.append(worker.max_num_seqs)
-        self._fleet = fleet
+        targets = self._load.targets()
+        self._fleet = _Fleet(
+            targets, [self._workers[one.worker_id].max_num_seqs for one in targets]
+        )
+        self._estimator.set_fleet(self._workers)
 
     async def _keep_house(self) -> None:
         """Expire predictions, free swept memory, and let feeds look at their clocks."""
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
             now = self._clock()
-            self._predictions.expire(now)
             for feed in list(self._feeds.values()):
                 feed.tick(now)
-            for index in (self._index, self._predictions.index):
-                unswept = True
-                while unswept:
-                    unswept = index.sweep(_SWEEP_SLICE)
-                    await asyncio.sleep(0)
+            await _in_slices(partial(self._indexes.predicted.expire, now, _EXPIRE_SLICE))
+            for index in (self._indexes.known, self._indexes.predicted.index):
+                await _in_slices(partial(index.sweep, _SWEEP_SLICE))
+
+
+async def _in_slices(work: Callable[[], bool]) -> None:
+    """Call until it says that nothing is left, letting others run in between."""
+    more = True
+    while more:
+        more = work()
+        await asyncio.sleep(0)

@@ -145,9 +145,11 @@ class Selector:
 
         At random, because several frontends that break ties alike would pile up.
         """
-        least = min(keys[position] for position in positions)
-        tied = [position for position in positions if keys[position] == least]
-        return tied[0] if len(tied) == 1 else self._random.choice(tied)
+        mine = [keys[position] for position in positions]
+        least = min(mine)
+        if mine.count(least) == 1:
+            return positions[mine.index(least)]
+        return self._random.choice([one for one in positions if keys[one] == least])
 
     def _sample(self, positions: Sequence[int], costs: Sequence[float], prompt_tokens: int) -> int:
         """Softmax over negated costs, in units of the prompt's length."""

@@ -52,7 +52,10 @@ class RouterSettings(BaseModel):
         8.0, description="cost of one MiB of media tensors to ship, in tokens"
     )
     load_weight: Weight = Field(
-        1.0, description="cost of a token that waits for prefill on the worker already"
+        # A prefill under way is half done on average. Also: below 1, so that a prompt joins
+        # its twin, whose blocks it will find, rather than compute them a second time.
+        0.5,
+        description="cost of a token that waits for prefill on the worker already",
     )
     decode_weight: Weight = Field(
         0.05, description="cost of a token in the context of a request that is decoding there"

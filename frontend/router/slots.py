@@ -6,12 +6,16 @@ a prompt's blocks must be found. Blocks themselves are in ``index.py``.
 
 import heapq
 from collections.abc import Iterator
+from itertools import compress
 from typing import Protocol
 
 from common.identity import Target
 
 _ANY_GROUP = -1
 """Group of a slot that waits for the first event to say which group it is."""
+
+
+_DIGITS = bytes.maketrans(b"01", b"\0\1")
 
 
 class SlotUser(Protocol):
@@ -41,7 +45,7 @@ class SlotTable:
         self._slots: dict[Target, dict[int, int]] = {}
         self._epochs: dict[Target, int] = {}
         self._epoch = 0
-        self._owners: list[Target | None] = []
+        self._owners: list[Target] = []
         self._free: list[int] = []
         self._unswept: dict[int, int] = {}
         self._users: list[SlotUser] = []
@@ -103,10 +107,16 @@ class SlotTable:
 
     def owner(self, slot: int) -> Target:
         """The target a live slot belongs to."""
-        target = self._owners[slot]
-        if target is None:
+        if not self.live >> slot & 1:
             raise KeyError(slot)
-        return target
+        return self._owners[slot]
+
+    def owners(self, mask: int) -> tuple[Target, ...]:
+        """The targets whose live slots are in a mask, each once."""
+        # Digits of the mask, lowest first, as zeros and ones: no loop in Python.
+        chosen = bin(mask)[:1:-1].encode().translate(_DIGITS)
+        owners = compress(self._owners, chosen)
+        return tuple(dict.fromkeys(owners)) if mask & self.grouped else tuple(owners)
 
     def renew(self, target: Target) -> None:
         """Give a registered target fresh, empty slots."""
@@ -122,7 +132,6 @@ class SlotTable:
         self._slots.pop(target, None)
         self._epochs.pop(target, None)
         for slot in bits(retired):
-            self._owners[slot] = None
             busy = sum(not user.retire(slot) for user in self._users)
             if busy:
                 self._unswept[slot] = busy

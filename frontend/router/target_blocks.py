@@ -7,10 +7,8 @@ When to apply what is in ``event_stream.py``.
 from collections.abc import Sequence
 
 from common.identity import BlockHash, Target
-from frontend.router.approximate import Predictions
 from frontend.router.event_wire import Batch, Change, Need, Removed, Stored
-from frontend.router.index import KvIndex
-from frontend.router.windows import WindowIndex
+from frontend.router.indexes import BlockIndexes
 
 _MOST_BLOCKS = 1 << 22
 """Blocks of a cache or tier whose size is unknown; a bound for hostile messages."""
@@ -23,6 +21,7 @@ class TargetBlocks:
         target: registered by the caller.
         block_size: tokens per hashed block, from the card.
         capacity_blocks: blocks of its cache, 0 if unknown.
+        indexes: where blocks are kept.
     """
 
     def __init__(
@@ -30,16 +29,14 @@ class TargetBlocks:
         target: Target,
         block_size: int,
         capacity_blocks: int,
-        index: KvIndex,
-        windows: WindowIndex,
-        predictions: Predictions,
+        indexes: BlockIndexes,
     ) -> None:
         self._target = target
         self._block_size = block_size
         self._capacity = capacity_blocks or _MOST_BLOCKS
-        self._index = index
-        self._windows = windows
-        self._predictions = predictions
+        self._index = indexes.known
+        self._windows = indexes.windows
+        self._predictions = indexes.predicted
         self._offloaded: set[tuple[int, BlockHash]] = set()
         self.unusable = ""
         """Why these events can't be used at all; empty if they can."""
@@ -93,7 +90,7 @@ class TargetBlocks:
             hashes = [one for one in hashes if (change.group, one) not in self._offloaded]
             self._offloaded.update((change.group, one) for one in hashes)
         if change.need is Need.EVERY:
-            self._index.store(self._target, hashes, change.group)
+            self._index.store(self._target, hashes, change.group, change.parent)
         else:
             needed = max(1, -(-(change.window - 1) // self._block_size))
             self._windows.store(self._target, hashes, change.group, needed)

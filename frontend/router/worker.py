@@ -3,8 +3,26 @@
 from dataclasses import dataclass
 
 from common.identity import Incarnation, Target, WorkerId
-from frontend.router.events import EventSource
 from frontend.router.hashing import HashScheme
+
+
+@dataclass(frozen=True, slots=True)
+class EventSource:
+    """Where one rank publishes its KV events.
+
+    Attributes:
+        rank: data-parallel rank.
+        endpoint: ZMQ endpoint of its PUB socket, to connect to.
+        replay_endpoint: that of its ROUTER socket; ``None`` if it has none.
+        topic: topic of its messages.
+        buffer_steps: events it keeps for replay.
+    """
+
+    rank: int
+    endpoint: str
+    replay_endpoint: str | None = None
+    topic: str = ""
+    buffer_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,6 +162,7 @@ def start_frontend(
     command = [
         sys.executable, "-m", "frontend",
         f"--discovery-dir={discovery}", f"--port={port}", "--mm-arena-gb=0.25",
+        "--media-allow-private",  # the tests' pictures come from loopback
         *SERVER_FLAGS[:-1], *flags,
     ]  # fmt: skip
     return HttpServer(name, command, logs / f"{name}.log", port, **extra_env)

@@ -46,8 +46,9 @@ BAD = {
 }
 
 
-OUR_OWN_WORDS = ("local file", "unreachable URL", "image too large")
-"""Plain vLLM answers these with a 500."""
+OUR_OWN_WORDS = ("unknown scheme", "local file", "unreachable URL", "not found", "image too large")
+"""Plain vLLM answers some of these with a 500, and others without the reason or with the
+whole URL."""
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -112,6 +112,22 @@ def test_a_failed_write_leaves_room_and_no_item(
     put(arena, 1)
 
 
+def test_each_byte_is_copied_once(make_arena: MakeArena, monkeypatch: pytest.MonkeyPatch) -> None:
+    arena = make_arena()
+    copied: list[int] = []
+    copy_bytes = segment.copy_bytes
+
+    def count(target: memoryview, source: bytes | memoryview) -> None:
+        copied.append(len(source))
+        copy_bytes(target, source)
+
+    monkeypatch.setattr(segment, "copy_bytes", count)
+    lease = put(arena, 1)
+    assert sum(copied) == lease.layout.nbytes
+    put(arena, 1)
+    assert sum(copied) == lease.layout.nbytes
+
+
 def test_two_threads_with_one_item_write_it_once(
     make_arena: MakeArena, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,12 +1,13 @@
 import asyncio
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
 from common.errors import CorruptSegmentError, StaleSegmentError
 from common.identity import MmHash
 from common.telemetry import STAGE_FAILURES, STAGE_SECONDS
-from common.transfer.base import Loan, Received, join_frames, receive_all
+from common.transfer.base import Loan, Received, Turns, join_frames, receive_all
 from common.transfer.inline import InlineReceiver, InlineSender
 from common.transfer.memory import MemoryReceiver, MemorySender, MemoryStore
 from common.transfer.metadata import MemoryMetadata, TransferMetadata
@@ -80,6 +81,29 @@ async def test_frames_of_several_items_in_one_message() -> None:
     for seed, each in ((1, metadata[0]), (3, metadata[2])):
         received = await InlineReceiver().receive(each, views)
         assert is_image(received.item, seed)
+
+
+async def test_a_burst_of_items_does_not_take_the_event_loop_to_itself() -> None:
+    turns = Turns()
+    counts: list[int] = []
+    done = 0
+
+    async def take() -> None:
+        nonlocal done
+        await turns.mine()
+        done += 1
+
+    async def watch() -> None:
+        while done < 20:
+            counts.append(done)
+            await asyncio.sleep(0)
+
+    await asyncio.gather(watch(), *(take() for _ in range(20)))
+    assert max(after - before for before, after in pairwise(counts)) <= 1
+    # And nobody waits who comes alone.
+    took = turns.mine()
+    with pytest.raises(StopIteration):
+        took.send(None)
 
 
 class Scripted:

@@ -5,13 +5,22 @@ in the middle of a read.
 """
 
 import asyncio
+import contextlib
 import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+import torch
+from vllm.multimodal.inputs import (
+    MultiModalFieldConfig,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
+)
 
 from common.errors import (
     ArenaUnavailableError,
@@ -25,11 +34,11 @@ from common.identity import MmHash
 from common.transfer.arena import Arena
 from common.transfer.arena_file import reap_orphans
 from common.transfer.base import receive_all
-from common.transfer.metadata import NixlMetadata
-from common.transfer.nixl import NixlReceiver, NixlSender, progress_pause
+from common.transfer.metadata import NixlMetadata, decode_metadata, encode_metadata
+from common.transfer.nixl import NixlReceiver, NixlSender
 from common.transfer.nixl_agent import NixlAgent, NixlOffer, nixl_installed
 from common.transfer.nixl_thread import pause
-from tests.unit.common.transfer.items import image, image_hash, is_image
+from tests.unit.common.transfer.items import image, image_hash, is_image, same
 from tests.unit.common.transfer.process import Process
 
 FRONTEND = "tests.unit.common.transfer.frontend_process:frontend"
@@ -48,9 +57,13 @@ class Frontend(Process):
         super().__init__(
             FRONTEND, "nixl", 40_000_000, environment={"UCX_TLS": network} if network else None
         )
-        self.offer = NixlOffer.model_validate(self.read())
         self._seed = 0
         self._lent: set[int] = set()
+
+    @cached_property
+    def offer(self) -> NixlOffer:
+        """Waits until the process is up."""
+        return NixlOffer.model_validate(self.read())
 
     def send(self, rows: int = 64) -> tuple[int, NixlMetadata]:
         """Lend a new image; gives its seed, too."""
@@ -83,35 +96,37 @@ async def make_receiver() -> AsyncIterator[MakeReceiver]:
         await receiver.close()
 
 
-# Processes take seconds to start, so tests share them and release what they lent.
+# Processes take seconds to start, so all start together, and tests release what they lent.
+
+
+class Frontends(NamedTuple):
+    any_network: Frontend
+    tcp: Frontend
+    tcp_to_be_killed: Frontend
 
 
 @pytest.fixture(scope="module")
-def shared_frontend() -> Iterator[Frontend]:
-    with Frontend() as process:
-        yield process
+def frontends() -> Iterator[Frontends]:
+    with contextlib.ExitStack() as stack:
+        networks = ("", TCP_ONLY, TCP_ONLY)
+        yield Frontends(*[stack.enter_context(Frontend(network)) for network in networks])
+    reap_orphans()
 
 
 @pytest.fixture
-def frontend(shared_frontend: Frontend) -> Iterator[Frontend]:
-    yield shared_frontend
-    shared_frontend.release_all()
-
-
-@pytest.fixture(scope="module")
-def shared_tcp_frontend() -> Iterator[Frontend]:
-    with Frontend(TCP_ONLY) as process:
-        yield process
+def frontend(frontends: Frontends) -> Iterator[Frontend]:
+    frontends.any_network.offer  # noqa: B018 # wait for it outside of what tests time
+    yield frontends.any_network
+    frontends.any_network.release_all()
 
 
 @pytest.fixture
-def tcp_frontend(
-    shared_tcp_frontend: Frontend, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Frontend]:
+def tcp_frontend(frontends: Frontends, monkeypatch: pytest.MonkeyPatch) -> Iterator[Frontend]:
     monkeypatch.setenv("UCX_TLS", TCP_ONLY)
-    yield shared_tcp_frontend
-    shared_tcp_frontend.resume()
-    shared_tcp_frontend.release_all()
+    frontends.tcp.offer  # noqa: B018 # likewise
+    yield frontends.tcp
+    frontends.tcp.resume()
+    frontends.tcp.release_all()
 
 
 async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
@@ -327,26 +342,50 @@ async def test_both_sides_are_quiet_when_nothing_moves(
 
 @needs_nixl
 async def test_a_frontend_that_dies_in_the_middle_of_a_read(
-    make_receiver: MakeReceiver, monkeypatch: pytest.MonkeyPatch
+    frontends: Frontends, make_receiver: MakeReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UCX_TLS", TCP_ONLY)
-    with Frontend() as frontend:
-        receiver = make_receiver(deadline=20.0)
-        await receiver.attach(frontend.offer)
-        _, metadata = frontend.send(LARGE)
-        frontend.pause()
-        task = asyncio.ensure_future(receiver.receive(metadata))
-        await asyncio.sleep(0.2)
-        assert not task.done()
-        began = time.monotonic()
-        frontend.kill()
-        with pytest.raises(ArenaUnavailableError, match="can't be read"):
-            await task
-        assert time.monotonic() - began < 10
-        assert receiver.free_slots == 2
-        with pytest.raises(ArenaUnavailableError, match="isn't connected"):
-            await receiver.receive(metadata)
+    frontend = frontends.tcp_to_be_killed
+    receiver = make_receiver(deadline=20.0)
+    await receiver.attach(frontend.offer)
+    _, metadata = frontend.send(LARGE)
+    frontend.pause()
+    task = asyncio.ensure_future(receiver.receive(metadata))
+    await asyncio.sleep(0.2)
+    assert not task.done()
+    began = time.monotonic()
+    frontend.kill()
+    with pytest.raises(ArenaUnavailableError, match="can't be read"):
+        await task
+    assert time.monotonic() - began < 10
+    assert receiver.free_slots == 2
+    with pytest.raises(ArenaUnavailableError, match="isn't connected"):
+        await receiver.receive(metadata)
     assert reap_orphans() >= 1
+
+
+@needs_nixl
+async def test_any_item(make_arena: Callable[..., Arena], make_receiver: MakeReceiver) -> None:
+    sender = NixlSender(make_arena())
+    receiver = make_receiver()
+    await receiver.attach(sender.offer)
+    field = MultiModalFieldConfig.batched("image").field
+    for number, data in enumerate(
+        [
+            torch.randn(300, 40).bfloat16(),
+            torch.randn(300, 40).T,
+            torch.zeros(0, 5),
+            [torch.randn(100), [torch.randn(3), torch.randn(200)]],
+            2.5,
+            None,
+        ]
+    ):
+        item = MultiModalKwargsItem({"x": MultiModalFieldElem(data=data, field=field)})
+        with sender.send(image_hash(number), item) as loan:
+            metadata = decode_metadata(encode_metadata(loan.metadata))
+            with await receiver.receive(metadata) as received:
+                assert same(received.item, item)
+    sender.close()
 
 
 @needs_nixl
@@ -366,11 +405,6 @@ def test_without_nixl(monkeypatch: pytest.MonkeyPatch) -> None:
         NixlAgent("test")
     with pytest.raises(ConfigurationError, match="install nixl"):
         NixlReceiver()
-
-
-def test_the_frontend_serves_faster_while_it_lends() -> None:
-    assert progress_pause(0, 0.0) >= 0.01
-    assert progress_pause(1, 0.0) < progress_pause(1, 5.0) < progress_pause(0, 5.0)
 
 
 def test_a_transfer_is_polled_the_less_the_longer_it_takes() -> None:

@@ -64,8 +64,7 @@ async def test_a_worker_reads_and_outlives_its_frontend(frontend: Process) -> No
     await receiver.close()
 
 
-def test_a_reader_that_exits_removes_nothing(frontend: Process) -> None:
-    """Python's own shared memory would unlink the segment here."""
+def test_only_the_owner_removes_its_arena(frontend: Process) -> None:
     offer = ArenaOffer.model_validate(frontend.read())
     code = (
         "import sys\n"
@@ -73,12 +72,9 @@ def test_a_reader_that_exits_removes_nothing(frontend: Process) -> None:
         "from common.transfer.arena_mapping import ArenaMapping\n"
         "ArenaMapping.open(ArenaOffer.model_validate_json(sys.argv[1]))\n"
     )
+    # Python's own shared memory would unlink the segment when this reader exits.
     subprocess.run([sys.executable, "-c", code, offer.model_dump_json()], check=True, timeout=60)
     assert (SHARED_MEMORY / offer.name).exists()
     ArenaMapping.open(offer)
-
-
-def test_an_orderly_exit_leaves_no_file(frontend: Process) -> None:
-    offer = ArenaOffer.model_validate(frontend.read())
     frontend.__exit__()
     assert not (SHARED_MEMORY / offer.name).exists()

@@ -1,5 +1,7 @@
 """Our CBOR is byte for byte that of ``cbor2``."""
 
+import itertools
+
 import cbor2
 import pytest
 from hypothesis import given
@@ -49,7 +51,7 @@ ids = st.one_of(
 def test_arrays_of_unsigned_integers(values: list[int], run: int, suffix: bytes) -> None:
     data, ends = cbor.unsigned_arrays(values, run, suffix)
     assert len(ends) == len(values) // run + 1
-    arrays = [data[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+    arrays = [data[start:end] for start, end in itertools.pairwise(ends)]
     assert arrays == [
         canonical(values[start : start + run]) + suffix
         for start in range(0, len(values) - run + 1, run)

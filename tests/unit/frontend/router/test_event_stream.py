@@ -9,13 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from common.identity import Target, WorkerId
-from frontend.router.approximate import Predictions
 from frontend.router.event_stream import Command, EventStream, Replay, Resubscribe
-from frontend.router.index import KvIndex
 from frontend.router.index_state import EXACT, Knowledge
-from frontend.router.slots import SlotTable
+from frontend.router.indexes import BlockIndexes
 from frontend.router.target_blocks import TargetBlocks
-from frontend.router.windows import WindowIndex
 from tests.unit.frontend.router.kv_events import (
     BLOCK_SIZE,
     Publisher,
@@ -37,27 +34,21 @@ class Follower:
     def __init__(
         self, publisher: Publisher, *, replayable: bool = True, capacity_blocks: int = 0
     ) -> None:
-        slots = SlotTable()
-        slots.open(TARGET)
+        indexes = BlockIndexes.empty(max_predicted=1000)
+        indexes.slots.open(TARGET)
         self.now = 100.0
         self.publisher = publisher
-        self.index = KvIndex(slots)
-        self.windows = WindowIndex()
-        predictions = Predictions(slots, 1000)
-        held = TargetBlocks(
-            TARGET, BLOCK_SIZE, capacity_blocks, self.index, self.windows, predictions
-        )
+        self.index = indexes.known
+        self.windows = indexes.windows
+        held = TargetBlocks(TARGET, BLOCK_SIZE, capacity_blocks, indexes)
         self.stream = EventStream(held, "w", replayable=replayable, silence_s=2.0)
         self.commands: list[Command] = []
         self.obey(self.stream.start())
 
-    @property
-    def knowledge(self) -> Knowledge:
-        return self.stream.state.knowledge
-
-    @property
-    def reason(self) -> str:
-        return self.stream.state.reason
+    def is_(self, knowledge: Knowledge, reason: str = "") -> bool:
+        """Whether the state is this one, for a reason with these words in it."""
+        state = self.stream.state
+        return state.knowledge is knowledge and reason in state.reason
 
     def obey(self, commands: list[Command]) -> None:
         self.commands += commands
@@ -127,8 +118,7 @@ def test_what_was_stored_before_is_replayed_and_live_events_follow_without_a_sea
     publisher.publish(stored(2))
     follower = Follower(publisher)
     follower.connect()
-    assert follower.knowledge is Knowledge.DEGRADED
-    assert "replay under way" in follower.reason
+    assert follower.is_(Knowledge.DEGRADED, "replay under way")
     follower.receive(publisher.publish(stored(3)))
     assert follower.lacks(1, 2, 3)
     follower.answer()
@@ -145,8 +135,7 @@ def test_without_a_live_connection_a_replay_alone_is_not_enough() -> None:
     publisher.publish(stored(1))
     follower = Follower(publisher)
     follower.answer()
-    assert follower.knowledge is Knowledge.DEGRADED
-    assert "no connection" in follower.reason
+    assert follower.is_(Knowledge.DEGRADED, "no connection")
     assert follower.lacks(1)
     follower.connect()
     assert follower.stream.state == EXACT
@@ -172,8 +161,7 @@ def test_a_replay_buffer_that_no_longer_reaches_back_leaves_the_state_degraded()
     follower = Follower(publisher)
     follower.connect()
     follower.answer()
-    assert follower.knowledge is Knowledge.DEGRADED
-    assert "before 3 are no longer replayed" in follower.reason
+    assert follower.is_(Knowledge.DEGRADED, "before 3 are no longer replayed")
     assert follower.holds(3, 4)
     follower.receive(publisher.publish(stored(9)))
     assert follower.holds(9)
@@ -190,8 +178,7 @@ def test_a_gap_is_replayed_and_meanwhile_nothing_is_routed_on() -> None:
     follower = following(1)
     follower.publisher.publish(removed(1))
     follower.receive(follower.publisher.publish(stored(2)))
-    assert follower.knowledge is Knowledge.DEGRADED
-    assert "events 1 to 1 are missing" in follower.reason
+    assert follower.is_(Knowledge.DEGRADED, "events 1 to 1 are missing")
     assert follower.lacks(1, 2)
     follower.answer()
     assert follower.stream.state == EXACT
@@ -205,8 +192,7 @@ def test_a_gap_older_than_the_buffer_forgets_what_was_known() -> None:
         message = follower.publisher.publish(stored(number))
     follower.receive(message)
     follower.answer()
-    assert follower.knowledge is Knowledge.DEGRADED
-    assert "no longer replayed" in follower.reason
+    assert follower.is_(Knowledge.DEGRADED, "no longer replayed")
     assert follower.lacks(1, 2, 10)
     assert follower.holds(15, 16, 17)
     assert follower.stream.statistics().losses == 1
@@ -218,7 +204,7 @@ def test_a_gap_that_leaves_no_proof_of_the_last_event_counts_as_older() -> None:
     messages = [follower.publisher.publish(stored(number)) for number in (2, 3)]
     follower.receive(messages[1])
     follower.answer()
-    assert follower.knowledge is Knowledge.DEGRADED
+    assert follower.is_(Knowledge.DEGRADED)
     assert follower.lacks(1)
     assert follower.holds(2, 3)
 
@@ -228,7 +214,7 @@ def test_a_number_that_was_never_used_ends_in_degraded() -> None:
     follower.publisher.skip()
     follower.receive(follower.publisher.publish(stored(2)))
     follower.answer()
-    assert follower.knowledge is Knowledge.DEGRADED
+    assert follower.is_(Knowledge.DEGRADED)
     assert follower.lacks(1)
     assert follower.holds(2)
 
@@ -268,7 +254,7 @@ def test_a_hole_in_a_replay_is_filled() -> None:
     for position, message in enumerate(publisher.replay(0)):
         if position not in (2, 3):
             follower.obey(follower.stream.on_replayed(command.attempt, *message, 0.0))
-    assert follower.knowledge is Knowledge.DEGRADED
+    assert follower.is_(Knowledge.DEGRADED)
     follower.answer()
     assert follower.stream.state == EXACT
     assert follower.holds(*range(6))
@@ -314,7 +300,7 @@ def test_so_many_live_events_during_a_replay_that_they_are_replayed_instead(
     end = publisher.replay(0)[-1]
     follower.receive(*(publisher.publish(stored(number)) for number in range(20)))
     follower.obey(follower.stream.on_replayed(command.attempt, *end, follower.now))
-    assert follower.knowledge is Knowledge.DEGRADED
+    assert follower.is_(Knowledge.DEGRADED)
     follower.answer()
     assert follower.stream.state == EXACT
     assert follower.holds(*range(20))
@@ -357,7 +343,7 @@ def test_a_worker_that_starts_over_exactly_where_we_were_shows_in_the_connection
     messages = restart(follower, 7, 8, 9)
     follower.stream.on_disconnected()
     assert follower.lacks(1, 2)
-    assert "no connection" in follower.reason
+    assert follower.is_(Knowledge.DEGRADED, "no connection")
     follower.connect()
     assert follower.lacks(1, 2)
     follower.receive(messages[-1])
@@ -410,8 +396,7 @@ def test_late_events_of_a_dead_incarnation_change_nothing() -> None:
     assert not follower.commands
     assert follower.lacks(1, 2)
     assert follower.index.statistics().targets == 0
-    assert follower.knowledge is Knowledge.APPROXIMATE
-    assert follower.reason == "the worker is gone"
+    assert follower.is_(Knowledge.APPROXIMATE, "the worker is gone")
 
 
 # Silence
@@ -444,8 +429,7 @@ def test_a_stream_that_is_silent_because_nothing_happened_stays_exact() -> None:
         follower.stream.on_served(follower.now, follower.now)
         follower.wait(2.5)
         follower.answer()
-    assert follower.knowledge is Knowledge.DEGRADED
-    assert "publishes no events" in follower.reason
+    assert follower.is_(Knowledge.DEGRADED, "publishes no events")
     follower.receive(follower.publisher.publish(stored(2)))
     assert follower.stream.state == EXACT
 
@@ -465,8 +449,7 @@ def test_silence_that_even_a_replay_does_not_break_makes_the_worker_approximate(
     follower.stream.on_served(follower.now, follower.now)
     follower.wait(2.5)
     follower.fail()
-    assert follower.knowledge is Knowledge.APPROXIMATE
-    assert "no answer" in follower.reason
+    assert follower.is_(Knowledge.APPROXIMATE, "no answer")
     assert follower.lacks(1)
     # Asked again later, it answers: everything is learned anew.
     follower.wait(1.0)
@@ -497,10 +480,9 @@ def test_a_replay_endpoint_that_never_answers_leaves_live_events() -> None:
     follower = Follower(publisher)
     follower.connect()
     follower.fail()
-    assert follower.knowledge is Knowledge.APPROXIMATE
-    assert "no answer" in follower.reason
+    assert follower.is_(Knowledge.APPROXIMATE, "no answer")
     follower.receive(publisher.publish(stored(2)))
-    assert follower.knowledge is Knowledge.DEGRADED
+    assert follower.is_(Knowledge.DEGRADED)
     assert follower.holds(2)
     follower.wait(1.0)
     follower.fail()
@@ -516,8 +498,7 @@ def test_a_replay_endpoint_that_never_answers_leaves_live_events() -> None:
 def test_a_worker_without_replay_is_exact_from_its_first_event_on() -> None:
     follower = Follower(Publisher(), replayable=False)
     follower.connect()
-    assert follower.knowledge is Knowledge.APPROXIMATE
-    assert "no replay endpoint" in follower.reason
+    assert follower.is_(Knowledge.APPROXIMATE, "no replay endpoint")
     follower.receive(follower.publisher.publish(stored(1)))
     assert follower.stream.state == EXACT
     assert follower.holds(1)
@@ -528,8 +509,7 @@ def test_a_worker_without_replay_that_ran_before_is_degraded() -> None:
     follower.connect()
     follower.publisher.publish(stored(1))
     follower.receive(follower.publisher.publish(stored(2)))
-    assert follower.knowledge is Knowledge.DEGRADED
-    assert "number 1" in follower.reason
+    assert follower.is_(Knowledge.DEGRADED, "number 1")
     assert follower.holds(2)
 
 
@@ -539,8 +519,7 @@ def test_without_replay_a_gap_forgets() -> None:
     follower.receive(follower.publisher.publish(stored(1)))
     follower.publisher.publish(removed(1))
     follower.receive(follower.publisher.publish(stored(2)))
-    assert follower.knowledge is Knowledge.DEGRADED
-    assert "events 1 to 1 are missing" in follower.reason
+    assert follower.is_(Knowledge.DEGRADED, "events 1 to 1 are missing")
     assert follower.lacks(1)
     assert follower.holds(2)
 
@@ -564,7 +543,7 @@ def test_without_replay_a_broken_connection_forgets() -> None:
     follower.connect()
     assert follower.lacks(1)
     follower.receive(follower.publisher.publish(stored(2)))
-    assert follower.knowledge is Knowledge.DEGRADED
+    assert follower.is_(Knowledge.DEGRADED)
     assert follower.holds(2)
 
 
@@ -575,8 +554,7 @@ def test_without_replay_silence_makes_the_worker_approximate() -> None:
     follower.now += 1.0
     follower.stream.on_served(follower.now, follower.now)
     follower.wait(2.5)
-    assert follower.knowledge is Knowledge.APPROXIMATE
-    assert "sends no events" in follower.reason
+    assert follower.is_(Knowledge.APPROXIMATE, "sends no events")
     assert follower.lacks(1)
 
 
@@ -622,8 +600,7 @@ def test_an_event_that_is_unreadable_in_the_replay_too_is_a_loss() -> None:
     follower.receive(follower.publisher.publish_raw(b"rubbish"))
     follower.receive(follower.publisher.publish(stored(2)))
     follower.answer()
-    assert follower.knowledge is Knowledge.DEGRADED
-    assert "event 1 can't be read" in follower.reason
+    assert follower.is_(Knowledge.DEGRADED, "event 1 can't be read")
     assert follower.lacks(1)
     assert follower.holds(2)
 
@@ -644,8 +621,9 @@ def test_an_invented_sequence_number_is_found_out() -> None:
 def test_another_block_size_than_on_the_card_makes_the_worker_approximate() -> None:
     follower = following(1)
     follower.receive(follower.publisher.publish(stored(2, block_size=32)))
-    assert follower.knowledge is Knowledge.APPROXIMATE
-    assert follower.reason == "its events have blocks of 32 tokens, its card says 16"
+    assert follower.is_(
+        Knowledge.APPROXIMATE, "its events have blocks of 32 tokens, its card says 16"
+    )
     assert follower.lacks(1, 2)
     follower.receive(follower.publisher.publish(stored(3)))
     assert follower.lacks(3)
@@ -654,8 +632,7 @@ def test_another_block_size_than_on_the_card_makes_the_worker_approximate() -> N
 def test_hashes_cut_to_integers_make_the_worker_approximate() -> None:
     follower = following(1)
     follower.receive(follower.publisher.publish(stored(2, block_hashes=[12345])))
-    assert follower.knowledge is Knowledge.APPROXIMATE
-    assert "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES" in follower.reason
+    assert follower.is_(Knowledge.APPROXIMATE, "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES")
     assert follower.lacks(1)
 
 
@@ -665,8 +642,7 @@ def test_more_blocks_than_the_cache_has_make_the_worker_approximate() -> None:
     follower.receive(follower.publisher.publish(stored(*range(10))))
     assert follower.stream.state == EXACT
     follower.receive(follower.publisher.publish(stored(10)))
-    assert follower.knowledge is Knowledge.APPROXIMATE
-    assert "more blocks than its cache has" in follower.reason
+    assert follower.is_(Knowledge.APPROXIMATE, "more blocks than its cache has")
     assert follower.lacks(*range(11))
 
 
@@ -700,8 +676,7 @@ def test_groups_that_are_not_modelled_degrade() -> None:
     follower = following()
     odd = stored(1, group_idx=1, kv_cache_spec_kind="chunked_local_attention")
     follower.receive(follower.publisher.publish(stored(1), odd))
-    assert follower.knowledge is Knowledge.DEGRADED
-    assert "chunked_local_attention" in follower.reason
+    assert follower.is_(Knowledge.DEGRADED, "chunked_local_attention")
     assert follower.holds(1)
 
 

@@ -40,9 +40,7 @@ def test_equal_to_vllm(
     lora: tuple[str, str] | None,
     cache_salt: str | None,
 ) -> None:
-    request = vllm_request(
-        tokens, spans, lora=lora, cache_salt=cache_salt, block_size=block_size
-    )
+    request = vllm_request(tokens, spans, lora=lora, cache_salt=cache_salt, block_size=block_size)
     ours = BlockHasher(block_size, "sha256_cbor", NONE_HASH).hash(
         tokens,
         block_mm_infos(len(tokens), block_size, spans),

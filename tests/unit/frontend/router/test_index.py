@@ -165,9 +165,9 @@ class AgainstNaive(RuleBasedStateMachine):
         self.ours = KvIndex()
         self.naive = NaiveIndex()
 
-    @rule(where=targets, hashes=blocks, group=groups)
-    def store(self, where: Target, hashes: list[BlockHash], group: int) -> None:
-        self.ours.store(where, hashes, group)
+    @rule(where=targets, hashes=blocks, group=groups, parent=st.none() | st.integers(0, 12))
+    def store(self, where: Target, hashes: list[BlockHash], group: int, parent: int | None) -> None:
+        self.ours.store(where, hashes, group, None if parent is None else block(parent))
         self.naive.store(where, hashes, group)
 
     @rule(where=targets, hashes=blocks, group=groups)
@@ -275,3 +275,42 @@ def test_many_workers(workers: int) -> None:
         index.store(Target(WorkerId(str(number)), 0), chain(*range(number + 1)))
     depths = index.match(chain(*range(workers)))
     assert depths == {Target(WorkerId(str(n)), 0): n + 1 for n in range(workers)}
+
+
+def test_neighbours_stay_together_whatever_the_size_of_events() -> None:
+    index = KvIndex()
+    long = chain(*range(600))
+    for position in range(len(long)):
+        index.store(A, [long[position]], parent=long[position - 1] if position else None)
+    assert index.statistics().chunks == 3
+    index.store(B, long)
+    assert index.statistics().chunks == 3
+    assert index.match(long) == {A: 600, B: 600}
+
+
+def test_a_hole_in_the_middle_divides_what_stood_together() -> None:
+    index = KvIndex()
+    index.store(A, chain(*range(10)))
+    index.store(B, chain(*range(3, 5)))
+    index.remove(A, chain(4, 5, 6))
+    assert index.match(chain(*range(10))) == {A: 4}
+    assert index.match(chain(3, 4, 5)) == {A: 1, B: 2}
+    assert index.match(chain(7, 8, 9)) == {A: 3}
+    index.remove(B, chain(4))
+    assert index.match(chain(4)) == {}
+    index.store(A, chain(4, 5, 6))
+    assert index.match(chain(*range(10))) == {A: 10}
+    index.clear(A)
+    index.drop(B.worker_id)
+    while index.sweep(1):
+        pass
+    assert index.statistics()[:3] == (0, 0, 0)
+
+
+def test_an_event_that_names_a_block_twice() -> None:
+    index = KvIndex()
+    index.store(A, chain(1, 2, 1))
+    index.remove(A, chain(1))
+    assert index.match(chain(1, 2)) == {A: 2}
+    index.remove(A, chain(1))
+    assert index.match(chain(1, 2)) == {}

@@ -40,7 +40,9 @@ def vllm_request(
         mm_features=features,
         lora_request=None if lora is None else LoRARequest(lora[0], 1, lora[1]),
         cache_salt=cache_salt,
-        block_hasher=None if block_size is None else get_request_block_hasher(block_size, sha256_cbor),
+        block_hasher=None
+        if block_size is None
+        else get_request_block_hasher(block_size, sha256_cbor),
     )
 
 
@@ -49,9 +51,7 @@ def vllm_extra_keys(request: Request, block_size: int) -> list[BlockMmInfos]:
     infos: list[BlockMmInfos] = []
     current = 0
     for start in range(0, request.num_tokens - block_size + 1, block_size):
-        keys, current = generate_block_hash_extra_keys(
-            request, start, start + block_size, current
-        )
+        keys, current = generate_block_hash_extra_keys(request, start, start + block_size, current)
         infos.append(tuple((key[1], key[2]) for key in keys or ()))
     return infos
 

@@ -1,0 +1,1 @@
+"""Getting media that a request refers to: safely, off the event loop, and once."""

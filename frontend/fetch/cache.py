@@ -1,0 +1,93 @@
+"""Decoded media kept for the next request, least recently used ones dropped first.
+
+Found by what the encoded bytes are, never by where they came from, so a changed
+picture under an old URL can't be answered with the old one.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.telemetry import MEDIA_CACHE_BYTES
+from frontend.fetch.content import Content, Digest
+from frontend.fetch.decoded import weight
+from frontend.fetch.mode import Mode
+
+
+@dataclass(frozen=True)
+class CacheStatistics:
+    """How full the cache is."""
+
+    contents: int
+    bytes_used: int
+    budget_bytes: int
+
+
+@dataclass
+class _Entry:
+    content: Content
+    nbytes: int
+    decoded: dict[Mode, Any] = field(default_factory=dict)
+
+
+class MediaCache:
+    """Encoded bytes with what they decode to. For one event loop."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        """
+        Args:
+            budget_bytes: most bytes of encoded and decoded media kept; 0 keeps nothing.
+        """
+        self._budget = budget_bytes
+        self._used = 0
+        self._entries: OrderedDict[Digest, _Entry] = OrderedDict()
+
+    def statistics(self) -> CacheStatistics:
+        """How full the cache is."""
+        return CacheStatistics(len(self._entries), self._used, self._budget)
+
+    def content(self, digest: Digest) -> Content | None:
+        """The encoded bytes of that digest, if they are here."""
+        entry = self._entries.get(digest)
+        return None if entry is None else entry.content
+
+    def get(self, digest: Digest, mode: Mode) -> Any:
+        """What those bytes decode to in that mode, None if that isn't here.
+
+        It belongs to the cache: hand out a copy.
+        """
+        entry = self._entries.get(digest)
+        if entry is None:
+            return None
+        self._entries.move_to_end(digest)
+        return entry.decoded.get(mode)
+
+    def add(self, content: Content, mode: Mode, decoded: Any) -> bool:
+        """Keep a decoded medium, which belongs to the cache from now on.
+
+        Returns:
+            Whether it was kept: not if it is larger than the whole cache.
+        """
+        nbytes = weight(decoded)
+        if nbytes is None or nbytes + len(content.data) > self._budget:
+            return False
+        entry = self._entries.get(content.digest)
+        if entry is None:
+            entry = self._entries[content.digest] = _Entry(content, len(content.data))
+            self._used += entry.nbytes
+        if mode not in entry.decoded:
+            entry.decoded[mode] = decoded
+            entry.nbytes += nbytes
+            self._used += nbytes
+        self._entries.move_to_end(content.digest)
+        while self._used > self._budget:
+            _, dropped = self._entries.popitem(last=False)
+            self._used -= dropped.nbytes
+        MEDIA_CACHE_BYTES.set(self._used)
+        return content.digest in self._entries
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._entries.clear()
+        self._used = 0
+        MEDIA_CACHE_BYTES.set(0)

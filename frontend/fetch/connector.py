@@ -1,0 +1,109 @@
+"""How vLLM's serving code reaches the loader: its media connector named ``mmrouter``.
+
+Errors become vLLM's own here, so that users get a 400 or 422 with one sentence. It
+names the place as the user wrote it, without what may be a secret.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from vllm.exceptions import (
+    VLLMClientError,
+    VLLMUnprocessableEntityError,
+    VLLMValidationError,
+)
+from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector, MediaIO
+
+from frontend.fetch.data_url import is_data_url
+from frontend.fetch.decode import limit_decoders
+from frontend.fetch.errors import MediaError, RefusedError, UnfetchableError
+from frontend.fetch.loader import MediaLoader
+from frontend.fetch.policy import parse_url
+
+CONNECTOR_NAME = "mmrouter"
+MAX_PATH_CHARACTERS = 200
+"""Of a URL's path in an error."""
+
+
+class FrontendMediaConnector(MediaConnector):
+    """One request's view of the loader. vLLM makes one per request that has media."""
+
+    def __init__(
+        self,
+        loader: MediaLoader,
+        media_io_kwargs: dict[str, dict[str, Any]] | None = None,
+        **also_in_the_policy: object,
+    ) -> None:
+        """
+        Args:
+            media_io_kwargs: how to decode, by modality.
+            also_in_the_policy: vLLM's flags, which the policy was made of too.
+        """
+        # Not the base class's own set-up: it would prepare a cache on disk, by URL.
+        self.media_io_kwargs = media_io_kwargs or {}
+        self._loader = loader
+
+    async def load_from_url_async(
+        self, url: str, media_io: MediaIO[Any], *, fetch_timeout: int | None = None
+    ) -> Any:
+        """Fetch and decode one medium.
+
+        Args:
+            fetch_timeout: vLLM's own, by modality; the policy's holds instead.
+
+        Raises:
+            VLLMUnprocessableEntityError: it can't be fetched; 422.
+            VLLMValidationError, ValueError: the policy refuses it, or it can't be
+                decoded; 400.
+        """
+        try:
+            return await self._loader.load(url, media_io)
+        except MediaError as error:
+            raise _for_user(error, url) from error
+
+    def load_from_url(
+        self, url: str, media_io: MediaIO[Any], *, fetch_timeout: int | None = None
+    ) -> Any:
+        """The same for vLLM's synchronous parser: under the policy, but without cache."""
+
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, self._load_alone(url, media_io)).result()
+
+    async def _load_alone(self, url: str, media_io: MediaIO[Any]) -> Any:
+        alone = FrontendMediaConnector(MediaLoader(self._loader.policy, 0))
+        try:
+            return await alone.load_from_url_async(url, media_io)
+        finally:
+            await alone._loader.close()
+
+
+def register(loader: MediaLoader) -> None:
+    """Make vLLM load media through a loader, under its policy, from now on."""
+    limit_decoders(loader.policy)
+    make: Callable[..., FrontendMediaConnector] = partial(FrontendMediaConnector, loader)
+    MEDIA_CONNECTOR_REGISTRY.register(CONNECTOR_NAME)(make)
+
+
+def _for_user(error: MediaError, url: str) -> VLLMClientError:
+    sentence = f"Failed to load media from {_place(url)}: {error.reason}"
+    if isinstance(error, UnfetchableError):
+        return VLLMUnprocessableEntityError(sentence)
+    return VLLMValidationError(sentence)
+
+
+def _place(url: str) -> str:
+    """A URL without user information, query and fragment."""
+    if is_data_url(url):
+        return "a data URL"
+    try:
+        parsed = parse_url(url)
+    except RefusedError:
+        return "a URL"
+    path = parsed.raw_path
+    if len(path) > MAX_PATH_CHARACTERS:
+        path = path[:MAX_PATH_CHARACTERS] + "…"
+    port = "" if parsed.explicit_port is None else f":{parsed.explicit_port}"
+    return f"{parsed.scheme}://{parsed.host_subcomponent or ''}{port}{path}"

@@ -1,0 +1,44 @@
+"""Which content a server gave under which URL and entity tag.
+
+With that a URL is asked for again, but its bytes are sent only if they have changed.
+"""
+
+from collections import OrderedDict
+
+from blake3 import blake3
+from yarl import URL
+
+from frontend.fetch.cache import MediaCache
+from frontend.fetch.content import Content, Digest
+
+MAX_URLS = 10_000
+
+
+class EntityTags:
+    """Strong entity tags of contents that are in the cache."""
+
+    def __init__(self, cache: MediaCache) -> None:
+        self._cache = cache
+        # By the URL's digest: URLs hold secrets and have thousands of characters.
+        self._tags: OrderedDict[bytes, tuple[str, Digest]] = OrderedDict()
+
+    def remember(self, url: URL, etag: str, content: Content) -> None:
+        """A server gave that content under that tag."""
+        key = _key(url)
+        self._tags[key] = (etag, content.digest)
+        self._tags.move_to_end(key)
+        if len(self._tags) > MAX_URLS:
+            self._tags.popitem(last=False)
+
+    def recall(self, url: URL) -> tuple[str, Content] | None:
+        """Tag and content that a URL had, if the content is still at hand."""
+        known = self._tags.get(_key(url))
+        if known is None:
+            return None
+        etag, digest = known
+        content = self._cache.content(digest)
+        return None if content is None else (etag, content)
+
+
+def _key(url: URL) -> bytes:
+    return blake3(str(url).encode()).digest()

@@ -1,0 +1,211 @@
+"""Fetching one URL over HTTP, under the policy: every hop checked, every byte counted.
+
+Bytes in, bytes out: what they mean, and whether they are known, is decided elsewhere.
+"""
+
+import asyncio
+import errno
+import logging
+import re
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import aiohttp
+from yarl import URL
+
+from frontend.fetch.errors import RefusedError, TooLargeError, UnfetchableError
+from frontend.fetch.policy import FetchPolicy, parse_url
+from frontend.fetch.resolver import CheckedResolver, Lookup, system_lookup
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 3
+"""Per fetch, of which the later ones follow a lost connection or a 5xx."""
+BACKOFF_S = 0.1
+"""Before the second attempt; four times as much before the third."""
+MAX_CONNECTIONS = 256
+MAX_CONNECTIONS_PER_HOST = 32
+
+_HEADERS = {
+    "User-Agent": "mmrouter",
+    # Media are compressed already. A server that compresses all the same is understood.
+    "Accept-Encoding": "identity",
+}
+_STRONG_ETAG = re.compile(r'"[\x21\x23-\x7e]{0,200}"')
+_REDIRECTS = (301, 302, 303, 307, 308)
+
+
+@dataclass(frozen=True)
+class Body:
+    """An answer with status 2xx, in the pieces in which it came.
+
+    Attributes:
+        url: where it came from in the end.
+        etag: its strong entity tag, None if it has no such.
+    """
+
+    chunks: list[bytes]
+    url: URL
+    etag: str | None
+
+
+@dataclass(frozen=True)
+class Unchanged:
+    """The server says that what it gave earlier under this URL and tag still holds."""
+
+    url: URL
+    etag: str
+
+
+class HttpFetcher:
+    """An HTTP client for URLs that come from users.
+
+    Made on the event loop that it lives on. Holds idle connections, and nothing else,
+    between fetches.
+    """
+
+    def __init__(
+        self,
+        policy: FetchPolicy,
+        *,
+        lookup: Lookup = system_lookup,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """
+        Args:
+            lookup: how names are resolved.
+            tls: what certificates are checked with, the system's roots unless given.
+        """
+        self._policy = policy
+        self._resolver = CheckedResolver(policy, lookup)
+        self._connector = aiohttp.TCPConnector(
+            resolver=self._resolver,
+            use_dns_cache=False,
+            socket_factory=self._socket,
+            ssl=True if tls is None else tls,
+            limit=MAX_CONNECTIONS,
+            limit_per_host=MAX_CONNECTIONS_PER_HOST,
+        )
+        self._session = aiohttp.ClientSession(
+            connector=self._connector,
+            headers=_HEADERS,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            # The total is ours: it spans redirects and retries.
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=policy.connect_timeout_s),
+            trust_env=False,  # a proxy would resolve names out of our sight
+        )
+
+    async def fetch(
+        self, url: str, max_bytes: int, known_etag: Callable[[URL], str | None] = lambda _: None
+    ) -> Body | Unchanged:
+        """Fetch a URL. Cancelling closes the connection.
+
+        Args:
+            max_bytes: largest body, decompressed.
+            known_etag: the tag under which the body of a URL is at hand.
+
+        Raises:
+            RefusedError: the policy forbids the URL.
+            UnfetchableError: it can't be had, in time or at all.
+        """
+        start = parse_url(url)
+        self._policy.check_url(start)
+        try:
+            async with asyncio.timeout(self._policy.timeout_s):
+                for attempt in range(ATTEMPTS):
+                    try:
+                        return await self._follow(start, max_bytes, known_etag)
+                    except UnfetchableError as error:
+                        if not error.transient or attempt + 1 == ATTEMPTS:
+                            raise
+                        logger.debug("fetching again: %s", error)
+                    await asyncio.sleep(BACKOFF_S * 4**attempt)
+                raise AssertionError("unreachable")
+        except TimeoutError as error:
+            raise UnfetchableError("the server did not answer in time", "timeout") from error
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+        await self._resolver.close()
+
+    async def _follow(
+        self, url: URL, max_bytes: int, known_etag: Callable[[URL], str | None]
+    ) -> Body | Unchanged:
+        for _ in range(self._policy.max_redirects + 1):
+            answer = await self._hop(url, max_bytes, known_etag(url))
+            if not isinstance(answer, str):
+                return answer
+            try:
+                url = self._policy.redirect(url, answer)
+            except RefusedError as error:
+                raise UnfetchableError(
+                    f"it redirects to where nothing is fetched from: {error.reason}", "redirect"
+                ) from error
+        raise UnfetchableError(
+            f"it redirects more than {self._policy.max_redirects} times", "redirect"
+        )
+
+    async def _hop(self, url: URL, max_bytes: int, etag: str | None) -> Body | Unchanged | str:
+        """One request. A string is where it redirects to."""
+        headers = {} if etag is None else {"If-None-Match": etag}
+        try:
+            async with self._session.get(url, headers=headers, allow_redirects=False) as response:
+                if etag is not None and response.status == 304:
+                    return Unchanged(url, etag)
+                if response.status in _REDIRECTS and "Location" in response.headers:
+                    return response.headers["Location"]
+                if not 200 <= response.status < 300:
+                    raise UnfetchableError(
+                        f"the server answered {response.status}",
+                        "status",
+                        transient=response.status >= 500,
+                    )
+                chunks = await _read(response, max_bytes)
+                return Body(chunks, url, _strong_etag(response))
+        except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as error:
+            raise UnfetchableError("no secure connection is possible", "unreachable") from error
+        except (aiohttp.InvalidURL, aiohttp.ClientResponseError) as error:
+            # Not HTTP, or a header out of bounds. Not chained: these repeat the URL.
+            logger.debug("no usable answer: %s", type(error).__name__)
+            raise UnfetchableError("the server's answer makes no sense", "status") from None
+        except aiohttp.ClientPayloadError as error:
+            raise UnfetchableError(
+                "the server's answer is cut off or damaged", "unreachable", transient=True
+            ) from error
+        except aiohttp.ServerTimeoutError:
+            raise _unreachable() from None  # repeats the URL too
+        except (aiohttp.ClientError, OSError) as error:
+            raise _unreachable() from error
+
+    def _socket(self, info: aiohttp.AddrInfoType) -> socket.socket:
+        """The last word before every connection, however its address was found."""
+        family, kind, protocol, _, address = info
+        if not self._policy.allows_address(str(address[0])):
+            raise PermissionError(errno.EACCES, "the policy forbids this address")
+        return socket.socket(family, kind, protocol)
+
+
+async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> list[bytes]:
+    if (response.content_length or 0) > max_bytes:
+        raise TooLargeError(max_bytes)
+    chunks = []
+    size = 0
+    async for chunk in response.content.iter_any():
+        size += len(chunk)
+        if size > max_bytes:
+            raise TooLargeError(max_bytes)
+        chunks.append(chunk)
+    return chunks
+
+
+def _strong_etag(response: aiohttp.ClientResponse) -> str | None:
+    # A weak tag stands for bodies that mean the same, but may differ in their bytes.
+    etag = response.headers.get("ETag", "")
+    return etag if _STRONG_ETAG.fullmatch(etag) else None
+
+
+def _unreachable() -> UnfetchableError:
+    return UnfetchableError("the server can't be reached", "unreachable", transient=True)

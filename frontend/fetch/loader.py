@@ -1,0 +1,177 @@
+"""From a reference in a request to a decoded medium.
+
+The one way in: whatever the modality and wherever the bytes come from, they pass the
+policy, the cache and the limits on decoding here.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from vllm.multimodal.media import MediaIO
+from vllm.multimodal.media.connector import global_thread_pool
+from vllm.multimodal.media.video import VideoMediaIO
+from yarl import URL
+
+from common.telemetry import MEDIA_DECODES, MEDIA_FETCHED_BYTES, MEDIA_FETCHES
+from frontend.fetch.cache import CacheStatistics, MediaCache
+from frontend.fetch.content import Content
+from frontend.fetch.data_url import is_data_url, read_data_url
+from frontend.fetch.decode import decode
+from frontend.fetch.decoded import own_copy
+from frontend.fetch.entity_tags import EntityTags
+from frontend.fetch.errors import MediaError
+from frontend.fetch.http import HttpFetcher, Unchanged
+from frontend.fetch.local_file import read_local_file
+from frontend.fetch.mode import decoding_mode
+from frontend.fetch.policy import FetchPolicy, parse_url
+from frontend.fetch.single_flight import SingleFlight
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class LoaderStatistics:
+    """What is going on and what is kept."""
+
+    fetching: int
+    decoding: int
+    cache: CacheStatistics
+
+
+class MediaLoader:
+    """Loads media for all requests of a frontend. Made on the event loop it serves."""
+
+    def __init__(
+        self,
+        policy: FetchPolicy,
+        cache_bytes: int,
+        *,
+        http: HttpFetcher | None = None,
+        pool: Executor = global_thread_pool,
+    ) -> None:
+        """
+        Args:
+            cache_bytes: budget of the cache, 0 for none.
+            http: the HTTP client, made here unless given.
+            pool: threads that decode.
+        """
+        self.policy = policy
+        self._http = HttpFetcher(policy) if http is None else http
+        self._pool = pool
+        self._cache = MediaCache(cache_bytes)
+        self._tags = EntityTags(self._cache)
+        self._fetches: SingleFlight[Content] = SingleFlight()
+        self._decodes: SingleFlight[tuple[Any, bool]] = SingleFlight()
+
+    def statistics(self) -> LoaderStatistics:
+        """What is going on and what is kept."""
+        return LoaderStatistics(len(self._fetches), len(self._decodes), self._cache.statistics())
+
+    async def load(self, url: str, media_io: MediaIO[Any]) -> Any:
+        """Fetch and decode a medium, which is then the caller's alone.
+
+        The same URL, or the same bytes to be decoded alike, are worked on once for all
+        who ask at the same time. Cancelling leaves nothing behind once the last of
+        them is cancelled; a thread that is decoding finishes, for nobody.
+
+        Raises:
+            MediaError: it can't be had; 400 or 422.
+            ValueError: it can't be decoded; 400.
+        """
+        max_bytes = min(self.policy.max_bytes, media_io.get_max_bytes() or self.policy.max_bytes)
+        content = await self._content(url, max_bytes, isinstance(media_io, VideoMediaIO))
+        mode = decoding_mode(media_io)
+        if mode is None:
+            MEDIA_DECODES.labels("decoded").inc()
+            return await self._in_pool(decode, content, media_io, self.policy)
+        cached = self._cache.get(content.digest, mode)
+        if cached is not None:
+            MEDIA_DECODES.labels("cached").inc()
+            return await self._in_pool(own_copy, cached)
+
+        async def decode_and_keep() -> tuple[Any, bool]:
+            decoded = await self._in_pool(decode, content, media_io, self.policy)
+            return decoded, self._cache.add(content, mode, decoded)
+
+        key = (content.digest, mode)
+        MEDIA_DECODES.labels("shared" if key in self._decodes else "decoded").inc()
+        decoded: Any
+        (decoded, kept), shared = await self._decodes.run(key, decode_and_keep)
+        if kept or shared:
+            decoded = await self._in_pool(own_copy, decoded)
+        return decoded
+
+    async def close(self) -> None:
+        """Cancel what is under way, close connections, drop the cache."""
+        await self._fetches.close()
+        await self._decodes.close()
+        await self._http.close()
+        self._cache.clear()
+
+    async def _content(self, url: str, max_bytes: int, video: bool) -> Content:
+        if is_data_url(url):
+            with _counted("data"):
+                return await self._in_pool(
+                    partial(read_data_url, url, max_bytes, jpeg_frames=video)
+                )
+        if url[:5].lower() == "file:":
+            with _counted("file"):
+                root = self.policy.local_root
+                return await self._in_pool(read_local_file, parse_url(url), root, max_bytes)
+        key = (url, max_bytes)
+        if key in self._fetches:
+            MEDIA_FETCHES.labels("http", "shared").inc()
+        content, _ = await self._fetches.run(key, lambda: self._fetch(url, max_bytes))
+        return content
+
+    async def _fetch(self, url: str, max_bytes: int) -> Content:
+        at_hand: dict[URL, Content] = {}  # also if the cache drops it meanwhile
+
+        def known_etag(hop: URL) -> str | None:
+            known = self._tags.recall(hop)
+            if known is None or len(known[1].data) > max_bytes:
+                return None
+            at_hand[hop] = known[1]
+            return known[0]
+
+        with _counted("http") as outcome:
+            answer = await self._http.fetch(url, max_bytes, known_etag)
+            if isinstance(answer, Unchanged):
+                outcome.name = "unchanged"
+                return at_hand[answer.url]
+            content = await self._in_pool(Content.joined, answer.chunks)
+        MEDIA_FETCHED_BYTES.inc(len(content.data))
+        if answer.etag is not None:
+            self._tags.remember(answer.url, answer.etag, content)
+        return content
+
+    async def _in_pool(self, function: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+
+
+@dataclass
+class _Outcome:
+    name: str = "fetched"
+
+
+@contextmanager
+def _counted(source: str) -> Iterator[_Outcome]:
+    outcome = _Outcome()
+    try:
+        yield outcome
+    except asyncio.CancelledError:
+        outcome.name = "cancelled"
+        raise
+    except MediaError as error:
+        outcome.name = error.outcome
+        raise
+    except ValueError:
+        outcome.name = "refused"
+        raise
+    finally:
+        MEDIA_FETCHES.labels(source, outcome.name).inc()

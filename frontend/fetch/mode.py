@@ -1,0 +1,40 @@
+"""In which way a medium is decoded, as a key: equal keys, equal results.
+
+The way is all that vLLM's ``MediaIO`` object was made with: image mode, background
+colour, frames to sample, and whatever ``media_io_kwargs`` say.
+"""
+
+from collections.abc import Hashable, Mapping
+from typing import Any, NewType
+
+from vllm.multimodal.media import MediaIO
+from vllm.multimodal.video import VideoLoader
+
+Mode = NewType("Mode", tuple[Hashable, ...])
+
+
+class _NoKeyError(Exception):
+    pass
+
+
+def decoding_mode(media_io: MediaIO[Any]) -> Mode | None:
+    """The key of a ``MediaIO``, None if it holds something that can't be compared."""
+    try:
+        return Mode((_frozen(media_io),))
+    except _NoKeyError:
+        return None
+
+
+def _frozen(value: object) -> Hashable:
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    # With their types: 1, 1.0 and True are equal, but need not decode alike.
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return (name, value)
+    if isinstance(value, (list, tuple)):
+        return (name, tuple(_frozen(item) for item in value))
+    if isinstance(value, Mapping):
+        pairs = [(_frozen(key), _frozen(item)) for key, item in value.items()]
+        return (name, frozenset(pairs))
+    if isinstance(value, (MediaIO, VideoLoader)):
+        return (name, _frozen(vars(value)))
+    raise _NoKeyError

@@ -1,0 +1,82 @@
+import pytest
+
+from backend_worker.args import parse
+from backend_worker.engine import with_our_defaults
+from common.transfer.choice import TransferMode
+
+
+def test_engine_flags_reach_vllm_and_ours_do_not() -> None:
+    args = parse(["--model", "m", "--worker-id", "w", "--max-model-len", "99", "--nixl-slots", "3"])
+    assert args.worker_id == "w"
+    assert args.nixl_slots == 3
+    assert args.engine.model == "m"
+    assert args.engine.max_model_len == 99
+    assert args.engine_given == {"model", "max_model_len"}
+
+
+def test_hashes_and_events_are_what_routing_needs() -> None:
+    args = parse(["--model", "m"])
+    engine = with_our_defaults(args.engine, args.engine_given)
+    assert engine.prefix_caching_hash_algo == "sha256_cbor"
+    assert engine.kv_events_config is not None
+    assert engine.kv_events_config.enable_kv_cache_events
+
+
+def test_what_the_user_says_is_left_alone() -> None:
+    args = parse(
+        ["--model", "m", "--prefix-caching-hash-algo", "sha256", "--kv-events-config", "{}"]
+    )
+    engine = with_our_defaults(args.engine, args.engine_given)
+    assert engine.prefix_caching_hash_algo == "sha256"
+    assert engine.kv_events_config is not None
+    assert not engine.kv_events_config.enable_kv_cache_events
+
+
+def test_workers_without_a_name_get_different_ones() -> None:
+    assert parse(["--model", "m"]).worker_id != parse(["--model", "m"]).worker_id
+
+
+@pytest.mark.parametrize(
+    ("environment", "mode"),
+    [
+        ({}, TransferMode.AUTO),
+        ({"DYNAMO_MM_TRANSFER": "nixl"}, TransferMode.NIXL),
+        ({"DYNAMO_DISABLE_NIXL_MM": "1"}, TransferMode.DISABLED),
+        ({"DYNAMO_DISABLE_NIXL_MM": "0", "DYNAMO_MM_TRANSFER": "shm"}, TransferMode.SHM),
+    ],
+)
+def test_the_transfer_mode_comes_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], mode: TransferMode
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert parse(["--model", "m"]).transfer is mode
+
+
+@pytest.mark.parametrize(
+    ("argv", "environment", "complaint"),
+    [
+        ([], {}, "--model is required"),
+        (["--model", "m"], {"DYNAMO_MM_TRANSFER": "owl"}, "owl"),
+        (["--model", "m"], {"DYNAMO_DISABLE_NIXL_MM": "yes"}, "must be 0 or 1"),
+        (
+            ["--model", "m"],
+            {"DYNAMO_DISABLE_NIXL_MM": "1", "DYNAMO_MM_TRANSFER": "shm"},
+            "turns transfer off",
+        ),
+        (["--model", "m", "--no-such-flag"], {}, "no-such-flag"),
+    ],
+)
+def test_a_wrong_command_line_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    argv: list[str],
+    environment: dict[str, str],
+    complaint: str,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as caught:
+        parse(argv)
+    assert caught.value.code == 2
+    assert complaint in capsys.readouterr().err

@@ -1,0 +1,81 @@
+"""The parent of a worker, with a shell script in the worker's place."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PARENT = """
+import sys
+from backend_worker import supervise
+sys.executable = sys.argv[1]
+sys.exit(supervise.supervise([]))
+"""
+
+
+def start(tmp_path: Path, script: str) -> subprocess.Popen[bytes]:
+    """The parent, over a script that is called in the worker's place."""
+    worker = tmp_path / "worker"
+    worker.write_text(f"#!/bin/sh\n{script}\n")
+    worker.chmod(0o755)
+    return subprocess.Popen([sys.executable, "-c", PARENT, str(worker)], start_new_session=True)
+
+
+def wait_for(path: Path) -> str:
+    deadline = time.monotonic() + 10
+    while not path.exists() or not path.read_text().strip():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return path.read_text().strip()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_the_status_is_the_workers(tmp_path: Path, status: int) -> None:
+    assert start(tmp_path, f"exit {status}").wait(10) == status
+
+
+def test_a_killed_worker_takes_its_descendants_with_it(tmp_path: Path) -> None:
+    # A grandchild in a session of its own, as an engine process may be.
+    parent = start(
+        tmp_path,
+        f"setsid sh -c 'echo $$ > {tmp_path}/engine; exec sleep 100' &\n"
+        f"echo $$ > {tmp_path}/pid; wait",
+    )
+    engine, worker = int(wait_for(tmp_path / "engine")), int(wait_for(tmp_path / "pid"))
+    os.kill(worker, signal.SIGKILL)
+    assert parent.wait(10) == 128 + signal.SIGKILL
+    assert not is_alive(engine)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_reach_the_worker(tmp_path: Path, number: signal.Signals) -> None:
+    parent = start(
+        tmp_path,
+        f"trap 'exit 7' TERM INT; echo $$ > {tmp_path}/pid; while true; do sleep 0.05; done",
+    )
+    wait_for(tmp_path / "pid")
+    parent.send_signal(number)
+    assert parent.wait(10) == 7
+
+
+def test_if_the_parent_is_killed_the_worker_is_asked_to_stop(tmp_path: Path) -> None:
+    parent = start(
+        tmp_path,
+        f"trap 'echo stopped > {tmp_path}/end; exit' TERM; echo $$ > {tmp_path}/pid\n"
+        "while true; do sleep 0.05; done",
+    )
+    wait_for(tmp_path / "pid")
+    parent.kill()
+    parent.wait(10)
+    assert wait_for(tmp_path / "end") == "stopped"

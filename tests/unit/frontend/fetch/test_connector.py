@@ -1,0 +1,278 @@
+"""What vLLM and its users see of all this."""
+
+import asyncio
+import io
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from vllm import envs
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.exceptions import VLLMUnprocessableEntityError, VLLMValidationError
+from vllm.multimodal.hasher import MultiModalHasher
+from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector, MediaWithBytes
+
+from frontend.fetch.connector import CONNECTOR_NAME, FrontendMediaConnector, register
+from frontend.fetch.loader import MediaLoader
+from frontend.fetch.policy import FetchPolicy
+from tests.pictures import data_uri, picture
+from tests.unit.frontend.fetch.conftest import MakeLoader
+from tests.unit.frontend.fetch.sites import PRIVATE, Site, answer, redirect, silence
+from tests.unit.frontend.fetch.test_policy import ODD
+from tests.unit.frontend.fetch.videos import jpeg_sequence, video
+
+
+def encoded(format_: str, mode: str = "RGB", **options: object) -> bytes:
+    buffer = io.BytesIO()
+    source = Image.open(io.BytesIO(picture("source", (64, 48))))
+    source.convert(mode).save(buffer, format_, **options)
+    return buffer.getvalue()
+
+
+def rotated() -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return encoded("JPEG", exif=exif)
+
+
+def animated() -> bytes:
+    buffer = io.BytesIO()
+    frames = [Image.new("RGB", (32, 32), (n * 40, 0, 0)) for n in range(5)]
+    frames[0].save(buffer, "WEBP", save_all=True, append_images=frames[1:])
+    return buffer.getvalue()
+
+
+PICTURES = {
+    "png": encoded("PNG"),
+    "jpeg": encoded("JPEG"),
+    "transparent": encoded("PNG", "RGBA"),
+    "palette": encoded("PNG", "P"),
+    "grey": encoded("PNG", "L"),
+    "black and white": encoded("PNG", "1"),
+    "cmyk": encoded("JPEG", "CMYK"),
+    "16 bit": encoded("PNG", "I;16"),
+    "tiff": encoded("TIFF"),
+    "rotated": rotated(),
+    "animated": animated(),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("io_kwargs", [{}, {"image": {"image_mode": None}}], ids=["rgb", "as is"])
+async def test_pictures_are_what_vllm_makes_of_them(
+    make_loader: MakeLoader, name: str, io_kwargs: dict[str, dict[str, object]]
+) -> None:
+    """Fresh, kept and handed out again: same type, same pixels, same hash."""
+    url = data_uri(PICTURES[name])
+    theirs = MediaConnector(io_kwargs).fetch_image(url)
+    ours = FrontendMediaConnector(make_loader(), io_kwargs)
+    for _ in range(3):
+        loaded = await ours.fetch_image_async(url)
+        assert type(loaded) is type(theirs) is MediaWithBytes
+        assert isinstance(loaded.media, Image.Image)
+        assert (loaded.media.mode, loaded.media.size) == (theirs.media.mode, theirs.media.size)
+        assert np.array_equal(np.asarray(loaded.media), np.asarray(theirs.media))
+        assert loaded.original_bytes == theirs.original_bytes
+        assert loaded.io_config == theirs.io_config
+        assert hashed(loaded) == hashed(theirs)
+
+
+def hashed(item: object) -> str:
+    return str(MultiModalHasher.hash_kwargs("blake3", image=item))
+
+
+async def test_videos_are_what_vllm_makes_of_them(make_loader: MakeLoader, tmp_path: Path) -> None:
+    (tmp_path / "v.avi").write_bytes(video(tmp_path))
+    io_kwargs = {"video": {"num_frames": 4}}
+    for url in (f"file://{tmp_path}/v.avi", jpeg_sequence(3)):
+        plain = MediaConnector(io_kwargs, allowed_local_media_path=str(tmp_path))
+        theirs = plain.fetch_video(url)
+        ours = FrontendMediaConnector(make_loader(local_root=tmp_path), io_kwargs)
+        for _ in range(2):
+            loaded = await ours.fetch_video_async(url)
+            assert type(loaded) is MediaWithBytes and type(loaded.media) is tuple
+            assert np.array_equal(loaded.media[0], theirs.media[0])
+            assert loaded.media[1] == theirs.media[1]
+            assert loaded.original_bytes == theirs.original_bytes
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "data:image/png;base64,bm90IGFuIGltYWdl",
+        "data:image/png;base64,%%%",
+        "data:image/png;base64,",
+        data_uri(picture("cut")[:2000]),
+    ],
+)
+async def test_broken_pictures_are_answered_as_by_vllm(make_loader: MakeLoader, url: str) -> None:
+    with pytest.raises(ValueError, match=r".") as theirs:
+        await MediaConnector().fetch_image_async(url)
+    with pytest.raises(ValueError, match=r".") as ours:
+        await FrontendMediaConnector(make_loader()).fetch_image_async(url)
+    sentences = [create_error_response(caught.value).error for caught in (ours, theirs)]
+    assert sentences[0] == sentences[1]
+
+
+@pytest.mark.parametrize(
+    ("url", "status", "sentence"),
+    [
+        (
+            "http://user:secret@nowhere.example/a/b.png?token=secret#secret",
+            422,
+            "Failed to load media from http://nowhere.example/a/b.png: "
+            "no public address is known for its host",
+        ),
+        (
+            "http://internal.example/x.png?secret",
+            422,
+            "Failed to load media from http://internal.example/x.png: "
+            "no public address is known for its host",
+        ),
+        (
+            "http://169.254.169.254/latest/?secret",
+            400,
+            "Failed to load media from http://169.254.169.254/latest/: its address is not public",
+        ),
+        (
+            "http://[::1]:8000/x",
+            400,
+            "Failed to load media from http://[::1]:8000/x: its address is not public",
+        ),
+        (
+            "gopher://host/x.png?secret",
+            400,
+            "Failed to load media from gopher://host/x.png: "
+            "only http, https and data URLs are fetched",
+        ),
+        (
+            "http://user:secret@host:port/",
+            400,
+            "Failed to load media from a URL: its URL is malformed",
+        ),
+        (
+            "file:///etc/passwd",
+            400,
+            "Failed to load media from file:///etc/passwd: "
+            "local files are not read (see --allowed-local-media-path)",
+        ),
+        (
+            "data:image/png,secret",
+            400,
+            "Failed to load media from a data URL: only data URLs in base64 are understood",
+        ),
+    ],
+)
+async def test_errors(make_loader: MakeLoader, url: str, status: int, sentence: str) -> None:
+    await told(FrontendMediaConnector(make_loader()), url, status, sentence)
+
+
+async def told(connector: FrontendMediaConnector, url: str, status: int, sentence: str) -> None:
+    """Assert what a user is told of a picture."""
+    with pytest.raises((VLLMValidationError, VLLMUnprocessableEntityError)) as caught:
+        await connector.fetch_image_async(url)
+    # Not the response's own sentence: vLLM puts <path> for what looks like a path to it.
+    assert str(caught.value) == sentence
+    assert create_error_response(caught.value).error.code == status
+
+
+async def test_errors_of_servers(make_loader: MakeLoader, site: Site, internal: Site) -> None:
+    site.routes |= {
+        "/404": answer(status=404),
+        "/slow": silence,
+        "/away": redirect(internal.url("/secret?secret")),
+        "/large": answer(b"x" * 200_000),
+    }
+    connector = FrontendMediaConnector(make_loader(timeout_s=0.2, max_mb=0.125))
+    for path, reason in {
+        "/404": "the server answered 404",
+        "/slow": "the server did not answer in time",
+        "/away": "it redirects to where nothing is fetched from: its address is not public",
+        "/large": "it is larger than 0.125 MiB",
+    }.items():
+        url = site.url(path, host="site.example")
+        await told(connector, f"{url}?secret", 422, f"Failed to load media from {url}: {reason}")
+
+
+async def test_a_long_path_is_cut(make_loader: MakeLoader) -> None:
+    with pytest.raises(VLLMUnprocessableEntityError) as caught:
+        await FrontendMediaConnector(make_loader()).fetch_image_async(
+            "http://nowhere.example/" + "a" * 5000
+        )
+    assert len(str(caught.value)) < 400
+
+
+async def test_vllm_finds_it(make_loader: MakeLoader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its chat parser makes one, with vLLM's flags beside ours."""
+    monkeypatch.setattr(envs, "VLLM_MAX_IMAGE_PIXELS", envs.VLLM_MAX_IMAGE_PIXELS, raising=False)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)
+    monkeypatch.setattr(
+        MEDIA_CONNECTOR_REGISTRY, "name2class", dict(MEDIA_CONNECTOR_REGISTRY.name2class)
+    )
+    register(make_loader(max_pixels=1000))
+    made = MEDIA_CONNECTOR_REGISTRY.load(
+        CONNECTOR_NAME,
+        media_io_kwargs=None,
+        allowed_local_media_path="",
+        allowed_media_domains=None,
+    )
+    assert isinstance(made, MediaConnector)
+    with pytest.raises(VLLMValidationError, match="more than 1000 pixels"):
+        await made.fetch_image_async(data_uri(picture("large")))
+
+
+@pytest.fixture
+def lab() -> Iterator[str]:
+    """A server that does not need this thread's event loop."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(PICTURES["png"])))
+            self.end_headers()
+            self.wfile.write(PICTURES["png"])
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer((PRIVATE, 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield f"http://{PRIVATE}:{server.server_address[1]}/x.png"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("on_the_loop", [True, False])
+def test_the_synchronous_way_has_the_same_policy(lab: str, on_the_loop: bool) -> None:
+    def load(connector: FrontendMediaConnector) -> None:
+        assert connector.fetch_image(lab).original_bytes == PICTURES["png"]
+
+    async def main() -> None:
+        for allowed in (True, False):
+            loader = MediaLoader(FetchPolicy(allow_private=allowed), 0)
+            connector = FrontendMediaConnector(loader)
+            try:
+                if on_the_loop:
+                    load(connector)
+                else:
+                    await asyncio.to_thread(load, connector)
+                assert allowed
+            except VLLMValidationError as error:
+                assert not allowed and "not public" in str(error)
+            finally:
+                await loader.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("url", ODD)
+async def test_every_odd_url_is_the_users_error(make_loader: MakeLoader, url: str) -> None:
+    with pytest.raises((VLLMValidationError, VLLMUnprocessableEntityError)) as caught:
+        await FrontendMediaConnector(make_loader()).fetch_image_async(url)
+    assert str(caught.value).startswith("Failed to load media from ")

@@ -1,0 +1,224 @@
+"""Decoding what may be a bomb, broken, or made up to lead decoders astray."""
+
+import contextlib
+import io
+import random
+import struct
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, PngImagePlugin
+from vllm import envs
+from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMediaIO
+
+from frontend.fetch.content import Content
+from frontend.fetch.data_url import read_data_url
+from frontend.fetch.decode import decode, limit_decoders
+from frontend.fetch.errors import MediaError, RefusedError
+from frontend.fetch.policy import FetchPolicy
+from tests.pictures import blank_picture, picture
+from tests.unit.frontend.fetch.videos import jpeg, jpeg_sequence, video
+
+
+@pytest.fixture(autouse=True)
+def limits_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(envs, "VLLM_MAX_IMAGE_PIXELS", envs.VLLM_MAX_IMAGE_PIXELS, raising=False)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)
+
+
+def limited(**limits: object) -> FetchPolicy:
+    policy = FetchPolicy.model_validate(limits)
+    limit_decoders(policy)
+    return policy
+
+
+def decoded(data: bytes, policy: FetchPolicy, media_io: MediaIO[object] | None = None) -> object:
+    return decode(Content.of(data), media_io or ImageMediaIO(), policy)
+
+
+def test_a_bomb_is_not_unpacked() -> None:
+    bomb = blank_picture(20_000)
+    started = time.perf_counter()
+    with pytest.raises(RefusedError, match="more than 178956970 pixels"):
+        decoded(bomb, limited())
+    assert time.perf_counter() - started < 0.5
+
+
+def test_the_limit_is_the_operators() -> None:
+    policy = limited(max_pixels=100 * 100)
+    with pytest.raises(RefusedError, match="more than 10000 pixels"):
+        decoded(picture("x", (101, 100)), policy)
+    assert decoded(picture("x", (100, 100)), policy)
+
+
+def test_a_bomb_inside_an_icon() -> None:
+    """Whose own header says 16 by 16."""
+    bomb = blank_picture(2000)
+    icon = struct.pack("<HHH", 0, 1, 1)
+    icon += struct.pack("<BBBBHHII", 16, 16, 0, 0, 1, 32, len(bomb), 22) + bomb
+    with pytest.raises(RefusedError, match="pixels"):
+        decoded(icon, limited(max_pixels=1_000_000))
+
+
+def test_a_bomb_of_text() -> None:
+    info = PngImagePlugin.PngInfo()
+    info.add_text("x", "x" * 50_000_000, zip=True)
+    buffer = io.BytesIO()
+    Image.new("L", (1, 1)).save(buffer, "PNG", pnginfo=info)
+    assert len(buffer.getvalue()) < 100_000
+    with pytest.raises(ValueError, match=r"too large|exceeds"):
+        decoded(buffer.getvalue(), limited())
+
+
+def test_an_animation_costs_its_first_frame() -> None:
+    """Nothing counts or decodes the rest: here 20,000 frames of a megapixel."""
+    buffer = io.BytesIO()
+    first, second = (Image.new("P", (1000, 1000), color) for color in (1, 0))
+    first.save(buffer, "GIF", save_all=True, append_images=[second])
+    data = buffer.getvalue()
+    frame = data[data.rindex(b"\x21\xf9") : -1]
+    data = data[:-1] + frame * 20_000 + b"\x3b"
+    started = time.perf_counter()
+    image = decoded(data, limited())
+    assert time.perf_counter() - started < 0.5
+    assert isinstance(image.media, Image.Image)  # type: ignore[attr-defined]
+
+
+def test_a_video_is_decoded_as_by_vllm(tmp_path: Path) -> None:
+    data = video(tmp_path)
+    for frames in (4, 10, 32, -1):
+        ours = decoded(data, limited(), VideoMediaIO(ImageMediaIO(), frames))
+        theirs = VideoMediaIO(ImageMediaIO(), frames).load_bytes(data)
+        assert np.array_equal(ours.media[0], theirs.media[0])  # type: ignore[attr-defined]
+        assert ours.media[1] == theirs.media[1]  # type: ignore[attr-defined]
+        assert ours.original_bytes == theirs.original_bytes == data  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("backend", ["opencv", "opencv_dynamic", "qwen3_vl"])
+def test_the_frames_of_a_video_are_limited_together(tmp_path: Path, backend: str) -> None:
+    data = video(tmp_path)
+    io_ = VideoMediaIO(ImageMediaIO(), video_backend=backend)
+    frames = len(io_.load_bytes(data).media[0])
+    pixels = frames * 64 * 48
+    assert decoded(data, limited(max_video_pixels=pixels), io_)
+    with pytest.raises(RefusedError, match=f"more than {pixels - 1} pixels"):
+        decoded(
+            data,
+            limited(max_video_pixels=pixels - 1),
+            VideoMediaIO(ImageMediaIO(), video_backend=backend),
+        )
+
+
+def test_one_frame_of_a_video_is_limited_as_an_image(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="64x48"):
+        decoded(video(tmp_path), limited(max_pixels=64 * 48 - 1), VideoMediaIO(ImageMediaIO()))
+
+
+@pytest.mark.parametrize("frames", [-1, 3])
+def test_a_sequence_of_jpegs_is_limited(frames: int) -> None:
+    url = jpeg_sequence(3)
+
+    def load(max_pixels: int) -> object:
+        content = read_data_url(url, 1 << 20, jpeg_frames=True)
+        return decode(
+            content,
+            VideoMediaIO(ImageMediaIO(), frames),
+            limited(max_video_pixels=max_pixels),
+        )
+
+    ours = load(3 * 64 * 48)
+    theirs = VideoMediaIO(ImageMediaIO(), frames).load_base64("video/jpeg", url.partition(",")[2])
+    assert np.array_equal(ours.media[0], theirs.media[0])  # type: ignore[attr-defined]
+    assert ours.original_bytes == theirs.original_bytes  # type: ignore[attr-defined]
+    with pytest.raises(RefusedError, match="pixels"):
+        load(3 * 64 * 48 - 1)
+
+
+def test_a_sequence_of_commas() -> None:
+    content = Content.of(b"," * 10_000_000, jpeg_frames=True)
+    started = time.perf_counter()
+    with pytest.raises(RefusedError, match="can't be decoded"):
+        decode(content, VideoMediaIO(ImageMediaIO(), -1), limited())
+    assert time.perf_counter() - started < 0.5
+
+
+def test_broken_videos(tmp_path: Path) -> None:
+    whole = video(tmp_path)
+    for data in (b"", b"x", whole[:100], whole[:2000], whole[2000:], jpeg(10, 10), bytes(10_000)):
+        with contextlib.suppress(ValueError, MediaError):
+            decoded(data, limited(), VideoMediaIO(ImageMediaIO()))
+
+
+@pytest.mark.parametrize("frames", [0, "x", None, 1.5, [1]])
+def test_odd_numbers_of_frames(tmp_path: Path, frames: object) -> None:
+    with pytest.raises((ValueError, MediaError)):
+        decoded(video(tmp_path), limited(), VideoMediaIO(ImageMediaIO(), frames, fps="x"))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")
+@pytest.mark.parametrize("format_", ["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "ICO", "DDS"])
+def test_damaged_pictures_are_the_users_error(format_: str) -> None:
+    """Bytes exchanged, cut and put in, with a fixed seed."""
+    chance = random.Random(format_)
+    buffer = io.BytesIO()
+    Image.open(io.BytesIO(picture("damaged", (32, 32)))).save(buffer, format_)
+    policy = limited(max_pixels=1_000_000)
+    for _ in range(100):
+        data = bytearray(buffer.getvalue())
+        for _ in range(chance.choice((1, 3, 10))):
+            at = chance.randrange(min(len(data), chance.choice((64, 10_000))))
+            cut, put = chance.choice((0, 1, 1, 1, 9)), chance.choice((0, 1, 1, 4))
+            data[at : at + cut] = chance.randbytes(put)
+        with contextlib.suppress(ValueError, MediaError):
+            decoded(bytes(data), policy)
+
+
+class Astray(MediaIO[object]):
+    """A decoder that raises what it is told to."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def load_bytes(self, data: bytes) -> object:
+        raise self.error
+
+    def load_base64(self, media_type: str, data: str) -> object:
+        raise self.error
+
+    def load_file(self, filepath: Path) -> object:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ZeroDivisionError(),
+        AssertionError(),
+        AttributeError(),
+        EOFError(),
+        IndexError(),
+        KeyError(),
+        NotImplementedError(),
+        RecursionError(),
+        SyntaxError("broken PNG file"),
+        TypeError(),
+        struct.error(),
+        MemoryError(),
+        OSError("/some/path"),
+        Image.DecompressionBombError(),
+    ],
+)
+def test_decoders_led_astray(error: Exception) -> None:
+    with pytest.raises((ValueError, MediaError)):
+        decoded(b"x", limited(), Astray(error))
+
+
+def test_mistakes_of_ours_are_not_the_users() -> None:
+    with pytest.raises(ImportError):
+        decoded(b"x", limited(), Astray(ImportError()))
+
+
+def test_audio_keeps_its_own_size_limit() -> None:
+    assert AudioMediaIO().get_max_bytes() < FetchPolicy().max_bytes

@@ -1,0 +1,32 @@
+"""Small videos for tests."""
+
+import base64
+import io
+from pathlib import Path
+
+import cv2
+import numpy as np
+from PIL import Image
+
+
+def video(directory: Path, frames: int = 10, width: int = 64, height: int = 48) -> bytes:
+    """An AVI whose frames differ."""
+    path = directory / f"{frames}-{width}-{height}.avi"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 5.0, (width, height))
+    for n in range(frames):
+        writer.write(np.full((height, width, 3), n * 20 % 256, np.uint8))
+    writer.release()
+    return path.read_bytes()
+
+
+def jpeg(width: int, height: int) -> bytes:
+    """A black JPEG."""
+    buffer = io.BytesIO()
+    Image.new("L", (width, height)).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def jpeg_sequence(frames: int, width: int = 64, height: int = 48) -> str:
+    """A data URL of vLLM's ``video/jpeg``."""
+    frame = base64.b64encode(jpeg(width, height)).decode()
+    return "data:video/jpeg;base64," + ",".join([frame] * frames)

@@ -1,0 +1,90 @@
+"""Decisions are kept, found by the API's ids, and shown as JSON."""
+
+import json
+
+from common.identity import MmHash, RequestId, Target, WorkerId
+from frontend.router.decision import Considered, Decision, DecisionLog, MediaMove
+from frontend.router.index_state import Knowledge
+from frontend.router.load import TargetLoad
+from frontend.router.selector import Work
+
+
+def decision(request_id: str) -> Decision:
+    return Decision(
+        request_id=RequestId(request_id),
+        worker_id=WorkerId("w"),
+        rank=0,
+        mode="kv",
+        reason="kv-overlap",
+        index="exact",
+        time=1.0,
+        micros=2.0,
+        prompt_tokens=40,
+        prompt_blocks=2,
+        overlap_blocks=1,
+        predicted_cached_tokens=16,
+        considered=[
+            Considered(
+                Target(WorkerId("w"), 0),
+                Knowledge.EXACT,
+                Work(1, 24, 0, 0),
+                TargetLoad(2, 1, 30, 40),
+                24.0,
+            )
+        ],
+        candidates_total=1,
+    )
+
+
+def test_json() -> None:
+    one = decision("r")
+    one.media.append(MediaMove(MmHash("x"), "shipped", 10, "shm"))
+    shown = json.loads(json.dumps(one.as_json()))
+    assert shown["candidates"] == [
+        {
+            "worker_id": "w",
+            "rank": 0,
+            "index": "exact",
+            "overlap_blocks": 1,
+            "prefill_tokens": 24,
+            "media_tokens": 0,
+            "ship_bytes": 0,
+            "active": 2,
+            "waiting": 1,
+            "queued_prefill_tokens": 30,
+            "decode_tokens": 40,
+            "cost": 24.0,
+        }
+    ]
+    assert shown["media"] == [{"mm_hash": "x", "how": "shipped", "nbytes": 10, "transport": "shm"}]
+    assert shown["realised_cached_tokens"] is None
+
+
+def test_the_oldest_makes_way() -> None:
+    log = DecisionLog(2)
+    for name in ("a", "b", "c"):
+        log.add(decision(name))
+    assert [one.request_id for one in log.last()] == ["c", "b"]
+    assert [one.request_id for one in log.last(1)] == ["c"]
+    assert log.get(RequestId("a")) is None
+    assert len(log) == 2
+
+
+def test_all_requests_of_a_response_are_found() -> None:
+    log = DecisionLog(10)
+    for name in ("cmpl-1-0", "cmpl-2", "cmpl-1-1"):
+        log.add(decision(name))
+    assert [one.request_id for one in log.find("cmpl-1")] == ["cmpl-1-0", "cmpl-1-1"]
+    assert log.find("cmpl-3") == []
+
+
+def test_a_request_decided_twice_is_known_by_its_last_decision() -> None:
+    log = DecisionLog(2)
+    first, second = decision("a"), decision("a")
+    log.add(first)
+    log.add(second)
+    assert log.get(RequestId("a")) is second
+    log.add(decision("b"))
+    assert log.get(RequestId("a")) is second
+    log.add(decision("c"))
+    assert log.get(RequestId("a")) is None

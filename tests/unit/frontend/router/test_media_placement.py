@@ -1,0 +1,65 @@
+"""What workers acknowledged is relied on; what is on its way only attracts."""
+
+from common.identity import MmHash, WorkerId
+from frontend.router.media_placement import MediaPlacement
+
+A, B = WorkerId("a"), WorkerId("b")
+X, Y, Z = MmHash("x"), MmHash("y"), MmHash("z")
+
+
+def test_acks_and_nacks() -> None:
+    media = MediaPlacement()
+    media.acked(A, [X, Y])
+    media.acked(B, [X])
+    assert media.holds(A, X)
+    assert media.holders(X, 0.0) == {A, B}
+    media.nacked(A, [X, Z])
+    assert not media.holds(A, X)
+    assert media.holders(X, 0.0) == {B}
+    assert media.statistics().nacked == 1
+
+
+def test_an_item_on_its_way_attracts_but_is_not_relied_on() -> None:
+    media = MediaPlacement(expect_s=5.0)
+    media.expect(A, [X], now=0.0)
+    assert media.holders(X, 4.0) == {A}
+    assert not media.holds(A, X)
+    assert media.holders(X, 5.0) == set()
+    media.acked(A, [X])
+    assert media.holders(X, 99.0) == {A}
+    assert media.statistics().expected == 0
+
+
+def test_an_item_already_held_is_not_expected() -> None:
+    media = MediaPlacement()
+    media.acked(A, [X])
+    media.expect(A, [X], now=0.0)
+    assert media.statistics().expected == 0
+
+
+def test_what_expired_is_forgotten_with_the_next_expectation() -> None:
+    media = MediaPlacement(expect_s=1.0)
+    media.expect(A, [X, Y], now=0.0)
+    media.expect(A, [Z], now=2.0)
+    assert media.statistics().expected == 1
+
+
+def test_the_least_recently_used_item_makes_way() -> None:
+    media = MediaPlacement(capacity=2)
+    media.acked(A, [X, Y])
+    media.touch(A, [X, Z])
+    media.acked(A, [Z])
+    assert [media.holds(A, item) for item in (X, Y, Z)] == [True, False, True]
+    assert media.statistics().evicted == 1
+    media.expect(B, [X, Y, Z], now=0.0)
+    assert media.statistics().expected == 2
+
+
+def test_a_dropped_worker_leaves_nothing_behind() -> None:
+    media = MediaPlacement()
+    media.acked(A, [X])
+    media.expect(A, [Y], now=0.0)
+    media.drop(A)
+    media.drop(B)
+    assert media.statistics()[:3] == (0, 0, 0)
+    assert media.holders(X, 0.0) == set()

@@ -1,0 +1,69 @@
+"""Each flag has a twin in the environment; the flag wins; nonsense is refused by name."""
+
+import argparse
+
+import pytest
+
+from common.errors import ConfigurationError
+from frontend.router.settings import RouterMode, RouterSettings, flag, variable
+
+
+def parse(*argv: str, **environ: str) -> RouterSettings:
+    parser = argparse.ArgumentParser()
+    RouterSettings.add_arguments(parser)
+    return RouterSettings.from_args(parser.parse_args(argv), environ)
+
+
+def test_defaults() -> None:
+    assert parse() == RouterSettings()
+
+
+def test_flags_win_over_the_environment() -> None:
+    settings = parse(
+        "--router-mode", "round-robin", MMROUTER_ROUTER_MODE="random", MMROUTER_ROUTER_SEED="7"
+    )
+    assert settings.mode is RouterMode.ROUND_ROBIN
+    assert settings.seed == 7
+
+
+def test_units_are_left_out_of_names() -> None:
+    assert flag("predict_ttl_s") == "--router-predict-ttl"
+    assert variable("predict_ttl_s") == "MMROUTER_ROUTER_PREDICT_TTL"
+    assert parse("--router-predict-ttl", "2.5").predict_ttl_s == 2.5
+    assert parse(MMROUTER_ROUTER_PREDICT_TTL="3").predict_ttl_s == 3.0
+
+
+def test_switches() -> None:
+    assert not parse("--no-router-spread").spread
+    assert parse("--router-spread", MMROUTER_ROUTER_SPREAD="0").spread
+    assert not parse(MMROUTER_ROUTER_SPREAD="0").spread
+
+
+def test_every_field_can_be_set_from_the_environment() -> None:
+    for name, field in RouterSettings.model_fields.items():
+        value = "kv" if name == "mode" else "1"
+        settings = parse(**{variable(name): value})
+        assert str(getattr(settings, name)) in {value, "1.0", "True"}, field
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "where"),
+    [
+        (["--router-temperature", "-1"], {}, "--router-temperature='-1'"),
+        (["--router-decode-weight", "nan"], {}, "--router-decode-weight='nan'"),
+        ([], {"MMROUTER_ROUTER_MODE": "magic"}, "MMROUTER_ROUTER_MODE='magic'"),
+        ([], {"MMROUTER_ROUTER_DECISIONS": "many"}, "MMROUTER_ROUTER_DECISIONS='many'"),
+    ],
+)
+def test_unusable_values_are_named(argv: list[str], environ: dict[str, str], where: str) -> None:
+    with pytest.raises(ConfigurationError, match="is unusable") as caught:
+        parse(*argv, **environ)
+    assert str(caught.value).startswith(where)
+
+
+def test_help_names_default_and_twin(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--help")
+    text = " ".join(capsys.readouterr().out.split())
+    assert "(default kv; MMROUTER_ROUTER_MODE)" in text
+    assert "--router-spread, --no-router-spread" in text
