@@ -261,6 +261,9 @@ class WorkerService:
                         obtained.verify()
                         acked = True
                         await self._ack(session, submit, obtained)
+                    if output.finished:
+                        # Before the end, so that whoever saw the end saw the counts too.
+                        await self._send(session.address, self._status())
                     await self._send(session.address, _to_wire(request_id, output))
         except asyncio.CancelledError:
             failure = Failed(request_id, FailureKind.ABORTED, "aborted")
