@@ -327,9 +327,8 @@ class Router:
         worker = self._workers.get(flight.target.worker_id)
         if feed is None or worker is None or worker.incarnation != flight.incarnation:
             return
-        if feed.state(flight.target.rank).knowledge is Knowledge.EXACT:
-            # By now the events have told; a prediction could only hide an eviction.
-            self._indexes.predicted.forget(request_id)
+        # What was predicted stays until it expires: the engine may finish a short request
+        # before its events are out, and an eviction takes the prediction back as well.
         if flight.stores_blocks:
             feed.served(flight.target.rank, flight.routed_at)
 

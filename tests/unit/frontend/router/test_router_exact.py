@@ -21,7 +21,7 @@ HASHES = BlockHasher(BLOCK, "sha256_cbor", bytes(32)).hash(PROMPT, ())
 
 def stored(hashes: Sequence[BlockHash], need: Need = Need.EVERY, group: int = 0) -> Stored:
     window = 2 * BLOCK + 1 if need is Need.WINDOW else 0
-    return Stored(list(hashes), BLOCK, group, need, window, "any", False, None)
+    return Stored(list(hashes), BLOCK, group, need, window, "any", False, None, True)
 
 
 def removed(hashes: Sequence[BlockHash], group: int = 0) -> Removed:
@@ -102,11 +102,14 @@ async def test_an_identical_prompt_follows_before_any_event(fleet: Fleet) -> Non
     assert second.overlap_blocks == 7
 
 
-async def test_once_a_request_is_over_only_events_count(fleet: Fleet) -> None:
+async def test_a_request_may_end_before_its_events_are_out(fleet: Fleet) -> None:
+    """As one of a single token does: the next like it must not go elsewhere."""
     one = fleet.request()
     decision = fleet.router.route(one)
-    assert fleet.overlap() == {decision.worker_id: 8}
     fleet.router.finished(one.request_id, 0)
+    assert fleet.overlap() == {decision.worker_id: 8}
+    fleet.now = 5.1
+    fleet.overlap([1])
     assert fleet.overlap() == {}
 
 
