@@ -29,7 +29,7 @@ ENVIRONMENT := .venv/.mmrouter-$(DEVICE)
 BENCH_ENVIRONMENT := $(ENVIRONMENT)-bench
 
 .PHONY: help setup run test check fix demo-model clean distclean
-.PHONY: bench-router bench-router-scale bench-transfer
+.PHONY: bench-router bench-router-scale bench-transfer bench-last-hop
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{ printf "%-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -104,6 +104,9 @@ bench-router-scale: $(BENCH_ENVIRONMENT) ## measure routing with many workers an
 
 bench-transfer: $(BENCH_ENVIRONMENT) ## measure each way of moving tensors
 	@$(VENV_PYTHON) -m tests.benchmarks.bench_transfer $(BENCH_ARGS)
+
+bench-last-hop: $(BENCH_ENVIRONMENT) ## measure each of vLLM's ways from a worker to its engine
+	@$(VENV_PYTHON) -m tests.benchmarks.bench_last_hop $(BENCH_ARGS)
 
 clean: ## remove what running and testing left
 	rm -rf .runs $(DEMO_MODEL) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

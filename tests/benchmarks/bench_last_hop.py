@@ -10,6 +10,7 @@ time, and the same picture with another question. Prints a table and one JSON li
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from common.transfer.choice import TransferMode
 from frontend.media import MediaLender
 from frontend.preprocess import Preprocessor, ProcessedPrompt
 from frontend.worker_link import WorkerLink
-from tests.e2e.processes import start_worker
+from tests.e2e.processes import environment, start_worker
 from tests.e2e.test_last_hop import HOPS
 from tests.pictures import data_uri, picture
 
@@ -104,6 +105,7 @@ async def measure(card: WorkerCard, images: int) -> tuple[float, float]:
 
 
 def main() -> None:
+    os.environ.update(environment())
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=12)
     images = parser.parse_args().images
