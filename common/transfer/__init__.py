@@ -7,7 +7,8 @@
 - :mod:`arena`: ``Arena``, ``Lease``; :mod:`arena_layout`: ``ArenaOffer``;
   :mod:`arena_mapping`: ``ArenaMapping``; :mod:`arena_file`: ``reap_orphans``
 - transports: :mod:`shm` (``ShmSender``, ``ShmReceiver``), :mod:`nixl` (``NixlSender``,
-  ``NixlReceiver``), :mod:`inline` (``InlineSender``, ``InlineReceiver``), :mod:`memory`
-  (``MemorySender``, ``MemoryReceiver``)
+  ``NixlReceiver``), :mod:`inline` (``InlineSender``, ``InlineReceiver``), :mod:`reference`
+  (``refer``, ``ReferenceReceiver``), :mod:`memory` (``MemorySender``, ``MemoryReceiver``)
+- :mod:`handshake`: ``TransferOffer``, ``TransferReply``
 - :mod:`codec`: ``encode``, ``decode``
 """
