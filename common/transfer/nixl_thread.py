@@ -22,7 +22,7 @@ _Result = TypeVar("_Result")
 
 Steps: TypeAlias = Generator[None, None, _Result]
 
-_SPIN_SECONDS: Final = 1e-4
+_SPIN_SECONDS: Final = 2e-3
 _LONGEST_PAUSE: Final = 1e-3
 _OVERDUE_AFTER: Final = 5.0
 _OVERDUE_PAUSE: Final = 0.05

@@ -37,6 +37,7 @@ from vllm.multimodal.inputs import (
 )
 
 from common.identity import MmHash
+from common.transfer import pages
 from common.transfer.arena import Arena
 from common.transfer.arena_layout import ArenaOffer
 from common.transfer.arena_sender import ArenaSender
@@ -193,6 +194,11 @@ def peer_receive(name: str, size: int) -> MultiModalKwargsItem:
     return decode(parts[0], parts[1:])
 
 
+PEER_COPIES: Final = 4
+"""As its description says and :func:`peer_send` and :func:`peer_receive` do: bytes of each
+tensor, the frame, the segment, and out of it."""
+
+
 class Frontend:
     """The second process. Each method is a command that gives one answer."""
 
@@ -241,6 +247,10 @@ class Frontend:
         Gives for each request its time and its items' metadata.
         """
         return [self._send(self._sender(transport), count, held) for _ in range(requests)]
+
+    def written(self) -> int:
+        """Items that were copied into the arena so far."""
+        return self.arena.statistics().writes
 
     def release(self) -> None:
         for loan in self.loans:
@@ -375,6 +385,25 @@ class Worker:
             rows.append([sent, (usable - began) * 1e3, (read - usable) * 1e3])
         self.ask("release")
         return rows
+
+    async def copies(self, transport: str, *, held: bool) -> float:
+        """How often a byte of an item is copied until its tensors can be used: what the
+        frontend wrote, and whether the tensors lie in its memory or were read out of it.
+        """
+        self.ask("shape", "6.4 MB")
+        self.ask("send", transport, 1, 1, held)
+        before = self.ask("written")
+        ((_, (metadata,)),) = self.ask("send", transport, 1, 1, held)
+        copies = self.ask("written") - before
+        (received,) = await receive_all(
+            self._receiver(transport), [decode_metadata(metadata.encode())]
+        )
+        offer = ArenaOffer.model_validate(self.offers["shm"])
+        start = pages.address_of(self.shm.attach(offer).memory)
+        pixels = received.item["pixel_values"].data.data_ptr()
+        received.release()
+        self.ask("release")
+        return float(copies + (not start <= pixels < start + offer.size))
 
     async def inline_round(self, count: int) -> list[list[float]]:
         began = self.ask("send_inline", count)
@@ -549,6 +578,13 @@ async def run(selector: TimedSelector) -> dict[str, float | None]:
     for key, (own, with_waits) in stalls.items():
         print(f"{key:26}{own:12.3f}{with_waits:12.3f}")
     nixl = worker.nixl is not None
+    print("\ncopies of each byte of an item until its tensors can be used")
+    for transport in ("shm", "nixl") if nixl else ("shm",):
+        for held in (False, True):
+            label = f"{transport}, item held" if held else transport
+            print(f"{label:26}{await worker.copies(transport, held=held):12.1f}")
+    print(f"{'inline':26}{0:12.1f}  and what the sockets copy")
+    print(f"{'segment per request':26}{PEER_COPIES:12.1f}")
     idle = await worker.idle_cpu()
     print(f"\ncores used by a process while nothing moves: {idle:.4f}\n")
     await worker.close()
