@@ -69,6 +69,14 @@ def block_mm_infos(
         if block >= first_past_media:
             break
         start = block * block_size
+        # Blocks that end inside the current item touch it alone.
+        identifier, offset, length = spans[current]
+        inside = min(blocks, first_past_media, (offset + length - 1) // block_size)
+        if inside > block:
+            relative = range(offset - start, offset - inside * block_size, -block_size)
+            infos[block:inside] = [((identifier, position),) for position in relative]
+            block = inside
+            continue
         end = start + block_size
         touched: list[MmInfo] = []
         while current < len(spans):

@@ -13,7 +13,7 @@ MAX_BLOCKS = 256
 
 
 class Chunk:
-    """Blocks that were stored one after the other, divided into segments.
+    """Blocks each of which is the child of the one before, divided into segments.
 
     All blocks of a segment are held by the same slots; neighbouring segments differ,
     and every block is held by someone. A prefix that many workers share is one chunk
@@ -53,6 +53,26 @@ class Chunk:
         end = self.ends[bisect_right(self.ends, start)]
         length = min(end - start, len(blocks) - first)
         return _common(self.hashes[start : start + length], blocks[first : first + length])
+
+    def chained_run(self, start: int, blocks: list[BlockHash], first: int) -> int:
+        """:meth:`run` for blocks of a prompt, by a few comparisons only.
+
+        A block's hash covers all blocks before it, so blocks that are equal at one place
+        are equal at all places before it, back to where chunk and prompt meet.
+        """
+        end = self.ends[bisect_right(self.ends, start)]
+        length = min(end - start, len(blocks) - first)
+        hashes = self.hashes
+        if hashes[start + length - 1] == blocks[first + length - 1]:
+            return length
+        low, high = 0, length - 1
+        while low < high:
+            middle = (low + high) // 2
+            if hashes[start + middle] == blocks[first + middle]:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def run_back(self, start: int, blocks: list[BlockHash], first: int) -> int:
         """How many blocks from ``start`` on backwards equal ``blocks`` from ``first`` on.

@@ -26,6 +26,17 @@ class Estimate(NamedTuple):
     nowhere: Work
     elsewhere: dict[Target, Work]
 
+    def on(self, target: Target) -> Work:
+        """What it costs on a target."""
+        return self.elsewhere.get(target, self.nowhere)
+
+    def advantage(self, target: Target) -> str:
+        """What speaks for a target, in one word: its blocks, its media, or its load alone."""
+        work = self.on(target)
+        if work.overlap_blocks:
+            return "kv-overlap"
+        return "media" if work[2:] != self.nowhere[2:] else "load"
+
 
 class Estimator:
     """Estimates requests.

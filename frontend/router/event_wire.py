@@ -68,6 +68,7 @@ class Stored(NamedTuple):
         kind: vLLM's word for the group.
         offloaded: whether the copy is outside the accelerator.
         parent: the block before the first, if there is one.
+        chained: whether each block is the child of the one before.
     """
 
     hashes: list[BlockHash]
@@ -78,6 +79,7 @@ class Stored(NamedTuple):
     kind: str
     offloaded: bool
     parent: BlockHash | None
+    chained: bool
 
 
 class Removed(NamedTuple):
@@ -183,6 +185,8 @@ def _stored(event: BlockStored, hashes: list[BlockHash], group: int, offloaded: 
         kind or "unnamed",
         offloaded,
         BlockHash(parent) if isinstance(parent, bytes) else None,
+        # vLLM leaves out blocks that a group skips, but not their tokens.
+        len(event.token_ids) == len(hashes) * event.block_size and not offloaded,
     )
 
 

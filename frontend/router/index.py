@@ -82,23 +82,27 @@ class KvIndex:
         target: Target,
         hashes: Sequence[BlockHash],
         group: int = 0,
+        *,
         parent: BlockHash | None = None,
+        chained: bool = True,
     ) -> None:
         """Note that a target holds blocks; once more, if it holds them already.
 
         Args:
             target: registered on first use.
-            hashes: blocks, in any order, but best in that of a prompt.
+            hashes: the blocks.
             group: KV cache group. A block counts as held when all groups of the target
                 that ever stored one hold it.
-            parent: the block before the first, if known; keeps neighbours together.
+            parent: the block before the first, if known.
+            chained: whether each block is the child of the one before, as in a prompt.
+                Otherwise each takes more room, and matching goes block by block.
         """
         if target not in self._slots:
             self._slots.open(target)
         slot = self._slots.slot(target, group)
         if target in self._suspended:
             self._hide()
-        self.store_slot(slot, hashes, parent)
+        self.store_slot(slot, hashes, parent=parent, chained=chained)
 
     def remove(self, target: Target, hashes: Iterable[BlockHash], group: int = 0) -> None:
         """Note that a target dropped one copy of each block. Unknown blocks are counted."""
@@ -107,7 +111,12 @@ class KvIndex:
             self.remove_slot(slot, hashes)
 
     def store_slot(
-        self, slot: int, hashes: Sequence[BlockHash], parent: BlockHash | None = None
+        self,
+        slot: int,
+        hashes: Sequence[BlockHash],
+        *,
+        parent: BlockHash | None = None,
+        chained: bool = True,
     ) -> None:
         """:meth:`store` for a live slot."""
         held = self._held.get(slot)
@@ -117,10 +126,12 @@ class KvIndex:
         blocks = hashes if isinstance(hashes, list) else list(hashes)
         position = 0
         while position < len(blocks):
-            before = blocks[position - 1] if position else parent
             chunk = chunks.get(blocks[position])
-            if chunk is None:
+            if chunk is None and chained:
+                before = blocks[position - 1] if position else parent
                 position += self._add_new(slot, held, blocks, position, before)
+            elif chunk is None:
+                position += self._add_new(slot, held, [blocks[position]], 0, None)
             else:
                 position += self._add_known(slot, held, chunk, blocks, position)
         if self._retired:
@@ -180,7 +191,7 @@ class KvIndex:
         """For every target that holds the first block, how many leading ones it holds.
 
         Args:
-            hashes: a prompt's blocks, first to last.
+            hashes: a prompt's blocks, first to last, each hash covering those before it.
             predicted: a second index over the same slots; a block counts as held if
                 either has it.
         """
@@ -430,7 +441,7 @@ class _Walk:
                 self.end = depth + 1
                 return
             position = 0 if chunk.hashes[0] == block else chunk.find(block)
-        length = chunk.run(position, self._blocks, depth)
+        length = chunk.chained_run(position, self._blocks, depth)
         self.mask = chunk.mask_at(position)
         self.end = depth + length
         self._position = position + length

@@ -34,8 +34,8 @@ class MediaPlacement:
     """A bounded list of media items per worker, least recently used first.
 
     Args:
-        capacity: items remembered per worker. When a list is full the oldest entry
-            goes, which costs one shipment too many at worst.
+        capacity: items remembered per worker, and on their way to all workers. When a
+            list is full the oldest entry goes: one shipment too many at worst.
         expect_s: seconds an item on its way counts as such.
     """
 
@@ -43,7 +43,9 @@ class MediaPlacement:
         self._capacity = capacity
         self._expect_s = expect_s
         self._held: dict[WorkerId, OrderedDict[MmHash, None]] = {}
-        self._expected: dict[WorkerId, OrderedDict[MmHash, float]] = {}
+        # By item, since that is what a request asks for; and all in order of their age.
+        self._expected: dict[MmHash, dict[WorkerId, float]] = {}
+        self._ages: OrderedDict[tuple[WorkerId, MmHash], float] = OrderedDict()
         self._workers: dict[MmHash, set[WorkerId]] = {}
         self._evicted = 0
         self._nacked = 0
@@ -51,9 +53,8 @@ class MediaPlacement:
     def acked(self, worker_id: WorkerId, mm_hashes: Iterable[MmHash]) -> None:
         """A worker confirmed that it holds these items."""
         held = self._held.setdefault(worker_id, OrderedDict())
-        expected = self._expected.get(worker_id, OrderedDict())
         for mm_hash in mm_hashes:
-            expected.pop(mm_hash, None)
+            self._forget_expected(worker_id, mm_hash)
             held[mm_hash] = None
             held.move_to_end(mm_hash)
             self._workers.setdefault(mm_hash, set()).add(worker_id)
@@ -65,11 +66,10 @@ class MediaPlacement:
     def nacked(self, worker_id: WorkerId, mm_hashes: Iterable[MmHash]) -> None:
         """A worker lacks these items, whatever was known: it evicted them."""
         held = self._held.get(worker_id, OrderedDict())
-        expected = self._expected.get(worker_id, OrderedDict())
         for mm_hash in mm_hashes:
             known = mm_hash in held
             held.pop(mm_hash, None)
-            expected.pop(mm_hash, None)
+            self._forget_expected(worker_id, mm_hash)
             self._unlink(worker_id, mm_hash)
             self._nacked += known
 
@@ -79,16 +79,16 @@ class MediaPlacement:
         Args:
             now: monotonic seconds.
         """
-        expected = self._expected.setdefault(worker_id, OrderedDict())
         held = self._held.get(worker_id, OrderedDict())
-        while expected and next(iter(expected.values())) <= now:
-            expected.popitem(last=False)
         for mm_hash in mm_hashes:
             if mm_hash not in held:
-                expected[mm_hash] = now + self._expect_s
-                expected.move_to_end(mm_hash)
-        while len(expected) > self._capacity:
-            expected.popitem(last=False)
+                self._expected.setdefault(mm_hash, {})[worker_id] = now + self._expect_s
+                self._ages[worker_id, mm_hash] = now + self._expect_s
+                self._ages.move_to_end((worker_id, mm_hash))
+        while self._ages and (
+            next(iter(self._ages.values())) <= now or len(self._ages) > self._capacity
+        ):
+            self._forget_expected(*next(iter(self._ages)))
 
     def holds(self, worker_id: WorkerId, mm_hash: MmHash) -> bool:
         """Whether the worker acknowledged the item, and so need not be sent it."""
@@ -101,8 +101,8 @@ class MediaPlacement:
             now: monotonic seconds.
         """
         workers = set(self._workers.get(mm_hash, ()))
-        for worker_id, expected in self._expected.items():
-            if expected.get(mm_hash, now) > now:
+        for worker_id, until in self._expected.get(mm_hash, {}).items():
+            if until > now:
                 workers.add(worker_id)
         return workers
 
@@ -118,17 +118,25 @@ class MediaPlacement:
         """Forget a worker."""
         for mm_hash in self._held.pop(worker_id, ()):
             self._unlink(worker_id, mm_hash)
-        self._expected.pop(worker_id, None)
+        for pair in [pair for pair in self._ages if pair[0] == worker_id]:
+            self._forget_expected(*pair)
 
     def statistics(self) -> MediaStatistics:
         """Counts, in time proportional to the number of workers."""
         return MediaStatistics(
             held=sum(map(len, self._held.values())),
-            expected=sum(map(len, self._expected.values())),
+            expected=len(self._ages),
             items=len(self._workers),
             evicted=self._evicted,
             nacked=self._nacked,
         )
+
+    def _forget_expected(self, worker_id: WorkerId, mm_hash: MmHash) -> None:
+        if self._ages.pop((worker_id, mm_hash), None) is not None:
+            workers = self._expected[mm_hash]
+            del workers[worker_id]
+            if not workers:
+                del self._expected[mm_hash]
 
     def _unlink(self, worker_id: WorkerId, mm_hash: MmHash) -> None:
         workers = self._workers.get(mm_hash)

@@ -7,18 +7,21 @@ to workers; it only listens to their KV events. Everything happens on one event 
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from common.errors import NoWorkerError
 from common.identity import BlockHash, Incarnation, MmHash, RequestId, Target, WorkerId
 from common.telemetry import DECISIONS, PREDICTED_CACHED_TOKENS, REALISED_CACHED_TOKENS
 from frontend.router.approximate import PredictionStatistics
+from frontend.router.candidates import Candidates, cheapest
 from frontend.router.decision import Considered, Decision, DecisionLog, MediaMove
 from frontend.router.estimate import Estimate, Estimator
 from frontend.router.event_stream import StreamStatistics
 from frontend.router.events import ZmqFeeds
 from frontend.router.feed import Feed, FeedMaker
+from frontend.router.hash_memo import HashMemo
 from frontend.router.hashing import (
     BlockHasher,
     BlockMmInfos,
@@ -81,12 +84,12 @@ class _InFlight:
     stores_blocks: bool
 
 
-@dataclass(slots=True)
-class _Fleet:
-    """The candidates in a stable order, as parallel lists."""
+class _Fleet(NamedTuple):
+    """All targets in the order of the load tracker; see :class:`Candidates`."""
 
-    targets: list[Target] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)
+    targets: Sequence[Target]
+    slots: Sequence[int]
+    positions: dict[Target, int]
 
 
 class Router:
@@ -116,8 +119,8 @@ class Router:
         self._log = DecisionLog(settings.decisions)
         self._workers: dict[WorkerId, RoutableWorker] = {}
         self._feeds: dict[WorkerId, Feed] = {}
-        self._hashers: dict[HashScheme, BlockHasher] = {}
-        self._fleet = _Fleet()
+        self._hashers: dict[HashScheme, HashMemo] = {}
+        self._fleet = _Fleet((), (), {})
         self._in_flight: dict[RequestId, _InFlight] = {}
         self._housekeeper: asyncio.Task[None] | None = None
 
@@ -145,7 +148,9 @@ class Router:
         known = self._workers.get(worker.worker_id)
         if known == worker:
             return
-        hasher = self._hashers.get(worker.scheme) or BlockHasher(*worker.scheme)
+        hasher = self._hashers.get(worker.scheme)
+        if hasher is None:
+            hasher = HashMemo(BlockHasher(*worker.scheme), self._settings.memo_tokens)
         if known is not None:
             await self.remove_worker(worker.worker_id)
         self._hashers[worker.scheme] = hasher
@@ -213,8 +218,9 @@ class Router:
     def hash(self, request: RoutingRequest) -> dict[HashScheme, list[BlockHash]]:
         """The prompt's block hashes under every scheme of the fleet, usually one.
 
-        About 1 µs a block. Long prompts are better hashed in another thread, which is
-        safe here, and passed to :meth:`route` as :attr:`RoutingRequest.hashes`.
+        About 1 µs a block, and 0.2 µs in a beginning that a recent prompt shares. Long
+        prompts are better hashed in another thread, which is safe here, and passed to
+        :meth:`route` as :attr:`RoutingRequest.hashes`.
 
         Raises:
             RequestRejectedError: the prompt can't be hashed.
@@ -241,54 +247,28 @@ class Router:
             RequestRejectedError: the prompt can't be hashed.
         """
         started = time.perf_counter()
-        fleet = self._fleet
-        targets, slots = fleet.targets, fleet.slots
-        loads, load_costs = self._load.view()
-        if exclude:
-            kept = [i for i, target in enumerate(targets) if target.worker_id not in exclude]
-            targets, slots = [targets[i] for i in kept], [slots[i] for i in kept]
-            loads, load_costs = [loads[i] for i in kept], [load_costs[i] for i in kept]
-        if not targets:
-            raise NoWorkerError(
-                "no worker is registered"
-                if not self._workers
-                else "every registered worker is excluded or failed on this request"
-            )
+        candidates = self._candidates(exclude)
         now = self._clock()
         hashes = dict(request.hashes or {})
         for scheme, hasher in self._hashers.items():
             if scheme not in hashes:
                 hashes[scheme] = self._hash_for(request, hasher)
         estimate = self._estimator.estimate(request, hashes, now)
-        nowhere, elsewhere = estimate
-        nowhere_cost = self._selector.work_cost(nowhere)
-        costs = [nowhere_cost + load_cost for load_cost in load_costs]
-        if elsewhere:
-            for position, target in enumerate(targets):
-                work = elsewhere.get(target)
-                if work is not None:
-                    costs[position] += self._selector.work_cost(work) - nowhere_cost
+        costs = candidates.costs(estimate, self._selector.work_cost)
         prompt_tokens = len(request.token_ids)
-        choice = self._selector.choose(targets, costs, loads, slots, prompt_tokens)
-        target = targets[choice.position]
-        work = elsewhere.get(target, nowhere)
+        choice = self._selector.choose(
+            candidates.targets, costs, candidates.loads, candidates.slots, prompt_tokens
+        )
+        target = candidates.targets[choice.position]
+        work = estimate.on(target)
         worker = self._workers[target.worker_id]
         state = self.state(target)
-        reason = choice.reason
-        if reason == "cost":
-            reason = (
-                "kv-overlap"
-                if work.overlap_blocks
-                else "media"
-                if work.ship_bytes < nowhere.ship_bytes or work.media_tokens < nowhere.media_tokens
-                else "load"
-            )
         decision = Decision(
             request_id=request.request_id,
             worker_id=target.worker_id,
             rank=target.rank,
             mode=self._settings.mode.value,
-            reason=reason,
+            reason=estimate.advantage(target) if choice.reason == "cost" else choice.reason,
             index=state.knowledge.value,
             time=time.time(),
             micros=0.0,
@@ -296,8 +276,8 @@ class Router:
             prompt_blocks=prompt_tokens // worker.block_size,
             overlap_blocks=work.overlap_blocks,
             predicted_cached_tokens=work.overlap_blocks * worker.block_size,
-            considered=self._considered(targets, costs, loads, estimate, choice.position),
-            candidates_total=len(targets),
+            considered=self._considered(candidates, costs, estimate, choice.position),
+            candidates_total=len(candidates.targets),
         )
         self._follow(request, decision, target, worker, work, hashes[worker.scheme], state, now)
         decision.micros = (time.perf_counter() - started) * 1e6
@@ -392,7 +372,7 @@ class Router:
 
     # Inner workings
 
-    def _hash_for(self, request: RoutingRequest, hasher: BlockHasher) -> list[BlockHash]:
+    def _hash_for(self, request: RoutingRequest, hasher: HashMemo) -> list[BlockHash]:
         infos = self.block_mm_infos(request, hasher.scheme.block_size) if request.media else ()
         return hasher.hash(
             request.token_ids,
@@ -402,29 +382,33 @@ class Router:
             prompt_embeds_digests=request.prompt_embeds_digests,
         )
 
+    def _candidates(self, exclude: Collection[WorkerId]) -> Candidates:
+        loads, load_costs = self._load.view()
+        targets, slots, positions = self._fleet
+        candidates = Candidates(targets, slots, loads, load_costs, positions)
+        if exclude:
+            candidates = candidates.without(exclude)
+        if not candidates.targets:
+            raise NoWorkerError(
+                "no worker is registered"
+                if not self._workers
+                else "every registered worker is excluded or failed on this request"
+            )
+        return candidates
+
     def _considered(
-        self,
-        targets: Sequence[Target],
-        costs: Sequence[float],
-        loads: Sequence[TargetLoad],
-        estimate: Estimate,
-        chosen: int,
+        self, candidates: Candidates, costs: Sequence[float], estimate: Estimate, chosen: int
     ) -> list[Considered]:
-        """The cheapest candidates for the record, the chosen one always among them."""
-        limit = self._settings.candidates
-        order = sorted(range(len(targets)), key=costs.__getitem__)[:limit]
-        if chosen not in order:
-            order[-1] = chosen
-        nowhere, elsewhere = estimate
+        """The cheapest candidates, for the record."""
         return [
             Considered(
-                targets[position],
-                self.state(targets[position]).knowledge,
-                elsewhere.get(targets[position], nowhere),
-                loads[position],
+                candidates.targets[position],
+                self.state(candidates.targets[position]).knowledge,
+                estimate.on(candidates.targets[position]),
+                candidates.loads[position],
                 costs[position],
             )
-            for position in order
+            for position in cheapest(costs, self._settings.candidates, chosen)
         ]
 
     def _follow(
@@ -471,7 +455,9 @@ class Router:
     def _list_fleet(self) -> None:
         targets = self._load.targets()
         self._fleet = _Fleet(
-            targets, [self._workers[one.worker_id].max_num_seqs for one in targets]
+            targets,
+            [self._workers[target.worker_id].max_num_seqs for target in targets],
+            {target: position for position, target in enumerate(targets)},
         )
         self._estimator.set_fleet(self._workers)
 

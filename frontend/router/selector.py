@@ -111,11 +111,10 @@ class Selector:
             return Choice(self._random.randrange(len(targets)), mode.value)
         if mode is RouterMode.POWER_OF_TWO:
             pair = self._random.sample(range(len(targets)), 2)
-            return Choice(self._least(pair, [self._busyness(load) for load in loads]), mode.value)
-        everyone = range(len(targets))
+            least = self._least([self._busyness(loads[position]) for position in pair])
+            return Choice(pair[least], mode.value)
         if mode is RouterMode.LEAST_LOADED:
-            busyness = [self._busyness(load) for load in loads]
-            return Choice(self._least(everyone, busyness), mode.value)
+            return Choice(self._least([self._busyness(load) for load in loads]), mode.value)
         return self._choose_by_cost(costs, loads, slots, prompt_tokens)
 
     def _choose_by_cost(
@@ -125,38 +124,36 @@ class Selector:
         slots: Sequence[int],
         prompt_tokens: int,
     ) -> Choice:
-        everyone = range(len(costs))
         if self._settings.temperature > 0.0:
-            chosen, reason = self._sample(everyone, costs, prompt_tokens), "sampled"
+            chosen, reason = self._sample(costs, prompt_tokens), "sampled"
         else:
-            chosen, reason = self._least(everyone, costs), "cost"
+            chosen, reason = self._least(costs), "cost"
         if self._settings.spread and _queues(loads[chosen], slots[chosen]):
-            idle = [position for position in everyone if not loads[position].active]
+            idle = [position for position, load in enumerate(loads) if not load.active]
             if idle:
-                return Choice(self._least(idle, costs), "spread")
+                return Choice(idle[self._least([costs[one] for one in idle])], "spread")
         return Choice(chosen, reason)
 
     def _busyness(self, load: TargetLoad) -> tuple[float, float]:
         """Load alone, requests first: it must order targets before any token is known."""
         return load.active, self.load_cost(load)
 
-    def _least(self, positions: Sequence[int], keys: Sequence[float | tuple[float, float]]) -> int:
-        """The position with the least key; one of them at random if several have it.
+    def _least(self, keys: Sequence[float] | Sequence[tuple[float, float]]) -> int:
+        """The position of the least key; one of them at random if several are least.
 
         At random, because several frontends that break ties alike would pile up.
         """
-        mine = [keys[position] for position in positions]
-        least = min(mine)
-        if mine.count(least) == 1:
-            return positions[mine.index(least)]
-        return self._random.choice([one for one in positions if keys[one] == least])
+        least = min(keys)
+        if keys.count(least) == 1:
+            return keys.index(least)
+        return self._random.choice([one for one, key in enumerate(keys) if key == least])
 
-    def _sample(self, positions: Sequence[int], costs: Sequence[float], prompt_tokens: int) -> int:
+    def _sample(self, costs: Sequence[float], prompt_tokens: int) -> int:
         """Softmax over negated costs, in units of the prompt's length."""
         unit = self._settings.temperature * max(prompt_tokens, 1)
-        least = min(costs[position] for position in positions)
-        weights = [math.exp((least - costs[position]) / unit) for position in positions]
-        return self._random.choices(positions, weights)[0]
+        least = min(costs)
+        weights = [math.exp((least - cost) / unit) for cost in costs]
+        return self._random.choices(range(len(costs)), weights)[0]
 
 
 def _queues(load: TargetLoad, slots: int) -> bool:

@@ -80,6 +80,12 @@ class RouterSettings(BaseModel):
     approximate_blocks: int = Field(
         2_000_000, ge=0, description="most blocks predicted at once, over all workers"
     )
+    memo_tokens: int = Field(
+        1_000_000,
+        ge=0,
+        description="tokens of recent prompts kept so that shared beginnings are not hashed "
+        "again, about 10 bytes each",
+    )
     media_items: int = Field(10_000, ge=1, description="most media items remembered per worker")
     report_ttl_s: Seconds = Field(
         10.0, description="how long a worker's own report of its load counts, in seconds"

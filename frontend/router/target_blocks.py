@@ -90,7 +90,13 @@ class TargetBlocks:
             hashes = [one for one in hashes if (change.group, one) not in self._offloaded]
             self._offloaded.update((change.group, one) for one in hashes)
         if change.need is Need.EVERY:
-            self._index.store(self._target, hashes, change.group, change.parent)
+            self._index.store(
+                self._target,
+                hashes,
+                change.group,
+                parent=change.parent,
+                chained=change.chained,
+            )
         else:
             needed = max(1, -(-(change.window - 1) // self._block_size))
             self._windows.store(self._target, hashes, change.group, needed)

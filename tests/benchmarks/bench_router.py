@@ -15,6 +15,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -176,8 +177,8 @@ def memory_of(fill: Callable[[], object]) -> int:
 
 
 def resident_bytes() -> int:
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def fill_index(blocks: int) -> KvIndex:
@@ -267,10 +268,10 @@ class KnownFeeds:
     def close(self) -> None: ...
 
 
-async def router_with_workers() -> tuple[Router, BlockIndexes]:
+async def router_with_workers(memo_tokens: int) -> tuple[Router, BlockIndexes]:
     """A router over empty workers that can run 64 requests each."""
     feeds = KnownFeeds()
-    router = Router(RouterSettings(seed=1), feeds=feeds)
+    router = Router(RouterSettings(seed=1, memo_tokens=memo_tokens), feeds=feeds)
     for number in range(WORKERS):
         await router.add_worker(
             RoutableWorker(
@@ -410,10 +411,13 @@ async def run(blocks: int, repeats: int) -> dict[str, float | None]:
     row("  with an image over the prompt", f"{hashing['ours with an image']:.2f}")
     row("  vLLM's own function", f"{hashing['vllm']:.2f}")
 
-    router, indexes = await router_with_workers()
+    # Without the memo first: every prompt is hashed from its first token to its last.
+    router, indexes = await router_with_workers(memo_tokens=0)
+    remembering, others = await router_with_workers(memo_tokens=1_000_000)
     tree = peer_tree()
     for number, (worker, hashes) in enumerate(traffic.prompts()):
-        indexes.known.store(Target(WorkerId(str(worker)), 0), hashes)
+        for known in (indexes.known, others.known):
+            known.store(Target(WorkerId(str(worker)), 0), hashes)
         if tree is not None:
             tree.apply_event(worker, peer_stored(number, hashes))
     if tree is not None:
@@ -433,9 +437,12 @@ async def run(blocks: int, repeats: int) -> dict[str, float | None]:
         prompts = [traffic.continued(length) for _ in range(count)]
         decided[length] = decide_times(router, prompts)
         row(f"decide {length} tokens, µs p50 / p99", both(decided[length]))
+        again = decide_times(remembering, prompts)
+        row("  with beginnings remembered from recent prompts", both(again))
     prompts = [traffic.continued(SHORT) for _ in range(repeats)]
-    row(f"  {SHORT} tokens with an image", both(decide_times(router, prompts, [image])))
+    row(f"decide {SHORT} tokens with an image", both(decide_times(router, prompts, [image])))
     await router.close()
+    await remembering.close()
 
     rates = [event_rate(600) for _ in range(5)]
     events = statistics.median(ours for ours, _ in rates)

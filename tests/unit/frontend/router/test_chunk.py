@@ -1,5 +1,6 @@
 """Chunks divide into segments and join again."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,6 +42,15 @@ def test_a_run_ends_at_the_first_difference_and_at_a_segment() -> None:
     assert chunk.run(1, blocks(1, 2, 9, 4), 0) == 2
     chunk.change(4, 6, 0b10, held=True)
     assert chunk.run(0, blocks(*range(6)), 0) == 4
+
+
+@pytest.mark.parametrize("equal", range(9))
+@pytest.mark.parametrize("start", [0, 3])
+def test_a_chained_run_is_found_wherever_it_ends(equal: int, start: int) -> None:
+    chunk = whole(9)
+    mine = blocks(*range(start, start + equal), *range(100, 105))
+    assert chunk.chained_run(start, mine, 0) == min(equal, 9 - start)
+    assert chunk.chained_run(start, [block(77), *mine], 1) == min(equal, 9 - start)
 
 
 def test_a_run_backwards_ends_at_the_beginning_of_a_segment() -> None:

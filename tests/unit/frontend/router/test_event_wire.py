@@ -31,10 +31,18 @@ def test_all_kinds_of_event_in_order() -> None:
     batch = decode_batch(encode([stored(1, 2), removed(1), cleared()], time=5.0))
     assert batch.time == 5.0
     assert batch.changes == [
-        Stored(blocks(1, 2), BLOCK_SIZE, 0, Need.EVERY, 0, "full_attention", False, None),
+        Stored(blocks(1, 2), BLOCK_SIZE, 0, Need.EVERY, 0, "full_attention", False, None, True),
         Removed(blocks(1), 0, False),
         Cleared(),
     ]
+
+
+def test_blocks_that_leave_others_out_are_not_chained() -> None:
+    tokens = list(range(3 * BLOCK_SIZE))
+    changes = decode_batch(
+        encode([stored(1, 3, token_ids=tokens), stored(1, medium="CPU"), stored(1)])
+    ).changes
+    assert [isinstance(one, Stored) and one.chained for one in changes] == [False, False, True]
 
 
 def test_the_parent_is_passed_on() -> None:
@@ -99,7 +107,7 @@ def test_fields_of_the_past_may_lack() -> None:
         "lora_name": None,
     }
     (change,) = decode_batch(msgspec.msgpack.encode([1.0, [event]])).changes
-    assert change == Stored(blocks(1), 1, 0, Need.EVERY, 0, "unnamed", False, None)
+    assert change == Stored(blocks(1), 1, 0, Need.EVERY, 0, "unnamed", False, None, True)
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,7 @@ async def test_a_task_that_fails_leaves_the_worker_approximate(
         listener.subscriber.start()
         await listener.until(lambda: listener.exact() and listener.held(1) == 1)
 
-        def fail(*_: object) -> None:
+        def fail(*_: object, **__: object) -> None:
             raise RuntimeError("a bug of ours")
 
         monkeypatch.setattr(KvIndex, "store", fail)

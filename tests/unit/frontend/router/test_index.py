@@ -28,7 +28,8 @@ A1 = Target(WorkerId("a"), 1)
 
 def test_leading_blocks_count_and_only_those() -> None:
     index = KvIndex()
-    index.store(A, chain(1, 2, 4))
+    index.store(A, chain(1, 2))
+    index.store(A, chain(4))
     index.store(B, chain(2, 3))
     index.store(A1, chain(1))
     assert index.match(chain(1, 2, 3, 4)) == {A: 2, A1: 1}
@@ -152,9 +153,22 @@ def test_slots_are_given_out_again_once_swept() -> None:
 
 TARGETS = [Target(WorkerId(name), rank) for name in "abc" for rank in range(2)]
 targets = st.sampled_from(TARGETS)
-blocks = st.lists(st.integers(0, 12).map(block), max_size=6)
-prompts = st.lists(st.integers(0, 12).map(block), max_size=12)
 groups = st.sampled_from([0, 0, 0, 1])
+
+
+def prefixes(choices: list[int]) -> list[BlockHash]:
+    """The blocks of a prompt: each named by all choices up to it, as real hashes are."""
+    return [
+        BlockHash(bytes([length, *choices[:length]]).ljust(32))
+        for length in range(1, len(choices) + 1)
+    ]
+
+
+prompts = st.lists(st.integers(0, 1), max_size=7).map(prefixes)
+events = st.tuples(prompts, st.integers(0, 6), st.integers(0, 7))
+"""A prompt, and from where to where it is stored or removed."""
+mixtures = st.lists(prompts.filter(len).map(lambda prompt: prompt[-1]), max_size=5)
+"""Blocks of any prompts."""
 
 
 class AgainstNaive(RuleBasedStateMachine):
@@ -165,13 +179,40 @@ class AgainstNaive(RuleBasedStateMachine):
         self.ours = KvIndex()
         self.naive = NaiveIndex()
 
-    @rule(where=targets, hashes=blocks, group=groups, parent=st.none() | st.integers(0, 12))
-    def store(self, where: Target, hashes: list[BlockHash], group: int, parent: int | None) -> None:
-        self.ours.store(where, hashes, group, None if parent is None else block(parent))
+    @rule(where=targets, event=events, group=groups, tell_parent=st.booleans())
+    def store(
+        self,
+        where: Target,
+        event: tuple[list[BlockHash], int, int],
+        group: int,
+        tell_parent: bool,
+    ) -> None:
+        prompt, start, end = event
+        hashes = prompt[start:end]
+        parent = prompt[start - 1] if tell_parent and 0 < start <= len(prompt) else None
+        self.ours.store(where, hashes, group, parent=parent)
         self.naive.store(where, hashes, group)
 
-    @rule(where=targets, hashes=blocks, group=groups)
-    def remove(self, where: Target, hashes: list[BlockHash], group: int) -> None:
+    @rule(where=targets, hashes=mixtures, group=groups)
+    def store_mixture(self, where: Target, hashes: list[BlockHash], group: int) -> None:
+        self.ours.store(where, hashes, group, chained=False)
+        self.naive.store(where, hashes, group)
+
+    @rule(where=targets, event=events, group=groups, backwards=st.booleans())
+    def remove(
+        self,
+        where: Target,
+        event: tuple[list[BlockHash], int, int],
+        group: int,
+        backwards: bool,
+    ) -> None:
+        prompt, start, end = event
+        hashes = prompt[start:end][:: -1 if backwards else 1]
+        self.ours.remove(where, hashes, group)
+        self.naive.remove(where, hashes, group)
+
+    @rule(where=targets, hashes=mixtures, group=groups)
+    def remove_mixture(self, where: Target, hashes: list[BlockHash], group: int) -> None:
         self.ours.remove(where, hashes, group)
         self.naive.remove(where, hashes, group)
 
@@ -203,9 +244,14 @@ class AgainstNaive(RuleBasedStateMachine):
         assert self.ours.match(hashes) == self.naive.match(hashes)
 
     @invariant()
-    def every_single_block_matches_alike(self) -> None:
-        for number in (0, 5):
-            assert self.ours.match([block(number)]) == self.naive.match([block(number)])
+    def a_few_prompts_match_alike(self) -> None:
+        for choices in ([0] * 7, [0, 1] * 3):
+            self.match_all(prefixes(choices))
+
+    def match_all(self, prompt: list[BlockHash]) -> None:
+        """From every block on, so that holes do not hide what is behind them."""
+        for start in range(len(prompt)):
+            assert self.ours.match(prompt[start:]) == self.naive.match(prompt[start:])
 
 
 TestAgainstNaive = AgainstNaive.TestCase
@@ -307,9 +353,25 @@ def test_a_hole_in_the_middle_divides_what_stood_together() -> None:
     assert index.statistics()[:3] == (0, 0, 0)
 
 
+def test_a_lie_about_neighbours_concerns_the_liar_alone() -> None:
+    index = KvIndex()
+    index.store(A, chain(1, 66, 3))
+    index.store(B, chain(1, 2, 3))
+    assert index.match(chain(1, 2, 3)) == {A: 1, B: 3}
+    index.remove(B, chain(2))
+    assert index.match(chain(1, 2, 3)) == {A: 1, B: 1}
+
+
+def test_blocks_out_of_order_are_matched_one_by_one() -> None:
+    index = KvIndex()
+    index.store(A, chain(1, 3, 2, 5), chained=False)
+    assert index.statistics().chunks == 4
+    assert index.match(chain(1, 2, 3, 4, 5)) == {A: 3}
+
+
 def test_an_event_that_names_a_block_twice() -> None:
     index = KvIndex()
-    index.store(A, chain(1, 2, 1))
+    index.store(A, chain(1, 2, 1), chained=False)
     index.remove(A, chain(1))
     assert index.match(chain(1, 2)) == {A: 2}
     index.remove(A, chain(1))

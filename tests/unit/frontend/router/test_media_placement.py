@@ -53,6 +53,7 @@ def test_the_least_recently_used_item_makes_way() -> None:
     assert media.statistics().evicted == 1
     media.expect(B, [X, Y, Z], now=0.0)
     assert media.statistics().expected == 2
+    assert media.holders(X, 0.0) == {A}
 
 
 def test_a_dropped_worker_leaves_nothing_behind() -> None:

@@ -419,7 +419,8 @@ async def test_statistics_cover_every_part(fleet: MakeRouter) -> None:
 async def test_nothing_grows_while_requests_and_workers_come_and_go(
     fleet: MakeRouter, clock: Clock
 ) -> None:
-    router = await fleet("a", "b", decisions=50, approximate_ttl_s=5.0, media_items=20)
+    limits = {"decisions": 50, "approximate_ttl_s": 5.0, "media_items": 20, "memo_tokens": 2000}
+    router = await fleet("a", "b", **limits)
 
     async def run(turns: int) -> None:
         for turn in range(turns):
