@@ -8,19 +8,18 @@ import sys
 import time
 from pathlib import Path
 
-from tests.e2e.conftest import Stack
 from tests.e2e.processes import Process, environment, free_port, our_shared_memory
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "launch" / "agg_multimodal_router.sh"
 
 
-def start(stack: Stack, directory: Path, *flags: str, **variables: str) -> Process:
+def start(model: Path, directory: Path, *flags: str, **variables: str) -> Process:
     return Process(
         "launch-script",
         [str(SCRIPT), *flags],
         directory / "launch.log",
-        MODEL=str(stack.model),
+        MODEL=str(model),
         WORKERS="1",
         PORT=str(free_port()),
         ENGINE_ARGS="--served-model-name demo",
@@ -43,9 +42,9 @@ def living(mark: str) -> list[int]:
     return found
 
 
-def test_it_serves_until_ctrl_c_and_leaves_nothing(stack: Stack, tmp_path: Path) -> None:
+def test_it_serves_until_ctrl_c_and_leaves_nothing(model: Path, tmp_path: Path) -> None:
     mark = secrets.token_hex(8)
-    script = start(stack, tmp_path, MARK=mark)
+    script = start(model, tmp_path, MARK=mark)
     try:
         deadline = time.monotonic() + 240
         while "Ctrl-C stops everything" not in script.tail(200):
@@ -79,8 +78,8 @@ def test_it_serves_until_ctrl_c_and_leaves_nothing(stack: Stack, tmp_path: Path)
         script.stop()
 
 
-def test_a_worker_that_dies_at_start_ends_it_with_its_error(stack: Stack, tmp_path: Path) -> None:
-    script = start(stack, tmp_path, "--max-model-len", "99999999")
+def test_a_worker_that_dies_at_start_ends_it_with_its_error(model: Path, tmp_path: Path) -> None:
+    script = start(model, tmp_path, "--max-model-len", "99999999")
     try:
         assert script.wait(240) != 0
         assert "max_model_len" in script.tail(200)
