@@ -55,9 +55,13 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
 
-def _die_with_the_tests() -> None:
-    """A test run that is killed must not leave engines behind."""
+def _like_a_user() -> None:
+    """In the child, before it runs. A test run that is killed must not leave engines
+    behind; one that was started in the background ignores Ctrl-C, which a user's shell
+    doesn't, and a shell script can't undo.
+    """
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Process:
@@ -74,7 +78,7 @@ class Process:
                 stderr=subprocess.STDOUT,
                 env=environment() | extra_env,
                 start_new_session=True,
-                preexec_fn=_die_with_the_tests,
+                preexec_fn=_like_a_user,
             )
 
     @property

@@ -22,7 +22,12 @@ def start(tmp_path: Path, script: str) -> subprocess.Popen[bytes]:
     worker = tmp_path / "worker"
     worker.write_text(f"#!/bin/sh\n{script}\n")
     worker.chmod(0o755)
-    return subprocess.Popen([sys.executable, "-c", PARENT, str(worker)], start_new_session=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(worker)],
+        start_new_session=True,
+        # Tests that run in the background ignore it, and a shell could not trap it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def wait_for(path: Path) -> str:
