@@ -4,6 +4,7 @@ Low-level exceptions (zmq, OSError, msgspec, pydantic) are mapped to these at th
 boundary where they occur; the HTTP status a user sees is part of the type.
 """
 
+import math
 from collections.abc import Iterable
 from http import HTTPStatus
 from typing import ClassVar
@@ -66,6 +67,20 @@ class NoWorkerError(MmRouterError):
     """No worker is registered that could take the request."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
+
+
+class OverloadedError(MmRouterError):
+    """There is more to do than can be done; the same request may succeed later.
+
+    Attributes:
+        retry_after_s: when to try again, in whole seconds, at least 1.
+    """
+
+    status = HTTPStatus.TOO_MANY_REQUESTS
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        self.retry_after_s = max(1, math.ceil(retry_after_s))
+        super().__init__(message)
 
 
 class WorkerBusyError(NoWorkerError):
