@@ -83,6 +83,12 @@ class OverloadedError(MmRouterError):
         super().__init__(message)
 
 
+class FleetBusyError(OverloadedError):
+    """Every worker has more to do than it should be given."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+
+
 class WorkerBusyError(NoWorkerError):
     """The worker's own admission control refused the request."""
 

@@ -24,6 +24,7 @@ STAGE_FAILURES = Counter(
     "mmrouter_stage_failures", "Stages that ended in an error", ["stage", "error"]
 )
 REQUESTS = Counter("mmrouter_requests", "Requests by outcome", ["outcome"])
+INFLIGHT_REQUESTS = Gauge("mmrouter_inflight_requests", "Requests that this frontend is working on")
 TIME_TO_FIRST_TOKEN = Histogram(
     "mmrouter_time_to_first_token_seconds",
     "From the arrival of a request to its first token",

@@ -18,14 +18,17 @@ from common.settings import configure_logging
 from common.telemetry import enable_nvtx
 from common.transfer.choice import TransferMode
 from frontend import status
+from frontend.admission import Admission
 from frontend.args import FrontendArgs, parse
 from frontend.engine_client import RoutedEngineClient
 from frontend.fetch.connector import CONNECTOR_NAME, register
 from frontend.fetch.loader import MediaLoader
+from frontend.first_byte import FirstByte
 from frontend.fleet import Fleet
 from frontend.front_door import FrontDoor
 from frontend.media import MediaLender
 from frontend.preprocess import Preprocessor
+from frontend.retry_after import RetryAfter
 from frontend.router.router import Router
 from frontend.server import VLLM_VERSION, build_vllm_app, uvicorn_config
 
@@ -67,7 +70,8 @@ async def _run(args: FrontendArgs) -> None:
         VLLM_VERSION,
     )
     door = FrontDoor(fleet.check_available)
-    server = _Server(uvicorn_config(door, args.serve))
+    guarded = RetryAfter(Admission(FirstByte(door), args.max_inflight))
+    server = _Server(uvicorn_config(guarded, args.serve))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))

@@ -22,6 +22,7 @@ class FrontendArgs:
     Attributes:
         serve: vLLM's API server arguments; its model arguments are filled in later.
         arena_bytes: size of the shared-memory arena, 0 for none.
+        max_inflight: requests worked on at once.
     """
 
     serve: Namespace
@@ -30,6 +31,7 @@ class FrontendArgs:
     discovery_dir: Path
     transfer: TransferMode
     arena_bytes: int
+    max_inflight: int
     nvtx: bool
     log_level: str
 
@@ -51,6 +53,12 @@ def parse(argv: list[str]) -> FrontendArgs:
         help="size of the shared memory through which processed media reach workers "
         "on this host; 0 sends them inline (default: %(default)s)",
     )
+    parser.add_argument(
+        "--max-inflight",
+        type=int,
+        default=int(env_default("--max-inflight", "1024")),
+        help="requests worked on at once; one more is answered 429 (default: %(default)s)",
+    )
     RouterSettings.add_arguments(parser)
     MediaSettings.add_arguments(parser)
     ours, rest = parser.parse_known_args(argv)
@@ -64,6 +72,8 @@ def parse(argv: list[str]) -> FrontendArgs:
     serve = serve_parser.parse_args(rest)
     if serve.model_tag is not None:
         parser.error(f"unexpected argument {serve.model_tag!r}: the model comes from the workers")
+    if ours.max_inflight < 1:
+        parser.error(f"--max-inflight is {ours.max_inflight}; it must be at least 1")
     try:
         validate_parsed_serve_args(serve)
         return FrontendArgs(
@@ -73,6 +83,7 @@ def parse(argv: list[str]) -> FrontendArgs:
             discovery_dir=ours.discovery_dir,
             transfer=transfer_mode(),
             arena_bytes=int(ours.mm_arena_gb * 2**30),
+            max_inflight=ours.max_inflight,
             nvtx=ours.nvtx,
             log_level=ours.log_level,
         )

@@ -34,6 +34,7 @@ from common.errors import (
     MediaUnavailableError,
     MmRouterError,
     NotRoutedError,
+    OverloadedError,
     ProtocolError,
     RequestRejectedError,
     WorkerBusyError,
@@ -477,6 +478,8 @@ def _as_request_output(call: _Call, output: Output) -> RequestOutput:
 
 def _as_vllm_error(error: MmRouterError) -> VLLMError:
     """The error of vLLM's that its server answers with the status of ours."""
+    if isinstance(error, OverloadedError):
+        return GracefulHTTPError(str(error), error.status)
     if 400 <= error.status < 500:
         return VLLMValidationError(str(error))
     if error.status is HTTPStatus.INTERNAL_SERVER_ERROR:

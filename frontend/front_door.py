@@ -4,20 +4,14 @@ Until a worker has registered nobody knows the model, so vLLM's app can't exist;
 front door answers 503 in vLLM's error shape. Afterwards it passes everything on.
 """
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Any, TypeAlias
+from http import HTTPStatus
 
 from fastapi import FastAPI
-from starlette.responses import JSONResponse
-from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 
 from common.errors import NoWorkerError
-
-Scope: TypeAlias = MutableMapping[str, Any]  # ASGI's own type
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
+from frontend.asgi import Receive, Scope, Send, error_answer
 
 
 class FrontDoor:
@@ -55,8 +49,5 @@ class FrontDoor:
             self._reason()
         except NoWorkerError as error:
             message = str(error)
-        body = ErrorResponse(
-            error=ErrorInfo(message=message, type="ServiceUnavailableError", code=503)
-        )
-        response = JSONResponse(body.model_dump(), 503, headers={"Retry-After": "1"})
-        await response(scope, receive, send)
+        answer = error_answer(message, HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": "1"})
+        await answer(scope, receive, send)

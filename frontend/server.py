@@ -3,14 +3,19 @@
 from argparse import Namespace
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.launcher import validate_api_server_args
 from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
+from vllm.entrypoints.serve.exception_handling.handlers.vllm_error import vllm_error_handler
+from vllm.exceptions import VLLMError
 from vllm.tasks import SupportedTask
 from vllm.version import __version__
+
+from common.errors import OverloadedError
+from frontend.asgi import overload_answer
 
 VLLM_VERSION = __version__.partition("+")[0]
 """Version of vLLM, without the build's local part (``+cpu``)."""
@@ -35,7 +40,17 @@ async def build_vllm_app(
     app = build_app(args, tasks, client.model_config)
     await init_app_state(client, app.state, args, tasks)
     app.state.server = server
+    app.add_exception_handler(OverloadedError, _say_when)
+    app.add_exception_handler(VLLMError, _say_when)
     return app
+
+
+async def _say_when(request: Request, error: Exception) -> Response:
+    """vLLM's answer to an error; ours if there was no room, which says when there may be."""
+    overload = error if isinstance(error, OverloadedError) else error.__cause__
+    if isinstance(overload, OverloadedError):
+        return overload_answer(overload)
+    return await vllm_error_handler(request, error)
 
 
 def uvicorn_config(app: object, args: Namespace) -> uvicorn.Config:

@@ -1,0 +1,33 @@
+"""ASGI's own types, and an error answer in vLLM's shape. Nothing here decides anything."""
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from http import HTTPStatus
+from typing import Any, TypeAlias
+
+from starlette.responses import JSONResponse
+from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
+
+from common.errors import OverloadedError
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+RETRY_AFTER_S = 1
+"""When to try again, if nobody knows better."""
+
+
+def error_answer(
+    message: str, status: HTTPStatus, headers: dict[str, str] | None = None
+) -> JSONResponse:
+    """A response that says in vLLM's shape what is wrong."""
+    kind = "ServiceUnavailableError" if status is HTTPStatus.SERVICE_UNAVAILABLE else status.phrase
+    body = ErrorResponse(error=ErrorInfo(message=message, type=kind, code=status.value))
+    return JSONResponse(body.model_dump(), status.value, headers=headers)
+
+
+def overload_answer(error: OverloadedError) -> JSONResponse:
+    """The same for a request that there is no room for."""
+    return error_answer(str(error), error.status, {"Retry-After": str(error.retry_after_s)})
