@@ -31,6 +31,7 @@ class WorkerArgs:
     worker_id: WorkerId
     incarnation: Incarnation
     discovery_dir: Path
+    fleet_key_file: Path | None
     host: str
     request_port: int
     transfer: TransferMode
@@ -59,7 +60,8 @@ def parse(argv: list[str]) -> WorkerArgs:
     parser.add_argument(
         "--worker-host",
         default=env_default("--worker-host", "127.0.0.1"),
-        help="address on which requests and KV events are served (default: %(default)s)",
+        help="address on which requests and KV events are served; one that leaves this host "
+        "needs --fleet-key-file (default: %(default)s)",
     )
     parser.add_argument(
         "--worker-port",
@@ -108,6 +110,7 @@ def parse(argv: list[str]) -> WorkerArgs:
         worker_id=WorkerId(ours.worker_id),
         incarnation=incarnation,
         discovery_dir=ours.discovery_dir,
+        fleet_key_file=ours.fleet_key_file,
         host=ours.worker_host,
         request_port=ours.worker_port,
         transfer=transfer,

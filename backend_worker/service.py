@@ -29,6 +29,8 @@ from common.errors import (
     TransferError,
     WorkerBusyError,
 )
+from common.fleet_key import FleetKey
+from common.fleet_sockets import REFUSALS, Gate, count_refusals
 from common.identity import Incarnation, MmHash, RequestId, WorkerId
 from common.protocol import (
     PING_INTERVAL_S,
@@ -63,6 +65,10 @@ again: a segment goes stale, or the engine evicts what it was just given."""
 
 SUPPLY_TIMEOUT_S = 30.0
 """How long a request waits for media it asked for."""
+
+
+MAX_FRAME_BYTES = 4 << 30
+"""A frame holds at most one tensor of one media item. A sender of more is cut off."""
 
 
 class ServingEngine(Protocol):
@@ -112,10 +118,12 @@ class WorkerService:
         worker_id: WorkerId,
         incarnation: Incarnation,
         endpoint: str,
+        key: FleetKey | None = None,
     ) -> None:
         """
         Args:
             endpoint: ZMQ address to bind, port 0 or ``*`` for any free one.
+            key: only frontends that have it are answered.
 
         Raises:
             ConfigurationError: the address can't be bound.
@@ -128,14 +136,18 @@ class WorkerService:
         self._codec: Codec[ToWorker] = Codec(ToWorker)
         self._sessions: dict[bytes, _Session] = {}
         self._context = zmq.asyncio.Context()
+        self._gate = Gate(self._context, key)
         self._socket = self._context.socket(zmq.ROUTER)
+        self._monitor = self._socket.get_monitor_socket(REFUSALS)
         # A frontend that went away must not look like one that is slow.
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by the session's timeout
         self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
+            self._gate.close()
             self._context.destroy()
             raise ConfigurationError(f"can't bind request endpoint {endpoint}: {error}") from error
 
@@ -153,6 +165,7 @@ class WorkerService:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._receive(), name="request-plane")
             group.create_task(self._keep_time(), name="request-plane-clock")
+            group.create_task(count_refusals(self._monitor, "request plane"), name="strangers")
 
     async def close(self) -> None:
         """Abort what runs, close every session, free the port."""
@@ -163,6 +176,7 @@ class WorkerService:
             task.cancel()
         await asyncio.gather(*self._opening, return_exceptions=True)
         await self._inlet.close()
+        self._gate.close()
         self._context.destroy(linger=200)  # ms: lets the goodbyes leave
 
     @property

@@ -12,6 +12,7 @@ import uvloop
 
 from backend_worker.args import WorkerArgs, parse
 from backend_worker.engine import Engine, prepare_environment, with_our_defaults
+from backend_worker.event_publisher import secured
 from backend_worker.obtain import MediaInlet
 from backend_worker.service import WorkerService
 from common.card import HostIdentity, WorkerCard, WorkerState
@@ -22,6 +23,8 @@ from common.errors import (
     EngineGoneError,
     MmRouterError,
 )
+from common.fleet_key import FleetKey
+from common.fleet_sockets import check_bind
 from common.settings import configure_logging
 from common.telemetry import enable_nvtx
 from common.transfer.arena_file import reap_orphans
@@ -46,25 +49,30 @@ def run() -> None:
 
 
 async def _run(args: WorkerArgs) -> None:
+    key = FleetKey.read(args.fleet_key_file) if args.fleet_key_file else None
+    check_bind(f"tcp://{args.host}:{args.request_port}", key)
+    engine_args = with_our_defaults(args.engine, args.engine_given)
+    engine_args.kv_events_config = secured(engine_args.kv_events_config, key, args.fleet_key_file)
     reap_orphans()  # of frontends that were killed; the next process cleans up
-    engine = await Engine.start(with_our_defaults(args.engine, args.engine_given), args.worker_id)
+    engine = await Engine.start(engine_args, args.worker_id)
     try:
-        await _serve(args, engine)
+        await _serve(args, engine, key)
     finally:
         engine.shutdown()
 
 
-async def _serve(args: WorkerArgs, engine: Engine) -> None:
+async def _serve(args: WorkerArgs, engine: Engine, key: FleetKey | None) -> None:
     service = WorkerService(
         engine,
         MediaInlet(make_nixl_receiver(args), engine.local_renderer().render),
         args.worker_id,
         args.incarnation,
         f"tcp://{args.host}:{args.request_port}",
+        key,
     )
     try:
         async with FileCardPublisher(args.discovery_dir) as publisher:
-            card = await make_card(args, engine, service.endpoint)
+            card = await make_card(args, engine, service.endpoint, key)
             await publisher.publish(card)
             logger.info("worker %s serves %s at %s", *_summary(card))
             await _until_stopped(service)
@@ -92,7 +100,9 @@ def make_nixl_receiver(args: WorkerArgs) -> NixlReceiver | None:
         return None
 
 
-async def make_card(args: WorkerArgs, engine: Engine, endpoint: str) -> WorkerCard:
+async def make_card(
+    args: WorkerArgs, engine: Engine, endpoint: str, key: FleetKey | None
+) -> WorkerCard:
     """The card of a started engine."""
     return WorkerCard(
         worker_id=args.worker_id,
@@ -107,6 +117,7 @@ async def make_card(args: WorkerArgs, engine: Engine, endpoint: str) -> WorkerCa
         num_ranks=engine.num_ranks,
         request_endpoint=endpoint,
         kv_event_sources=engine.kv_event_sources(),
+        fleet_key=None if key is None else key.fingerprint,
         host=HostIdentity(hostname=socket.gethostname(), pid=os.getpid()),
     )
 

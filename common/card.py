@@ -100,7 +100,11 @@ class WorkerState(StrEnum):
 
 
 class WorkerCard(_Frozen):
-    """Everything a frontend must know to use a worker."""
+    """Everything a frontend must know to use a worker.
+
+    Attributes:
+        fleet_key: fingerprint of the key that its sockets demand; None if they are plain.
+    """
 
     card_version: int = CARD_VERSION
     worker_id: WorkerId
@@ -115,6 +119,7 @@ class WorkerCard(_Frozen):
     num_ranks: int = Field(gt=0)
     request_endpoint: str
     kv_event_sources: list[KvEventSource]
+    fleet_key: str | None = None
     host: HostIdentity
 
     @classmethod

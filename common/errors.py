@@ -63,6 +63,12 @@ class CardIncompatibleError(CardError):
         )
 
 
+class CardKeyError(CardError):
+    """A worker's card says that it can't be trusted, or that it would not trust us."""
+
+    field: ClassVar[str] = "fleet_key"
+
+
 class NoWorkerError(MmRouterError):
     """No worker is registered that could take the request."""
 

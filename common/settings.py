@@ -27,6 +27,12 @@ def env_default(flag: str, default: str) -> str:
     return os.environ.get(ENV_PREFIX + flag.removeprefix("--").replace("-", "_").upper(), default)
 
 
+def env_path(flag: str) -> Path | None:
+    """Like :func:`env_default`, for a file that need not be given."""
+    value = env_default(flag, "")
+    return Path(value) if value else None
+
+
 def transfer_mode() -> TransferMode:
     """How processed media may travel, from ``DYNAMO_MM_TRANSFER`` and
     ``DYNAMO_DISABLE_NIXL_MM``, whose names operators know.
@@ -54,6 +60,13 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path(env_default("--discovery-dir", str(default_discovery_dir()))),
         help="directory in which workers publish their cards (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--fleet-key-file",
+        type=Path,
+        default=env_path("--fleet-key-file"),
+        help="secret file of the fleet, from `python -m common.fleet_key new PATH`; with it "
+        "workers and frontends encrypt what they say, and answer nobody else",
     )
     parser.add_argument(
         "--nvtx",

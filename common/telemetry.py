@@ -88,6 +88,11 @@ REFUSED_CARDS = Counter("mmrouter_refused_cards", "Cards that did not fit the fl
 UNDECODABLE_MESSAGES = Counter(
     "mmrouter_undecodable_messages", "Messages of the request plane that made no sense", ["side"]
 )
+REFUSED_CONNECTIONS = Counter(
+    "mmrouter_refused_connections",
+    "Connections without the fleet's key that were refused, by socket",
+    ["socket"],
+)
 INTERNAL_ERRORS = Counter(
     "mmrouter_internal_errors", "Errors that are mistakes of ours, by place", ["where"]
 )

@@ -7,19 +7,24 @@ import os
 import secrets
 import signal
 import sys
+from argparse import Namespace
 
 import uvicorn
 import uvloop
 
 from common.discovery.file import FileCardWatcher
 from common.errors import MmRouterError
+from common.fleet_key import FleetKey
+from common.fleet_sockets import leaves_host
 from common.identity import Incarnation
 from common.settings import configure_logging
 from common.telemetry import enable_nvtx
 from common.transfer.choice import TransferMode
 from frontend import status
 from frontend.admission import Admission
+from frontend.api_keys import ApiKeyGuard
 from frontend.args import FrontendArgs, parse
+from frontend.asgi import App
 from frontend.engine_client import RoutedEngineClient
 from frontend.fetch.connector import CONNECTOR_NAME, register
 from frontend.fetch.loader import MediaLoader
@@ -29,6 +34,7 @@ from frontend.front_door import FrontDoor
 from frontend.media import MediaLender
 from frontend.preprocess import Preprocessor
 from frontend.retry_after import RetryAfter
+from frontend.router.events import ZmqFeeds
 from frontend.router.router import Router
 from frontend.server import VLLM_VERSION, build_vllm_app, uvicorn_config
 
@@ -58,8 +64,11 @@ def main() -> None:
 
 
 async def _run(args: FrontendArgs) -> None:
+    key = FleetKey.read(args.fleet_key_file) if args.fleet_key_file else None
     lender = await asyncio.to_thread(MediaLender.create, args.arena_bytes, args.transfer)
-    router = Router(args.router)
+    router = Router(
+        args.router, feeds=ZmqFeeds(args.router.silence_s, args.router.replay_timeout_s, key=key)
+    )
     loader = MediaLoader(args.media, args.media.cache_bytes)
     register(loader)
     fleet = Fleet(
@@ -68,10 +77,11 @@ async def _run(args: FrontendArgs) -> None:
         lender,
         Incarnation(secrets.token_hex(8)),
         VLLM_VERSION,
+        key,
     )
     door = FrontDoor(fleet.check_available)
-    guarded = RetryAfter(Admission(FirstByte(door), args.max_inflight))
-    server = _Server(uvicorn_config(guarded, args.serve))
+    served = _guarded(RetryAfter(Admission(FirstByte(door), args.max_inflight)), args.serve)
+    server = _Server(uvicorn_config(served, args.serve))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))
@@ -90,6 +100,15 @@ async def _run(args: FrontendArgs) -> None:
         await router.close()
         await loader.close()
         lender.close()
+
+
+def _guarded(app: App, serve: Namespace) -> App:
+    """The app, behind API keys if there are any."""
+    if serve.api_key:
+        return ApiKeyGuard(app, serve.api_key, serve.root_path or "")
+    if serve.uds is None and leaves_host(f"tcp://{serve.host}:{serve.port}"):
+        logger.warning("anybody who reaches %s may use this API: set --api-key-file", serve.host)
+    return app
 
 
 async def _open(

@@ -5,12 +5,14 @@ from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
+from vllm import envs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from common.errors import ConfigurationError
-from common.settings import add_common_arguments, env_default, transfer_mode
+from common.settings import add_common_arguments, env_default, env_path, transfer_mode
 from common.transfer.choice import TransferMode
+from frontend.api_keys import read_keys
 from frontend.fetch.settings import MediaSettings
 from frontend.router.settings import RouterSettings
 
@@ -29,6 +31,7 @@ class FrontendArgs:
     router: RouterSettings
     media: MediaSettings
     discovery_dir: Path
+    fleet_key_file: Path | None
     transfer: TransferMode
     arena_bytes: int
     max_inflight: int
@@ -59,6 +62,12 @@ def parse(argv: list[str]) -> FrontendArgs:
         default=int(env_default("--max-inflight", "1024")),
         help="requests worked on at once; one more is answered 429 (default: %(default)s)",
     )
+    parser.add_argument(
+        "--api-key-file",
+        type=Path,
+        default=env_path("--api-key-file"),
+        help="file with one API key a line, in addition to --api-key",
+    )
     RouterSettings.add_arguments(parser)
     MediaSettings.add_arguments(parser)
     ours, rest = parser.parse_known_args(argv)
@@ -76,11 +85,13 @@ def parse(argv: list[str]) -> FrontendArgs:
         parser.error(f"--max-inflight is {ours.max_inflight}; it must be at least 1")
     try:
         validate_parsed_serve_args(serve)
+        serve.api_key = _api_keys(serve, ours.api_key_file)
         return FrontendArgs(
             serve=serve,
             router=RouterSettings.from_args(ours),
             media=MediaSettings.from_args(ours, serve),
             discovery_dir=ours.discovery_dir,
+            fleet_key_file=ours.fleet_key_file,
             transfer=transfer_mode(),
             arena_bytes=int(ours.mm_arena_gb * 2**30),
             max_inflight=ours.max_inflight,
@@ -89,3 +100,11 @@ def parse(argv: list[str]) -> FrontendArgs:
         )
     except (ConfigurationError, TypeError, ValueError) as error:
         parser.error(str(error))
+
+
+def _api_keys(serve: Namespace, file: Path | None) -> list[str] | None:
+    """All keys that users may show; None if nobody needs one."""
+    keys = [key for key in serve.api_key or [envs.VLLM_API_KEY] if key]
+    if file is not None:
+        keys += read_keys(file)
+    return keys or None

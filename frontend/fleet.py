@@ -10,17 +10,18 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import zmq.asyncio
-
 from common.card import WorkerCard, WorkerState, check_compatible
 from common.discovery.base import CardGone, CardPresent, CardWatcher
 from common.errors import (
     CardIncompatibleError,
+    CardKeyError,
     ConfigurationError,
     NoWorkerError,
     ProtocolError,
     WorkerLostError,
 )
+from common.fleet_key import FleetKey
+from common.fleet_sockets import check_card, frontend_context
 from common.identity import Incarnation, WorkerId
 from common.protocol import Status
 from common.telemetry import HF_PROCESSOR_RUNS, REFUSED_CARDS, WORKERS
@@ -60,7 +61,12 @@ class Fleet:
         lender: MediaLender,
         frontend_id: Incarnation,
         vllm_version: str,
+        key: FleetKey | None = None,
     ) -> None:
+        """
+        Args:
+            key: without one, workers must be on this host and have none either.
+        """
         self._watcher = watcher
         self._router = router
         self._lender = lender
@@ -68,7 +74,8 @@ class Fleet:
         self._vllm_version = vllm_version
         self._members: dict[WorkerId, Member] = {}
         self._refused: dict[WorkerId, str] = {}
-        self._context = zmq.asyncio.Context()
+        self._key = key
+        self._context = frontend_context(key)
         self._contract: asyncio.Future[WorkerCard] = asyncio.get_running_loop().create_future()
 
     async def contract(self) -> WorkerCard:
@@ -138,7 +145,7 @@ class Fleet:
             return
         try:
             self._check(card)
-        except CardIncompatibleError as error:
+        except (CardIncompatibleError, CardKeyError) as error:
             self._refused[card.worker_id] = str(error)
             REFUSED_CARDS.labels(error.field).inc()
             logger.error("%s", error)
@@ -151,6 +158,7 @@ class Fleet:
         member.keeper = asyncio.create_task(self._keep(member), name=f"keep-{card.worker_id}")
 
     def _check(self, card: WorkerCard) -> None:
+        check_card(card, self._key)
         if card.vllm_version != self._vllm_version:
             raise CardIncompatibleError(
                 card.worker_id, "vllm_version", self._vllm_version, card.vllm_version

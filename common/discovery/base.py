@@ -65,4 +65,7 @@ class CardWatcher(ABC):
 
         A malformed card is logged and counted once, and otherwise ignored.
         Cancelling the iteration leaves nothing behind.
+
+        Raises:
+            DiscoveryError: strangers could have written the cards.
         """

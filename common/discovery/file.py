@@ -2,7 +2,7 @@
 
 The embedded default, for one host or a shared file system. A card is written to a
 temporary name and renamed, so a reader never sees half of one. Directory 0700,
-files 0600.
+files 0600: a card decides which model a frontend loads, so nobody else may write one.
 """
 
 import asyncio
@@ -94,6 +94,7 @@ class FileCardWatcher(CardWatcher):
         present: dict[WorkerId, bytes] = {}
         oldest = time.time() - LEASE_S
         try:
+            _check_owner(self._directory)
             entries = list(os.scandir(self._directory))
         except FileNotFoundError:
             entries = []
@@ -134,8 +135,25 @@ class FileCardWatcher(CardWatcher):
         return changes
 
 
+def _check_owner(directory: Path) -> None:
+    """Refuse a directory into which strangers could put cards.
+
+    Raises:
+        DiscoveryError: it is another user's, or open to all.
+        FileNotFoundError: it isn't there.
+    """
+    status = directory.stat()
+    if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o002:
+        raise DiscoveryError(
+            f"cards in {directory} can't be trusted: it belongs to user {status.st_uid} with mode "
+            f"{status.st_mode & 0o777:o}, so others could put workers into this fleet; "
+            "use a directory of your own with --discovery-dir"
+        )
+
+
 def _write_atomically(path: Path, content: bytes) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_owner(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:

@@ -15,6 +15,8 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
+from common.fleet_key import FleetKey
+from common.fleet_sockets import frontend_context
 from common.identity import Target
 from frontend.router.event_stream import Command, EventStream, Replay, StreamStatistics
 from frontend.router.event_wire import END_OF_REPLAY, SEQUENCE_BYTES
@@ -46,6 +48,7 @@ class ZmqFeeds:
         silence_s: how long a serving rank may be silent, in seconds.
         replay_timeout_s: how long to wait for the next message of a replay, in seconds.
         clock: monotonic seconds.
+        key: of the fleet; None for workers whose sockets are plain.
     """
 
     def __init__(
@@ -53,11 +56,12 @@ class ZmqFeeds:
         silence_s: float = 2.0,
         replay_timeout_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
+        key: FleetKey | None = None,
     ) -> None:
         self._silence_s = silence_s
         self._replay_timeout_s = replay_timeout_s
         self._clock = clock
-        self._context = zmq.asyncio.Context()
+        self._context = frontend_context(key)
         self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
 
     def feed(self, worker: RoutableWorker, indexes: BlockIndexes) -> "KvEventSubscriber":

@@ -4,7 +4,7 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,7 +96,9 @@ def stack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
             process.stop()
 
 
-def wait_for_workers(frontend: HttpServer, workers: list[Process]) -> None:
+def wait_for_workers(
+    frontend: HttpServer, workers: list[Process], headers: Mapping[str, str] | None = None
+) -> None:
     """Wait until a frontend serves and knows the caches of all workers."""
     deadline = time.monotonic() + START_TIMEOUT_S
     seen = "nothing"
@@ -104,7 +106,7 @@ def wait_for_workers(frontend: HttpServer, workers: list[Process]) -> None:
         for process in (frontend, *workers):
             process.check_alive()
         with contextlib.suppress(httpx.TransportError):
-            reply = httpx.get(frontend.url + "/mmrouter/workers", timeout=5)
+            reply = httpx.get(frontend.url + "/mmrouter/workers", headers=headers, timeout=5)
             seen = reply.text
             if reply.status_code == 200 and len(reply.json()) >= len(workers):
                 ranks = [rank["index"] for view in reply.json() for rank in view["ranks"]]

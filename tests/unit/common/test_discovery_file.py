@@ -53,6 +53,29 @@ async def test_only_the_owner_can_read_a_card(tmp_path: Path) -> None:
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
 
 
+@pytest.fixture(params=[0o777, 0o1777, 0o702])
+def open_directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    tmp_path.chmod(request.param)
+    return tmp_path
+
+
+async def test_a_directory_that_others_can_write_is_not_trusted(open_directory: Path) -> None:
+    with pytest.raises(DiscoveryError, match="can't be trusted"):
+        await FileCardPublisher(open_directory).publish(make_card())
+    assert not any(open_directory.iterdir())  # noqa: ASYNC240  # a test
+    with pytest.raises(DiscoveryError, match="can't be trusted"):
+        await next_changes(FileCardWatcher(open_directory), 1)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+async def test_a_directory_of_another_user_is_not_trusted(tmp_path: Path) -> None:
+    theirs = tmp_path / "cards"
+    theirs.mkdir(0o700)
+    os.chown(theirs, 12345, 12345)
+    with pytest.raises(DiscoveryError, match="belongs to user 12345"):
+        await next_changes(FileCardWatcher(theirs), 1)
+
+
 async def test_an_ended_lease_is_a_gone_worker(tmp_path: Path) -> None:
     watcher = FileCardWatcher(tmp_path)
     (tmp_path / "w0.json").write_bytes(make_card().to_json())

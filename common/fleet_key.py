@@ -1,0 +1,124 @@
+"""The fleet key: one secret file by which workers and frontends know each other.
+
+``python -m common.fleet_key new PATH`` makes one. What sockets do with it stands in
+``fleet_sockets.py``.
+"""
+
+import argparse
+import hashlib
+import os
+import secrets
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Self
+
+import zmq
+from zmq.utils import z85
+
+from common.errors import ConfigurationError
+
+_SEED_BYTES: Final = 32
+_HEADER: Final = (
+    "# The key of an mmrouter fleet. Whoever can read it can pose as a worker or a frontend.\n"
+)
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """A CURVE key pair; both halves in Z85, 40 bytes."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class FleetKey:
+    """Everything that the file's 32 bytes stand for.
+
+    Attributes:
+        worker: of all sockets that are connected to.
+        frontend: of all sockets that connect; workers accept no other.
+    """
+
+    worker: KeyPair
+    frontend: KeyPair
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a key file.
+
+        Raises:
+            ConfigurationError: it can't be read, others may read it, it holds no key, or
+                this libzmq has no CURVE.
+        """
+        if not zmq.has("curve"):
+            raise ConfigurationError("this build of libzmq has no CURVE, so no fleet key can work")
+        try:
+            mode = path.stat().st_mode
+            lines = path.read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"the fleet key {path} can't be read: {error}") from error
+        # The group may read: that is how Kubernetes mounts secrets for an unprivileged user.
+        if mode & 0o027:
+            raise ConfigurationError(
+                f"the fleet key {path} is open to other users (mode {mode & 0o777:o}): "
+                f"chmod 600 {path}"
+            )
+        words = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        try:
+            (word,) = words
+            seed = bytes.fromhex(word)
+            if len(seed) != _SEED_BYTES:
+                raise ValueError
+        except ValueError:
+            # Without the cause: it would show what may be a mistyped secret.
+            raise ConfigurationError(
+                f"{path} holds no fleet key; make one with: python -m common.fleet_key new PATH"
+            ) from None
+        return cls(_derive(seed, b"worker"), _derive(seed, b"frontend"))
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells keys apart; says nothing of the secret."""
+        return hashlib.sha256(self.worker.public + self.frontend.public).hexdigest()[:16]
+
+
+def new(path: Path) -> None:
+    """Write a new key, readable by this user alone.
+
+    Raises:
+        ConfigurationError: the file exists already, or can't be written.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(_HEADER + secrets.token_hex(_SEED_BYTES) + "\n")
+    except OSError as error:
+        raise ConfigurationError(f"no fleet key was written to {path}: {error}") from error
+
+
+def _derive(seed: bytes, role: bytes) -> KeyPair:
+    # Any 32 bytes are a secret key of CURVE.
+    secret = z85.encode(hashlib.blake2b(role, key=seed, digest_size=_SEED_BYTES).digest())
+    return KeyPair(zmq.curve_public(secret), secret)
+
+
+def main() -> None:
+    """The command line. Exit status 1 and a sentence if there is no key afterwards."""
+    parser = argparse.ArgumentParser(
+        prog="python -m common.fleet_key",
+        description="Make the key that encrypts and authenticates traffic within a fleet.",
+    )
+    commands = parser.add_subparsers(required=True)
+    commands.add_parser("new", help="make a key").add_argument("path", type=Path)
+    path: Path = parser.parse_args().path
+    try:
+        new(path)
+    except ConfigurationError as error:
+        sys.exit(str(error))
+    print(f"{path}: give it to every worker and frontend with --fleet-key-file")
+
+
+if __name__ == "__main__":
+    main()
