@@ -235,9 +235,15 @@ class WorkerService:
                 ),
             )
             return
+        try:
+            offer = parse_offer(hello.offer)
+        except ProtocolError as error:
+            UNDECODABLE_MESSAGES.labels("worker").inc()
+            logger.warning("hello of frontend %s refused: %s", hello.frontend_id, error)
+            await self._send(address, Goodbye(str(error)))
+            return
         if previous := self._sessions.get(address):
             await self._end_session(previous)
-        offer = parse_offer(hello.offer)
         reply = await self._inlet.attach(offer)
         self._sessions[address] = _Session(address, hello.frontend_id, offer, time.monotonic())
         logger.info("frontend %s connected", hello.frontend_id)

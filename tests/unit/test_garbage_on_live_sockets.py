@@ -1,0 +1,170 @@
+"""Hostile messages at sockets that serve: who sends them gets nowhere, others go on."""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from vllm.sampling_params import SamplingParams
+
+from backend_worker.obtain import MediaInlet
+from backend_worker.service import WorkerService
+from common.identity import Incarnation, RequestId, WorkerId
+from common.protocol import (
+    PROTOCOL_VERSION,
+    Goodbye,
+    Hello,
+    Leave,
+    Output,
+    Status,
+    Submit,
+    ToFrontend,
+    ToWorker,
+    Welcome,
+)
+from common.telemetry import INTERNAL_ERRORS, UNDECODABLE_MESSAGES
+from common.transfer.handshake import TransferOffer, TransferReply
+from common.wire import Codec
+from frontend.worker_link import WorkerLink
+from tests.unit.common.cards import make_card
+from tests.unit.test_decoders import (
+    OFFER,
+    TO_FRONTEND_SIDE,
+    TO_WORKER_SIDE,
+    damaged_bytes,
+    damaged_frames,
+    hostile_frames,
+    hostile_json,
+)
+from tests.unit.test_request_plane import ScriptedEngine, no_rendering, until
+
+LIVE = settings(
+    max_examples=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example],
+)
+BAD_OFFER = hostile_json([OFFER.model_dump_json().encode()]) | damaged_bytes([b"{}"])
+
+
+def undecodable(side: str) -> float:
+    return UNDECODABLE_MESSAGES.labels(side)._value.get()
+
+
+@asynccontextmanager
+async def nothing_escapes() -> AsyncIterator[None]:
+    """No task may end with an error that nobody looked at."""
+    escaped: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: escaped.append(context))
+    internal = INTERNAL_ERRORS.labels("worker_request")._value.get()
+    yield
+    gc.collect()  # an error is reported when its task goes
+    assert not escaped
+    assert INTERNAL_ERRORS.labels("worker_request")._value.get() == internal
+
+
+def to_worker(message: msgspec.Struct) -> list[bytes]:
+    codec: Codec[ToWorker] = Codec(ToWorker)
+    return [bytes(frame) for frame in codec.encode(message)]
+
+
+@given(
+    st.lists(
+        hostile_frames(TO_WORKER_SIDE.originals)
+        | damaged_frames(TO_WORKER_SIDE.originals)
+        | st.lists(st.binary(max_size=20), min_size=1, max_size=4)
+        | BAD_OFFER.map(lambda offer: to_worker(Hello(PROTOCOL_VERSION, Incarnation("x"), offer))),
+        max_size=20,
+    )
+)
+@LIVE
+async def test_a_worker_serves_its_frontends_whatever_a_stranger_says(
+    messages: list[list[bytes]],
+) -> None:
+    engine = ScriptedEngine()
+    service = WorkerService(
+        engine,
+        MediaInlet(None, no_rendering),
+        WorkerId("w0"),
+        Incarnation("i0"),
+        "tcp://127.0.0.1:0",
+    )
+    serving = asyncio.create_task(service.run())
+    context = zmq.asyncio.Context()
+    card = make_card(request_endpoint=service.endpoint)
+    link = WorkerLink(card, context, Incarnation("f"), lambda status: None)
+    offer = TransferOffer().model_dump_json().encode()
+    async with nothing_escapes(), asyncio.timeout(60):
+        await link.open(offer)
+        stranger = context.socket(zmq.DEALER)
+        stranger.connect(service.endpoint)
+        # With a session he gets further.
+        await stranger.send_multipart(to_worker(Hello(PROTOCOL_VERSION, Incarnation("x"), offer)))
+        for frames in messages:
+            await stranger.send_multipart(frames)
+        before = undecodable("worker")
+        await stranger.send_multipart([b"\x01\x00\x00\x00", b"\xc1"])
+        await until(lambda: undecodable("worker") > before)
+        for name in ("one", "two"):
+            submit = Submit(RequestId(name), [1], SamplingParams(), [], [])
+            *_, last = [answer async for answer in link.dispatch(submit, [])]
+            assert isinstance(last, Output) and last.finished
+        await stranger.send_multipart(to_worker(Leave()))
+        await until(lambda: service.active_requests == 0 and engine.running == 0)
+        await link.close()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        await service.close()
+        stranger.close(linger=0)
+        context.destroy(linger=0)
+
+
+@given(
+    st.lists(
+        hostile_frames(TO_FRONTEND_SIDE.originals)
+        | damaged_frames(TO_FRONTEND_SIDE.originals)
+        | st.lists(st.binary(max_size=20), min_size=1, max_size=4),
+        max_size=20,
+    )
+)
+@LIVE
+async def test_a_frontend_bears_a_worker_that_talks_nonsense(messages: list[list[bytes]]) -> None:
+    codec: Codec[ToWorker] = Codec(ToWorker)
+    context = zmq.asyncio.Context()
+    worker = context.socket(zmq.ROUTER)
+    port = worker.bind_to_random_port("tcp://127.0.0.1")
+    statuses: list[Status] = []
+    card = make_card(request_endpoint=f"tcp://127.0.0.1:{port}")
+    link = WorkerLink(card, context, Incarnation("f"), statuses.append)
+
+    async def say(message: ToFrontend) -> None:
+        await worker.send_multipart([address, *codec.encode(message)])
+
+    async with nothing_escapes(), asyncio.timeout(60):
+        opening = asyncio.create_task(link.open(TransferOffer().model_dump_json().encode()))
+        address, *_ = await worker.recv_multipart()
+        reply = TransferReply().model_dump_json().encode()
+        await say(Welcome(PROTOCOL_VERSION, WorkerId("w0"), Incarnation("i0"), reply))
+        await opening
+        submit = Submit(RequestId("ours"), [1], SamplingParams(), [], [])
+        asking = asyncio.ensure_future(anext(link.dispatch(submit, [])))
+        for frames in messages:
+            await worker.send_multipart([address, *frames])
+        before = undecodable("frontend")
+        await worker.send_multipart([address, b"\x01\x00\x00\x00", b"\xc1"])
+        await until(lambda: undecodable("frontend") > before)
+        last = Status(7, 7, 7, 0.25, 7)
+        await say(last)
+        await until(lambda: statuses[-1:] == [last])
+        await say(Goodbye("enough"))
+        await link.lost()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert link.active_requests == 0
+        await link.close()
+        worker.close(linger=0)
+        context.destroy(linger=0)
