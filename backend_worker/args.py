@@ -24,6 +24,7 @@ class WorkerArgs:
         incarnation: this run of the process.
         host: address on which request plane and KV events are served.
         request_port: port of the request plane, 0 for any free one.
+        drain_timeout_s: what requests may take to finish after SIGTERM.
     """
 
     engine: AsyncEngineArgs
@@ -38,6 +39,7 @@ class WorkerArgs:
     nixl_slots: int
     nixl_slot_bytes: int
     nixl_deadline_s: float
+    drain_timeout_s: float
     nvtx: bool
     log_level: str
 
@@ -117,6 +119,7 @@ def parse(argv: list[str]) -> WorkerArgs:
         nixl_slots=ours.nixl_slots,
         nixl_slot_bytes=ours.nixl_slot_mb << 20,
         nixl_deadline_s=ours.nixl_deadline,
+        drain_timeout_s=ours.drain_timeout,
         nvtx=ours.nvtx,
         log_level=ours.log_level,
     )

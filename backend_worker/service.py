@@ -135,6 +135,7 @@ class WorkerService:
         self._incarnation = incarnation
         self._codec: Codec[ToWorker] = Codec(ToWorker)
         self._sessions: dict[bytes, _Session] = {}
+        self._draining = False
         self._context = zmq.asyncio.Context()
         self._gate = Gate(self._context, key)
         self._socket = self._context.socket(zmq.ROUTER)
@@ -177,7 +178,18 @@ class WorkerService:
         await asyncio.gather(*self._opening, return_exceptions=True)
         await self._inlet.close()
         self._gate.close()
-        self._context.destroy(linger=200)  # ms: lets the goodbyes leave
+        self._context.destroy(linger=2000)  # ms: lets last outputs and goodbyes leave
+
+    async def drain(self) -> None:
+        """Take no more requests, and wait until those that are here have ended."""
+        self._draining = True
+        tasks = [
+            request.task
+            for session in self._sessions.values()
+            for request in session.requests.values()
+        ]
+        if tasks:
+            await asyncio.wait(tasks)
 
     @property
     def active_requests(self) -> int:
@@ -210,6 +222,9 @@ class WorkerService:
             case Submit():
                 if message.request_id in session.requests:
                     raise ProtocolError(f"request {message.request_id} is already running")
+                if self._draining:
+                    await self._refuse(address, message.request_id, "this worker is draining")
+                    return
                 task = asyncio.create_task(self._serve(session, message, media))
                 session.requests[message.request_id] = _Request(task)
             case Supply():
@@ -224,6 +239,11 @@ class WorkerService:
                 await self._end_session(session)
             case Ping():
                 pass
+
+    async def _refuse(self, address: bytes, request_id: RequestId, reason: str) -> None:
+        """Nothing of the request was touched, so another worker may have it."""
+        await self._send(address, Ack(request_id, []))
+        await self._send(address, Failed(request_id, FailureKind.BUSY, reason))
 
     async def _open_session(self, address: bytes, hello: Hello) -> None:
         if hello.version != PROTOCOL_VERSION:

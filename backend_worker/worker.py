@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 import sys
+from collections.abc import Coroutine
 
 import uvloop
 
@@ -16,6 +16,7 @@ from backend_worker.event_publisher import secured
 from backend_worker.obtain import MediaInlet
 from backend_worker.service import WorkerService
 from common.card import HostIdentity, WorkerCard, WorkerState
+from common.discovery.base import CardPublisher
 from common.discovery.file import FileCardPublisher
 from common.errors import (
     ArenaUnavailableError,
@@ -26,6 +27,7 @@ from common.errors import (
 from common.fleet_key import FleetKey
 from common.fleet_sockets import check_bind
 from common.settings import configure_logging
+from common.stop_signals import StopSignals
 from common.telemetry import enable_nvtx
 from common.transfer.arena_file import reap_orphans
 from common.transfer.choice import TransferMode
@@ -75,8 +77,7 @@ async def _serve(args: WorkerArgs, engine: Engine, key: FleetKey | None) -> None
             card = await make_card(args, engine, service.endpoint, key)
             await publisher.publish(card)
             logger.info("worker %s serves %s at %s", *_summary(card))
-            await _until_stopped(service)
-            await publisher.publish(card.model_copy(update={"state": WorkerState.DRAINING}))
+            await _until_stopped(service, _leave(args, service, publisher, card))
     finally:
         await service.close()
 
@@ -126,19 +127,35 @@ def _summary(card: WorkerCard) -> tuple[str, str, str]:
     return card.worker_id, card.model.model, card.request_endpoint
 
 
-async def _until_stopped(service: WorkerService) -> None:
-    """Serve until a signal comes; raise if the engine dies first."""
-    loop = asyncio.get_running_loop()
-    stopped = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
+async def _leave(
+    args: WorkerArgs, service: WorkerService, publisher: CardPublisher, card: WorkerCard
+) -> None:
+    """Wait for a signal; then say on the card that we leave, and finish what is here."""
+    signals = StopSignals()
+    await signals.asked()
+    await publisher.publish(card.model_copy(update={"state": WorkerState.DRAINING}))
+    logger.info("draining, %d requests are left", service.active_requests)
+    draining = asyncio.create_task(service.drain())
+    at_once = asyncio.create_task(signals.at_once(args.drain_timeout_s))
+    await asyncio.wait({draining, at_once}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (draining, at_once):
+        task.cancel()
+    await asyncio.gather(draining, at_once, return_exceptions=True)
+    if service.active_requests:
+        logger.warning("%d requests are given up", service.active_requests)
+
+
+async def _until_stopped(service: WorkerService, leaving: Coroutine[None, None, None]) -> None:
+    """Serve until we have left; raise if the engine dies first."""
     serving = asyncio.create_task(service.run())
-    waiting = asyncio.create_task(stopped.wait())
+    waiting = asyncio.create_task(leaving)
     try:
         await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
             with contextlib.suppress(asyncio.CancelledError):
                 await serving
+        else:
+            await waiting
     except* EngineGoneError as group:
         raise group.exceptions[0] from None
     finally:

@@ -69,6 +69,12 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         "workers and frontends encrypt what they say, and answer nobody else",
     )
     parser.add_argument(
+        "--drain-timeout",
+        type=float,
+        default=float(env_default("--drain-timeout", "60")),
+        help="seconds that requests may take to finish after SIGTERM (default: %(default)s)",
+    )
+    parser.add_argument(
         "--nvtx",
         action=argparse.BooleanOptionalAction,
         default=env_default("--nvtx", "0") == "1",

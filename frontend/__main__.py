@@ -5,7 +5,6 @@ import contextlib
 import logging
 import os
 import secrets
-import signal
 import sys
 from argparse import Namespace
 
@@ -18,6 +17,7 @@ from common.fleet_key import FleetKey
 from common.fleet_sockets import leaves_host
 from common.identity import Incarnation
 from common.settings import configure_logging
+from common.stop_signals import StopSignals
 from common.telemetry import enable_nvtx
 from common.transfer.choice import TransferMode
 from frontend import status
@@ -25,6 +25,7 @@ from frontend.admission import Admission
 from frontend.api_keys import ApiKeyGuard
 from frontend.args import FrontendArgs, parse
 from frontend.asgi import App
+from frontend.drain import leave_when_asked
 from frontend.engine_client import RoutedEngineClient
 from frontend.fetch.connector import CONNECTOR_NAME, register
 from frontend.fetch.loader import MediaLoader
@@ -82,16 +83,17 @@ async def _run(args: FrontendArgs) -> None:
     door = FrontDoor(fleet.check_available)
     served = _guarded(RetryAfter(Admission(FirstByte(door), args.max_inflight)), args.serve)
     server = _Server(uvicorn_config(served, args.serve))
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))
+    signals = StopSignals()
     try:
         async with asyncio.TaskGroup() as group:
             following = group.create_task(fleet.run(), name="discovery")
             opening = group.create_task(_open(args, door, server, fleet, router, lender))
+            leaving = group.create_task(
+                leave_when_asked(signals, server, door, fleet, args.drain_timeout_s), name="leave"
+            )
             await server.serve()
-            following.cancel()
-            opening.cancel()
+            for task in (following, opening, leaving):
+                task.cancel()
     except* MmRouterError as errors:
         raise errors.exceptions[0] from None
     finally:

@@ -25,6 +25,7 @@ class FrontendArgs:
         serve: vLLM's API server arguments; its model arguments are filled in later.
         arena_bytes: size of the shared-memory arena, 0 for none.
         max_inflight: requests worked on at once.
+        drain_timeout_s: what requests may take to finish after SIGTERM.
     """
 
     serve: Namespace
@@ -35,6 +36,7 @@ class FrontendArgs:
     transfer: TransferMode
     arena_bytes: int
     max_inflight: int
+    drain_timeout_s: float
     nvtx: bool
     log_level: str
 
@@ -95,6 +97,7 @@ def parse(argv: list[str]) -> FrontendArgs:
             transfer=transfer_mode(),
             arena_bytes=int(ours.mm_arena_gb * 2**30),
             max_inflight=ours.max_inflight,
+            drain_timeout_s=ours.drain_timeout,
             nvtx=ours.nvtx,
             log_level=ours.log_level,
         )

@@ -75,6 +75,7 @@ class Fleet:
         self._members: dict[WorkerId, Member] = {}
         self._refused: dict[WorkerId, str] = {}
         self._key = key
+        self._closed = False
         self._context = frontend_context(key)
         self._contract: asyncio.Future[WorkerCard] = asyncio.get_running_loop().create_future()
 
@@ -102,6 +103,8 @@ class Fleet:
         """Raises NoWorkerError, with what is known of the reason, if nobody is there."""
         if self.connected:
             return
+        if self._closed:
+            raise NoWorkerError("this frontend is shutting down")
         if self._refused:
             raise NoWorkerError("no worker is available: " + "; ".join(self._refused.values()))
         raise NoWorkerError("no worker is available: none has registered yet, or all are gone")
@@ -126,12 +129,15 @@ class Fleet:
             self._count()
 
     async def close(self) -> None:
-        """Leave every worker."""
+        """Leave every worker. Requests that still run fail."""
+        self._closed = True
         for worker_id in list(self._members):
             await self._remove(worker_id, "this frontend is shutting down")
         self._context.destroy(linger=200)  # ms: lets the goodbyes leave
 
     async def _card_present(self, card: WorkerCard) -> None:
+        if self._closed:
+            return
         known = self._members.get(card.worker_id)
         if known is not None and known.card.incarnation != card.incarnation:
             await self._remove(card.worker_id, "it restarted")
@@ -205,7 +211,8 @@ class Fleet:
     async def _joined(self, member: Member, link: WorkerLink) -> None:
         card = member.card
         choice = self._lender.connect(card.worker_id, link.reply)
-        await self._router.add_worker(_routable(card))
+        if card.state is WorkerState.READY:
+            await self._router.add_worker(_routable(card))
         member.link = link
         self._count()
         logger.info("worker %s joined, media travel by %s", card.worker_id, choice.transport)

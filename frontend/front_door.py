@@ -1,7 +1,8 @@
 """The ASGI app that is there from the first moment.
 
 Until a worker has registered nobody knows the model, so vLLM's app can't exist; the
-front door answers 503 in vLLM's error shape. Afterwards it passes everything on.
+front door answers 503 in vLLM's error shape. Afterwards it passes everything on, until
+the frontend is about to leave.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from frontend.asgi import Receive, Scope, Send, error_answer
 
 
 class FrontDoor:
-    """503 until :meth:`open`, then vLLM's app."""
+    """503 until :meth:`open`, then vLLM's app, then 503 again."""
 
     def __init__(self, reason: Callable[[], None]) -> None:
         """
@@ -24,12 +25,17 @@ class FrontDoor:
         """
         self._reason = reason
         self._app: FastAPI | None = None
+        self._leaving = False
         self._lifespan = AsyncExitStack()
 
     async def open(self, app: FastAPI) -> None:
         """Start the app and let requests in."""
         await self._lifespan.enter_async_context(app.router.lifespan_context(app))
         self._app = app
+
+    def close_for_good(self) -> None:
+        """Answer 503 to whoever comes from now on; those who are in may finish."""
+        self._leaving = True
 
     async def close(self) -> None:
         """Stop the app."""
@@ -38,16 +44,21 @@ class FrontDoor:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        if self._app is not None:
+        if self._app is not None and not self._leaving:
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
             await self._closed(scope, receive, send)
 
     async def _closed(self, scope: Scope, receive: Receive, send: Send) -> None:
         message = "the first worker has registered and its model is being loaded"
-        try:
-            self._reason()
-        except NoWorkerError as error:
-            message = str(error)
-        answer = error_answer(message, HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": "1"})
+        headers = {"Retry-After": "1"}
+        if self._leaving:
+            message = "this frontend is shutting down"
+            headers["Connection"] = "close"
+        else:
+            try:
+                self._reason()
+            except NoWorkerError as error:
+                message = str(error)
+        answer = error_answer(message, HTTPStatus.SERVICE_UNAVAILABLE, headers)
         await answer(scope, receive, send)

@@ -67,7 +67,6 @@ def uvicorn_config(app: object, args: Namespace) -> uvicorn.Config:
         ssl_certfile=args.ssl_certfile,
         ssl_ca_certs=args.ssl_ca_certs,
         ssl_cert_reqs=args.ssl_cert_reqs,
-        timeout_graceful_shutdown=5,
     )
     log_config = get_uvicorn_log_config(args)
     if log_config is not None:

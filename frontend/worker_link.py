@@ -235,6 +235,9 @@ class WorkerLink:
 
     async def _watch_connection(self) -> None:
         await self._monitor.recv_multipart()
+        # What it sent before, perhaps the end of its last request, may still be unread.
+        while await self._socket.poll(0):  # noqa: ASYNC110  # no event says "empty"
+            await asyncio.sleep(0.01)
         self._lose("it closed the connection")
 
     async def _receive(self) -> ToFrontend:

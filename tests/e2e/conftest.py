@@ -86,13 +86,12 @@ def stack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
     workers = {name: start_worker(name, model, discovery, logs) for name in WORKERS}
     frontend = start_frontend("frontend", discovery, logs)
     plain = start_plain_vllm(model, logs)
-    started = [*workers.values(), frontend, plain]
     try:
         wait_for_workers(frontend, list(workers.values()))
         plain.wait_for_status(200)
         yield Stack(model, discovery, logs, workers, plain, frontend)
     finally:
-        for process in started:
+        for process in (*workers.values(), frontend, plain):
             process.stop()
 
 

@@ -1,0 +1,177 @@
+"""Too much to do, and processes that are asked to leave: nothing is lost, nothing waits."""
+
+import asyncio
+import itertools
+import json
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import Endpoint, Stack, wait_for_workers
+from tests.e2e.processes import HttpServer, our_shared_memory, start_frontend, start_worker
+from tests.e2e.test_scenarios import image, words
+from tests.pictures import data_uri, picture
+
+WORDS: dict[str, Any] = {"role": "user", "content": "Tell me a story"}
+CLIENTS = 2
+PROMPTS = 4
+PAUSE_S = 0.5
+"""Between the requests of one client: engines that start need the processor as well."""
+
+LIMIT = 2
+
+
+@pytest.fixture(scope="module")
+def frontend(stack: Stack) -> Iterator[HttpServer]:
+    """A frontend that works on few requests at once."""
+    server = start_frontend("narrow", stack.discovery, stack.logs, f"--max-inflight={LIMIT}")
+    try:
+        wait_for_workers(server, list(stack.workers.values()))
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+async def http(frontend: HttpServer) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=frontend.url, timeout=120) as client:
+        yield client
+
+
+def chat(message: dict[str, Any], tokens: int, *, stream: bool = True) -> dict[str, Any]:
+    return {
+        "model": "demo", "messages": [message], "stream": stream,
+        "max_tokens": tokens, "ignore_eos": True, "temperature": 0,
+    }  # fmt: skip
+
+
+class Stream:
+    """An answer that is being read event by event."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.status = response.status_code
+        self._lines = response.aiter_lines()
+        self.text = ""
+        self.finish_reason: str | None = None
+        self.error: dict[str, Any] | None = None
+
+    async def first_word(self) -> None:
+        while not self.text:
+            assert await self._event()
+
+    async def end(self) -> None:
+        while await self._event():
+            pass
+
+    async def _event(self) -> bool:
+        async for line in self._lines:
+            if not line.startswith("data: "):
+                continue
+            if line == "data: [DONE]":
+                return False
+            event = json.loads(line.removeprefix("data: "))
+            self.error = event.get("error", self.error)
+            for choice in event.get("choices", ()):
+                self.text += choice["delta"].get("content") or ""
+                self.finish_reason = choice["finish_reason"] or self.finish_reason
+            return True
+        return False
+
+
+async def open_stream(stack: AsyncExitStack, http: httpx.AsyncClient, tokens: int) -> Stream:
+    """A stream whose first word has come."""
+    request = http.stream("POST", "/v1/chat/completions", json=chat(WORDS, tokens))
+    stream = Stream(await stack.enter_async_context(request))
+    assert stream.status == 200
+    await stream.first_word()
+    return stream
+
+
+async def test_more_than_it_can_take_is_refused_while_health_and_models_answer(
+    http: httpx.AsyncClient,
+) -> None:
+    async with AsyncExitStack() as stack:
+        streams = [await open_stream(stack, http, 500) for _ in range(LIMIT)]
+        for body in (chat(WORDS, 1), chat(WORDS, 1, stream=False)):
+            refused = await http.post("/v1/chat/completions", json=body)
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) >= 1
+            assert refused.json()["error"]["code"] == 429
+        assert (await http.get("/health")).status_code == 200
+        assert (await http.get("/v1/models")).json()["data"][0]["id"] == "demo"
+        for stream in streams:
+            await stream.end()
+            assert stream.finish_reason == "length" and stream.error is None
+    accepted = await http.post("/v1/chat/completions", json=chat(WORDS, 1, stream=False))
+    assert accepted.status_code == 200
+
+
+async def test_a_frontend_that_leaves_finishes_streams_until_it_is_told_to_hurry(
+    frontend: HttpServer, http: httpx.AsyncClient
+) -> None:
+    """The last test of this frontend."""
+    async with AsyncExitStack() as stack:
+        long = await open_stream(stack, http, 3500)
+        short = await open_stream(stack, http, 50)
+        frontend.signal(signal.SIGTERM)
+        await short.end()
+        assert short.finish_reason == "length" and short.error is None
+        with pytest.raises(httpx.ConnectError):
+            async with asyncio.timeout(30), httpx.AsyncClient(base_url=frontend.url) as stranger:
+                while True:
+                    assert (await stranger.get("/health")).status_code == 503
+        frontend.signal(signal.SIGTERM)
+        await long.end()
+        assert long.finish_reason is None
+        assert long.error is not None and "shutting down" in long.error["message"]
+    assert await asyncio.to_thread(frontend.wait) == 0, frontend.tail()
+    arenas = [name for name in our_shared_memory() if f"-{frontend.pid}-" in name]
+    assert not arenas
+
+
+async def test_a_rolling_restart_of_all_workers_under_load_loses_no_request(
+    stack: Stack, router: Endpoint
+) -> None:
+    """Clients stream answers about pictures all the time, while each worker in turn is asked
+    to leave and another is started in its place."""
+    prompts = [
+        {"role": "user", "content": [image(data_uri(picture(f"rolling-{n}"))), words("What?")]}
+        for n in range(PROMPTS)
+    ]
+    answers: list[tuple[int, Stream]] = []
+    enough = asyncio.Event()
+
+    async def client(http: httpx.AsyncClient, first: int) -> None:
+        for number in itertools.count(first):
+            if enough.is_set():
+                return
+            which = number % len(prompts)
+            body = chat(prompts[which], 40)
+            async with http.stream("POST", "/v1/chat/completions", json=body) as response:
+                stream = Stream(response)
+                answers.append((which, stream))
+                await stream.end()
+            await asyncio.sleep(PAUSE_S)
+
+    async with (
+        httpx.AsyncClient(base_url=router.url, timeout=120) as http,
+        asyncio.TaskGroup() as group,
+    ):
+        for first in range(CLIENTS):
+            group.create_task(client(http, first))
+        for name, worker in list(stack.workers.items()):
+            worker.signal(signal.SIGTERM)
+            assert await asyncio.to_thread(worker.wait) == 0, worker.tail()
+            stack.workers[name] = start_worker(name, stack.model, stack.discovery, stack.logs)
+            await asyncio.to_thread(wait_for_workers, stack.frontend, list(stack.workers.values()))
+        enough.set()
+
+    assert len(answers) > 2 * PROMPTS
+    for _, stream in answers:
+        assert (stream.status, stream.error, stream.finish_reason) == (200, None, "length")
+    for which in range(len(prompts)):
+        assert len({stream.text for number, stream in answers if number == which}) == 1
