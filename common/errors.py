@@ -18,10 +18,12 @@ class MmRouterError(Exception):
     Attributes:
         status: HTTP status with which the error reaches a user.
         retryable: whether another worker may succeed where this one failed.
+        blames_worker: whether it is held against the worker that it came from.
     """
 
     status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
     retryable: ClassVar[bool] = False
+    blames_worker: ClassVar[bool] = False
 
 
 class ConfigurationError(MmRouterError):
@@ -112,6 +114,7 @@ class WorkerLostError(MmRouterError):
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     retryable = True
+    blames_worker = True
 
 
 class RequestRejectedError(MmRouterError):
@@ -122,6 +125,8 @@ class RequestRejectedError(MmRouterError):
 
 class EngineFailedError(MmRouterError):
     """The worker's engine failed on this request."""
+
+    blames_worker = True
 
 
 class EngineGoneError(EngineFailedError):
@@ -179,3 +184,5 @@ class MediaMissingError(TransferError):
 
 class MediaUnavailableError(TransferError):
     """A media item could not be given to the engine, whatever was tried."""
+
+    blames_worker = True

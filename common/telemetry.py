@@ -98,6 +98,16 @@ INTERNAL_ERRORS = Counter(
 )
 WORKERS = Gauge("mmrouter_workers", "Workers by state", ["state"])
 
+EJECTIONS = Counter(
+    "mmrouter_ejections",
+    "Times a worker was taken out after errors or stalls",
+    ["worker_id", "reason"],
+)
+EJECTED_WORKERS = Gauge(
+    "mmrouter_ejected_workers", "Workers that are out, or on trial, after errors or stalls"
+)
+BUSY_WORKERS = Gauge("mmrouter_busy_workers", "Workers that get no more requests for the moment")
+
 _nvtx_enabled = False
 
 

@@ -291,6 +291,7 @@ class RoutedEngineClient(EngineClient):
     def _check_retry(self, call: _Call, decision: Decision, error: MmRouterError) -> None:
         """Return if the request may go to another worker; raise the error if not."""
         call.tried.add(decision.worker_id)
+        self._router.failed(decision, error)
         if call.answered or not error.retryable or len(call.tried) >= MAX_ATTEMPTS:
             raise error
         RETRIES.labels(type(error).__name__).inc()
@@ -322,6 +323,7 @@ class RoutedEngineClient(EngineClient):
         """Refuse a request before its response starts if nobody could take it."""
         try:
             self._fleet.check_available()
+            self._router.check_room()
         except MmRouterError as error:
             REQUESTS.labels(type(error).__name__).inc()
             raise _as_vllm_error(error) from error

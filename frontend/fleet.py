@@ -126,6 +126,7 @@ class Fleet:
                 case CardGone(worker_id):
                     self._refused.pop(worker_id, None)
                     await self._remove(worker_id, "its card is gone")
+                    self._router.forget_worker(worker_id)
             self._count()
 
     async def close(self) -> None:
@@ -196,7 +197,9 @@ class Fleet:
                 await link.open(self._lender.offer())
                 pause = RECONNECT_S
                 await self._joined(member, link)
-                logger.warning("%s", await link.lost())
+                lost = await link.lost()
+                logger.warning("%s", lost)
+                self._router.link_lost(member.card.worker_id, member.card.incarnation, "link_lost")
             except (WorkerLostError, ProtocolError, ConfigurationError) as error:
                 logger.warning("%s", error)
             finally:

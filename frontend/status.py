@@ -12,9 +12,15 @@ from frontend.router.router import Router
 
 
 class RankView(BaseModel):
-    """What the router knows of one rank's cache: exact, degraded or approximate."""
+    """What the router knows of one rank.
+
+    Attributes:
+        busy: it has so much to do that it gets no new requests.
+        index: what is known of its cache: exact, degraded or approximate.
+    """
 
     rank: int
+    busy: bool
     index: str
     reason: str
 
@@ -24,6 +30,8 @@ class WorkerView(BaseModel):
 
     Attributes:
         transport: how media travel to it; None while it is not connected.
+        standing: in, out or trial; errors and stalls take a worker out for a while.
+        standing_reason: what it is out for.
         active_requests: of this frontend.
         running, waiting, kv_usage, hf_processor_runs: as the worker reported last;
             None before its first report.
@@ -35,6 +43,8 @@ class WorkerView(BaseModel):
     connected: bool
     request_endpoint: str
     transport: str | None
+    standing: str
+    standing_reason: str
     ranks: list[RankView]
     active_requests: int
     running: int | None
@@ -54,8 +64,18 @@ def routes(fleet: Fleet, router: Router, lender: MediaLender) -> APIRouter:
     """The routes under ``/mmrouter``."""
     api = APIRouter(prefix="/mmrouter", tags=["mmrouter"])
 
+    def rank_view(target: Target) -> RankView:
+        state = router.state(target)
+        return RankView(
+            rank=target.rank,
+            busy=router.is_busy(target),
+            index=state.knowledge.value,
+            reason=state.reason,
+        )
+
     def view(member: Member) -> WorkerView:
         card, link, status = member.card, member.link, member.status
+        standing, standing_reason = router.standing(card.worker_id)
         return WorkerView(
             worker_id=card.worker_id,
             incarnation=card.incarnation,
@@ -63,11 +83,9 @@ def routes(fleet: Fleet, router: Router, lender: MediaLender) -> APIRouter:
             connected=link is not None,
             request_endpoint=card.request_endpoint,
             transport=lender.transport(card.worker_id),
-            ranks=[
-                RankView(rank=rank, index=state.knowledge.value, reason=state.reason)
-                for rank in range(card.num_ranks)
-                for state in [router.state(Target(card.worker_id, rank))]
-            ],
+            standing=standing,
+            standing_reason=standing_reason,
+            ranks=[rank_view(Target(card.worker_id, rank)) for rank in range(card.num_ranks)],
             active_requests=0 if link is None else link.active_requests,
             running=None if status is None else status.running,
             waiting=None if status is None else status.waiting,

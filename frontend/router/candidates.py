@@ -36,7 +36,13 @@ class Candidates(NamedTuple):
 
     def without(self, excluded: Collection[WorkerId]) -> "Candidates":
         """Those whose workers are not excluded."""
-        kept = [i for i, target in enumerate(self.targets) if target.worker_id not in excluded]
+        return self.only(lambda target: target.worker_id not in excluded)
+
+    def only(self, wanted: Callable[[Target], bool]) -> "Candidates":
+        """Those that a condition holds for."""
+        return self._at([i for i, target in enumerate(self.targets) if wanted(target)])
+
+    def _at(self, kept: list[int]) -> "Candidates":
         targets = [self.targets[i] for i in kept]
         return Candidates(
             targets,

@@ -3,6 +3,8 @@
 Our own requests are known at once and exactly. A report comes late but includes
 requests of other frontends: what exceeds our own at that moment counts as foreign
 load until the next report, or until the report is too old.
+
+Also here: which targets are busy, so that they should get nothing more.
 """
 
 from collections import deque
@@ -29,11 +31,24 @@ class TargetLoad(NamedTuple):
     decode_tokens: float
 
 
+class BusyThresholds(NamedTuple):
+    """When a target has so much to do that it should get nothing more.
+
+    Attributes:
+        blocks_fraction: share of its KV cache, which more than that must be in use.
+        prefill_tokens: prompt tokens waiting for prefill, 0 for any number.
+    """
+
+    blocks_fraction: float = 1.0
+    prefill_tokens: int = 0
+
+
 @dataclass(slots=True)
 class _Own:
     active: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
+    waiting_prompt_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -51,10 +66,12 @@ class _Foreign(NamedTuple):
     waiting: float = 0.0
     prefill_tokens: float = 0.0
     decode_tokens: float = 0.0
+    kv_usage: float = 0.0
     expires: float = 0.0
 
 
 _NO_FOREIGN = _Foreign()
+_NEVER_BUSY = BusyThresholds()
 
 
 class LoadTracker:
@@ -63,7 +80,8 @@ class LoadTracker:
     Args:
         clock: monotonic seconds.
         report_ttl_s: seconds a report counts.
-        price: what a load is worth to the caller; read with :meth:`price`.
+        price: what a load is worth to the caller; read with :meth:`view`.
+        thresholds: from when on a target is busy.
     """
 
     def __init__(
@@ -71,10 +89,13 @@ class LoadTracker:
         clock: Callable[[], float],
         report_ttl_s: float = 10.0,
         price: Callable[[TargetLoad], float] = lambda load: load.active,
+        thresholds: BusyThresholds = _NEVER_BUSY,
     ) -> None:
         self._clock = clock
         self._report_ttl_s = report_ttl_s
         self._price = price
+        self._thresholds = thresholds
+        self._busy: set[Target] = set()
         self._loads: dict[Target, TargetLoad] = {}
         self._prices: dict[Target, float] = {}
         # In the order in which reports came, so that the oldest is first.
@@ -101,6 +122,7 @@ class LoadTracker:
         """Forget a worker and the requests that ran there."""
         for target in self._ranks.pop(worker_id, ()):
             del self._own[target], self._loads[target], self._prices[target]
+            self._busy.discard(target)
         self._kv_tokens.pop(worker_id, None)
         self._foreign.pop(worker_id, None)
         lost = [
@@ -124,6 +146,7 @@ class LoadTracker:
         own = self._own[target]
         own.active += 1
         own.prefill_tokens += prefill_tokens
+        own.waiting_prompt_tokens += prompt_tokens
         self._requests[request_id] = _Request(target, prefill_tokens, prompt_tokens)
         self._update(target)
 
@@ -135,6 +158,7 @@ class LoadTracker:
         request.decoding = True
         own = self._own[request.target]
         own.prefill_tokens -= request.prefill_tokens
+        own.waiting_prompt_tokens -= request.prompt_tokens
         own.decode_tokens += request.prompt_tokens
         self._update(request.target)
 
@@ -149,6 +173,7 @@ class LoadTracker:
             own.decode_tokens -= request.prompt_tokens
         else:
             own.prefill_tokens -= request.prefill_tokens
+            own.waiting_prompt_tokens -= request.prompt_tokens
         self._update(request.target)
 
     def reported(
@@ -165,7 +190,7 @@ class LoadTracker:
         Args:
             running: requests being computed.
             waiting: requests in its queue.
-            queued_tokens: prompt tokens it has not computed yet.
+            queued_tokens: lengths of prompts in prefill, what is cached of them included.
             kv_usage: share of its KV cache in use by requests, 0 to 1.
         """
         targets = self._ranks.get(worker_id)
@@ -177,12 +202,14 @@ class LoadTracker:
         self._foreign[worker_id] = _Foreign(
             active=max(0, running + waiting - sum(one.active for one in own)) / ranks,
             waiting=waiting / ranks,
-            prefill_tokens=max(0, queued_tokens - sum(one.prefill_tokens for one in own)) / ranks,
+            prefill_tokens=max(0, queued_tokens - sum(one.waiting_prompt_tokens for one in own))
+            / ranks,
             decode_tokens=max(
                 0.0,
                 used_tokens - sum(one.prefill_tokens + one.decode_tokens for one in own),
             )
             / ranks,
+            kv_usage=kv_usage,
             expires=self._clock() + self._report_ttl_s,
         )
         self._expiring.append((self._foreign[worker_id].expires, worker_id))
@@ -202,6 +229,11 @@ class LoadTracker:
         """Present loads of all registered targets, and their prices."""
         self._expire()
         return list(self._loads.values()), list(self._prices.values())
+
+    def busy(self) -> set[Target]:
+        """Targets that should get nothing more, a live view."""
+        self._expire()
+        return self._busy
 
     def statistics(self) -> dict[Target, TargetLoad]:
         """Load of every target."""
@@ -231,3 +263,19 @@ class LoadTracker:
         )
         self._loads[target] = load
         self._prices[target] = self._price(load)
+        if self._is_busy(target, load, own, foreign):
+            self._busy.add(target)
+        else:
+            self._busy.discard(target)
+
+    def _is_busy(self, target: Target, load: TargetLoad, own: _Own, foreign: _Foreign) -> bool:
+        limits = self._thresholds
+        if 0 < limits.prefill_tokens <= load.prefill_tokens:
+            return True
+        # The report says what is in use, whoever shares it; prompts in prefill will add to
+        # that. Contexts of our own requests don't tell: they may share most of their blocks.
+        tokens = self._kv_tokens[target.worker_id]
+        coming = own.prefill_tokens / tokens if tokens else 0.0
+        return bool(own.active or foreign.active) and (
+            foreign.kv_usage + coming > limits.blocks_fraction
+        )

@@ -11,12 +11,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from common.errors import NoWorkerError
+from common.errors import FleetBusyError, MmRouterError, NoWorkerError
 from common.identity import BlockHash, Incarnation, MmHash, RequestId, Target, WorkerId
-from common.telemetry import DECISIONS, PREDICTED_CACHED_TOKENS, REALISED_CACHED_TOKENS
+from common.telemetry import (
+    BUSY_WORKERS,
+    DECISIONS,
+    PREDICTED_CACHED_TOKENS,
+    REALISED_CACHED_TOKENS,
+)
 from frontend.router.approximate import PredictionStatistics
 from frontend.router.candidates import Candidates, cheapest
 from frontend.router.decision import Considered, Decision, DecisionLog, MediaMove
+from frontend.router.ejection import Ejection, Standing
 from frontend.router.estimate import Estimate, Estimator
 from frontend.router.event_stream import StreamStatistics
 from frontend.router.events import ZmqFeeds
@@ -31,7 +37,7 @@ from frontend.router.hashing import (
 from frontend.router.index import IndexStatistics
 from frontend.router.index_state import IndexState, Knowledge, approximate
 from frontend.router.indexes import BlockIndexes
-from frontend.router.load import LoadTracker, TargetLoad
+from frontend.router.load import BusyThresholds, LoadTracker, TargetLoad
 from frontend.router.media_placement import MediaPlacement, MediaStatistics
 from frontend.router.request import MediaNeed, RoutingRequest
 from frontend.router.selector import Selector, Work
@@ -115,7 +121,19 @@ class Router:
         self._media = MediaPlacement(settings.media_items, settings.predict_ttl_s)
         self._estimator = Estimator(self._indexes, self._media)
         self._selector = Selector(settings)
-        self._load = LoadTracker(clock, settings.report_ttl_s, self._selector.load_cost)
+        self._load = LoadTracker(
+            clock,
+            settings.report_ttl_s,
+            self._selector.load_cost,
+            BusyThresholds(settings.busy_blocks_fraction, settings.busy_prefill_tokens),
+        )
+        self._ejection = Ejection(
+            clock,
+            failures=settings.eject_failures,
+            base_s=settings.eject_base_s,
+            max_s=settings.eject_max_s,
+        )
+        BUSY_WORKERS.set_function(lambda: len({one.worker_id for one in self._load.busy()}))
         self._log = DecisionLog(settings.decisions)
         self._workers: dict[WorkerId, RoutableWorker] = {}
         self._feeds: dict[WorkerId, Feed] = {}
@@ -240,10 +258,13 @@ class Router:
         """Decide where a request runs, and count it as running there.
 
         Args:
-            exclude: workers not to consider, such as those that failed on it before.
+            exclude: workers not to consider, such as those that failed on it before. A
+                request that comes with any was accepted once: it is not refused because
+                all others are busy.
 
         Raises:
             NoWorkerError: no worker is left.
+            FleetBusyError: every worker has more to do than it should.
             RequestRejectedError: the prompt can't be hashed.
         """
         started = time.perf_counter()
@@ -283,9 +304,16 @@ class Router:
         decision.micros = (time.perf_counter() - started) * 1e6
         return decision
 
+    def check_room(self) -> None:
+        """Raises what :meth:`route` would raise now, before there is a prompt."""
+        self._candidates(())
+
     def first_token(self, request_id: RequestId) -> None:
         """A request's first output arrived. Unknown and repeated ids are ignored."""
         self._load.first_token(request_id)
+        flight = self._in_flight.get(request_id)
+        if flight is not None:
+            self._ejection.succeeded(flight.target.worker_id)
 
     def finished(self, request_id: RequestId, realised_cached_tokens: int | None = None) -> None:
         """A request ended in any way. Unknown and repeated ids are ignored.
@@ -298,6 +326,7 @@ class Router:
         flight = self._in_flight.pop(request_id, None)
         if flight is None:
             return
+        self._ejection.ended(flight.target.worker_id, request_id)
         feed = self._feeds.get(flight.target.worker_id)
         if realised_cached_tokens is None:
             self._indexes.predicted.forget(request_id)
@@ -312,7 +341,33 @@ class Router:
         if flight.stores_blocks:
             feed.served(flight.target.rank, flight.routed_at)
 
+    def failed(self, decision: Decision, error: MmRouterError) -> None:
+        """A request failed where it was decided to run; perhaps it was the worker's fault."""
+        worker = self._workers.get(decision.worker_id)
+        if worker is not None and error.blames_worker:
+            self._ejection.failed(worker.worker_id, worker.incarnation, type(error).__name__)
+
     # Workers' news
+
+    def link_lost(self, worker_id: WorkerId, incarnation: Incarnation, reason: str) -> None:
+        """A worker could not be reached any more; it is not trusted at once if it comes back.
+
+        Args:
+            reason: a short constant, for counters.
+        """
+        self._ejection.eject(worker_id, incarnation, reason)
+
+    def forget_worker(self, worker_id: WorkerId) -> None:
+        """A worker is gone for good: nothing is held against its successor."""
+        self._ejection.forget(worker_id)
+
+    def standing(self, worker_id: WorkerId) -> tuple[Standing, str]:
+        """How far a worker is trusted, and why no further."""
+        return self._ejection.standing(worker_id)
+
+    def is_busy(self, target: Target) -> bool:
+        """Whether a target gets no new requests because it has too much to do."""
+        return target in self._load.busy()
 
     def media_acked(self, worker_id: WorkerId, mm_hashes: Iterable[MmHash]) -> None:
         """A worker confirmed that it holds media items."""
@@ -388,12 +443,34 @@ class Router:
         candidates = Candidates(targets, slots, loads, load_costs, positions)
         if exclude:
             candidates = candidates.without(exclude)
+        accepted_before = bool(exclude)
         if not candidates.targets:
             raise NoWorkerError(
                 "no worker is registered"
                 if not self._workers
                 else "every registered worker is excluded or failed on this request"
             )
+        return self._fit(candidates, accepted_before)
+
+    def _fit(self, candidates: Candidates, accepted_before: bool) -> Candidates:
+        """Those that are neither ejected nor busy.
+
+        If all are ejected, the least bad of them. If all are busy, none, unless the
+        request was accepted before.
+        """
+        if unusable := self._ejection.unusable():
+            trusted = candidates.without(unusable)
+            if not trusted.targets:
+                workers = {target.worker_id for target in candidates.targets}
+                least_bad = self._ejection.least_bad(workers)
+                trusted = candidates.only(lambda target: target.worker_id in least_bad)
+            candidates = trusted
+        if busy := self._load.busy():
+            free = candidates.only(lambda target: target not in busy)
+            if free.targets:
+                return free
+            if not accepted_before:
+                raise FleetBusyError("every worker is busy: try again later")
         return candidates
 
     def _considered(
@@ -448,6 +525,7 @@ class Router:
             now,
             stores_blocks=decision.overlap_blocks < decision.prompt_blocks,
         )
+        self._ejection.routed(target.worker_id, request_id)
         self._log.add(decision)
         DECISIONS.labels(target.worker_id, decision.reason).inc()
         PREDICTED_CACHED_TOKENS.labels(target.worker_id).inc(decision.predicted_cached_tokens)

@@ -67,6 +67,29 @@ class RouterSettings(BaseModel):
         True,
         description="prefer an idle worker to one with a queue, whatever its cache holds",
     )
+    busy_blocks_fraction: Weight = Field(
+        0.95,
+        description="share of its KV cache in use above which a worker gets no more requests; "
+        "1 or more never",
+    )
+    busy_prefill_tokens: int = Field(
+        262_144,
+        ge=0,
+        description="prompt tokens waiting for prefill from which on a worker gets no more "
+        "requests; 0 never",
+    )
+    eject_failures: int = Field(
+        3, ge=1, description="requests failing in a row that take a worker out for a while"
+    )
+    eject_base_s: Seconds = Field(
+        1.0, description="how long it is out the first time, in seconds; doubled with each relapse"
+    )
+    eject_max_s: Seconds = Field(60.0, description="how long it is out at most, in seconds")
+    stall_s: Seconds = Field(
+        120.0,
+        description="how long a worker with requests may stay silent on all of them before it "
+        "counts as stalled and they go elsewhere, in seconds",
+    )
     predict_ttl_s: Seconds = Field(
         5.0,
         description="how long blocks of a routed request count as held before their "

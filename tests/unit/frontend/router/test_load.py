@@ -59,9 +59,9 @@ def test_a_request_that_starts_again_counts_once(load: LoadTracker) -> None:
 
 def test_only_what_exceeds_our_own_requests_is_foreign(load: LoadTracker) -> None:
     load.started(RequestId("r"), T0, 30, 100)
-    report(load, running=1, queued=30)
+    report(load, running=1, queued=100)
     assert load.load(T0) == TargetLoad(1, 0, 30, 0)
-    report(load, running=2, waiting=2, queued=130)
+    report(load, running=2, waiting=2, queued=200)
     assert load.load(T0) == TargetLoad(4, 2, 130, 0)
     load.finished(RequestId("r"))
     assert load.load(T0) == TargetLoad(3, 2, 100, 0)

@@ -1,0 +1,164 @@
+"""Busy and ejected workers, as the router's caller sees them."""
+
+import itertools
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from common.errors import (
+    EngineFailedError,
+    FleetBusyError,
+    NoWorkerError,
+    RequestRejectedError,
+    WorkerBusyError,
+)
+from common.identity import Incarnation, Target, WorkerId
+from frontend.router.decision import Decision
+from frontend.router.ejection import Standing
+from frontend.router.router import Router
+from frontend.router.settings import RouterMode, RouterSettings
+from tests.unit.frontend.router.test_router import Clock, prompt, request, worker
+
+A, B = WorkerId("a"), WorkerId("b")
+KV_TOKENS = 1000
+_seeds = itertools.count()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def router(clock: Clock) -> AsyncIterator[Router]:
+    settings = RouterSettings.model_validate(
+        {
+            "seed": 3,
+            "mode": RouterMode.LEAST_LOADED,
+            "busy_blocks_fraction": 0.9,
+            "busy_prefill_tokens": 300,
+        }
+    )
+    router = Router(settings, clock=clock)
+    for name in ("a", "b"):
+        await router.add_worker(worker(name, kv_tokens=KV_TOKENS))
+    yield router
+    await router.close()
+
+
+def route(router: Router, **how: Any) -> Decision:
+    return router.route(request(prompt(next(_seeds))), **how)
+
+
+def serve(router: Router) -> str:
+    decision = route(router)
+    router.first_token(decision.request_id)
+    router.finished(decision.request_id, 0)
+    return decision.worker_id
+
+
+def report(router: Router, worker_id: WorkerId, **load: Any) -> None:
+    idle = {"running": 1, "waiting": 0, "queued_tokens": 0, "kv_usage": 0.0}
+    router.worker_reported(worker_id, **{**idle, **load})
+
+
+def fail(router: Router, worker_id: WorkerId, times: int = 3) -> None:
+    other = B if worker_id == A else A
+    for _ in range(times):
+        decision = route(router, exclude={other})
+        assert decision.worker_id == worker_id
+        router.failed(decision, EngineFailedError("broken"))
+        router.finished(decision.request_id)
+
+
+async def test_a_worker_whose_cache_is_full_gets_nothing_more(router: Router) -> None:
+    report(router, A, kv_usage=0.95)
+    assert {serve(router) for _ in range(10)} == {"b"}
+    assert router.is_busy(Target(A, 0)) and not router.is_busy(Target(B, 0))
+    report(router, A, kv_usage=0.85)
+    assert not router.is_busy(Target(A, 0))
+
+
+async def test_prompts_on_their_way_count_before_any_report(router: Router) -> None:
+    report(router, A, kv_usage=0.85)
+    report(router, B, kv_usage=0.95)
+    assert route(router).worker_id == "a"  # its 128 tokens will fill it
+    with pytest.raises(FleetBusyError, match="every worker is busy"):
+        route(router)
+
+
+async def test_prefill_in_the_queue_makes_busy_and_its_end_does_not(router: Router) -> None:
+    taken = [route(router) for _ in range(6)]
+    with pytest.raises(FleetBusyError):
+        router.check_room()
+    router.first_token(taken[0].request_id)
+    router.check_room()
+    assert route(router).worker_id == taken[0].worker_id
+
+
+async def test_what_was_accepted_before_is_not_refused_later(router: Router) -> None:
+    for worker_id in (A, B):
+        report(router, worker_id, kv_usage=0.99)
+    with pytest.raises(FleetBusyError):
+        route(router)
+    assert route(router, exclude={A}).worker_id == "b"
+
+
+async def test_an_idle_worker_is_never_busy(router: Router) -> None:
+    for worker_id in (A, B):
+        report(router, worker_id, running=0, kv_usage=0.99)
+    router.check_room()
+
+
+async def test_a_worker_that_fails_again_and_again_is_left_alone_and_tried_later(
+    router: Router, clock: Clock
+) -> None:
+    fail(router, A)
+    assert router.standing(A) == (Standing.OUT, "EngineFailedError")
+    assert {serve(router) for _ in range(10)} == {"b"}
+    clock.now += 2.0
+    decisions = [route(router), route(router)]
+    assert {one.worker_id for one in decisions} == {"a", "b"}
+    assert {serve(router) for _ in range(10)} == {"b"}, "one request at a time"
+    (trial,) = [one for one in decisions if one.worker_id == "a"]
+    assert router.standing(A)[0] is Standing.TRIAL
+    router.first_token(trial.request_id)
+    assert router.standing(A) == (Standing.IN, "")
+    assert route(router).worker_id == "a", "it has the least to do"
+
+
+async def test_the_users_mistakes_and_full_queues_are_not_held_against_a_worker(
+    router: Router,
+) -> None:
+    for error in (RequestRejectedError("no"), WorkerBusyError("full")):
+        for _ in range(5):
+            router.failed(route(router, exclude={B}), error)
+    assert router.standing(A) == (Standing.IN, "")
+
+
+async def test_with_all_out_the_least_bad_goes_on(router: Router, clock: Clock) -> None:
+    fail(router, A)
+    fail(router, B)
+    assert {serve(router), serve(router)} <= {"a", "b"}  # and who answers is in again
+    for _ in range(2):
+        router.link_lost(A, Incarnation("1"), "link_lost")
+        clock.now += 10.0
+        route(router, exclude={B})
+    router.link_lost(A, Incarnation("1"), "link_lost")
+    router.link_lost(B, Incarnation("1"), "link_lost")
+    assert router.standing(A)[0] is router.standing(B)[0] is Standing.OUT
+    assert {route(router).worker_id for _ in range(2)} == {"b"}
+    with pytest.raises(NoWorkerError):
+        route(router, exclude={A, B})
+
+
+async def test_a_lost_worker_is_tried_when_it_is_back_and_a_restarted_one_is_trusted(
+    router: Router,
+) -> None:
+    await router.remove_worker(A)
+    router.link_lost(A, Incarnation("1"), "link_lost")
+    await router.add_worker(worker("a", kv_tokens=KV_TOKENS))
+    assert {serve(router) for _ in range(5)} == {"b"}
+    router.forget_worker(A)
+    assert router.standing(A)[0] is Standing.IN
