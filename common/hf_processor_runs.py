@@ -14,7 +14,11 @@ from common.telemetry import HF_PROCESSOR_RUNS
 
 
 class HfProcessorRuns:
-    """A counter on one renderer's processor. Text-only models never count."""
+    """A counter on one renderer's processor. Text-only models never count.
+
+    Attributes:
+        total: runs since the start.
+    """
 
     def __init__(self, renderer: BaseRenderer, *, side: str, worker_id: WorkerId | None) -> None:
         """Start counting.
@@ -33,10 +37,19 @@ class HfProcessorRuns:
         original = processor._call_hf_processor
 
         def counted(hf_data: Mapping[str, object], hf_kwargs: Mapping[str, object]) -> Any:
-            self.total += 1
-            self._gauge.set(self.total)
+            self.add(1)
             return original(hf_data, hf_kwargs)
 
         # On the instance: the class is shared with processors that vLLM makes for
         # its own profiling.
         processor._call_hf_processor = counted
+
+    def reset(self) -> None:
+        """Start again from none, so that warm-up is left out."""
+        self.total = 0
+        self._gauge.set(0)
+
+    def add(self, runs: int) -> None:
+        """Count runs, here or by another process on this one's behalf."""
+        self.total += runs
+        self._gauge.set(self.total)

@@ -35,6 +35,17 @@ HF_PROCESSOR_RUNS = Gauge(
     "Calls of the Hugging Face processor since start, warm-up excluded",
     ["side", "worker_id"],
 )
+PREPROCESS_RESTARTS = Counter(
+    "mmrouter_preprocess_restarts", "Processes for media that died and were replaced"
+)
+PREPROCESS_WAITING = Gauge(
+    "mmrouter_preprocess_waiting", "Requests whose media are being processed, or wait for it"
+)
+PREPROCESSED = Counter(
+    "mmrouter_preprocessed_media",
+    "Media by whether they were processed, found processed, or shared with another request",
+    ["result"],
+)
 TENSOR_BYTES = Counter(
     "mmrouter_tensor_bytes_sent", "Bytes of processed tensors sent", ["worker_id", "transport"]
 )

@@ -84,10 +84,13 @@ async def _run(args: FrontendArgs) -> None:
     served = _guarded(RetryAfter(Admission(FirstByte(door), args.max_inflight)), args.serve)
     server = _Server(uvicorn_config(served, args.serve))
     signals = StopSignals()
+    closing = contextlib.AsyncExitStack()
     try:
         async with asyncio.TaskGroup() as group:
             following = group.create_task(fleet.run(), name="discovery")
-            opening = group.create_task(_open(args, door, server, fleet, router, lender))
+            opening = group.create_task(
+                _open(args, door, server, fleet, router, lender, loader, closing)
+            )
             leaving = group.create_task(
                 leave_when_asked(signals, server, door, fleet, args.drain_timeout_s), name="leave"
             )
@@ -98,6 +101,7 @@ async def _run(args: FrontendArgs) -> None:
         raise errors.exceptions[0] from None
     finally:
         await door.close()
+        await closing.aclose()
         await fleet.close()
         await router.close()
         await loader.close()
@@ -120,18 +124,28 @@ async def _open(
     fleet: Fleet,
     router: Router,
     lender: MediaLender,
+    loader: MediaLoader,
+    closing: contextlib.AsyncExitStack,
 ) -> None:
     """Wait for the first worker, then build vLLM's app from its card and let users in."""
     logger.info("waiting for workers in %s", args.discovery_dir)
     card = await fleet.contract()
     try:
         preprocessor = await asyncio.to_thread(
-            Preprocessor, card, args.serve, keep_sources=args.transfer is TransferMode.DISABLED
+            Preprocessor,
+            card,
+            args.serve,
+            loader=loader,
+            arena=lender.arena,
+            processes=args.preprocess_workers,
+            most_waiting=args.preprocess_queue,
+            keep_sources=args.transfer is TransferMode.DISABLED,
         )
+        closing.push_async_callback(preprocessor.close)
         client = RoutedEngineClient(preprocessor, fleet, router, lender)
         app = await build_vllm_app(client, args.serve, preprocessor.tasks, server)
         app.include_router(status.routes(fleet, router, lender))
-        preprocessor.count_hf_runs()
+        preprocessor.hf_runs.reset()
         await door.open(app)
     except BaseException:
         server.should_exit = True

@@ -2,6 +2,7 @@
 
 import argparse
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from common.settings import add_common_arguments, env_default, env_path, transfe
 from common.transfer.choice import TransferMode
 from frontend.api_keys import read_keys
 from frontend.fetch.settings import MediaSettings
+from frontend.processing.media_processing import MOST_WAITING
 from frontend.router.settings import RouterSettings
 
 
@@ -26,6 +28,8 @@ class FrontendArgs:
         arena_bytes: size of the shared-memory arena, 0 for none.
         max_inflight: requests worked on at once.
         drain_timeout_s: what requests may take to finish after SIGTERM.
+        preprocess_workers: processes that process media, 0 to do it in the frontend's own.
+        preprocess_queue: requests whose media may be processed, or wait for it.
     """
 
     serve: Namespace
@@ -37,6 +41,8 @@ class FrontendArgs:
     arena_bytes: int
     max_inflight: int
     drain_timeout_s: float
+    preprocess_workers: int
+    preprocess_queue: int
     nvtx: bool
     log_level: str
 
@@ -70,6 +76,22 @@ def parse(argv: list[str]) -> FrontendArgs:
         default=env_path("--api-key-file"),
         help="file with one API key a line, in addition to --api-key",
     )
+    parser.add_argument(
+        "--preprocess-workers",
+        type=_at_least(0),
+        default=env_default("--preprocess-workers", "0"),
+        metavar="N",
+        help="processes that decode and process media; 0 does it in the frontend's own, on "
+        "one core (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--preprocess-queue",
+        type=_at_least(1),
+        default=env_default("--preprocess-queue", str(MOST_WAITING)),
+        metavar="N",
+        help="requests whose media may be processed, or wait for it, at the same time; more "
+        "are answered with 429 (default: %(default)s)",
+    )
     RouterSettings.add_arguments(parser)
     MediaSettings.add_arguments(parser)
     ours, rest = parser.parse_known_args(argv)
@@ -98,6 +120,8 @@ def parse(argv: list[str]) -> FrontendArgs:
             arena_bytes=int(ours.mm_arena_gb * 2**30),
             max_inflight=ours.max_inflight,
             drain_timeout_s=ours.drain_timeout,
+            preprocess_workers=ours.preprocess_workers,
+            preprocess_queue=ours.preprocess_queue,
             nvtx=ours.nvtx,
             log_level=ours.log_level,
         )
@@ -111,3 +135,14 @@ def _api_keys(serve: Namespace, file: Path | None) -> list[str] | None:
     if file is not None:
         keys += read_keys(file)
     return keys or None
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is less than {least}")
+        return value
+
+    number.__name__ = "number"  # what argparse calls an unusable value
+    return number

@@ -12,12 +12,11 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Any, NoReturn
 
 import msgspec
 from vllm.engine.protocol import EngineClient, StreamingInput
-from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMError, VLLMValidationError
+from vllm.exceptions import VLLMError
 from vllm.inputs import EngineInput, PromptType
 from vllm.lora.request import LoRARequest
 from vllm.outputs import PoolingRequestOutput, RequestOutput
@@ -34,7 +33,6 @@ from common.errors import (
     MediaUnavailableError,
     MmRouterError,
     NotRoutedError,
-    OverloadedError,
     ProtocolError,
     RequestRejectedError,
     WorkerBusyError,
@@ -50,6 +48,7 @@ from frontend.preprocess import MediaItem, Preprocessor, ProcessedPrompt
 from frontend.router.decision import Decision, MediaMove
 from frontend.router.hashing import LoraKey, MediaSpan
 from frontend.router.router import MediaNeed, Router, RoutingRequest
+from frontend.vllm_errors import as_vllm_error
 from frontend.worker_link import Answer, WorkerLink
 
 logger = logging.getLogger(__name__)
@@ -155,7 +154,7 @@ class RoutedEngineClient(EngineClient):
                     self._check_retry(call, decision, error)
         except MmRouterError as error:
             outcome = type(error).__name__
-            raise _as_vllm_error(error) from error
+            raise as_vllm_error(error) from error
         except VLLMError as error:
             outcome = type(error).__name__
             raise
@@ -326,7 +325,7 @@ class RoutedEngineClient(EngineClient):
             self._router.check_room()
         except MmRouterError as error:
             REQUESTS.labels(type(error).__name__).inc()
-            raise _as_vllm_error(error) from error
+            raise as_vllm_error(error) from error
 
     async def check_health(self) -> None:
         """Raises EngineDeadError, which vLLM's server reports as 503, without workers."""
@@ -387,7 +386,7 @@ class RoutedEngineClient(EngineClient):
 
     async def reset_mm_cache(self) -> None:
         """Forget processed media. Workers keep theirs: theirs is no shadow of ours."""
-        await self.renderer.clear_mm_cache_async()
+        self._preprocessor.clear_media()
 
     async def reset_encoder_cache(self) -> None:
         """Concerns single engines."""
@@ -434,8 +433,7 @@ class RoutedEngineClient(EngineClient):
         return False
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Stop rendering. Fleet and arena have owners of their own."""
-        self._preprocessor.close()
+        """Nothing: preprocessor, fleet and arena have owners of their own."""
 
 
 def _record(decision: Decision, loans: Iterable[Loan], how: str) -> None:
@@ -478,16 +476,5 @@ def _as_request_output(call: _Call, output: Output) -> RequestOutput:
     )
 
 
-def _as_vllm_error(error: MmRouterError) -> VLLMError:
-    """The error of vLLM's that its server answers with the status of ours."""
-    if isinstance(error, OverloadedError):
-        return GracefulHTTPError(str(error), error.status)
-    if 400 <= error.status < 500:
-        return VLLMValidationError(str(error))
-    if error.status is HTTPStatus.INTERNAL_SERVER_ERROR:
-        return GenerationError(str(error))
-    return GracefulHTTPError(str(error), error.status)
-
-
 def _not_routed(what: str) -> NoReturn:
-    raise _as_vllm_error(NotRoutedError(f"{what} concerns a single engine: ask a worker for it"))
+    raise as_vllm_error(NotRoutedError(f"{what} concerns a single engine: ask a worker for it"))

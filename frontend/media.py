@@ -145,6 +145,11 @@ class MediaLender:
         held = self._senders.send_held(choice, mm_hash)
         return held or await _in_thread(self._senders, choice, media)
 
+    @property
+    def arena(self) -> Arena | None:
+        """Where processed media are kept and lent from, None if there is no such place."""
+        return self._arena
+
     def statistics(self) -> ArenaStatistics | None:
         """State of the arena, None if there is none."""
         return None if self._arena is None else self._arena.statistics()

@@ -5,13 +5,13 @@ and turns a rendered prompt into what the later steps work on. The renderer itse
 runs inside vLLM's serving code, on its own thread pool.
 """
 
+import asyncio
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from vllm import AsyncEngineArgs, envs
-from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import ModelConfig
 from vllm.inputs import EngineInput
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.cache.base import MultiModalCache
@@ -27,8 +27,16 @@ from common.errors import ConfigurationError
 from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash, MmIdentifier
 from common.protocol import MediaPart
+from common.transfer.arena import Arena
 from common.transfer.reference import MediaSource
-from frontend.media_sources import MediaSources
+from frontend.fetch.loader import MediaLoader
+from frontend.processing.backends import OwnBackend, PoolBackend
+from frontend.processing.media_processing import MOST_WAITING, MediaProcessing
+from frontend.processing.messages import Order
+from frontend.processing.pool import ProcessPool
+from frontend.processing.sources import MediaSources
+from frontend.processing.store import ArenaStore, PrivateStore, ProcessedStore
+from frontend.renderer import build_config
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,15 @@ class Preprocessor:
     """vLLM's renderer and input processor for one card."""
 
     def __init__(
-        self, card: WorkerCard, serve_args: Namespace, *, keep_sources: bool = False
+        self,
+        card: WorkerCard,
+        serve_args: Namespace,
+        *,
+        loader: MediaLoader,
+        arena: Arena | None,
+        processes: int = 0,
+        most_waiting: int = MOST_WAITING,
+        keep_sources: bool = False,
     ) -> None:
         """Load tokenizer and processor. Takes seconds: not on the event loop.
 
@@ -81,37 +97,49 @@ class Preprocessor:
             card: the fleet's contract.
             serve_args: vLLM's own API server arguments; model arguments in it are
                 replaced by the card's.
+            loader: gets media, and has the limits on decoding them.
+            arena: keeps processed media; without it they are kept in private memory.
+            processes: to process media in; 0 does it in this one.
+            most_waiting: requests whose media may be processed, or wait for it.
             keep_sources: keep media as fetched beside their tensors, for workers that
                 process them themselves.
 
         Raises:
             ConfigurationError: the model's files can't be read here, or the model
-                is of a kind that can't be routed.
+                is of a kind that can't be routed, or the processes don't start.
         """
-        for name, value in card.model.model_dump().items():
-            setattr(serve_args, name, value)
-        if serve_args.served_model_name is None:
-            serve_args.served_model_name = card.served_model_names
-        self.vllm_config = _gpu_less_config(card, AsyncEngineArgs.from_cli_args(serve_args))
+        self.vllm_config = build_config(card, serve_args)
         if self.model_config.is_encoder_decoder:
             raise ConfigurationError(f"{card.model.model} is an encoder-decoder model: not routed")
         self.renderer: BaseRenderer = renderer_from_config(self.vllm_config)
-        # One cache for /tokenize and for requests, instead of two of the same kind.
-        if self.renderer._mm_processor_only_cache is not None:
-            self.renderer._mm_processor_only_cache.close()
-            self.renderer._mm_processor_only_cache = self.renderer._mm_processor_cache
-        self._sources = MediaSources(self.renderer) if keep_sources else None
         self.input_processor = InputProcessor(self.vllm_config, self.renderer)
         self.tasks: tuple[SupportedTask, ...] = tuple(card.supported_tasks)
+        self.hf_runs = HfProcessorRuns(self.renderer, side="frontend", worker_id=None)
+        self._sources = MediaSources() if keep_sources else None
+        self._pool: ProcessPool | None = None
+        self._processing: MediaProcessing | None = None
+        if self.renderer.mm_processor is None:
+            return
+        store = _make_store(arena, self.model_config)
+        if processes:
+            order = Order(card, serve_args, loader.policy, arena.offer if arena else None)
+            self._pool = ProcessPool(order, processes, store, self.hf_runs)
+        self._processing = MediaProcessing(
+            self.renderer,
+            store,
+            PoolBackend(self._pool)
+            if self._pool
+            else OwnBackend(self.renderer, store, loader.decode),
+            loader.decode,
+            most_waiting=most_waiting,
+            sources=self._sources,
+        )
+        loader.defers = self._processing.defers
 
     @property
     def model_config(self) -> ModelConfig:
         """vLLM's configuration of the model."""
         return self.vllm_config.model_config
-
-    def count_hf_runs(self) -> HfProcessorRuns:
-        """Count HF processor runs from now on, so that warm-up is left out."""
-        return HfProcessorRuns(self.renderer, side="frontend", worker_id=None)
 
     async def process(
         self,
@@ -158,34 +186,21 @@ class Preprocessor:
             source=self._sources.get(MmHash(feature.mm_hash)) if self._sources else None,
         )
 
-    def close(self) -> None:
-        """Stop the renderer's threads."""
+    def clear_media(self) -> None:
+        """Process all media anew from now on."""
+        if self._processing is not None:
+            self._processing.clear()
+
+    async def close(self) -> None:
+        """Stop the renderer's threads and the processes."""
+        if self._processing is not None:
+            await self._processing.close()
+        if self._pool is not None:
+            await asyncio.to_thread(self._pool.close)
         self.renderer.shutdown()
 
 
-def _gpu_less_config(card: WorkerCard, args: AsyncEngineArgs) -> VllmConfig:
-    """vLLM's configuration without a device, the way its GPU-less renderer makes it."""
-    try:
-        model_config = args.create_model_config()
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"worker {card.worker_id} serves {card.model.model}, "
-            f"whose configuration can't be read on this machine: {error}"
-        ) from error
-    model_config.quantization = None  # no weights here, so nothing to validate it against
-    envs.VLLM_CPU_KVCACHE_SPACE = 0  # no KV cache here, so no warning about its size
-    config = VllmConfig(
-        model_config=model_config,
-        cache_config=CacheConfig(enable_prefix_caching=card.cache.enable_prefix_caching),
-        scheduler_config=SchedulerConfig.default_factory(
-            max_model_len=model_config.max_model_len,
-            max_num_batched_tokens=card.capacity.max_num_batched_tokens,
-            max_num_seqs=card.capacity.max_num_seqs,
-        ),
-        logging_config=args.create_logging_config(),
-        structured_outputs_config=args.create_structured_outputs_config(),
-    )
-    # Selects the cache that keeps tensors: with a single API process vLLM assumes
-    # that an engine next to it keeps them, and returns None for a repeated image.
-    config.parallel_config._api_process_count = 2
-    return config
+def _make_store(arena: Arena | None, model_config: ModelConfig) -> ProcessedStore:
+    if arena is not None:
+        return ArenaStore(arena)
+    return PrivateStore(model_config.get_multimodal_config().mm_processor_cache_gb)

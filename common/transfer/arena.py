@@ -8,6 +8,7 @@ import mmap
 import os
 import secrets
 import threading
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -63,6 +64,7 @@ class _Segment:
     layout: SegmentLayout
     generation: int
     complete: bool = False
+    note: object = None
 
 
 class Lease:
@@ -73,6 +75,7 @@ class Lease:
         offset: first byte of the segment's header, from the start of the arena.
         generation: what the header says as long as the lease lasts.
         layout: where the parts lie.
+        note: what the writer attached to the item; it goes when the item is evicted.
     """
 
     def __init__(self, arena: "Arena", segment: _Segment) -> None:
@@ -83,10 +86,23 @@ class Lease:
         self.offset = SEGMENTS_START + segment.block.offset
         self.generation = segment.generation
         self.layout = segment.layout
+        self.note = segment.note
 
     def release(self) -> None:
         """End the lease. The second and later calls do nothing; safe from any thread."""
         self._arena._release(self)
+
+    def annotate(self, note: object) -> None:
+        """Attach a note to an item that has none."""
+        if self._segment.note is None:
+            self._segment.note = note
+        self.note = self._segment.note
+
+    def release_soon(self) -> None:
+        """The same for a finalizer, which may run in the middle of anything: takes no lock.
+        It counts from the arena's next operation on.
+        """
+        self._arena._to_release.append(self)
 
     def __enter__(self) -> Self:
         return self
@@ -98,6 +114,52 @@ class Lease:
         trace: TracebackType | None,
     ) -> None:
         self.release()
+
+
+class Reservation:
+    """Room for an item that somebody is about to write, this process or another.
+
+    As a context manager it is given up on the way out, unless it was completed.
+
+    Attributes:
+        offset: of the segment's header, from the start of the arena.
+        memory: the segment.
+    """
+
+    def __init__(self, arena: "Arena", segment: _Segment) -> None:
+        self._arena = arena
+        self._segment: _Segment | None = segment
+        self.offset = SEGMENTS_START + segment.block.offset
+        self.memory = arena.memory[self.offset : self.offset + segment.layout.length]
+
+    def complete(self, envelope: bytes, note: object = None) -> Lease:
+        """All parts are written: publish the item, and lend it.
+
+        Args:
+            envelope: the first of the parts.
+            note: kept with the item, see :attr:`Lease.note`.
+        """
+        assert self._segment is not None, "completed or given up before"
+        segment, self._segment = self._segment, None
+        return self._arena._complete(segment, self.memory, envelope, note)
+
+    def give_up(self) -> None:
+        """Free the room. Does nothing once it was completed."""
+        segment, self._segment = self._segment, None
+        self.memory = memoryview(b"")
+        if segment is not None:
+            self._arena._give_up(segment)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.give_up()
 
 
 class Arena:
@@ -153,6 +215,7 @@ class Arena:
         self._segments: dict[MmHash, _Segment] = {}
         self._by_offset: dict[int, _Segment] = {}
         self._next_generation = 1
+        self._to_release: deque[Lease] = deque()
         self._leases = 0
         self._writes = 0
         self._hits = 0
@@ -166,11 +229,14 @@ class Arena:
         """All of the arena, for a transport that reads it by other means than mapping."""
         return self._memory
 
-    def put(self, mm_hash: MmHash, encoded: EncodedItem) -> Lease:
+    def put(self, mm_hash: MmHash, encoded: EncodedItem, note: object = None) -> Lease:
         """Write an item, or find it already there, and lend it.
 
         One copy of the bytes, during which neither the arena's nor the interpreter's lock
         is held. If another thread is writing the same item, waits for it.
+
+        Args:
+            note: kept with the item unless it has one, see :attr:`Lease.note`.
 
         Raises:
             ArenaFullError: leased segments leave no room.
@@ -179,34 +245,32 @@ class Arena:
         layout = SegmentLayout(
             len(encoded.envelope), tuple(buffer.nbytes for buffer in encoded.buffers)
         )
+        found = self.reserve(mm_hash, layout)
+        if isinstance(found, Lease):
+            found.annotate(note)
+            return found
+        with found as room:
+            write_parts(room.memory, layout, [encoded.envelope, *encoded.buffers])
+            return room.complete(encoded.envelope, note)
+
+    def reserve(self, mm_hash: MmHash, layout: SegmentLayout) -> Reservation | Lease:
+        """Room to write an item to, or the item if it is already there.
+
+        If somebody else is writing the same item, waits for it: call it in a thread.
+
+        Raises:
+            ArenaFullError: leased segments leave no room.
+            ArenaUnavailableError: the arena was closed.
+        """
         with self._changed:
+            self._release_marked()
             lease = self._lease_when_written(mm_hash)
-            if lease is not None:
-                return lease
-            segment = self._reserve(mm_hash, layout)
-            start = SEGMENTS_START + segment.block.offset
-            memory = self._memory[start : start + layout.length]
-        try:
-            write_parts(memory, layout, [encoded.envelope, *encoded.buffers])
-        except BaseException:
-            with self._changed:
-                self._forget(segment)
-                self._table.discard(segment.block)
-                self._changed.notify_all()
-            raise
-        header = live_header(self._key, segment.generation, mm_hash, layout, encoded.envelope)
-        # Last, so that nobody finds a valid header before an incomplete segment.
-        memory[:HEADER_SIZE] = header
-        with self._changed:
-            segment.complete = True
-            self._writes += 1
-            self._leases += 1
-            self._changed.notify_all()
-            return Lease(self, segment)
+            return lease or Reservation(self, self._reserve(mm_hash, layout))
 
     def lease(self, mm_hash: MmHash) -> Lease | None:
         """Lend an item that is there; None if it isn't, or not completely yet."""
         with self._changed:
+            self._release_marked()
             segment = self._segments.get(mm_hash)
             if self._closed or segment is None or not segment.complete:
                 return None
@@ -218,9 +282,16 @@ class Arena:
             segment = self._segments.get(mm_hash)
             return not self._closed and segment is not None and segment.complete
 
+    def drop_notes(self) -> None:
+        """Forget what is attached to items."""
+        with self._changed:
+            for segment in self._segments.values():
+                segment.note = None
+
     def statistics(self) -> ArenaStatistics:
         """Figures for the status page and metrics."""
         with self._changed:
+            self._release_marked()
             return ArenaStatistics(
                 bytes_total=self._table.capacity,
                 bytes_used=self._table.capacity - self._table.free_bytes,
@@ -262,6 +333,28 @@ class Arena:
         # The file first: whoever gets the lock afterwards finds nothing to remove.
         self._path.unlink(missing_ok=True)
         os.close(self._descriptor)
+
+    def _complete(
+        self, segment: _Segment, memory: memoryview, envelope: bytes, note: object
+    ) -> Lease:
+        header = live_header(
+            self._key, segment.generation, segment.mm_hash, segment.layout, envelope
+        )
+        # Last, so that nobody finds a valid header before an incomplete segment.
+        memory[:HEADER_SIZE] = header
+        with self._changed:
+            segment.complete = True
+            segment.note = note
+            self._writes += 1
+            self._leases += 1
+            self._changed.notify_all()
+            return Lease(self, segment)
+
+    def _give_up(self, segment: _Segment) -> None:
+        with self._changed:
+            self._forget(segment)
+            self._table.discard(segment.block)
+            self._changed.notify_all()
 
     def _lease_when_written(self, mm_hash: MmHash) -> Lease | None:
         """A lease once whoever writes the item has done so; None if the caller should."""
@@ -315,7 +408,14 @@ class Arena:
 
     def _release(self, lease: Lease) -> None:
         with self._changed:
-            if not lease._released:
-                lease._released = True
-                self._leases -= 1
-                self._table.release(lease._segment.block)
+            self._release_now(lease)
+
+    def _release_marked(self) -> None:
+        while self._to_release:
+            self._release_now(self._to_release.popleft())
+
+    def _release_now(self, lease: Lease) -> None:
+        if not lease._released:
+            lease._released = True
+            self._leases -= 1
+            self._table.release(lease._segment.block)

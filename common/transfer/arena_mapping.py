@@ -1,4 +1,6 @@
-"""A frontend's arena as a worker sees it: mapped, checked, and never written to."""
+"""An arena as another process sees it: mapped and checked. Workers never write to it; the
+frontend's own helpers may.
+"""
 
 import mmap
 import os
@@ -13,7 +15,7 @@ from common.transfer.segment_table import SEGMENT_ALIGNMENT
 
 
 class ArenaMapping:
-    """Memory of one arena, private on write: no worker can damage the owner's.
+    """Memory of one arena, private on write unless it is opened writable.
 
     It stays mapped until the last view of it is gone, whatever becomes of the owner.
     """
@@ -24,22 +26,30 @@ class ArenaMapping:
         self.memory = memory
 
     @classmethod
-    def open(cls, offer: ArenaOffer, directory: Path = SHARED_MEMORY) -> "ArenaMapping":
+    def open(
+        cls, offer: ArenaOffer, directory: Path = SHARED_MEMORY, *, writable: bool = False
+    ) -> "ArenaMapping":
         """Map an arena and prove that it is the one offered.
+
+        Args:
+            directory: where shared memory is mounted.
+            writable: what is written here is seen by everybody; else by nobody.
 
         Raises:
             ArenaUnavailableError: it can't be read here, or is somebody else's.
         """
         path = directory / offer.name
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            mode = os.O_RDWR if writable else os.O_RDONLY
+            descriptor = os.open(path, mode | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
             raise ArenaUnavailableError(f"can't open the arena {path}: {error}") from error
         try:
             _check_file(descriptor, offer)
             # Private rather than read-only: torch wants writable memory, and a stray write
             # should cost a page, not the process.
-            memory = memoryview(mmap.mmap(descriptor, offer.size, access=mmap.ACCESS_COPY))
+            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_COPY
+            memory = memoryview(mmap.mmap(descriptor, offer.size, access=access))
         except (OSError, ValueError) as error:
             raise ArenaUnavailableError(f"can't map the arena {path}: {error}") from error
         finally:

@@ -71,20 +71,33 @@ class MediaCache:
         nbytes = weight(decoded)
         if nbytes is None or nbytes + len(content.data) > self._budget:
             return False
-        entry = self._entries.get(content.digest)
-        if entry is None:
-            entry = self._entries[content.digest] = _Entry(content, len(content.data))
-            self._used += entry.nbytes
+        entry = self._entry(content)
         if mode not in entry.decoded:
             entry.decoded[mode] = decoded
             entry.nbytes += nbytes
             self._used += nbytes
+        self._drop_oldest()
+        return content.digest in self._entries
+
+    def keep(self, content: Content) -> None:
+        """Keep encoded bytes by themselves, if they fit."""
+        if len(content.data) <= self._budget:
+            self._entry(content)
+            self._drop_oldest()
+
+    def _entry(self, content: Content) -> _Entry:
+        entry = self._entries.get(content.digest)
+        if entry is None:
+            entry = self._entries[content.digest] = _Entry(content, len(content.data))
+            self._used += entry.nbytes
         self._entries.move_to_end(content.digest)
+        return entry
+
+    def _drop_oldest(self) -> None:
         while self._used > self._budget:
             _, dropped = self._entries.popitem(last=False)
             self._used -= dropped.nbytes
         MEDIA_CACHE_BYTES.set(self._used)
-        return content.digest in self._entries
 
     def clear(self) -> None:
         """Drop everything."""

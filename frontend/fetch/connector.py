@@ -15,15 +15,25 @@ from vllm.exceptions import (
     VLLMUnprocessableEntityError,
     VLLMValidationError,
 )
-from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector, MediaIO
+from vllm.multimodal.media import (
+    MEDIA_CONNECTOR_REGISTRY,
+    AudioMediaIO,
+    ImageMediaIO,
+    MediaConnector,
+    MediaIO,
+    VideoMediaIO,
+)
 
 from frontend.fetch.data_url import is_data_url
 from frontend.fetch.decode import limit_decoders
+from frontend.fetch.deferred import DeferredMedium
 from frontend.fetch.errors import MediaError, RefusedError, UnfetchableError
 from frontend.fetch.loader import MediaLoader
 from frontend.fetch.policy import parse_url
 
 CONNECTOR_NAME = "mmrouter"
+_DEFERRABLE = (AudioMediaIO, ImageMediaIO, VideoMediaIO)
+
 MAX_PATH_CHARACTERS = 200
 """Of a URL's path in an error."""
 
@@ -49,7 +59,7 @@ class FrontendMediaConnector(MediaConnector):
     async def load_from_url_async(
         self, url: str, media_io: MediaIO[Any], *, fetch_timeout: int | None = None
     ) -> Any:
-        """Fetch and decode one medium.
+        """Fetch one medium, and decode it unless that is put off.
 
         Args:
             fetch_timeout: vLLM's own, by modality; the policy's holds instead.
@@ -60,9 +70,12 @@ class FrontendMediaConnector(MediaConnector):
                 decoded; 400.
         """
         try:
+            if self._loader.defers and isinstance(media_io, _DEFERRABLE):
+                content = await self._loader.fetch(url, media_io)
+                return DeferredMedium(content, media_io, _place(url))
             return await self._loader.load(url, media_io)
         except MediaError as error:
-            raise _for_user(error, url) from error
+            raise for_user(error, _place(url)) from error
 
     def load_from_url(
         self, url: str, media_io: MediaIO[Any], *, fetch_timeout: int | None = None
@@ -87,8 +100,13 @@ def register(loader: MediaLoader) -> None:
     MEDIA_CONNECTOR_REGISTRY.register(CONNECTOR_NAME)(make)
 
 
-def _for_user(error: MediaError, url: str) -> VLLMClientError:
-    sentence = f"Failed to load media from {_place(url)}: {error.reason}"
+def for_user(error: MediaError, place: str) -> VLLMClientError:
+    """The error that vLLM's server answers with a sentence and the right status.
+
+    Args:
+        place: where the medium came from, as the user may read it.
+    """
+    sentence = f"Failed to load media from {place}: {error.reason}"
     if isinstance(error, UnfetchableError):
         return VLLMUnprocessableEntityError(sentence)
     return VLLMValidationError(sentence)

@@ -44,7 +44,12 @@ class LoaderStatistics:
 
 
 class MediaLoader:
-    """Loads media for all requests of a frontend. Made on the event loop it serves."""
+    """Loads media for all requests of a frontend. Made on the event loop it serves.
+
+    Attributes:
+        policy: what may be loaded.
+        defers: whether vLLM gets media encoded, since what takes them from it wants them so.
+    """
 
     def __init__(
         self,
@@ -61,6 +66,7 @@ class MediaLoader:
             pool: threads that decode.
         """
         self.policy = policy
+        self.defers = False
         self._http = HttpFetcher(policy) if http is None else http
         self._pool = pool
         self._cache = MediaCache(cache_bytes)
@@ -83,8 +89,20 @@ class MediaLoader:
             MediaError: it can't be had; 400 or 422.
             ValueError: it can't be decoded; 400.
         """
-        max_bytes = min(self.policy.max_bytes, media_io.get_max_bytes() or self.policy.max_bytes)
-        content = await self._content(url, max_bytes, isinstance(media_io, VideoMediaIO))
+        return await self.decode(await self._fetched(url, media_io), media_io)
+
+    async def fetch(self, url: str, media_io: MediaIO[Any]) -> Content:
+        """Fetch a medium and leave it encoded.
+
+        Raises:
+            MediaError: it can't be had; 400 or 422.
+        """
+        content = await self._fetched(url, media_io)
+        self._cache.keep(content)
+        return content
+
+    async def decode(self, content: Content, media_io: MediaIO[Any]) -> Any:
+        """Decode a medium, which is then the caller's alone. Raises as :meth:`load`."""
         mode = decoding_mode(media_io)
         if mode is None:
             MEDIA_DECODES.labels("decoded").inc()
@@ -112,6 +130,10 @@ class MediaLoader:
         await self._decodes.close()
         await self._http.close()
         self._cache.clear()
+
+    async def _fetched(self, url: str, media_io: MediaIO[Any]) -> Content:
+        max_bytes = min(self.policy.max_bytes, media_io.get_max_bytes() or self.policy.max_bytes)
+        return await self._content(url, max_bytes, isinstance(media_io, VideoMediaIO))
 
     async def _content(self, url: str, max_bytes: int, video: bool) -> Content:
         if is_data_url(url):

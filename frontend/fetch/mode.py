@@ -25,6 +25,14 @@ def decoding_mode(media_io: MediaIO[Any]) -> Mode | None:
         return None
 
 
+def freeze(value: object) -> Hashable | None:
+    """A key for what requests say in JSON, None if it holds something that has none."""
+    try:
+        return _frozen(value)
+    except _NoKeyError:
+        return None
+
+
 def _frozen(value: object) -> Hashable:
     name = f"{type(value).__module__}.{type(value).__qualname__}"
     # With their types: 1, 1.0 and True are equal, but need not decode alike.

@@ -1,0 +1,1 @@
+"""Media on their way from encoded bytes to tensors, each once."""

@@ -1,0 +1,99 @@
+"""Where batches of media are processed: in this process, or in others."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from vllm.multimodal.media import MediaIO
+from vllm.renderers import BaseRenderer
+
+from frontend.fetch.content import Content
+from frontend.processing.batch import Batch, Processed, process
+from frontend.processing.errors import AbandonedError
+from frontend.processing.pool import ProcessPool
+from frontend.processing.store import ProcessedStore
+
+
+class Flight:
+    """One medium being processed, for everybody who wants it.
+
+    Attributes:
+        aboard: how many do, at this moment.
+        outcome: what comes of it.
+    """
+
+    def __init__(self) -> None:
+        self.aboard = 0
+        self.outcome: asyncio.Future[Processed] = asyncio.get_running_loop().create_future()
+
+
+class Decodes(Protocol):
+    """Decodes a medium off the event loop."""
+
+    async def __call__(self, content: Content, media_io: MediaIO[Any]) -> Any:
+        """Raises MediaError or ValueError if it is no good."""
+        ...
+
+
+class Backend(Protocol):
+    """Where batches are processed."""
+
+    @property
+    def width(self) -> int:
+        """How many batches it works on at the same time."""
+        ...
+
+    async def run(self, batch: Batch, flights: Sequence[Flight]) -> list[Processed]:
+        """Process a batch and keep what comes of it.
+
+        Args:
+            flights: of its media.
+
+        Raises:
+            MediaError, ValueError: a medium is no good.
+            AbandonedError: nobody was aboard any of the flights when its turn came.
+            MmRouterError: other errors.
+        """
+        ...
+
+
+class OwnBackend:
+    """The renderer's one processing thread; decoding is done in the media loader's."""
+
+    width = 1
+
+    def __init__(self, renderer: BaseRenderer, store: ProcessedStore, decode: Decodes) -> None:
+        self._executor = renderer._mm_executor
+        self._processor = renderer.get_mm_processor()
+        self._store = store
+        self._decode = decode
+
+    async def run(self, batch: Batch, flights: Sequence[Flight]) -> list[Processed]:
+        """See :class:`Backend`."""
+        decoded = await asyncio.gather(
+            *(self._decode(medium.content, medium.media_io) for medium in batch.media)
+        )
+
+        def work() -> list[Processed]:
+            if not any(flight.aboard for flight in flights):
+                raise AbandonedError("nobody waits for it")
+            return [self._store.put(each) for each in process(self._processor, batch, decoded)]
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+
+class PoolBackend:
+    """Processes of our own, which decode too."""
+
+    def __init__(self, pool: ProcessPool) -> None:
+        self._pool = pool
+
+    @property
+    def width(self) -> int:
+        """How many processes there are."""
+        return self._pool.count
+
+    async def run(self, batch: Batch, flights: Sequence[Flight]) -> list[Processed]:
+        """See :class:`Backend`."""
+        job = self._pool.submit(batch, lambda: not any(flight.aboard for flight in flights))
+        return await asyncio.wrap_future(job)

@@ -1,0 +1,131 @@
+"""A process that decodes and processes media for a frontend: ``child FILE_DESCRIPTOR``.
+
+It has a renderer of its own and writes tensors straight into the frontend's arena, at
+places that the frontend gives it. It ends when the frontend does.
+"""
+
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+
+from common.errors import UnsupportedItemError
+from common.hf_processor_runs import HfProcessorRuns
+from common.transfer.arena_mapping import ArenaMapping
+from common.transfer.codec import EncodedItem, encode
+from common.transfer.segment import SegmentLayout, write_parts
+from frontend.fetch.decode import decode, limit_decoders
+from frontend.fetch.errors import MediaError
+from frontend.fetch.policy import FetchPolicy
+from frontend.processing.batch import Batch, Processed, process
+from frontend.processing.messages import (
+    Failed,
+    Fault,
+    NoRoom,
+    Order,
+    Ready,
+    Result,
+    Results,
+    Rooms,
+    Written,
+)
+from frontend.renderer import build_renderer
+
+logger = logging.getLogger("frontend.processing.child")
+
+
+class Child:
+    """One process's end of the socket pair."""
+
+    def __init__(self, connection: "Connection[Any, Any]") -> None:
+        """Take the order and get ready for it: seconds."""
+        self._connection = connection
+        order: Order = connection.recv()
+        limit_decoders(order.policy)
+        self._policy: FetchPolicy = order.policy
+        self._arena = None if order.arena is None else _map(order)
+        renderer = build_renderer(order.card, order.serve_args)
+        renderer.warmup_mm()
+        self._runs = HfProcessorRuns(renderer, side="frontend", worker_id=None)
+        self._processor = renderer.get_mm_processor()
+        connection.send(Ready())
+
+    def serve(self) -> None:
+        """Process batches until the frontend is gone."""
+        while True:
+            try:
+                batch: Batch = self._connection.recv()
+            except (EOFError, ConnectionResetError):
+                return
+            before = self._runs.total
+            outcome = self._process(batch)
+            if isinstance(outcome, Failed):
+                self._connection.send(outcome)
+                continue
+            encoded, processed = outcome
+            self._deliver(encoded, processed, self._runs.total - before)
+
+    def _process(self, batch: Batch) -> Failed | tuple[list[EncodedItem], list[Processed]]:
+        try:
+            decoded = [
+                decode(medium.content, medium.media_io, self._policy) for medium in batch.media
+            ]
+            processed = process(self._processor, batch, decoded)
+            return [encode(each.item) for each in processed], processed
+        except MediaError as error:
+            return Failed(Fault.REFUSED, error.reason)
+        except (ValueError, UnsupportedItemError) as error:
+            return Failed(Fault.INVALID, str(error))
+        except Exception as error:  # told to the frontend, which raises it
+            logger.exception("processing of %s media failed", batch.modality)
+            return Failed(Fault.BROKEN, f"{type(error).__name__}: {error}")
+
+    def _deliver(
+        self, encoded: Sequence[EncodedItem], processed: Sequence[Processed], hf_runs: int
+    ) -> None:
+        layouts = [_layout(each) for each in encoded]
+        self._connection.send(
+            Results(
+                [
+                    Result(item.mm_hash, each.envelope, layout.buffer_sizes)
+                    for item, each, layout in zip(processed, encoded, layouts, strict=True)
+                ],
+                cloudpickle.dumps([each.prompt_updates for each in processed]),
+                hf_runs,
+            )
+        )
+        rooms: Rooms = self._connection.recv()
+        for each, layout, offset in zip(encoded, layouts, rooms.offsets, strict=True):
+            if offset is NoRoom.SEND:
+                for buffer in each.buffers:
+                    self._connection.send_bytes(buffer)
+            elif isinstance(offset, int):
+                assert self._arena is not None, "an offset in no arena"
+                segment = self._arena.segment(offset, layout.length)
+                write_parts(segment, layout, [each.envelope, *each.buffers])
+        self._connection.send(Written())
+
+
+def _layout(encoded: EncodedItem) -> SegmentLayout:
+    return SegmentLayout(len(encoded.envelope), tuple(buffer.nbytes for buffer in encoded.buffers))
+
+
+def _map(order: Order) -> ArenaMapping:
+    assert order.arena is not None
+    return ArenaMapping.open(order.arena, writable=True)
+
+
+def main() -> None:
+    """Serve the frontend at the other end of a socket pair."""
+    # Ctrl-C reaches the whole group; the frontend says when it is over.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    Child(connection).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""What can go wrong with processing, beside media that are no good."""
+
+from http import HTTPStatus
+
+from common.errors import MmRouterError
+
+
+class ProcessingFailedError(MmRouterError):
+    """A medium could not be processed, through no fault that could be named to the user."""
+
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+
+
+class ProcessLostError(MmRouterError):
+    """A process that processes media ended by itself."""
+
+
+class AbandonedError(MmRouterError):
+    """Work was left undone because everybody who wanted it had gone."""

@@ -1,0 +1,109 @@
+"""Processed media kept for the next request that shows them.
+
+With an arena, that is the store: an item is written there once, requests and workers read
+it in place, and whatever is neither lent nor in use may be evicted.
+"""
+
+import ctypes
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import cast
+
+from vllm.multimodal.cache.base import MultiModalCache, MultiModalProcessorCacheItem
+from vllm.multimodal.processing.processor import ResolvedPromptUpdate
+
+from common.errors import ArenaFullError, ArenaUnavailableError, UnsupportedItemError
+from common.identity import MmHash
+from common.transfer.arena import Arena, Lease, Reservation
+from common.transfer.codec import decode, encode
+from common.transfer.segment import SegmentLayout
+from frontend.processing.batch import Processed
+
+
+class ProcessedStore(ABC):
+    """Where processed media are kept. For any thread."""
+
+    @abstractmethod
+    def get(self, mm_hash: MmHash) -> Processed | None:
+        """An item, if it is kept. It stays usable for as long as somebody holds it."""
+
+    @abstractmethod
+    def put(self, processed: Processed) -> Processed:
+        """Keep an item if there is room; gives it back as it is kept. May copy it."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Answer no more with what was kept until now."""
+
+
+class ArenaStore(ProcessedStore):
+    """Items in shared memory, from where workers get them too."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+
+    def get(self, mm_hash: MmHash) -> Processed | None:
+        lease = self._arena.lease(mm_hash)
+        if lease is None:
+            return None
+        if lease.note is None:  # written by a sender, which knows of no prompts
+            lease.release()
+            return None
+        return self.view(lease)
+
+    def put(self, processed: Processed) -> Processed:
+        try:
+            encoded = encode(processed.item)
+            lease = self._arena.put(processed.mm_hash, encoded, processed.prompt_updates)
+        except (ArenaFullError, ArenaUnavailableError, UnsupportedItemError):
+            return processed  # for this request only; the arena counts how often it is full
+        return self.view(lease)
+
+    def reserve(self, mm_hash: MmHash, layout: SegmentLayout) -> Reservation | Lease | None:
+        """Room for an item that another process writes, the item itself if it is kept, or
+        None if there is no room. Waits for whoever is writing it at this moment.
+        """
+        try:
+            return self._arena.reserve(mm_hash, layout)
+        except (ArenaFullError, ArenaUnavailableError):
+            return None
+
+    def view(self, lease: Lease) -> Processed:
+        """An item over the arena's memory; the lease ends with its last tensor."""
+        owner = (ctypes.c_char * lease.layout.length).from_buffer(self._arena.memory, lease.offset)
+        weakref.finalize(owner, lease.release_soon).atexit = False
+        envelope, buffers = lease.layout.split(memoryview(owner).cast("B"))
+        updates = cast(Sequence[ResolvedPromptUpdate], lease.note)
+        return Processed(lease.mm_hash, decode(envelope, buffers), updates)
+
+    def clear(self) -> None:
+        self._arena.drop_notes()
+
+
+class PrivateStore(ProcessedStore):
+    """Items in this process's own memory, least recently used ones dropped first."""
+
+    def __init__(self, budget_gib: float) -> None:
+        """
+        Args:
+            budget_gib: GiB of tensors kept.
+        """
+        self._lock = threading.Lock()
+        self._cache = MultiModalCache.get_lru_cache(budget_gib, MultiModalProcessorCacheItem)
+
+    def get(self, mm_hash: MmHash) -> Processed | None:
+        with self._lock:
+            kept = self._cache.get(mm_hash)
+        return None if kept is None else Processed(mm_hash, kept.item, kept.prompt_updates)
+
+    def put(self, processed: Processed) -> Processed:
+        kept = MultiModalProcessorCacheItem(processed.item, processed.prompt_updates)
+        with self._lock:
+            self._cache.put_if_fits(processed.mm_hash, kept)
+        return processed
+
+    def clear(self) -> None:
+        with self._lock:
+            self._cache.clear()

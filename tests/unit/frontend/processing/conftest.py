@@ -1,0 +1,46 @@
+"""A tiny model's renderer, without an engine, and media for it."""
+
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from vllm.renderers import BaseRenderer
+
+from common.card import WorkerCard
+from common.transfer.arena import Arena
+from frontend.args import parse
+from frontend.renderer import build_renderer
+from tests.unit.common.cards import make_card
+
+REPOSITORY = Path(__file__).parents[4]
+
+
+@pytest.fixture(scope="package")
+def card(tmp_path_factory: pytest.TempPathFactory) -> WorkerCard:
+    """Of a worker that serves the demo model."""
+    directory = tmp_path_factory.mktemp("model")
+    script = REPOSITORY / "examples" / "demo_model.py"
+    subprocess.run([sys.executable, str(script), str(directory)], check=True, timeout=120)
+    return make_card(model={"model": str(directory)})
+
+
+@pytest.fixture(scope="package")
+def serve_args() -> Namespace:
+    return parse([]).serve
+
+
+@pytest.fixture(scope="package")
+def vllm_renderer(card: WorkerCard, serve_args: Namespace) -> Iterator[BaseRenderer]:
+    """As vLLM made it: what ours is compared with."""
+    renderer = build_renderer(card, serve_args)
+    yield renderer
+    renderer.shutdown()
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    with Arena(64 << 20, prefault=False) as arena:
+        yield arena

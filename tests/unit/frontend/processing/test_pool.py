@@ -1,0 +1,169 @@
+"""Processes for media: real ones, which die for real."""
+
+import os
+import signal
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+from vllm.renderers import BaseRenderer
+
+from common.card import WorkerCard
+from common.errors import ArenaFullError
+from common.hf_processor_runs import HfProcessorRuns
+from common.transfer.arena import Arena, Lease
+from common.transfer.codec import encode
+from frontend.fetch.errors import RefusedError
+from frontend.fetch.policy import FetchPolicy
+from frontend.processing.batch import Batch, process
+from frontend.processing.errors import AbandonedError, ProcessingFailedError
+from frontend.processing.messages import Order
+from frontend.processing.pool import ProcessPool
+from frontend.processing.store import ArenaStore, PrivateStore
+from tests.pictures import blank_picture
+from tests.unit.frontend.processing.media import batch_of, broken_image, image, made_up, same
+
+POLICY = FetchPolicy(max_pixels=4_000_000)
+
+
+def wanted() -> bool:
+    return False
+
+
+class Pool:
+    def __init__(self, pool: ProcessPool, arena: Arena, runs: HfProcessorRuns) -> None:
+        self.pool = pool
+        self.arena = arena
+        self.runs = runs
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def shared(card: WorkerCard, serve_args: Namespace, vllm_renderer: BaseRenderer) -> Iterator[Pool]:
+    with Arena(64 << 20, prefault=False) as arena:
+        runs = HfProcessorRuns(vllm_renderer, side="frontend", worker_id=None)
+        order = Order(card, serve_args, POLICY, arena.offer)
+        pool = ProcessPool(order, 2, ArenaStore(arena), runs)
+        yield Pool(pool, arena, runs)
+        pids = pool.pids
+        pool.close()
+        assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def decoded(batch: Batch) -> list[object]:
+    return [medium.media_io.load_bytes(medium.content.data) for medium in batch.media]
+
+
+def test_another_process_makes_what_this_one_would(
+    shared: Pool, vllm_renderer: BaseRenderer
+) -> None:
+    batch = batch_of(image("a"), image("b", (224, 56)), image("a"))
+    writes, runs = shared.arena.statistics().writes, shared.runs.total
+    made = shared.pool.submit(batch, wanted).result(60)
+    own = process(vllm_renderer.get_mm_processor(), batch, decoded(batch))
+    assert [each.mm_hash for each in made] == [each.mm_hash for each in own]
+    for one, other in zip(made, own, strict=True):
+        assert same(one.item, other.item)
+        assert [update.content.full for update in one.prompt_updates] == [
+            update.content.full for update in other.prompt_updates
+        ]
+    assert shared.arena.statistics().writes == writes + 2
+    assert shared.runs.total >= runs + 1
+
+
+def test_nothing_stays_leased(shared: Pool) -> None:
+    made = shared.pool.submit(batch_of(image("a", (448, 448))), wanted).result(60)
+    assert shared.arena.statistics().leases == 1
+    del made
+    shared.until(lambda: shared.arena.statistics().leases == 0)
+
+
+def test_without_room_the_tensors_come_by_another_way(
+    card: WorkerCard, serve_args: Namespace, shared: Pool, vllm_renderer: BaseRenderer
+) -> None:
+    blocking = fill(shared.arena)
+    try:
+        batch = batch_of(image("never seen", (448, 448)))
+        (made,) = shared.pool.submit(batch, wanted).result(60)
+        (own,) = process(vllm_renderer.get_mm_processor(), batch, decoded(batch))
+        assert same(made.item, own.item)
+        assert not shared.arena.contains(made.mm_hash)
+    finally:
+        for lease in blocking:
+            lease.release()
+
+
+def fill(arena: Arena) -> list[Lease]:
+    """Lend all of it."""
+    leases: list[Lease] = []
+    try:
+        while True:
+            item = made_up(f"filling {len(leases)}", 500_000)
+            leases.append(arena.put(item.mm_hash, encode(item.item)))
+    except ArenaFullError:
+        return leases
+
+
+def test_without_an_arena_tensors_are_kept_in_private_memory(
+    card: WorkerCard, serve_args: Namespace, vllm_renderer: BaseRenderer, shared: Pool
+) -> None:
+    store = PrivateStore(1.0)
+    pool = ProcessPool(Order(card, serve_args, POLICY, None), 1, store, shared.runs)
+    try:
+        (made,) = pool.submit(batch_of(image("a")), wanted).result(60)
+        assert store.get(made.mm_hash) is not None
+    finally:
+        pool.close()
+
+
+def test_bad_media_are_told_apart(shared: Pool) -> None:
+    with pytest.raises(ValueError, match="cannot identify image"):
+        shared.pool.submit(batch_of(broken_image(b"not a picture")), wanted).result(60)
+    with pytest.raises(RefusedError, match="more than 4000000 pixels"):
+        shared.pool.submit(batch_of(broken_image(blank_picture(3000))), wanted).result(60)
+    assert shared.pool.submit(batch_of(image("a")), wanted).result(60)
+
+
+def test_what_nobody_wants_is_not_begun(shared: Pool) -> None:
+    with pytest.raises(AbandonedError):
+        shared.pool.submit(batch_of(image("a")), lambda: True).result(60)
+
+
+def test_a_process_that_is_killed_is_replaced_and_its_work_done(shared: Pool) -> None:
+    before = set(shared.pool.pids)
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    jobs = [shared.pool.submit(batch_of(image(f"after {i}")), wanted) for i in range(4)]
+    assert all(job.result(110) for job in jobs)
+    shared.until(lambda: not before & set(shared.pool.pids))
+
+
+def test_a_process_killed_at_work_leaves_nothing_reserved(shared: Pool) -> None:
+    big = [image(f"big {i}", (1792, 1792)) for i in range(3)]
+    job = shared.pool.submit(batch_of(*big), wanted)
+    shared.until(lambda: any(psutil.Process(pid).cpu_percent(0.02) > 1 for pid in shared.pool.pids))
+    for pid in shared.pool.pids:
+        os.kill(pid, signal.SIGKILL)
+    made = job.result(110)
+    assert [each.item["image_grid_thw"].data.tolist() for each in made] == [[1, 74, 74]] * 3
+    del made, job
+    shared.until(lambda: shared.arena.statistics().leases == 0)
+
+
+def test_a_batch_that_kills_every_process_is_given_up(shared: Pool) -> None:
+    class DeadlyBatch:
+        modality = "image"
+
+        def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+            return os._exit, (1,)
+
+    with pytest.raises(ProcessingFailedError, match="died of processing this image"):
+        shared.pool.submit(DeadlyBatch(), wanted).result(110)  # type: ignore[arg-type] # on purpose
+    assert shared.pool.submit(batch_of(image("a")), wanted).result(60)
