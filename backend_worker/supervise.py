@@ -35,13 +35,24 @@ def supervise(argv: list[str]) -> int:
         The worker's exit status; 128 plus the signal's number if one killed it.
     """
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    worker: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        if worker is None:
+            early.append(number)
+        else:
+            worker.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, pass_on)
     worker = subprocess.Popen(
         [sys.executable, "-m", "backend_worker", *argv],
         env=os.environ | {SUPERVISED: str(os.getpid())},
         preexec_fn=_stop_with_the_parent,
     )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _: worker.send_signal(received))
+    for number in early:
+        worker.send_signal(number)
     status = worker.wait()
     _end_descendants()
     return status if status >= 0 else 128 - status
