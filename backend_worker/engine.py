@@ -6,8 +6,10 @@ media are already processed, and reads how busy it is. Knows no sockets.
 
 import copy
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -353,15 +355,9 @@ class Engine:
         token_ids = submit.prompt_token_ids or []
         if not submit.media:
             return tokens_input(token_ids, cache_salt=submit.cache_salt)
-        kwargs: dict[str, list[MultiModalKwargsItem | None]] = {}
-        hashes: dict[str, list[str]] = {}
-        placeholders: dict[str, list[PlaceholderRange]] = {}
         # By position, the order in which the engine's side of the cache sees them.
-        for part, item in zip(submit.media, self._inject(submit.media, items), strict=True):
-            kwargs.setdefault(part.modality, []).append(item)
-            hashes.setdefault(part.modality, []).append(part.mm_hash)
-            placeholders.setdefault(part.modality, []).append(_placeholder(part))
-        return mm_input(token_ids, kwargs, hashes, placeholders, cache_salt=submit.cache_salt)
+        sent = self._inject(submit.media, items)
+        return media_input(token_ids, submit.media, sent, submit.cache_salt)
 
     def _inject(self, parts: list[MediaPart], items: Items) -> list[MultiModalKwargsItem | None]:
         """What goes to the engine for each part: tensors, an address, or None."""
@@ -387,6 +383,45 @@ class Engine:
                         self._cache.invalidate(earlier.mm_hash)
                 raise MediaMissingError([part.mm_hash], "evicted")
         return sent
+
+
+def media_input(
+    token_ids: list[int],
+    parts: Sequence[MediaPart],
+    items: Sequence[MultiModalKwargsItem | None],
+    cache_salt: str | None,
+) -> EngineInput:
+    """A prompt with media as AsyncLLM takes it, which keeps them by modality.
+
+    Args:
+        parts: by position; sound and pictures of one video may share theirs.
+        items: what goes to the engine for each.
+
+    Raises:
+        RequestRejectedError: no frontend can have found the parts in this order.
+    """
+    modalities = _modalities(parts)
+    kwargs: dict[str, list[MultiModalKwargsItem | None]] = {name: [] for name in modalities}
+    hashes: dict[str, list[str]] = {name: [] for name in modalities}
+    placeholders: dict[str, list[PlaceholderRange]] = {name: [] for name in modalities}
+    for part, item in zip(parts, items, strict=True):
+        kwargs[part.modality].append(item)
+        hashes[part.modality].append(part.mm_hash)
+        placeholders[part.modality].append(_placeholder(part))
+    return mm_input(token_ids, kwargs, hashes, placeholders, cache_salt=cache_salt)
+
+
+def _modalities(parts: Sequence[MediaPart]) -> list[str]:
+    """The modalities in an order under which vLLM, which sorts media by offset alone,
+    finds them as the frontend did; their order is part of block hashes."""
+    sorter = TopologicalSorter({part.modality: () for part in parts})
+    for one, other in pairwise(parts):
+        if one.offset == other.offset and one.modality != other.modality:
+            sorter.add(other.modality, one.modality)
+    try:
+        return list(sorter.static_order())
+    except CycleError as error:
+        raise RequestRejectedError("the media are in no order that vLLM could keep") from error
 
 
 def _placeholder(part: MediaPart) -> PlaceholderRange:

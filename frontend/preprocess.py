@@ -29,7 +29,9 @@ from common.identity import MmHash, MmIdentifier
 from common.protocol import MediaPart
 from common.transfer.arena import Arena
 from common.transfer.reference import MediaSource
+from frontend.client_embeds import check_embeds
 from frontend.fetch.loader import MediaLoader
+from frontend.media_uuids import name_by_content
 from frontend.processing.backends import OwnBackend, PoolBackend
 from frontend.processing.media_processing import MOST_WAITING, MediaProcessing
 from frontend.processing.messages import Order
@@ -118,6 +120,7 @@ class Preprocessor:
         self._sources = MediaSources() if keep_sources else None
         self._pool: ProcessPool | None = None
         self._processing: MediaProcessing | None = None
+        self._embeds_width: int | None = None
         if self.renderer.mm_processor is None:
             return
         store = _make_store(arena, self.model_config)
@@ -135,6 +138,9 @@ class Preprocessor:
             sources=self._sources,
         )
         loader.defers = self._processing.defers
+        name_by_content(self.renderer)
+        if card.model.enable_mm_embeds:
+            self._embeds_width = self.model_config.get_inputs_embeds_size()
 
     @property
     def model_config(self) -> ModelConfig:
@@ -151,7 +157,8 @@ class Preprocessor:
         """Validate a rendered prompt and sort its media by position.
 
         Runs on the renderer's pool. Raises what vLLM's ``process_inputs`` raises,
-        which vLLM's server turns into a 4xx.
+        which vLLM's server turns into a 4xx, and RequestRejectedError for embeddings that
+        would end an engine.
         """
         request: EngineCoreRequest = await self.input_processor.process_inputs_async(
             request_id, prompt, params, self.tasks, lora_request=lora_request
@@ -169,6 +176,8 @@ class Preprocessor:
 
     def _media_item(self, feature: MultiModalFeatureSpec) -> MediaItem:
         assert feature.mm_hash is not None and feature.data is not None  # processor-only cache
+        if self._embeds_width is not None:
+            check_embeds(feature, self._embeds_width)
         position = feature.mm_position
         mask = position.is_embed
         return MediaItem(

@@ -5,11 +5,12 @@ names the place as the user wrote it, without what may be a secret.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+import torch
 from vllm.exceptions import (
     VLLMClientError,
     VLLMUnprocessableEntityError,
@@ -25,9 +26,9 @@ from vllm.multimodal.media import (
 )
 
 from frontend.fetch.data_url import is_data_url
-from frontend.fetch.decode import limit_decoders
+from frontend.fetch.decode import LED_ASTRAY, limit_decoders
 from frontend.fetch.deferred import DeferredMedium
-from frontend.fetch.errors import MediaError, RefusedError, UnfetchableError
+from frontend.fetch.errors import MediaError, RefusedError, TooLargeError, UnfetchableError
 from frontend.fetch.loader import MediaLoader
 from frontend.fetch.policy import parse_url
 
@@ -84,6 +85,34 @@ class FrontendMediaConnector(MediaConnector):
 
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(asyncio.run, self._load_alone(url, media_io)).result()
+
+    async def fetch_image_embedding_async(self, data: str) -> torch.Tensor:
+        """A tensor in base64; a 400 if it is none."""
+        return await self._tensor(super().fetch_image_embedding_async(data), data)
+
+    async def fetch_audio_embedding_async(self, data: str) -> torch.Tensor:
+        """A tensor in base64; a 400 if it is none."""
+        return await self._tensor(super().fetch_audio_embedding_async(data), data)
+
+    async def fetch_video_embedding_async(self, data: str) -> torch.Tensor:
+        """A tensor in base64; a 400 if it is none."""
+        return await self._tensor(super().fetch_video_embedding_async(data), data)
+
+    async def _tensor(self, loading: Coroutine[Any, Any, torch.Tensor], data: str) -> torch.Tensor:
+        max_bytes = self._loader.policy.max_bytes
+        try:
+            if len(data) * 3 // 4 > max_bytes + 2:
+                loading.close()
+                raise TooLargeError(max_bytes)
+            return await loading
+        except TooLargeError as error:
+            raise VLLMUnprocessableEntityError(
+                f"Failed to load embeddings: {error.reason}"
+            ) from error
+        except (*LED_ASTRAY, MemoryError) as error:
+            raise VLLMValidationError(
+                f"Failed to load embeddings: they are no tensor ({type(error).__name__})"
+            ) from error
 
     async def _load_alone(self, url: str, media_io: MediaIO[Any]) -> Any:
         alone = FrontendMediaConnector(MediaLoader(self._loader.policy, 0))

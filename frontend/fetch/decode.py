@@ -3,6 +3,7 @@
 Everything here blocks: it runs in vLLM's pool for loading media.
 """
 
+import pickle
 import struct
 import warnings
 import zlib
@@ -18,9 +19,7 @@ from frontend.fetch.errors import RefusedError
 from frontend.fetch.policy import FetchPolicy
 from frontend.fetch.video_limit import limit_video
 
-# What Pillow's and OpenCV's readers raise, beside ValueError, when a file
-# that somebody else made up leads them astray. vLLM would answer these with a 500.
-_LED_ASTRAY = (
+LED_ASTRAY = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -31,9 +30,12 @@ _LED_ASTRAY = (
     SyntaxError,
     TypeError,
     cv2.error,
+    pickle.UnpicklingError,
     struct.error,
     zlib.error,
 )
+"""What Pillow's, OpenCV's and PyTorch's readers raise, beside ValueError, when a file that
+somebody else made up leads them astray. vLLM would answer these with a 500."""
 
 
 def limit_decoders(policy: FetchPolicy) -> None:
@@ -65,5 +67,5 @@ def decode(content: Content, media_io: MediaIO[Any], policy: FetchPolicy) -> Any
         ) from error
     except MemoryError as error:
         raise RefusedError("it is too large to decode") from error
-    except _LED_ASTRAY as error:
+    except LED_ASTRAY as error:
         raise RefusedError(f"it can't be decoded ({type(error).__name__})") from error

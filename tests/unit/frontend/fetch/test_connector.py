@@ -1,7 +1,9 @@
 """What vLLM and its users see of all this."""
 
 import asyncio
+import base64
 import io
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from vllm import envs
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
@@ -276,3 +279,22 @@ async def test_every_odd_url_is_the_users_error(make_loader: MakeLoader, url: st
     with pytest.raises((VLLMValidationError, VLLMUnprocessableEntityError)) as caught:
         await FrontendMediaConnector(make_loader()).fetch_image_async(url)
     assert str(caught.value).startswith("Failed to load media from ")
+
+
+def in_base64(value: object) -> str:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+@pytest.mark.parametrize("kind", ["image", "audio", "video"])
+async def test_embeddings(make_loader: MakeLoader, kind: str) -> None:
+    fetch = getattr(FrontendMediaConnector(make_loader()), f"fetch_{kind}_embedding_async")
+    tensor = torch.arange(6.0).reshape(2, 3)
+    assert torch.equal(await fetch(in_base64(tensor)), tensor)
+    for data in ("", "AAAA", in_base64(tensor)[:200], in_base64(os.getcwd), "%%%"):
+        with pytest.raises((ValueError, VLLMValidationError)):
+            await fetch(data)
+    small = FrontendMediaConnector(make_loader(max_mb=0.0001))
+    with pytest.raises(VLLMUnprocessableEntityError, match="larger than"):
+        await getattr(small, f"fetch_{kind}_embedding_async")(in_base64(tensor))

@@ -1,0 +1,44 @@
+"""Embeddings that don't fit their placeholders never reach an engine."""
+
+import pytest
+import torch
+from vllm.multimodal.inputs import (
+    MultiModalBatchedField,
+    MultiModalFeatureSpec,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
+    PlaceholderRange,
+)
+
+from common.errors import RequestRejectedError
+from frontend.client_embeds import check_embeds
+
+
+def feature(name: str, shape: tuple[int, ...], position: PlaceholderRange) -> MultiModalFeatureSpec:
+    element = MultiModalFieldElem(torch.zeros(shape), MultiModalBatchedField())
+    return MultiModalFeatureSpec(MultiModalKwargsItem({name: element}), "image", "x", position)
+
+
+PLAIN = PlaceholderRange(offset=3, length=4)
+MASKED = PlaceholderRange(
+    offset=3, length=6, is_embed=torch.tensor([True, False, True, True, False, True])
+)
+
+
+@pytest.mark.parametrize("position", [PLAIN, MASKED])
+def test_as_many_as_placeholders(position: PlaceholderRange) -> None:
+    check_embeds(feature("image_embeds", (4, 8), position), 8)
+    check_embeds(feature("image_embeds", (1, 4, 8), position), 8)
+    for rows in (0, 3, 5, 6):
+        with pytest.raises(RequestRejectedError, match=f"{rows} embeddings for 4"):
+            check_embeds(feature("image_embeds", (rows, 8), position), 8)
+
+
+def test_pixels_are_not_counted() -> None:
+    check_embeds(feature("pixel_values", (100, 8), PLAIN), 8)
+
+
+@pytest.mark.parametrize("shape", [(4, 7), (4, 9), (4,)])
+def test_of_the_models_width(shape: tuple[int, ...]) -> None:
+    with pytest.raises(RequestRejectedError, match="8"):
+        check_embeds(feature("image_embeds", shape, PLAIN), 8)
