@@ -24,6 +24,7 @@ class WorkerArgs:
         incarnation: this run of the process.
         host: address on which request plane and KV events are served.
         request_port: port of the request plane, 0 for any free one.
+        max_requests: requests taken at once, 0 for four times what the engine runs.
         drain_timeout_s: what requests may take to finish after SIGTERM.
     """
 
@@ -39,6 +40,7 @@ class WorkerArgs:
     nixl_slots: int
     nixl_slot_bytes: int
     nixl_deadline_s: float
+    max_requests: int
     drain_timeout_s: float
     nvtx: bool
     log_level: str
@@ -70,6 +72,13 @@ def parse(argv: list[str]) -> WorkerArgs:
         type=int,
         default=int(env_default("--worker-port", "0")),
         help="port of the request plane, 0 for any free one (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-requests",
+        type=int,
+        default=int(env_default("--max-requests", "0")),
+        help="requests taken at once, others are sent elsewhere; 0 for four times as many as "
+        "the engine runs at once (default: %(default)s)",
     )
     parser.add_argument(
         "--nixl-slots",
@@ -119,6 +128,7 @@ def parse(argv: list[str]) -> WorkerArgs:
         nixl_slots=ours.nixl_slots,
         nixl_slot_bytes=ours.nixl_slot_mb << 20,
         nixl_deadline_s=ours.nixl_deadline,
+        max_requests=ours.max_requests,
         drain_timeout_s=ours.drain_timeout,
         nvtx=ours.nvtx,
         log_level=ours.log_level,

@@ -63,6 +63,14 @@ MAX_NACKS = 4
 """Times one request may ask for media before it fails. Each answer can be void
 again: a segment goes stale, or the engine evicts what it was just given."""
 
+SEND_QUEUE = 1000
+"""Messages that may wait for one frontend. Requests wait when it is full, and the engine
+merges their outputs meanwhile; other frontends don't notice."""
+
+FULL_PAUSE_S = 0.01
+"""How often a full queue is looked at again: a socket can't tell that one of its peers
+has room."""
+
 SUPPLY_TIMEOUT_S = 30.0
 """How long a request waits for media it asked for."""
 
@@ -119,11 +127,13 @@ class WorkerService:
         incarnation: Incarnation,
         endpoint: str,
         key: FleetKey | None = None,
+        max_requests: int = 1024,
     ) -> None:
         """
         Args:
             endpoint: ZMQ address to bind, port 0 or ``*`` for any free one.
             key: only frontends that have it are answered.
+            max_requests: requests of all frontends taken at once.
 
         Raises:
             ConfigurationError: the address can't be bound.
@@ -136,13 +146,14 @@ class WorkerService:
         self._codec: Codec[ToWorker] = Codec(ToWorker)
         self._sessions: dict[bytes, _Session] = {}
         self._draining = False
+        self._max_requests = max_requests
         self._context = zmq.asyncio.Context()
         self._gate = Gate(self._context, key)
         self._socket = self._context.socket(zmq.ROUTER)
         self._monitor = self._socket.get_monitor_socket(REFUSALS)
         # A frontend that went away must not look like one that is slow.
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by the session's timeout
+        self._socket.setsockopt(zmq.SNDHWM, SEND_QUEUE)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         try:
@@ -222,8 +233,8 @@ class WorkerService:
             case Submit():
                 if message.request_id in session.requests:
                     raise ProtocolError(f"request {message.request_id} is already running")
-                if self._draining:
-                    await self._refuse(address, message.request_id, "this worker is draining")
+                if refusal := self._refusal():
+                    await self._refuse(session, message.request_id, refusal)
                     return
                 task = asyncio.create_task(self._serve(session, message, media))
                 session.requests[message.request_id] = _Request(task)
@@ -240,10 +251,20 @@ class WorkerService:
             case Ping():
                 pass
 
-    async def _refuse(self, address: bytes, request_id: RequestId, reason: str) -> None:
+    def _refusal(self) -> str:
+        """Why no request is taken now; empty if one is."""
+        if self._draining:
+            return "it is draining"
+        if self.active_requests >= self._max_requests:
+            return f"it has {self._max_requests} requests already"
+        return ""
+
+    async def _refuse(self, session: _Session, request_id: RequestId, reason: str) -> None:
         """Nothing of the request was touched, so another worker may have it."""
-        await self._send(address, Ack(request_id, []))
-        await self._send(address, Failed(request_id, FailureKind.BUSY, reason))
+        answers = (Ack(request_id, []), Failed(request_id, FailureKind.BUSY, reason))
+        if not all([await self._send_now(session.address, answer) for answer in answers]):
+            # It sends and does not read. Waiting here would keep all others waiting.
+            await self._end_session(session)
 
     async def _open_session(self, address: bytes, hello: Hello) -> None:
         if hello.version != PROTOCOL_VERSION:
@@ -415,14 +436,25 @@ class WorkerService:
         )
 
     async def _send(self, address: bytes, message: ToFrontend) -> None:
+        """Send, after waiting for room for as long as the session lasts."""
+        while not await self._send_now(address, message):
+            if isinstance(message, Status) or address not in self._sessions:
+                return  # another one follows, or nobody is waiting
+            await asyncio.sleep(FULL_PAUSE_S)
+
+    async def _send_now(self, address: bytes, message: ToFrontend) -> bool:
+        """Send if there is room; says whether there was."""
         frames: list[Frame] = self._codec.encode(message)
         try:
-            await self._socket.send_multipart([address, *frames])
+            await self._socket.send_multipart([address, *frames], flags=zmq.NOBLOCK)
+        except zmq.Again:
+            return False
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             # The frontend's socket is gone; its session ends by its silence.
             logger.debug("%s undeliverable", type(message).__name__)
+        return True
 
 
 def _to_wire(request_id: RequestId, output: RequestOutput) -> Output:

@@ -71,6 +71,7 @@ async def _serve(args: WorkerArgs, engine: Engine, key: FleetKey | None) -> None
         args.incarnation,
         f"tcp://{args.host}:{args.request_port}",
         key,
+        args.max_requests or 4 * engine.capacity().max_num_seqs * engine.num_ranks,
     )
     try:
         async with FileCardPublisher(args.discovery_dir) as publisher:

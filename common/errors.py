@@ -117,6 +117,16 @@ class WorkerLostError(MmRouterError):
     blames_worker = True
 
 
+class WorkerStalledError(WorkerLostError):
+    """The worker is there, but has not answered any of its requests for long."""
+
+
+class SlowClientError(MmRouterError):
+    """The client does not read the stream that it asked for."""
+
+    status = HTTPStatus.REQUEST_TIMEOUT
+
+
 class RequestRejectedError(MmRouterError):
     """The worker's engine found the request invalid."""
 

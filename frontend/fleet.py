@@ -192,6 +192,7 @@ class Fleet:
                 self._context,
                 self._frontend_id,
                 lambda status: self._reported(member, status),
+                self._router.settings.stall_s,
             )
             try:
                 await link.open(self._lender.offer())
@@ -199,7 +200,9 @@ class Fleet:
                 await self._joined(member, link)
                 lost = await link.lost()
                 logger.warning("%s", lost)
-                self._router.link_lost(member.card.worker_id, member.card.incarnation, "link_lost")
+                self._router.link_lost(
+                    member.card.worker_id, member.card.incarnation, type(lost).__name__
+                )
             except (WorkerLostError, ProtocolError, ConfigurationError) as error:
                 logger.warning("%s", error)
             finally:

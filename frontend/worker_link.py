@@ -3,6 +3,9 @@
 A link is opened once, carries any number of requests, and is lost for good when the
 worker disconnects, goes silent or says goodbye; the fleet then opens a new one.
 Memory lent to a worker stays lent until the worker acks it or the link is lost.
+
+What waits is bounded on both ways: messages and bytes for a worker that reads slowly,
+answers for a client that does.
 """
 
 import asyncio
@@ -16,7 +19,14 @@ import zmq
 import zmq.asyncio
 
 from common.card import WorkerCard
-from common.errors import ProtocolError, ProtocolVersionError, WorkerLostError
+from common.errors import (
+    ProtocolError,
+    ProtocolVersionError,
+    SlowClientError,
+    WorkerBusyError,
+    WorkerLostError,
+    WorkerStalledError,
+)
 from common.identity import Incarnation, RequestId
 from common.protocol import (
     PING_INTERVAL_S,
@@ -42,17 +52,31 @@ from common.telemetry import UNDECODABLE_MESSAGES
 from common.transfer.base import Loan, join_frames
 from common.transfer.metadata import encode_metadata
 from common.wire import Codec, Frame
+from frontend.backlog import Backlog
 
 logger = logging.getLogger(__name__)
 
 Answer = Ack | Nack | Output | Failed
+
+SEND_QUEUE = 1000
+"""Messages that may wait for a worker."""
+
+RECEIVE_QUEUE = 1000
+"""Messages of a worker that may wait for us; then they wait there."""
+
+SEND_BYTES = 256 << 20
+"""Bytes of media that may wait for it; beyond, media go to another worker."""
+
+UNREAD_ANSWERS = 4096
+"""Answers of one request that may wait for its client."""
 
 
 class _Dispatch:
     """One request on its way: the answers not yet read, the memory not yet back."""
 
     def __init__(self, loans: Iterable[Loan]) -> None:
-        self.answers: asyncio.Queue[Answer | WorkerLostError] = asyncio.Queue()
+        self.answers: asyncio.Queue[Answer | WorkerLostError | SlowClientError] = asyncio.Queue()
+        self.given_up = False
         self.loans = list(loans)
 
     def release(self) -> None:
@@ -70,7 +94,12 @@ class WorkerLink:
         context: zmq.asyncio.Context,
         frontend_id: Incarnation,
         on_status: Callable[[Status], None],
+        stall_s: float = 120.0,
     ) -> None:
+        """
+        Args:
+            stall_s: silence on all of its requests for which a worker is given up.
+        """
         self.card = card
         self.reply = b""
         self._frontend_id = frontend_id
@@ -78,12 +107,16 @@ class WorkerLink:
         self._codec: Codec[ToFrontend] = Codec(ToFrontend)
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by the session's timeout
+        self._socket.setsockopt(zmq.SNDHWM, SEND_QUEUE)
+        self._socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
+        self._backlog = Backlog(SEND_BYTES)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._dispatches: dict[RequestId, _Dispatch] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._lost: asyncio.Future[WorkerLostError] = asyncio.get_running_loop().create_future()
         self._last_heard = 0.0
+        self._stall_s = stall_s
+        self._last_answer = 0.0
 
     async def open(self, offer: bytes) -> None:
         """Connect and introduce ourselves; afterwards ``reply`` holds the worker's
@@ -130,20 +163,29 @@ class WorkerLink:
 
         Raises:
             WorkerLostError: the worker went away before its last answer.
+            WorkerBusyError: too much waits to be sent to it already.
+            SlowClientError: too many answers wait for whoever iterates.
         """
         request_id = submit.request_id
         dispatch = _Dispatch(loans)
         if self._lost.done():
             dispatch.release()
             raise self._lost.result()
+        if not self._dispatches:
+            self._last_answer = time.monotonic()
         self._dispatches[request_id] = dispatch
         ended = False
         try:
             shipments, frames = _ship(loans)
             await self._send(msgspec.structs.replace(submit, shipments=shipments), frames)
+        except (ProtocolError, WorkerBusyError):
+            dispatch.release()
+            del self._dispatches[request_id]
+            raise
+        try:
             while not ended:
                 answer = await dispatch.answers.get()
-                if isinstance(answer, WorkerLostError):
+                if isinstance(answer, WorkerLostError | SlowClientError):
                     ended = True
                     raise answer
                 ended = isinstance(answer, Failed) or (
@@ -153,10 +195,14 @@ class WorkerLink:
         finally:
             if not ended and not self._lost.done():
                 # The loans stay with the dispatch until the worker's Ack.
-                await asyncio.shield(self._send(Abort(request_id)))
+                await asyncio.shield(self._abort(request_id))
 
     async def supply(self, request_id: RequestId, loans: Sequence[Loan]) -> None:
-        """Send media that the worker asked for. Takes over the loans."""
+        """Send media that the worker asked for. Takes over the loans.
+
+        Raises:
+            WorkerBusyError: too much waits to be sent to it already.
+        """
         dispatch = self._dispatches.get(request_id)
         if dispatch is None:
             for loan in loans:
@@ -172,10 +218,11 @@ class WorkerLink:
 
     async def close(self, reason: str = "this frontend is shutting down") -> None:
         """Leave. Requests still running here end with WorkerLostError."""
-        if not self._lost.done():
-            with contextlib.suppress(zmq.ZMQError):
+        if not self._socket.closed:
+            # Also if it is lost to us: a worker that stalled may still have requests of ours.
+            with contextlib.suppress(zmq.ZMQError, WorkerBusyError):
                 await self._send(Leave())
-            self._lose(reason)
+        self._lose(reason)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -200,11 +247,12 @@ class WorkerLink:
                 case Goodbye():
                     self._lose(message.reason)
                 case Ack() | Nack() | Output() | Failed():
-                    self._deliver(message)
+                    await self._deliver(message)
                 case Welcome():
                     pass  # only an answer to Hello, which open() reads
 
-    def _deliver(self, answer: Answer) -> None:
+    async def _deliver(self, answer: Answer) -> None:
+        self._last_answer = time.monotonic()
         dispatch = self._dispatches.get(answer.request_id)
         if dispatch is None:
             return
@@ -213,12 +261,27 @@ class WorkerLink:
         if isinstance(answer, Failed) or (isinstance(answer, Output) and answer.finished):
             dispatch.release()
             del self._dispatches[answer.request_id]
-        dispatch.answers.put_nowait(answer)
+        if dispatch.given_up:
+            return
+        if dispatch.answers.qsize() < UNREAD_ANSWERS:
+            dispatch.answers.put_nowait(answer)
+            return
+        dispatch.given_up = True
+        dispatch.answers.put_nowait(
+            SlowClientError(f"the client left {UNREAD_ANSWERS} answers unread")
+        )
+        await self._abort(answer.request_id)
 
-    def _lose(self, reason: str) -> None:
+    async def _abort(self, request_id: RequestId) -> None:
+        try:
+            await self._send(Abort(request_id))
+        except WorkerBusyError as error:
+            self._lose(str(error))  # or it would go on for nobody
+
+    def _lose(self, reason: str, kind: type[WorkerLostError] = WorkerLostError) -> None:
         if self._lost.done():
             return
-        error = WorkerLostError(f"worker {self.card.worker_id} was lost: {reason}")
+        error = kind(f"worker {self.card.worker_id} was lost: {reason}")
         self._lost.set_result(error)
         for dispatch in self._dispatches.values():
             dispatch.release()
@@ -228,10 +291,17 @@ class WorkerLink:
     async def _keep_time(self) -> None:
         while True:
             await asyncio.sleep(PING_INTERVAL_S)
-            if time.monotonic() - self._last_heard > SESSION_TIMEOUT_S:
+            now = time.monotonic()
+            if now - self._last_heard > SESSION_TIMEOUT_S:
                 self._lose(f"silent for {SESSION_TIMEOUT_S:.0f} s")
                 return
-            await self._send(Ping())
+            if self._dispatches and now - self._last_answer > self._stall_s:
+                self._lose(
+                    f"no answer to any of its requests for {self._stall_s:g} s", WorkerStalledError
+                )
+                return
+            with contextlib.suppress(WorkerBusyError):  # its silence will tell
+                await self._send(Ping())
 
     async def _watch_connection(self) -> None:
         await self._monitor.recv_multipart()
@@ -246,14 +316,24 @@ class WorkerLink:
         return self._codec.decode([frame.buffer for frame in frames])[0]
 
     async def _send(self, message: ToWorker, media: Sequence[Frame] = ()) -> None:
-        await self._socket.send_multipart(self._codec.encode(message, media), copy=False)
+        frames = self._codec.encode(message, media)
+        try:
+            if media and self._backlog.full:
+                raise zmq.Again
+            await self._socket.send_multipart(
+                self._backlog.track(frames) if media else frames, copy=False, flags=zmq.NOBLOCK
+            )
+        except zmq.Again as error:
+            raise WorkerBusyError(
+                f"worker {self.card.worker_id} is slow to read: too much waits to be sent to it"
+            ) from error
 
     def _close_socket(self) -> None:
         if self._socket.closed:
             return
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
-        self._socket.close(linger=0)
+        self._socket.close(linger=200)  # ms: lets the goodbye leave
 
 
 def _ship(loans: Sequence[Loan]) -> tuple[list[bytes], Sequence[Frame]]:

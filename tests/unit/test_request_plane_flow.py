@@ -4,28 +4,40 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
+import zmq
+import zmq.asyncio
 from vllm.outputs import RequestOutput
+from vllm.sampling_params import SamplingParams
 
 from backend_worker.engine import Items
 from backend_worker.obtain import MediaInlet
 from backend_worker.service import WorkerService
-from common.identity import Incarnation, WorkerId
+from common.errors import SlowClientError, WorkerBusyError, WorkerStalledError
+from common.identity import Incarnation, RequestId, WorkerId
 from common.protocol import Ack, Failed, FailureKind, Output, Submit
 from common.transfer.arena import Arena
 from common.transfer.choice import TransferMode
+from frontend.backlog import Backlog
+from frontend.worker_link import WorkerLink
+from tests.unit.common.cards import make_card
 from tests.unit.test_request_plane import (
     Plane,
     ScriptedEngine,
     collect,
     media,
+    never,
     no_rendering,
     output,
     until,
 )
 
+MAX_REQUESTS = 60
+
 
 @pytest.fixture
-async def plane() -> AsyncIterator[Plane]:
+async def plane(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Plane]:
+    monkeypatch.setattr("backend_worker.service.SEND_QUEUE", 4)
+    monkeypatch.setattr("frontend.worker_link.RECEIVE_QUEUE", 4)
     engine = ScriptedEngine()
     service = WorkerService(
         engine,
@@ -33,6 +45,7 @@ async def plane() -> AsyncIterator[Plane]:
         WorkerId("w0"),
         Incarnation("i0"),
         "tcp://127.0.0.1:0",
+        max_requests=MAX_REQUESTS,
     )
     plane = Plane(engine, service, Arena(1 << 20), TransferMode.SHM)
     await plane.open()
@@ -89,3 +102,104 @@ async def test_the_end_of_the_last_request_arrives_although_the_worker_leaves(pl
     for answers in await asyncio.gather(*running):
         last = answers[-1]
         assert isinstance(last, Output) and last.finished
+
+
+async def test_a_full_worker_refuses_and_goes_on(plane: Plane) -> None:
+    gate = plane.engine.script = Gate()
+    running = [
+        asyncio.create_task(collect(plane.dispatch(name=f"running-{number}")))
+        for number in range(MAX_REQUESTS)
+    ]
+    await until(lambda: plane.engine.running == MAX_REQUESTS)
+    failed = (await collect(plane.dispatch(name="one-too-many")))[-1]
+    assert isinstance(failed, Failed) and failed.kind is FailureKind.BUSY
+    assert f"{MAX_REQUESTS} requests already" in failed.message
+    gate.finish.set()
+    await asyncio.gather(*running)
+    last = (await collect(plane.dispatch(name="later")))[-1]
+    assert isinstance(last, Output) and last.finished
+
+
+async def test_a_frontend_that_reads_slowly_holds_up_only_its_own_requests(plane: Plane) -> None:
+    made = 0
+
+    async def large(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        nonlocal made
+        for _ in range(99):
+            made += 1
+            yield output("x" * (1 << 20), finished=False)
+        yield output("last", finished=True)
+
+    plane.engine.script = large
+    reading, *_ = plane.link._tasks
+    reading.cancel()  # as if its process were stuck
+    slow = asyncio.create_task(collect(plane.dispatch(name="slow")))
+    await until(lambda: made > 0)
+
+    other = WorkerLink(plane.link.card, plane.context, Incarnation("other"), lambda status: None)
+    await other.open(plane.lender.offer())
+    quick = other.dispatch(Submit(RequestId("quick"), [1], SamplingParams(), [], []), [])
+    assert len(await collect(quick)) == 101
+    assert made < 99 + 99, "the slow one waits"
+    await other.close()
+
+    again = asyncio.create_task(plane.link._read())
+    assert len(await slow) == 101
+    again.cancel()
+
+
+async def test_a_client_that_does_not_read_is_given_up(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frontend.worker_link.UNREAD_ANSWERS", 4)
+
+    async def endless(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        while True:
+            yield output("more", finished=False)
+            await asyncio.sleep(0.001)
+
+    plane.engine.script = endless
+    answers = plane.dispatch()
+    assert isinstance(await anext(answers), Ack)
+    await until(lambda: plane.link.active_requests == 0)
+    assert plane.engine.aborted == 1
+    with pytest.raises(SlowClientError):
+        await collect(answers)
+
+
+async def test_a_worker_that_answers_nothing_has_stalled(plane: Plane) -> None:
+    plane.engine.script = never
+    card = make_card(request_endpoint=plane.service.endpoint)
+    link = WorkerLink(card, plane.context, Incarnation("f2"), lambda status: None, stall_s=0.5)
+    await link.open(plane.lender.offer())
+    try:
+        with pytest.raises(WorkerStalledError, match=r"no answer .* for 0\.5 s"):
+            await collect(link.dispatch(Submit(RequestId("r"), [1], SamplingParams(), [], []), []))
+    finally:
+        await link.close()
+    await until(lambda: plane.engine.running == 0)
+
+
+async def test_too_many_bytes_on_the_way_are_refused_and_nothing_stays(plane: Plane) -> None:
+    plane.link._backlog = Backlog(max_bytes=0)
+    cat = media("cat", 7)
+    loans = await plane.lender.lend(WorkerId("w0"), [cat], inline=True)
+    with pytest.raises(WorkerBusyError, match="slow to read"):
+        await collect(plane.dispatch(cat, loans=loans))
+    assert plane.link.active_requests == 0
+    assert len(await collect(plane.dispatch(name="small"))) == 3
+
+
+async def test_a_backlog_counts_until_its_bytes_have_left() -> None:
+    context = zmq.asyncio.Context()
+    reader, writer = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    writer.connect(f"tcp://127.0.0.1:{reader.bind_to_random_port('tcp://127.0.0.1')}")
+    backlog = Backlog(max_bytes=1)
+    assert not backlog.full
+    await writer.send_multipart(backlog.track([b"head", bytes(64 << 20), b"tail"]), copy=False)
+    assert backlog.full
+    assert len(await reader.recv_multipart()) == 3
+    await until(lambda: not backlog.full)
+    await writer.send_multipart(backlog.track([b"small"]), copy=False)
+    assert not backlog.full
+    context.destroy(linger=0)

@@ -1,15 +1,8 @@
-import asyncio
-import os
-import signal
+"""What signals mean. That they arrive is seen end to end: here they could end the tests."""
 
-import pytest
+import asyncio
 
 from common.stop_signals import StopSignals
-
-
-async def send(number: signal.Signals) -> None:
-    os.kill(os.getpid(), number)
-    await asyncio.sleep(0)
 
 
 async def test_sigterm_asks_and_a_second_signal_insists() -> None:
@@ -17,17 +10,24 @@ async def test_sigterm_asks_and_a_second_signal_insists() -> None:
     asked = asyncio.create_task(signals.asked())
     await asyncio.sleep(0)
     assert not asked.done()
-    await send(signal.SIGTERM)
+    signals.terminate()
     await asyncio.wait_for(asked, 10)
     assert not await signals.at_once(0.01)
-    await send(signal.SIGTERM)
+    signals.terminate()
     assert await signals.at_once(10)
 
 
-@pytest.mark.parametrize("before", [[], [signal.SIGTERM]])
-async def test_sigint_insists(before: list[signal.Signals]) -> None:
+async def test_sigint_insists() -> None:
     signals = StopSignals()
-    for number in (*before, signal.SIGINT):
-        await send(number)
+    signals.interrupt()
     await asyncio.wait_for(signals.asked(), 10)
     assert await signals.at_once(10)
+
+
+async def test_sigint_hurries_what_drains() -> None:
+    signals = StopSignals()
+    signals.terminate()
+    waiting = asyncio.create_task(signals.at_once(60))
+    await asyncio.sleep(0)
+    signals.interrupt()
+    assert await asyncio.wait_for(waiting, 10)
