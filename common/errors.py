@@ -117,6 +117,12 @@ class WorkerLostError(MmRouterError):
     blames_worker = True
 
 
+class WorkerLeftError(WorkerLostError):
+    """The worker ended the session, and said so."""
+
+    blames_worker = False
+
+
 class WorkerStalledError(WorkerLostError):
     """The worker is there, but has not answered any of its requests for long."""
 

@@ -200,9 +200,10 @@ class Fleet:
                 await self._joined(member, link)
                 lost = await link.lost()
                 logger.warning("%s", lost)
-                self._router.link_lost(
-                    member.card.worker_id, member.card.incarnation, type(lost).__name__
-                )
+                if lost.blames_worker:
+                    self._router.link_lost(
+                        member.card.worker_id, member.card.incarnation, type(lost).__name__
+                    )
             except (WorkerLostError, ProtocolError, ConfigurationError) as error:
                 logger.warning("%s", error)
             finally:

@@ -24,6 +24,7 @@ from common.errors import (
     ProtocolVersionError,
     SlowClientError,
     WorkerBusyError,
+    WorkerLeftError,
     WorkerLostError,
     WorkerStalledError,
 )
@@ -245,7 +246,7 @@ class WorkerLink:
                 case Status():
                     self._on_status(message)
                 case Goodbye():
-                    self._lose(message.reason)
+                    self._lose(message.reason, WorkerLeftError)
                 case Ack() | Nack() | Output() | Failed():
                     await self._deliver(message)
                 case Welcome():

@@ -9,11 +9,12 @@ from backend_worker.obtain import MediaInlet
 from backend_worker.service import WorkerService
 from common.card import WorkerCard, WorkerState
 from common.discovery.base import CardChange, CardGone, CardPresent, CardWatcher
-from common.errors import NoWorkerError, WorkerLostError
+from common.errors import NoWorkerError, WorkerLeftError, WorkerLostError
 from common.identity import Incarnation, WorkerId
 from common.transfer.choice import TransferMode
 from frontend.fleet import Fleet
 from frontend.media import MediaLender
+from frontend.router.ejection import Standing
 from frontend.router.router import Router
 from frontend.router.settings import RouterSettings
 from tests.unit.common.cards import make_card
@@ -144,3 +145,34 @@ async def test_a_lost_worker_is_connected_again(town: Town) -> None:
     await until(lambda: not town.fleet.connected)
     await until(lambda: town.fleet.connected)
     assert town.fleet.link(WorkerId("w0")) is not link
+
+
+async def test_a_lost_worker_is_not_trusted_at_once_and_one_that_left_is(town: Town) -> None:
+    town.news.say(CardPresent(town.card()))
+    await until(lambda: town.fleet.connected)
+    for kind, standing in ((WorkerLeftError, Standing.IN), (WorkerLostError, Standing.OUT)):
+        link = town.fleet.link(WorkerId("w0"))
+        link._lose("for the test", kind)
+        await until(lambda: not town.fleet.connected)
+        assert town.router.standing(WorkerId("w0"))[0] is standing
+        await until(lambda: town.fleet.connected)
+
+
+async def test_a_draining_worker_that_is_connected_again_still_gets_nothing(town: Town) -> None:
+    town.news.say(CardPresent(town.card()))
+    await until(lambda: town.fleet.connected)
+    town.news.say(CardPresent(town.card(state=WorkerState.DRAINING)))
+    await until(lambda: not town.fleet.connected)
+    link = town.fleet.link(WorkerId("w0"))
+    link._lose("for the test")
+    (member,) = town.fleet.members()
+    await until(lambda: member.link not in (None, link))
+    assert town.router.targets() == []
+
+
+async def test_a_closed_fleet_says_that_it_is_closed(town: Town) -> None:
+    town.news.say(CardPresent(town.card()))
+    await until(lambda: town.fleet.connected)
+    await town.fleet.close()
+    with pytest.raises(NoWorkerError, match="shutting down"):
+        town.fleet.check_available()

@@ -49,3 +49,20 @@ async def test_open_it_is_the_app_and_closing_ends_its_lifespan() -> None:
     await door.close()
     assert seen == ["up", "down"]
     assert (await get(door, "/health")).status_code == 503
+
+
+async def test_closed_for_good_it_answers_503_and_ends_connections() -> None:
+    app = FastAPI()
+
+    @app.get("/health")
+    async def health() -> str:
+        return "fine"
+
+    door = FrontDoor(somebody)
+    await door.open(app)
+    door.close_for_good()
+    reply = await get(door, "/health")
+    assert reply.status_code == 503
+    assert reply.headers["connection"] == "close"
+    assert "shutting down" in reply.json()["error"]["message"]
+    await door.close()
