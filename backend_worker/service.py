@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -140,7 +140,7 @@ class WorkerService:
         """
         self._engine = engine
         self._inlet = inlet
-        self._opening: set[asyncio.Task[None]] = set()
+        self._asides: set[asyncio.Task[None]] = set()
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._codec: Codec[ToWorker] = Codec(ToWorker)
@@ -182,11 +182,11 @@ class WorkerService:
     async def close(self) -> None:
         """Abort what runs, close every session, free the port."""
         for session in list(self._sessions.values()):
-            await self._send(session.address, Goodbye("the worker is shutting down"))
+            await self._send_now(session.address, Goodbye("the worker is shutting down"))
             await self._end_session(session)
-        for task in self._opening:
+        for task in self._asides:
             task.cancel()
-        await asyncio.gather(*self._opening, return_exceptions=True)
+        await asyncio.gather(*self._asides, return_exceptions=True)
         await self._inlet.close()
         self._gate.close()
         self._context.destroy(linger=2000)  # ms: lets last outputs and goodbyes leave
@@ -220,9 +220,7 @@ class WorkerService:
     async def _handle(self, address: bytes, message: ToWorker, media: Sequence[memoryview]) -> None:
         if isinstance(message, Hello):
             # Not awaited here: proving a transport takes time, and others go on.
-            task = asyncio.create_task(self._open_session(address, message))
-            self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
+            self._aside(self._open_session(address, message))
             return
         session = self._sessions.get(address)
         if session is None:
@@ -234,7 +232,8 @@ class WorkerService:
                 if message.request_id in session.requests:
                     raise ProtocolError(f"request {message.request_id} is already running")
                 if refusal := self._refusal():
-                    await self._refuse(session, message.request_id, refusal)
+                    # Not awaited here either: the frontend's queue may be full.
+                    self._aside(self._refuse(address, message.request_id, refusal))
                     return
                 task = asyncio.create_task(self._serve(session, message, media))
                 session.requests[message.request_id] = _Request(task)
@@ -259,12 +258,15 @@ class WorkerService:
             return f"it has {self._max_requests} requests already"
         return ""
 
-    async def _refuse(self, session: _Session, request_id: RequestId, reason: str) -> None:
+    async def _refuse(self, address: bytes, request_id: RequestId, reason: str) -> None:
         """Nothing of the request was touched, so another worker may have it."""
-        answers = (Ack(request_id, []), Failed(request_id, FailureKind.BUSY, reason))
-        if not all([await self._send_now(session.address, answer) for answer in answers]):
-            # It sends and does not read. Waiting here would keep all others waiting.
-            await self._end_session(session)
+        await self._send(address, Ack(request_id, []))
+        await self._send(address, Failed(request_id, FailureKind.BUSY, reason))
+
+    def _aside(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._asides.add(task)
+        task.add_done_callback(self._asides.discard)
 
     async def _open_session(self, address: bytes, hello: Hello) -> None:
         if hello.version != PROTOCOL_VERSION:

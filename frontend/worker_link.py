@@ -138,7 +138,7 @@ class WorkerLink:
                 raise WorkerLostError(
                     f"{self.card.request_endpoint} is no longer worker {self.card.worker_id}"
                 )
-        except (TimeoutError, ProtocolError) as error:
+        except (TimeoutError, ProtocolError, WorkerBusyError) as error:
             self._close_socket()
             if isinstance(error, ProtocolVersionError):
                 raise

@@ -119,7 +119,7 @@ async def test_a_stranger_gets_nothing_and_others_are_served(
     before = refused()
     with pytest.raises(WorkerLostError, match="did not answer"):
         await check_it_serves(service, theirs)
-    assert service._sessions == {} and not service._opening
+    assert service._sessions == {} and not service._asides
     await until(lambda: refused() > before)
     await check_it_serves(service, key)
 
