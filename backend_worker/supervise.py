@@ -51,7 +51,7 @@ def supervise(argv: list[str]) -> int:
         env=os.environ | {SUPERVISED: str(os.getpid())},
         preexec_fn=_stop_with_the_parent,
     )
-    for number in early:
+    for received in early:
         worker.send_signal(number)
     status = worker.wait()
     _end_descendants()
