@@ -52,7 +52,7 @@ def supervise(argv: list[str]) -> int:
         preexec_fn=_stop_with_the_parent,
     )
     for received in early:
-        worker.send_signal(number)
+        worker.send_signal(received)
     status = worker.wait()
     _end_descendants()
     return status if status >= 0 else 128 - status
