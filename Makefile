@@ -28,7 +28,7 @@ PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check -c $(LO
 ENVIRONMENT := .venv/.mmrouter-$(DEVICE)
 BENCH_ENVIRONMENT := $(ENVIRONMENT)-bench
 
-.PHONY: help setup run test check fix demo-model clean distclean
+.PHONY: help setup run test check fix docs demo-model clean distclean
 .PHONY: bench-router bench-router-scale bench-transfer bench-last-hop
 
 help: ## list the targets
@@ -91,6 +91,9 @@ check: $(ENVIRONMENT) ## lint, format check and types
 fix: $(ENVIRONMENT) ## format, and mend what the linter can mend
 	$(VENV_PYTHON) -m ruff check --fix
 	$(VENV_PYTHON) -m ruff format
+
+docs: $(ENVIRONMENT) ## remake the pages that are made from code
+	$(VENV_PYTHON) -m common.lifecycle_page docs/lifecycle.md
 
 $(BENCH_ENVIRONMENT): $(ENVIRONMENT)
 	@$(PIP_INSTALL) --quiet -e '.[bench]'

@@ -1,0 +1,129 @@
+"""The life of a request as one table of states and events. No I/O, no clock.
+
+A frontend keeps a :class:`Lifecycle` per request and tells it what happens. What the
+table doesn't hold can't happen; if it does, some side broke the protocol:
+
+- A worker may ask for media, and acks, only before the first output of an attempt.
+- A worker that fails before the first output costs the request nothing: it is given
+  to another as if it had just come.
+- A worker that fails later leaves the request *moving*: what was answered is kept,
+  and another worker goes on from there.
+- Every request ends exactly once.
+
+``docs/lifecycle.md`` is made from this table, by :mod:`common.lifecycle_page`.
+"""
+
+from enum import StrEnum
+
+from common.errors import ProtocolError
+
+
+class State(StrEnum):
+    """Where a request is."""
+
+    PREPARING = "preparing"
+    CHOOSING = "choosing"
+    WAITING = "waiting"
+    STREAMING = "streaming"
+    MOVING = "moving"
+    RESUMING = "resuming"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Event(StrEnum):
+    """What happens to a request."""
+
+    PREPARED = "prepared"
+    DISPATCHED = "dispatched"
+    NACK = "nack"
+    ACK = "ack"
+    OUTPUT = "output"
+    LAST_OUTPUT = "last output"
+    WORKER_FAILED = "worker failed"
+    ERROR = "error"
+    CANCEL = "cancel"
+
+
+MEANING: dict[State | Event, str] = {
+    State.PREPARING: "the frontend renders, processes and validates the prompt",
+    State.CHOOSING: "nothing was answered; the frontend chooses a worker and lends it media",
+    State.WAITING: "a worker has the request; nothing was answered",
+    State.STREAMING: "outputs come",
+    State.MOVING: "the worker was lost after some output; the frontend chooses another",
+    State.RESUMING: "another worker has the request; none of its output came yet",
+    State.FINISHED: "the last output was given to the user",
+    State.FAILED: "the user got an error, as a status or as an event of the stream",
+    State.CANCELLED: "the user left, or the frontend shuts down; the worker is told to stop",
+    Event.PREPARED: "the prompt is valid and its media are at hand",
+    Event.DISPATCHED: "the request was sent to the chosen worker",
+    Event.NACK: "the worker lacks media; the frontend supplies them",
+    Event.ACK: "the worker's engine has the media; what was lent is free again",
+    Event.OUTPUT: "tokens and text",
+    Event.LAST_OUTPUT: "tokens and text, and the reason why there are no more",
+    Event.WORKER_FAILED: "the worker died, fell silent, stalled or gave up, and another may try",
+    Event.ERROR: "the request can't go on: it is invalid, late, or nobody can take it",
+    Event.CANCEL: "nobody wants the answer any more",
+}
+
+FINAL = frozenset({State.FINISHED, State.FAILED, State.CANCELLED})
+"""States that are never left."""
+
+TRANSITIONS: dict[tuple[State, Event], State] = {
+    (State.PREPARING, Event.PREPARED): State.CHOOSING,
+    (State.CHOOSING, Event.DISPATCHED): State.WAITING,
+    (State.CHOOSING, Event.WORKER_FAILED): State.CHOOSING,
+    (State.WAITING, Event.NACK): State.WAITING,
+    (State.WAITING, Event.ACK): State.WAITING,
+    (State.WAITING, Event.OUTPUT): State.STREAMING,
+    (State.WAITING, Event.LAST_OUTPUT): State.FINISHED,
+    (State.WAITING, Event.WORKER_FAILED): State.CHOOSING,
+    (State.STREAMING, Event.OUTPUT): State.STREAMING,
+    (State.STREAMING, Event.LAST_OUTPUT): State.FINISHED,
+    (State.STREAMING, Event.WORKER_FAILED): State.MOVING,
+    (State.MOVING, Event.DISPATCHED): State.RESUMING,
+    (State.MOVING, Event.WORKER_FAILED): State.MOVING,
+    (State.RESUMING, Event.NACK): State.RESUMING,
+    (State.RESUMING, Event.ACK): State.RESUMING,
+    (State.RESUMING, Event.OUTPUT): State.STREAMING,
+    (State.RESUMING, Event.LAST_OUTPUT): State.FINISHED,
+    (State.RESUMING, Event.WORKER_FAILED): State.MOVING,
+}
+for _state in State:
+    if _state not in FINAL:
+        TRANSITIONS[_state, Event.ERROR] = State.FAILED
+        TRANSITIONS[_state, Event.CANCEL] = State.CANCELLED
+
+
+class Lifecycle:
+    """Where one request is."""
+
+    def __init__(self) -> None:
+        self._state = State.PREPARING
+
+    @property
+    def state(self) -> State:
+        """The state now."""
+        return self._state
+
+    @property
+    def answered(self) -> bool:
+        """Whether some output of the request came, from whichever worker."""
+        return self._state in (State.STREAMING, State.MOVING, State.RESUMING)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing can happen to it any more."""
+        return self._state in FINAL
+
+    def on(self, event: Event) -> None:
+        """Take the transition of an event.
+
+        Raises:
+            ProtocolError: the event can't happen in this state. The state stays.
+        """
+        following = TRANSITIONS.get((self._state, event))
+        if following is None:
+            raise ProtocolError(f"unexpected {event!s} while a request is {self._state!s}")
+        self._state = following
