@@ -7,6 +7,7 @@ the outputs back. What a task holds it gives back on every way out.
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -318,7 +319,7 @@ class WorkerService:
         acked = False
         try:
             outputs = self._outputs(session, submit, media, obtained)
-            async with contextlib.aclosing(outputs):
+            async with asyncio.timeout(submit.timeout_s), contextlib.aclosing(outputs):
                 async for output in outputs:
                     if not acked:
                         obtained.verify()
@@ -330,6 +331,8 @@ class WorkerService:
                     await self._send(session.address, _to_wire(request_id, output))
         except asyncio.CancelledError:
             failure = Failed(request_id, FailureKind.ABORTED, "aborted")
+        except TimeoutError:
+            failure = Failed(request_id, FailureKind.LATE, "the request's time was over")
         except (RequestRejectedError, ProtocolError) as error:
             failure = Failed(request_id, FailureKind.INVALID, str(error))
         except WorkerBusyError as error:
@@ -454,8 +457,10 @@ class WorkerService:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            # The frontend's socket is gone; its session ends by its silence.
+            # The frontend's socket is gone for good: a new one has another address.
             logger.debug("%s undeliverable", type(message).__name__)
+            if session := self._sessions.get(address):
+                session.last_heard = -math.inf  # so it ends when the clock ticks next
         return True
 
 

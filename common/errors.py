@@ -133,6 +133,49 @@ class SlowClientError(MmRouterError):
     status = HTTPStatus.REQUEST_TIMEOUT
 
 
+class OutputTimeoutError(WorkerLostError):
+    """The worker is alive but said nothing on this request for too long."""
+
+    status = HTTPStatus.GATEWAY_TIMEOUT
+    blames_worker = False  # the request may have waited in its queue
+
+
+class DeadlineExceededError(MmRouterError):
+    """The request took longer than the operator allows."""
+
+    status = HTTPStatus.GATEWAY_TIMEOUT
+
+
+class RetryBudgetError(MmRouterError):
+    """Another worker might have succeeded, but too many requests were tried again lately.
+
+    Attributes:
+        cause: why the last worker failed.
+    """
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+
+    def __init__(self, cause: MmRouterError) -> None:
+        self.cause = cause
+        super().__init__(f"{cause}; it was not tried again, since too many requests were lately")
+
+
+class NotResumableError(MmRouterError):
+    """The worker was lost after some output, and no other can go on from there.
+
+    Attributes:
+        reason: why not, as part of a sentence.
+    """
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            f"the worker was lost after some output, which can't be continued: {reason}"
+        )
+
+
 class RequestRejectedError(MmRouterError):
     """The worker's engine found the request invalid."""
 

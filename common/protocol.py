@@ -16,6 +16,7 @@ Every request ends with exactly one finished :class:`Output` or one
 :class:`Failed`, and before it one :class:`Ack`, so that a frontend knows when
 memory it lent is free again. :class:`Ping` and :class:`Status` flow at all times;
 silence longer than :data:`SESSION_TIMEOUT_S` ends the session on either side.
+:mod:`common.lifecycle` has the states of a request, and what may happen in which.
 
 vLLM's own types ride inside, so sampling parameters and log probabilities need no
 translation. Tensors of inline media travel as further frames of the same message.
@@ -34,7 +35,7 @@ from vllm.v1.metrics.stats import RequestStateStats
 
 from common.identity import Incarnation, MmHash, RequestId, WorkerId
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 PING_INTERVAL_S = 1.0
 """How often each side says that it is alive."""
@@ -52,6 +53,7 @@ class FailureKind(StrEnum):
     ENGINE = "engine"  # the engine failed on it
     ENGINE_DEAD = "engine_dead"  # the engine is gone: no request can succeed here
     ABORTED = "aborted"  # the frontend asked for it
+    LATE = "late"  # its time was over
 
 
 class MediaPart(msgspec.Struct, frozen=True, array_like=True):
@@ -91,6 +93,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
         media: every media item of the prompt, by position.
         shipments: transfer metadata of the items that come along, each once.
         prompt_embeds: (tokens, hidden) for prompts given as embeddings.
+        timeout_s: seconds after which nobody wants an answer; None if there is no such.
     """
 
     request_id: RequestId
@@ -109,6 +112,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     trace_headers: dict[str, str] | None = None
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None  # opaque to us: vLLM's own
+    timeout_s: float | None = None
 
 
 class Supply(msgspec.Struct, frozen=True, tag="supply"):

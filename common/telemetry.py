@@ -94,6 +94,18 @@ DECISIONS = Counter("mmrouter_decisions", "Routing decisions", ["worker_id", "re
 RETRIES = Counter(
     "mmrouter_retries", "Requests given to another worker before they had any output", ["reason"]
 )
+MIGRATIONS = Counter(
+    "mmrouter_migrations",
+    "Requests that went on on another worker after some output, by how",
+    ["how"],
+)
+RETRY_BUDGET_EXHAUSTED = Counter(
+    "mmrouter_retry_budget_exhausted",
+    "Requests that were not given to another worker because too many were lately",
+)
+DEADLINES_EXCEEDED = Counter(
+    "mmrouter_deadlines_exceeded", "Requests that waited too long, by what for", ["deadline"]
+)
 MALFORMED_CARDS = Counter("mmrouter_malformed_cards", "Cards that could not be read")
 REFUSED_CARDS = Counter("mmrouter_refused_cards", "Cards that did not fit the fleet", ["field"])
 UNDECODABLE_MESSAGES = Counter(

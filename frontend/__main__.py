@@ -142,7 +142,7 @@ async def _open(
             keep_sources=args.transfer is TransferMode.DISABLED,
         )
         closing.push_async_callback(preprocessor.close)
-        client = RoutedEngineClient(preprocessor, fleet, router, lender)
+        client = RoutedEngineClient(preprocessor, fleet, router, lender, args.faults)
         app = await build_vllm_app(client, args.serve, preprocessor.tasks, server)
         app.include_router(status.routes(fleet, router, lender))
         preprocessor.hf_runs.reset()

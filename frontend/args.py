@@ -14,6 +14,7 @@ from common.errors import ConfigurationError
 from common.settings import add_common_arguments, env_default, env_path, transfer_mode
 from common.transfer.choice import TransferMode
 from frontend.api_keys import read_keys
+from frontend.fault_settings import FaultSettings
 from frontend.fetch.settings import MediaSettings
 from frontend.processing.media_processing import MOST_WAITING
 from frontend.router.settings import RouterSettings
@@ -35,6 +36,7 @@ class FrontendArgs:
     serve: Namespace
     router: RouterSettings
     media: MediaSettings
+    faults: FaultSettings
     discovery_dir: Path
     fleet_key_file: Path | None
     transfer: TransferMode
@@ -94,6 +96,7 @@ def parse(argv: list[str]) -> FrontendArgs:
     )
     RouterSettings.add_arguments(parser)
     MediaSettings.add_arguments(parser)
+    FaultSettings.add_arguments(parser)
     ours, rest = parser.parse_known_args(argv)
     serve_parser = FlexibleArgumentParser(prog="python -m frontend")
     make_arg_parser(serve_parser)
@@ -114,6 +117,7 @@ def parse(argv: list[str]) -> FrontendArgs:
             serve=serve,
             router=RouterSettings.from_args(ours),
             media=MediaSettings.from_args(ours, serve),
+            faults=FaultSettings.from_args(ours),
             discovery_dir=ours.discovery_dir,
             fleet_key_file=ours.fleet_key_file,
             transfer=transfer_mode(),

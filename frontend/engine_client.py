@@ -6,12 +6,9 @@ in order. The only file that implements vLLM's ``EngineClient``.
 
 import asyncio
 import dataclasses
-import logging
-import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import msgspec
@@ -28,57 +25,48 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.kv_hints import KvHintsEnvelope
 
 from common.errors import (
-    EngineFailedError,
-    EngineGoneError,
-    MediaUnavailableError,
     MmRouterError,
     NotRoutedError,
+    NoWorkerError,
     ProtocolError,
     RequestRejectedError,
-    WorkerBusyError,
-    WorkerLostError,
 )
-from common.identity import MmHash, RequestId, WorkerId
-from common.protocol import Ack, Failed, FailureKind, Nack, Output, Submit
-from common.telemetry import MEDIA_ITEMS, REQUESTS, RETRIES, TIME_TO_FIRST_TOKEN, stage
+from common.identity import MmHash, RequestId
+from common.lifecycle import Event, Lifecycle
+from common.protocol import Ack, Failed, Nack, Output, Submit
+from common.telemetry import MEDIA_ITEMS, REQUESTS, stage
 from common.transfer.base import Loan
+from frontend.call import Call
+from frontend.deadlines import Deadlines
+from frontend.failures import failure
+from frontend.fault_settings import FaultSettings
 from frontend.fleet import Fleet
 from frontend.media import MediaLender
 from frontend.preprocess import MediaItem, Preprocessor, ProcessedPrompt
+from frontend.retry import Attempts, RetryBudget
 from frontend.router.decision import Decision, MediaMove
 from frontend.router.hashing import LoraKey, MediaSpan
 from frontend.router.router import MediaNeed, Router, RoutingRequest
 from frontend.vllm_errors import as_vllm_error
 from frontend.worker_link import Answer, WorkerLink
 
-logger = logging.getLogger(__name__)
-
 HASH_INLINE_TOKENS = 4096
 """Longer prompts are hashed in a thread: at 32 k tokens it takes milliseconds."""
-
-MAX_ATTEMPTS = 3
-"""Workers that one request may be given to, as long as nothing of it was answered."""
-
-
-@dataclass
-class _Call:
-    """One ``generate`` call of vLLM's server on its way through the steps."""
-
-    request_id: RequestId
-    prompt: ProcessedPrompt
-    template: Submit
-    started: float
-    tried: set[WorkerId] = field(default_factory=set)
-    answered: bool = False
-    cached_tokens: int | None = None
 
 
 class RoutedEngineClient(EngineClient):
     """Implements what vLLM's server asks of an engine by asking a worker."""
 
     def __init__(
-        self, preprocessor: Preprocessor, fleet: Fleet, router: Router, lender: MediaLender
+        self,
+        preprocessor: Preprocessor,
+        fleet: Fleet,
+        router: Router,
+        lender: MediaLender,
+        faults: FaultSettings,
     ) -> None:
+        self._faults = faults
+        self._retry_budget = RetryBudget(faults.retry_budget)
         self._preprocessor = preprocessor
         self._fleet = fleet
         self._router = router
@@ -112,13 +100,11 @@ class RoutedEngineClient(EngineClient):
             GracefulHTTPError: no worker could take it; 503.
             GenerationError: a worker failed on it; 500.
         """
-        started = time.perf_counter()
+        lifecycle = Lifecycle()
         outcome = "aborted"  # unless we get to say something else
         try:
             processed = await self._process(prompt, sampling_params, request_id, lora_request)
-            call = _Call(
-                RequestId(request_id),
-                processed,
+            call = Call(
                 Submit(
                     request_id=RequestId(request_id),
                     prompt_token_ids=processed.token_ids,
@@ -137,10 +123,14 @@ class RoutedEngineClient(EngineClient):
                     reasoning_ended=reasoning_ended,
                     reasoning_parser_kwargs=reasoning_parser_kwargs,
                 ),
-                started,
+                processed,
+                lifecycle,
+                Attempts(self._faults.migration_limit, self._retry_budget),
+                Deadlines(self._faults),
+                self.renderer.tokenizer,
             )
-            routing = await self._hash(call)
-            while True:
+            while not lifecycle.ended:
+                routing = await self._hash(call)
                 decision = self._select(call, routing)
                 try:
                     link, loans = await self._lend(call, decision)
@@ -148,17 +138,19 @@ class RoutedEngineClient(EngineClient):
                     async with aclosing(self._stream(call, decision, link, answers)) as outputs:
                         async for output in outputs:
                             yield output
-                    outcome = "ok"
-                    return
                 except MmRouterError as error:
-                    self._check_retry(call, decision, error)
-        except MmRouterError as error:
+                    self._router.failed(decision, error)
+                    await call.failed(decision.worker_id, error)
+            outcome = "ok"
+        except (MmRouterError, VLLMError) as error:
             outcome = type(error).__name__
-            raise as_vllm_error(error) from error
-        except VLLMError as error:
-            outcome = type(error).__name__
+            lifecycle.on(Event.ERROR)
+            if isinstance(error, MmRouterError):
+                raise as_vllm_error(error) from error
             raise
         finally:
+            if not lifecycle.ended:
+                lifecycle.on(Event.CANCEL)
             REQUESTS.labels(outcome).inc()
 
     async def _process(
@@ -174,13 +166,14 @@ class RoutedEngineClient(EngineClient):
         with stage("process"):
             return await self._preprocessor.process(prompt, params, request_id, lora_request)
 
-    async def _hash(self, call: _Call) -> RoutingRequest:
+    async def _hash(self, call: Call) -> RoutingRequest:
         """Step 2. ``block_mm_infos`` and vLLM's own block hashes."""
-        prompt, params = call.prompt, call.template.sampling_params
+        prompt, submit = call.prompt, call.seam.submit
+        params = submit.sampling_params
         lora = prompt.lora_request
         request = RoutingRequest(
-            request_id=call.request_id,
-            token_ids=prompt.token_ids,
+            request_id=submit.request_id,
+            token_ids=submit.prompt_token_ids or [],
             media=[
                 MediaNeed(
                     item.part.mm_hash,
@@ -201,13 +194,16 @@ class RoutedEngineClient(EngineClient):
                 hashes = self._router.hash(request)
         return dataclasses.replace(request, hashes=hashes)
 
-    def _select(self, call: _Call, routing: RoutingRequest) -> Decision:
+    def _select(self, call: Call, routing: RoutingRequest) -> Decision:
         """Step 3. The worker with the lowest cost, among those not yet tried."""
-        self._fleet.check_available()
-        with stage("select"):
-            return self._router.route(routing, exclude=call.tried)
+        try:
+            self._fleet.check_available()
+            with stage("select"):
+                return self._router.route(routing, exclude=call.attempts.tried)
+        except NoWorkerError as error:
+            raise call.attempts.last_failure or error from error
 
-    async def _lend(self, call: _Call, decision: Decision) -> tuple[WorkerLink, list[Loan]]:
+    async def _lend(self, call: Call, decision: Decision) -> tuple[WorkerLink, list[Loan]]:
         """Step 4. The media that the worker lacks; an image shown twice goes once."""
         worker_id = decision.worker_id
         link = self._fleet.link(worker_id)
@@ -223,45 +219,57 @@ class RoutedEngineClient(EngineClient):
         return link, loans
 
     def _dispatch(
-        self, call: _Call, decision: Decision, link: WorkerLink, loans: list[Loan]
+        self, call: Call, decision: Decision, link: WorkerLink, loans: list[Loan]
     ) -> AsyncGenerator[Answer]:
         """Step 5. Takes over the loans. Each attempt has a name of its own, since an
         earlier one on the same worker may still be ending."""
-        attempt = len(call.tried)
+        submit, attempt = call.seam.submit, call.attempts.count
+        call.lifecycle.on(Event.DISPATCHED)
         return link.dispatch(
             msgspec.structs.replace(
-                call.template,
-                request_id=RequestId(
-                    f"{call.request_id}-{attempt}" if attempt else call.request_id
-                ),
-                rank=decision.rank if link.card.num_ranks > 1 else call.template.rank,
+                submit,
+                request_id=RequestId(f"{submit.request_id}-{attempt}")
+                if attempt
+                else submit.request_id,
+                rank=decision.rank if link.card.num_ranks > 1 else submit.rank,
+                timeout_s=call.deadlines.left_s(),
             ),
             loans,
         )
 
     async def _stream(
-        self, call: _Call, decision: Decision, link: WorkerLink, answers: AsyncGenerator[Answer]
+        self, call: Call, decision: Decision, link: WorkerLink, answers: AsyncGenerator[Answer]
     ) -> AsyncGenerator[RequestOutput]:
         """Step 6. The worker's outputs as vLLM's; media it still lacks are supplied."""
+        worker_id = decision.worker_id
         asked: Counter[MmHash] = Counter()
+        cached_tokens: int | None = None
         try:
-            async with aclosing(answers):
-                async for answer in answers:
+            async with aclosing(call.deadlines.watch(worker_id, answers)) as in_time:
+                async for answer in in_time:
                     match answer:
                         case Ack():
-                            self._router.media_acked(decision.worker_id, answer.held)
+                            call.lifecycle.on(Event.ACK)
+                            self._router.media_acked(worker_id, answer.held)
                         case Nack():
+                            call.lifecycle.on(Event.NACK)
                             await self._supply(call, decision, link, answer, asked)
                         case Failed():
-                            raise _failure(decision.worker_id, answer)
+                            raise failure(worker_id, answer)
                         case Output():
-                            self._observe(call, decision, answer)
-                            yield _as_request_output(call, answer)
+                            if cached_tokens is None:
+                                cached_tokens = answer.num_cached_tokens or 0
+                                self._router.first_token(decision.request_id)
+                            output = call.answer(answer)
+                            if output is not None:
+                                yield output
+                            if call.lifecycle.ended:
+                                return
         finally:
-            self._router.finished(decision.request_id, call.cached_tokens)
+            self._router.finished(decision.request_id, cached_tokens)
 
     async def _supply(
-        self, call: _Call, decision: Decision, link: WorkerLink, nack: Nack, asked: Counter[MmHash]
+        self, call: Call, decision: Decision, link: WorkerLink, nack: Nack, asked: Counter[MmHash]
     ) -> None:
         """Give the worker what it lacks: as before, or inline if that was no use."""
         worker_id = decision.worker_id
@@ -277,24 +285,6 @@ class RoutedEngineClient(EngineClient):
         )
         _record(decision, loans, nack.reason)
         await link.supply(nack.request_id, loans)
-
-    def _observe(self, call: _Call, decision: Decision, output: Output) -> None:
-        """Keep the figures of the first output and tell the router about it."""
-        if call.answered:
-            return
-        call.answered = True
-        TIME_TO_FIRST_TOKEN.observe(time.perf_counter() - call.started)
-        call.cached_tokens = output.num_cached_tokens
-        self._router.first_token(decision.request_id)
-
-    def _check_retry(self, call: _Call, decision: Decision, error: MmRouterError) -> None:
-        """Return if the request may go to another worker; raise the error if not."""
-        call.tried.add(decision.worker_id)
-        self._router.failed(decision, error)
-        if call.answered or not error.retryable or len(call.tried) >= MAX_ATTEMPTS:
-            raise error
-        RETRIES.labels(type(error).__name__).inc()
-        logger.warning("request %s goes to another worker: %s", call.request_id, error)
 
     # What follows answers vLLM's server about the engine itself.
 
@@ -441,39 +431,6 @@ def _record(decision: Decision, loans: Iterable[Loan], how: str) -> None:
         metadata = loan.metadata
         decision.media.append(MediaMove(metadata.mm_hash, how, metadata.nbytes, metadata.transport))
         MEDIA_ITEMS.labels(decision.worker_id, how).inc()
-
-
-def _failure(worker_id: WorkerId, failed: Failed) -> MmRouterError:
-    message = f"worker {worker_id}: {failed.message}"
-    match failed.kind:
-        case FailureKind.INVALID:
-            return RequestRejectedError(failed.message)
-        case FailureKind.BUSY:
-            return WorkerBusyError(message)
-        case FailureKind.MEDIA:
-            return MediaUnavailableError(message)
-        case FailureKind.ENGINE_DEAD:
-            return EngineGoneError(message)
-        case FailureKind.ENGINE:
-            return EngineFailedError(message)
-        case FailureKind.ABORTED:
-            return WorkerLostError(message)
-
-
-def _as_request_output(call: _Call, output: Output) -> RequestOutput:
-    return RequestOutput(
-        request_id=call.request_id,
-        prompt=call.template.prompt_text,
-        prompt_token_ids=call.prompt.token_ids,
-        prompt_logprobs=output.prompt_logprobs,
-        outputs=output.outputs,
-        finished=output.finished,
-        metrics=output.metrics,
-        lora_request=call.prompt.lora_request,
-        num_cached_tokens=output.num_cached_tokens,
-        num_cache_creation_tokens=output.num_cache_creation_tokens,
-        kv_transfer_params=output.kv_transfer_params,
-    )
 
 
 def _not_routed(what: str) -> NoReturn:

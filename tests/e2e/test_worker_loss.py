@@ -8,6 +8,7 @@ from pathlib import Path
 
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from common.card import WorkerCard
 from tests.e2e.conftest import Endpoint, Stack, wait_for_workers
@@ -46,6 +47,103 @@ def test_a_killed_worker_disappears_and_requests_go_on(
         model="demo", messages=[{"role": "user", "content": "Hello"}], max_tokens=2
     )
     assert reply.choices[0].message.content
+
+
+class Stream:
+    """A long greedy answer about a picture, read up to some place."""
+
+    def __init__(self, endpoint: Endpoint, name: str) -> None:
+        content = [image(data_uri(picture(name))), words("Tell me a long story about it.")]
+        self._events = endpoint.openai.chat.completions.create(
+            model="demo",
+            messages=[{"role": "user", "content": content}],  # type: ignore[typeddict-item,list-item,misc]
+            max_tokens=LONG,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
+        )
+        self.text = ""
+        self.tokens: int | None = None
+        self.finish_reason: str | None = None
+
+    def read(self, letters: int | None = None) -> "Stream":
+        """Read so many letters, or to the end."""
+        for event in self._events:
+            if event.usage is not None:
+                self.tokens = event.usage.completion_tokens
+            for choice in event.choices:
+                self.text += choice.delta.content or ""
+                self.finish_reason = choice.finish_reason or self.finish_reason
+            if letters is not None and len(self.text) >= letters:
+                break
+        return self
+
+    def leave(self) -> None:
+        self._events.close()
+
+
+LONG = 600
+
+
+def metric(endpoint: Endpoint, name: str, **labels: str) -> float:
+    """Sum of a metric's samples with these labels."""
+    families = text_string_to_metric_families(endpoint.http.get("/metrics").text)
+    return sum(
+        sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
+
+
+def test_an_answer_goes_on_when_its_worker_hangs_or_dies(
+    stack: Stack, plain: Endpoint, tmp_path: Path
+) -> None:
+    """The user sees the very stream that an undisturbed worker gives."""
+    cards = tmp_path / "cards"
+    doomed = start_worker("w2", stack.model, cards, tmp_path)
+    server = start_frontend("moving", cards, tmp_path)
+    other = cards / "w0.json"
+    try:
+        wait_for_workers(server, [doomed])
+        endpoint = Endpoint(server.url)
+        pid = WorkerCard.from_json((cards / "w2.json").read_bytes()).host.pid
+        for moves, (disturb, name) in enumerate(
+            [(signal.SIGSTOP, "stopped"), (signal.SIGKILL, "killed")], start=1
+        ):
+            stream = Stream(endpoint, name).read(20)  # only w2 can be serving it
+            other.symlink_to(stack.discovery / "w0.json")  # w0 goes on renewing its lease
+            wait_for(endpoint, {"w0", "w2"})
+            os.kill(pid, disturb)
+            stream.read()
+            expected = Stream(plain, name).read()
+            assert stream.text == expected.text
+            assert stream.finish_reason == expected.finish_reason == "length"
+            assert stream.tokens == expected.tokens == LONG
+            assert metric(endpoint, "mmrouter_migrations_total", how="continued") == moves
+            assert metric(endpoint, "mmrouter_arena_leases") == 0
+            if disturb is signal.SIGSTOP:
+                os.kill(pid, signal.SIGCONT)
+                wait_for(endpoint, {"w0", "w2"})
+                other.unlink()
+                wait_for(endpoint, {"w2"})
+        endpoint.close()
+    finally:
+        server.stop()
+        doomed.stop()
+
+
+def test_who_leaves_stops_the_engine_and_gets_back_what_was_lent(
+    stack: Stack, router: Endpoint
+) -> None:
+    stream = Stream(router, "left-alone").read(5)
+    stream.leave()
+    deadline = time.monotonic() + 30
+    while any(view["running"] for view in router.workers().values()):
+        assert time.monotonic() < deadline, router.workers()
+        time.sleep(0.1)
+    assert metric(router, "mmrouter_arena_leases") == 0
 
 
 def test_a_killed_frontend_leaves_nothing_that_stays(

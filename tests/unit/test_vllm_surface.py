@@ -8,7 +8,9 @@ from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.multimodal.processing import BaseMultiModalProcessor
 from vllm.renderers import BaseRenderer
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.engine.input_processor import InputProcessor
 from vllm.version import __version__
 
@@ -43,6 +45,21 @@ def test_the_server_is_assembled_as_before() -> None:
 
 def test_media_are_injected_as_before() -> None:
     assert parameters(InputProcessor.inject_into_mm_cache) == ["self", "mm_hashes", "mm_kwargs"]
+
+
+def test_a_detokenizer_is_made_and_read_as_before() -> None:
+    assert parameters(IncrementalDetokenizer.from_new_request) == ["tokenizer", "request"]
+    assert parameters(IncrementalDetokenizer.update) == [
+        "self",
+        "new_token_ids",
+        "stop_terminated",
+    ]
+    assert parameters(IncrementalDetokenizer.get_next_output_text) == ["self", "finished", "delta"]
+
+
+def test_every_sampling_parameter_was_thought_about() -> None:
+    """A new one may be state that an answer can't go on without: see frontend/seam.py."""
+    assert len(SamplingParams.__struct_fields__) == 43
 
 
 def test_the_renderer_has_the_parts_that_we_reach_into() -> None:

@@ -1,0 +1,98 @@
+"""Who may try again, and how often. Says nothing on how a request goes on elsewhere.
+
+One request is given to another worker a limited number of times. All requests
+together share a budget: a worker that dies takes many requests with it, and a request
+that kills workers would go round the fleet, so retries stay a fraction of the recent
+requests, whatever happens.
+"""
+
+import math
+import time
+from collections.abc import Callable
+
+from common.errors import MmRouterError, RetryBudgetError
+from common.identity import WorkerId
+from common.telemetry import RETRY_BUDGET_EXHAUSTED
+
+RECENT_S = 30.0
+"""Time constant of what counts as recent: after it, 37 % of a request still counts."""
+
+FLOOR = 10.0
+"""Retries that are allowed even if there were no other requests lately."""
+
+
+class RetryBudget:
+    """A leaky account of recent requests and recent retries."""
+
+    def __init__(self, fraction: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """
+        Args:
+            fraction: retries per request; see :class:`FaultSettings`.
+            clock: monotonic seconds.
+        """
+        self._fraction = fraction
+        self._clock = clock
+        self._requests = 0.0
+        self._retries = 0.0
+        self._as_of = clock()
+
+    def request(self) -> None:
+        """A request came."""
+        self._leak()
+        self._requests += 1
+
+    def take(self) -> bool:
+        """Take one retry, if there is one."""
+        self._leak()
+        if self._retries + 1 > self._fraction * self._requests + FLOOR:
+            RETRY_BUDGET_EXHAUSTED.inc()
+            return False
+        self._retries += 1
+        return True
+
+    def _leak(self) -> None:
+        now = self._clock()
+        kept = math.exp((self._as_of - now) / RECENT_S)
+        self._requests *= kept
+        self._retries *= kept
+        self._as_of = now
+
+
+class Attempts:
+    """The workers that one request was given to."""
+
+    def __init__(self, limit: int, budget: RetryBudget) -> None:
+        """
+        Args:
+            limit: how often it may be given to another one.
+        """
+        self._limit = limit
+        self._budget = budget
+        self._failures: list[MmRouterError] = []
+        self.tried: set[WorkerId] = set()
+        budget.request()
+
+    @property
+    def count(self) -> int:
+        """How many have failed."""
+        return len(self._failures)
+
+    @property
+    def last_failure(self) -> MmRouterError | None:
+        """Why the last one failed."""
+        return self._failures[-1] if self._failures else None
+
+    def failed(self, worker_id: WorkerId, error: MmRouterError) -> None:
+        """Return if another worker may try.
+
+        Raises:
+            RetryBudgetError: too many requests were tried again lately.
+            MmRouterError: the error itself, since another try would fail as well, or
+                there were enough.
+        """
+        self.tried.add(worker_id)
+        self._failures.append(error)
+        if not error.retryable or self.count > self._limit:
+            raise error
+        if not self._budget.take():
+            raise RetryBudgetError(error) from error

@@ -1,0 +1,90 @@
+"""Arithmetic of the retry budget, and the attempts of one request."""
+
+import pytest
+
+from common.errors import EngineFailedError, RetryBudgetError, WorkerLostError
+from common.identity import WorkerId
+from frontend.retry import FLOOR, RECENT_S, Attempts, RetryBudget
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def takes(budget: RetryBudget) -> int:
+    count = 0
+    while budget.take():
+        count += 1
+    return count
+
+
+def test_a_few_retries_are_always_allowed() -> None:
+    assert takes(RetryBudget(0.5, Clock())) == FLOOR
+    assert takes(RetryBudget(0.0, Clock())) == FLOOR
+
+
+def test_retries_are_a_fraction_of_the_requests() -> None:
+    budget = RetryBudget(0.25, Clock())
+    for _ in range(400):
+        budget.request()
+    assert takes(budget) == 100 + FLOOR
+
+
+def test_old_requests_and_old_retries_are_forgotten() -> None:
+    clock = Clock()
+    budget = RetryBudget(0.5, clock)
+    for _ in range(1000):
+        budget.request()
+    assert takes(budget) == 500 + FLOOR
+    clock.now += RECENT_S
+    assert takes(budget) == int((1 - 1 / 2.718281828) * FLOOR), "both shrank alike"
+    clock.now += 100 * RECENT_S
+    assert takes(budget) == FLOOR
+
+
+def test_retries_stay_a_fraction_when_everything_fails() -> None:
+    """Each request fails wherever it goes, for ten minutes."""
+    clock = Clock()
+    budget = RetryBudget(0.2, clock)
+    retries = 0
+    for _ in range(6000):
+        clock.now += 0.1
+        attempts = Attempts(3, budget)
+        try:
+            for n in range(10):
+                attempts.failed(WorkerId(f"w{n}"), WorkerLostError("gone"))
+                retries += 1
+        except (RetryBudgetError, WorkerLostError):
+            pass
+    assert 0.15 * 6000 < retries < 0.2 * 6000 + FLOOR * 6000 * 0.1 / RECENT_S + FLOOR
+
+
+def test_one_request_is_tried_as_often_as_the_limit_says() -> None:
+    attempts = Attempts(2, RetryBudget(1.0))
+    attempts.failed(WorkerId("a"), WorkerLostError("gone"))
+    attempts.failed(WorkerId("b"), WorkerLostError("gone too"))
+    assert attempts.tried == {"a", "b"} and attempts.count == 2
+    with pytest.raises(WorkerLostError, match="gone again"):
+        attempts.failed(WorkerId("c"), WorkerLostError("gone again"))
+
+
+def test_no_limit_means_no_retry() -> None:
+    with pytest.raises(WorkerLostError):
+        Attempts(0, RetryBudget(1.0)).failed(WorkerId("a"), WorkerLostError("gone"))
+
+
+def test_what_would_fail_again_is_not_tried_again() -> None:
+    with pytest.raises(EngineFailedError):
+        Attempts(3, RetryBudget(1.0)).failed(WorkerId("a"), EngineFailedError("broken"))
+
+
+def test_an_exhausted_budget_names_the_failure_too() -> None:
+    budget = RetryBudget(0.0)
+    takes(budget)
+    with pytest.raises(RetryBudgetError, match="w0 burnt down; it was not tried again") as caught:
+        Attempts(3, budget).failed(WorkerId("w0"), WorkerLostError("w0 burnt down"))
+    assert caught.value.status == 503
