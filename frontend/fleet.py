@@ -43,12 +43,14 @@ class Member:
     Attributes:
         link: None while it is not connected.
         keeper: opens the link, again and again, until the card is gone.
+        leaving: why the link is closed, for the requests on it.
     """
 
     card: WorkerCard
     link: WorkerLink | None
     status: Status | None
     keeper: asyncio.Task[None] | None
+    leaving: str = "this frontend is shutting down"
 
 
 class Fleet:
@@ -178,6 +180,7 @@ class Fleet:
         if member is None:
             return
         logger.info("worker %s removed: %s", worker_id, reason)
+        member.leaving = reason
         if member.keeper is not None:
             member.keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -208,7 +211,7 @@ class Fleet:
                 logger.warning("%s", error)
             finally:
                 member.link = None
-                await link.close()
+                await link.close(member.leaving)
                 self._lender.forget(member.card.worker_id)
                 await self._router.remove_worker(member.card.worker_id)
                 self._count()

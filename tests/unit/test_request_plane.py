@@ -347,6 +347,30 @@ async def test_a_frontend_that_leaves_ends_its_requests_on_the_worker(plane: Pla
         await waiting
 
 
+async def test_a_frontend_that_vanishes_ends_its_requests_on_the_worker(plane: Plane) -> None:
+    """As after a kill -9: no goodbye, only a closed connection."""
+    plane.engine.script = never
+    cat = media("cat", 7)
+    waiting = asyncio.ensure_future(anext(plane.dispatch(cat, loans=await plane.lend(cat))))
+    await until(lambda: plane.engine.running == 1)
+    plane.link._close_socket()
+    await until(lambda: plane.engine.aborted == 1)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_a_worker_stops_by_itself_what_is_late(plane: Plane) -> None:
+    plane.engine.script = never
+    cat = media("cat", 7)
+    submit = Submit(RequestId("r"), [1, 2], SamplingParams(), [cat.part], [], timeout_s=0.05)
+    answers = await collect(plane.link.dispatch(submit, await plane.lend(cat)))
+    failed = answers[-1]
+    assert isinstance(failed, Failed) and failed.kind is FailureKind.LATE
+    assert plane.engine.aborted == 1
+    if plane.arena is not None:
+        assert plane.leases() == 0
+
+
 async def test_the_worker_says_how_busy_it_is(plane: Plane) -> None:
     await until(lambda: bool(plane.statuses))
     assert plane.statuses[-1].running == 0
