@@ -29,7 +29,7 @@ ENVIRONMENT := .venv/.mmrouter-$(DEVICE)
 BENCH_ENVIRONMENT := $(ENVIRONMENT)-bench
 
 .PHONY: help setup run test check fix docs demo-model clean distclean
-.PHONY: bench-router bench-router-scale bench-transfer bench-last-hop
+.PHONY: bench-router bench-router-scale bench-transfer bench-last-hop bench-preprocess
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{ printf "%-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -107,6 +107,9 @@ bench-router-scale: $(BENCH_ENVIRONMENT) ## measure routing with many workers an
 
 bench-transfer: $(BENCH_ENVIRONMENT) ## measure each way of moving tensors
 	@$(VENV_PYTHON) -m tests.benchmarks.bench_transfer $(BENCH_ARGS)
+
+bench-preprocess: $(BENCH_ENVIRONMENT) ## measure getting media ready, beside vLLM's renderer
+	@$(VENV_PYTHON) -m tests.benchmarks.bench_preprocess $(BENCH_ARGS)
 
 bench-last-hop: $(BENCH_ENVIRONMENT) ## measure each of vLLM's ways from a worker to its engine
 	@$(VENV_PYTHON) -m tests.benchmarks.bench_last_hop $(BENCH_ARGS)

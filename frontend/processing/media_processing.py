@@ -19,7 +19,7 @@ from vllm.utils.async_utils import make_async
 
 from common.errors import MmRouterError, OverloadedError
 from common.identity import MmHash
-from common.telemetry import PREPROCESS_WAITING, PREPROCESSED
+from common.telemetry import PREPROCESS_WAITING, PREPROCESSED, stage
 from common.transfer.reference import MediaSource
 from frontend.fetch.connector import for_user
 from frontend.fetch.deferred import DeferredMedium
@@ -119,21 +119,34 @@ class MediaProcessing:
         self._waiting += 1
         PREPROCESS_WAITING.set(self._waiting)
         try:
-            wanted = _wanted(mm_data, mm_uuids, mm_processor_kwargs, media_io_kwargs)
-            if wanted is None:
-                mm_data = {modality: await self._decoded(m) for modality, m in mm_data.items()}
-                return await self._by_vllm_async(
+            with stage("process_media"):
+                return await self._process(
                     prompt, mm_data, mm_uuids, mm_processor_kwargs, media_io_kwargs
                 )
-            processed = await self._obtain(wanted, mm_processor_kwargs, media_io_kwargs)
-            return await self._assemble_async(
-                prompt, wanted, processed, mm_processor_kwargs, media_io_kwargs
-            )
         except MmRouterError as error:
             raise as_vllm_error(error) from error
         finally:
             self._waiting -= 1
             PREPROCESS_WAITING.set(self._waiting)
+
+    async def _process(
+        self,
+        prompt: list[int],
+        mm_data: Mapping[str, Any],
+        mm_uuids: Mapping[str, Any] | None,
+        mm_processor_kwargs: Mapping[str, object] | None,
+        media_io_kwargs: Mapping[str, Mapping[str, object]] | None,
+    ) -> Any:
+        wanted = _wanted(mm_data, mm_uuids, mm_processor_kwargs, media_io_kwargs)
+        if wanted is None:
+            mm_data = {modality: await self._decoded(m) for modality, m in mm_data.items()}
+            return await self._by_vllm_async(
+                prompt, mm_data, mm_uuids, mm_processor_kwargs, media_io_kwargs
+            )
+        processed = await self._obtain(wanted, mm_processor_kwargs, media_io_kwargs)
+        return await self._assemble_async(
+            prompt, wanted, processed, mm_processor_kwargs, media_io_kwargs
+        )
 
     async def close(self) -> None:
         """Stop waiting for batches that are under way."""

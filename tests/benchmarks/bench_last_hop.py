@@ -29,6 +29,8 @@ from common.card import WorkerCard
 from common.identity import Incarnation, RequestId
 from common.protocol import Nack, Output, Submit
 from common.transfer.choice import TransferMode
+from frontend.fetch.loader import MediaLoader
+from frontend.fetch.policy import FetchPolicy
 from frontend.media import MediaLender
 from frontend.preprocess import Preprocessor, ProcessedPrompt
 from frontend.worker_link import WorkerLink
@@ -81,8 +83,11 @@ async def measure(card: WorkerCard, images: int) -> tuple[float, float]:
     """Medians over fresh pictures and over the same ones asked about again."""
     parser = FlexibleArgumentParser()
     make_arg_parser(parser)
-    preprocessor = await asyncio.to_thread(Preprocessor, card, parser.parse_args([]))
     lender = MediaLender.create(1 << 29, TransferMode.SHM)
+    loader = MediaLoader(FetchPolicy(), 0)
+    preprocessor = await asyncio.to_thread(
+        Preprocessor, card, parser.parse_args([]), loader=loader, arena=lender.arena
+    )
     context = zmq.asyncio.Context()
     link = WorkerLink(card, context, Incarnation("bench"), lambda status: None)
     fresh: list[float] = []
@@ -99,8 +104,9 @@ async def measure(card: WorkerCard, images: int) -> tuple[float, float]:
     finally:
         await link.close()
         context.destroy(linger=0)
+        await preprocessor.close()
+        await loader.close()
         lender.close()
-        preprocessor.close()
     return statistics.median(fresh[2:]), statistics.median(again[2:])  # two to warm up
 
 

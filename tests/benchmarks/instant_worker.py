@@ -1,0 +1,84 @@
+"""A worker whose engine answers at once: what is left is the frontend's work.
+
+    python -m tests.benchmarks.instant_worker MODEL DISCOVERY_DIR MAX_MODEL_LEN MEDIA_PER_PROMPT
+
+It is a real worker as far as a frontend can tell: a card, the request plane, and media that it
+maps. Nothing is computed on them.
+"""
+
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import uvloop
+from vllm.multimodal.inputs import MultiModalKwargsItem
+from vllm.outputs import CompletionOutput, RequestOutput
+
+from backend_worker.engine import EngineLoad, Items
+from backend_worker.obtain import MediaInlet
+from backend_worker.service import WorkerService
+from common.card import Capacity
+from common.discovery.file import FileCardPublisher
+from common.errors import CorruptSegmentError, MediaMissingError
+from common.identity import Incarnation, MmHash, WorkerId
+from common.protocol import Submit
+from common.transfer.reference import MediaSource
+from tests.unit.common.cards import make_card
+
+
+class InstantEngine:
+    """One token for every request; holds all media that it ever got."""
+
+    errored = False
+    hf_processor_runs = 0
+
+    def __init__(self) -> None:
+        self._held: set[MmHash] = set()
+
+    def holds(self, mm_hash: MmHash) -> bool:
+        return mm_hash in self._held
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(0, 0, 0, 0.0)
+
+    async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        wanted = {part.mm_hash for part in submit.media}
+        if missing := [each for each in wanted if each not in items and each not in self._held]:
+            raise MediaMissingError(missing, "not_held")
+        self._held.update(items)
+        completion = CompletionOutput(0, "x", [1], None, None, finish_reason="length")
+        yield RequestOutput("r", None, None, None, [completion], True, num_cached_tokens=0)
+
+    async def settled(self) -> None:
+        pass
+
+
+async def _no_rendering(source: MediaSource) -> tuple[MmHash, MultiModalKwargsItem]:
+    raise CorruptSegmentError(f"{source.modality} should have been transferred")
+
+
+async def run(model: str, directory: Path, max_model_len: int, media: int) -> None:
+    service = WorkerService(
+        InstantEngine(),
+        MediaInlet(None, _no_rendering),
+        WorkerId("instant"),
+        Incarnation("i0"),
+        "tcp://127.0.0.1:0",
+    )
+    card = make_card(
+        "instant",
+        model={
+            "model": model,
+            "max_model_len": max_model_len,
+            "limit_mm_per_prompt": {"image": media},
+        },
+        capacity=Capacity(num_blocks=1 << 20, max_num_seqs=1024, max_num_batched_tokens=1 << 20),
+        request_endpoint=service.endpoint,
+    )
+    async with FileCardPublisher(directory) as publisher:
+        await publisher.publish(card)
+        await service.run()
+
+
+if __name__ == "__main__":
+    uvloop.run(run(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])))
