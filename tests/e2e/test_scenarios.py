@@ -21,7 +21,8 @@ BLOCK_SIZE = 32
 
 WAYS: dict[str, tuple[list[str], dict[str, str]]] = {
     "shm": ([], {}),
-    "nixl": ([], {"DYNAMO_MM_TRANSFER": "nixl"}),
+    # Also by another process than the frontend, which must make no difference.
+    "nixl": (["--preprocess-workers=1"], {"DYNAMO_MM_TRANSFER": "nixl"}),
     "inline": (["--mm-arena-gb=0"], {}),
     "reference": ([], {"DYNAMO_DISABLE_NIXL_MM": "1"}),
 }

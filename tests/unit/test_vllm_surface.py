@@ -6,6 +6,7 @@ from vllm import AsyncEngineArgs
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
+from vllm.multimodal.cache.base import BaseMultiModalProcessorCache
 from vllm.multimodal.processing import BaseMultiModalProcessor
 from vllm.renderers import BaseRenderer
 from vllm.sampling_params import SamplingParams
@@ -16,6 +17,7 @@ from vllm.version import __version__
 
 from common.card import ModelSettings
 from frontend.engine_client import RoutedEngineClient
+from frontend.processing.vllm_cache import StoreCache
 
 
 def parameters(function: object) -> list[str]:
@@ -64,13 +66,33 @@ def test_every_sampling_parameter_was_thought_about() -> None:
 
 def test_the_renderer_has_the_parts_that_we_reach_into() -> None:
     source = inspect.getsource(BaseRenderer.__init__)
-    for name in ("_mm_processor_cache", "_mm_processor_only_cache", "_executor"):
+    for name in ("_mm_processor_cache", "_mm_processor_only_cache", "_mm_executor"):
         assert f"self.{name}" in source
+    assert parameters(BaseRenderer._process_multimodal) == [
+        "self",
+        "prompt",
+        "mm_data",
+        "mm_uuids",
+        "mm_processor_kwargs",
+        "media_io_kwargs",
+        "skip_mm_cache",
+    ]
+    assert "self._process_multimodal_async(" in inspect.getsource(
+        BaseRenderer._process_tokens_async
+    )
     assert parameters(BaseMultiModalProcessor._call_hf_processor) == [
         "self",
         "hf_data",
         "hf_kwargs",
     ]
+
+
+def test_media_are_processed_as_before() -> None:
+    processor = BaseMultiModalProcessor
+    assert parameters(processor._apply_hf_processor) == ["self", "inputs", "timing_ctx"]
+    assert parameters(processor._get_mm_hashes) == ["self", "inputs"]
+    assert "self._get_mm_hashes(" in inspect.getsource(processor._cached_apply_hf_processor)
+    assert BaseMultiModalProcessorCache.__abstractmethods__ <= set(vars(StoreCache))
 
 
 def test_model_settings_are_engine_arguments() -> None:
