@@ -40,6 +40,8 @@ class LocalRenderer:
                     medium = await connector.fetch_image_async(url)
                 case "video":
                     medium = await connector.fetch_video_async(url)
+                case "audio":
+                    medium = await connector.fetch_audio_async(url)
                 case other:
                     raise CorruptSegmentError(f"{other} can't be processed from its encoded form")
             text = renderer.get_mm_processor().dummy_inputs.get_dummy_text({source.modality: 1})

@@ -12,11 +12,14 @@ import numpy as np
 from PIL import Image
 
 
+def random_of(name: str) -> np.random.Generator:
+    """Numbers that no other name gives."""
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big"))
+
+
 def picture(name: str, size: tuple[int, int] = (224, 224)) -> bytes:
     """A PNG that no other name gives."""
-    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
-    random = np.random.default_rng(seed)
-    coarse = random.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    coarse = random_of(name).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     image = Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
     buffer = io.BytesIO()
     image.save(buffer, "PNG")

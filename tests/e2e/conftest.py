@@ -72,10 +72,16 @@ class Endpoint:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model."""
-    directory = tmp_path_factory.mktemp("model") / "demo"
+    return make_model("qwen2-vl", tmp_path_factory.mktemp("model"))
+
+
+def make_model(family: str, directory: Path) -> Path:
+    """A tiny model of a family."""
     script = Path(__file__).parents[2] / "examples" / "demo_model.py"
-    subprocess.run([sys.executable, script, directory], check=True, timeout=120)
-    return directory
+    model = directory / family
+    command = [sys.executable, script, f"--family={family}", model]
+    subprocess.run(command, check=True, timeout=120)
+    return model
 
 
 @pytest.fixture(scope="session")

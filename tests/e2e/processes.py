@@ -21,10 +21,12 @@ ENGINE_FLAGS = (
     "--max-model-len=4096",
     "--block-size=32",
     "--served-model-name=demo",
+    "--enable-mm-embeds",
 )
 SERVER_FLAGS = (
     "--enable-auto-tool-choice",
     "--tool-call-parser=hermes",
+    "--trust-request-mm-kwargs",
     '--limit-mm-per-prompt={"image": 4}',
 )
 
@@ -172,16 +174,16 @@ def start_frontend(
     return HttpServer(name, command, logs / f"{name}.log", port, **extra_env)
 
 
-def start_plain_vllm(model: Path, logs: Path) -> HttpServer:
+def start_plain_vllm(model: Path, logs: Path, *flags: str, name: str = "plain-vllm") -> HttpServer:
     """vLLM's own server, the answer to compare with."""
     port = free_port()
     command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={model}",
         "--host=127.0.0.1", f"--port={port}", "--enable-prompt-tokens-details",
         "--prefix-caching-hash-algo=sha256_cbor",
-        *ENGINE_FLAGS, *SERVER_FLAGS,
+        *ENGINE_FLAGS, *SERVER_FLAGS, *flags,
     ]  # fmt: skip
-    return HttpServer("plain-vllm", command, logs / "plain-vllm.log", port)
+    return HttpServer(name, command, logs / f"{name}.log", port)
 
 
 def our_shared_memory() -> set[str]:

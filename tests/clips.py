@@ -1,0 +1,68 @@
+"""Sounds and films for tests: distinct per name, a second or a few long."""
+
+import base64
+import io
+import wave
+from collections.abc import Iterable
+
+import av
+import numpy as np
+import numpy.typing as npt
+
+from tests.pictures import random_of
+
+RATE = 16_000
+"""Samples per second."""
+FRAMES_PER_SECOND = 4
+
+
+def sound(name: str, seconds: float = 1.0) -> bytes:
+    """A WAV file of a chord that no other name gives."""
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(RATE)
+        file.writeframes((_chord(name, seconds) * 32767).astype("<i2").tobytes())
+    return buffer.getvalue()
+
+
+def film(name: str, seconds: int = 2, *, audible: bool = False) -> bytes:
+    """An MP4 file of coloured squares that no other name gives, with a chord if audible."""
+    random = random_of(name)
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4") as file:
+        pictures = file.add_stream("mpeg4", rate=FRAMES_PER_SECOND)
+        pictures.width = pictures.height = 112
+        pictures.pix_fmt = "yuv420p"
+        chord = file.add_stream("aac", rate=RATE, layout="mono") if audible else None
+        for _ in range(seconds * FRAMES_PER_SECOND):
+            coarse = random.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+            frame = np.kron(coarse, np.ones((28, 28, 1), np.uint8))
+            file.mux(pictures.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        file.mux(pictures.encode())
+        if chord is not None:
+            for piece in _pieces(_chord(name, seconds)):
+                file.mux(chord.encode(piece))
+            file.mux(chord.encode())
+    return buffer.getvalue()
+
+
+def data_url(media_type: str, data: bytes) -> str:
+    """A data URL."""
+    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+
+
+def _chord(name: str, seconds: float) -> npt.NDArray[np.float64]:
+    time = np.arange(int(seconds * RATE)) / RATE
+    pitches = random_of(name).uniform(100, 4000, 5)
+    return np.sin(2 * np.pi * pitches[:, None] * time).sum(axis=0) / 6
+
+
+def _pieces(samples: npt.NDArray[np.float64]) -> Iterable[av.AudioFrame]:
+    for start in range(0, len(samples) - 1023, 1024):
+        piece = samples[None, start : start + 1024].astype(np.float32)
+        frame = av.AudioFrame.from_ndarray(piece, format="fltp", layout="mono")
+        frame.sample_rate = RATE
+        frame.pts = start
+        yield frame

@@ -1,0 +1,205 @@
+"""Every kind of media through the same path, for models that are unlike the demo model.
+
+One family after the other, for the sake of memory. Every answer is compared with what a
+plain vLLM gives to the same request.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import odd_media
+from tests.clips import data_url, film, sound
+from tests.e2e.conftest import Endpoint, make_model, wait_for_workers
+from tests.e2e.odd import compare
+from tests.e2e.processes import (
+    Process,
+    start_frontend,
+    start_plain_vllm,
+    start_worker,
+)
+from tests.e2e.test_scenarios import WAYS, Lab, ask, image, text, words
+from tests.pictures import data_uri, picture
+
+FLAGS = ['--limit-mm-per-prompt={"image": 6, "video": 3, "audio": 3}']
+WITH_SOUND = {"mm_processor_kwargs": {"use_audio_in_video": True}}
+
+
+@dataclass(frozen=True)
+class FamilyLab(Lab):
+    """A frontend over one worker, and a plain vLLM, of one family."""
+
+    family: str
+
+    @property
+    def ways(self) -> set[str]:
+        """A video with its sound can't be processed from its encoded bytes alone."""
+        return {self.way, "inline"} if self.way == "reference" else {self.way}
+
+    def shown(self, name: str, size: tuple[int, int] = (224, 224)) -> dict[str, Any]:
+        return image(data_uri(picture(f"{self.way}-{name}", size)))
+
+    def heard(self, name: str, seconds: float = 1.0) -> dict[str, Any]:
+        url = data_url("audio/wav", sound(f"{self.way}-{name}", seconds))
+        return {"type": "audio_url", "audio_url": {"url": url}}
+
+    def seen(self, name: str, *, audible: bool = False) -> dict[str, Any]:
+        url = data_url("video/mp4", film(f"{self.way}-{name}", audible=audible))
+        return {"type": "video_url", "video_url": {"url": url}}
+
+
+class Engines:
+    """A worker and a plain vLLM of the family that was asked for last."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._family = ""
+        self._started: list[Process] = []
+
+    def of(self, family: str) -> tuple[Process, Endpoint]:
+        if family != self._family:
+            self.stop()
+            model = make_model(family, self.directory)
+            self.worker = start_worker(family, model, self.cards(family), self.directory, *FLAGS)
+            self._started.append(self.worker)
+            plain = start_plain_vllm(model, self.directory, *FLAGS, name=f"plain-{family}")
+            self._started.append(plain)
+            plain.wait_for_status(200)
+            self.plain = Endpoint(plain.url)
+            self._family = family
+        return self.worker, self.plain
+
+    def cards(self, family: str) -> Path:
+        return self.directory / f"cards-{family}"
+
+    def stop(self) -> None:
+        if self._family:
+            self.plain.close()
+        for process in self._started:
+            process.stop()
+        self._started.clear()
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    engines = Engines(tmp_path_factory.mktemp("families"))
+    yield engines
+    engines.stop()
+
+
+@pytest.fixture(scope="module")
+def lab(request: pytest.FixtureRequest, engines: Engines, pictures_url: str) -> Iterator[FamilyLab]:
+    """A frontend over a family's worker, whose media travel in one way."""
+    family, way = request.param
+    worker, plain = engines.of(family)
+    flags, env = WAYS[way]
+    name = f"frontend-{family}-{way}"
+    frontend = start_frontend(name, engines.cards(family), engines.directory, *flags, **env)
+    try:
+        wait_for_workers(frontend, [worker])
+        router = Endpoint(frontend.url)
+        yield FamilyLab(way, router, plain, pictures_url, family)
+        router.close()
+    finally:
+        frontend.stop()
+
+
+Request = Callable[[FamilyLab], list[dict[str, Any]]]
+WHAT = words("What is this?")
+
+IMAGES: dict[str, Request] = {
+    "image": lambda lab: [lab.shown("one"), WHAT],
+    "images": lambda lab: [lab.shown("a"), words("and"), lab.shown("b"), lab.shown("c"), WHAT],
+    "the same image twice": lambda lab: [lab.shown("t"), lab.shown("u"), lab.shown("t"), WHAT],
+    "odd sizes": lambda lab: [lab.shown("w", (600, 40)), lab.shown("x", (30, 300)), WHAT],
+}
+EVERYTHING: dict[str, Request] = {
+    "video": lambda lab: [lab.seen("one"), WHAT],
+    "videos": lambda lab: [lab.seen("a"), words("and"), lab.seen("b"), WHAT],
+    "audio": lambda lab: [lab.heard("one"), WHAT],
+    "audio clips": lambda lab: [lab.heard("a"), words("and"), lab.heard("b", 2.5), WHAT],
+    "mixed": lambda lab: [
+        lab.seen("m"), lab.heard("m"), lab.shown("m"), words("and"),
+        lab.heard("n"), lab.shown("n"), lab.seen("n"), lab.heard("m"), WHAT,
+    ],
+}  # fmt: skip
+AUDIBLE: dict[str, Request] = {
+    "sound in a video": lambda lab: [lab.seen("s", audible=True), WHAT],
+    "sound in videos among images": lambda lab: [
+        lab.shown("s"), lab.seen("s1", audible=True), words("and"), lab.shown("s2"),
+        lab.seen("s2", audible=True), WHAT,
+    ],
+}  # fmt: skip
+
+OMNI, IDEFICS = "qwen2.5-omni", "idefics3"
+KINDS: dict[tuple[str, str], Iterable[str]] = {
+    (OMNI, "shm"): IMAGES | EVERYTHING | AUDIBLE,
+    (OMNI, "nixl"): ["mixed"],
+    (OMNI, "reference"): ["mixed", "sound in a video"],
+    (IDEFICS, "shm"): IMAGES,
+    (IDEFICS, "reference"): ["images"],
+}
+"""What is asked of which family, by which way its media travel."""
+
+
+def of(*labs: tuple[str, str]) -> pytest.MarkDecorator:
+    """Run a test on these. Of the module's scope, or each test would get a new frontend."""
+    return pytest.mark.parametrize("lab", labs, indirect=True, scope="module", ids="-".join)
+
+
+@of(*KINDS)
+def test_media_are_processed_once_and_sent_once(lab: FamilyLab, subtests: pytest.Subtests) -> None:
+    """``ask`` compares with plain vLLM and checks how the media travelled."""
+    for kind in KINDS[lab.family, lab.way]:
+        with subtests.test(kind):
+            ask_twice(lab, kind)
+
+
+def ask_twice(lab: FamilyLab, kind: str) -> None:
+    content = (IMAGES | EVERYTHING | AUDIBLE)[kind](lab)
+    options = WITH_SOUND if kind in AUDIBLE else {}
+    items = {str(part) for part in content if part["type"] != "text"}
+    sounds = sum("video" in part for part in items) if kind in AUDIBLE else 0
+    first = lab.ask(*content, **options)
+    assert len(first.shipped) == len(items) + sounds
+    assert first.hf_runs["frontend"] > 0
+    again = lab.ask(*content, **options)
+    assert again.shipped == []
+    assert again.hf_runs == {"frontend": 0, "worker": 0}
+    assert again.cached == again.decision["predicted_cached_tokens"] > 0
+
+
+@of((OMNI, "shm"), (IDEFICS, "shm"))
+def test_another_medium_gets_another_answer(lab: FamilyLab) -> None:
+    kinds = [lab.shown, lab.heard, lab.seen] if lab.family == OMNI else [lab.shown]
+    for kind in kinds:
+        one, other = lab.ask(kind("this"), WHAT), lab.ask(kind("that"), WHAT)
+        assert text(one.response) != text(other.response)
+
+
+@of((OMNI, "shm"))
+@pytest.mark.parametrize("name", odd_media.AUDIO)
+def test_odd_audio(lab: FamilyLab, name: str) -> None:
+    url = data_url("audio/wav", odd_media.AUDIO[name]())
+    compare(lab.router, lab.plain, {"type": "audio_url", "audio_url": {"url": url}})
+
+
+@of((OMNI, "shm"))
+def test_a_limit_for_each_kind(lab: FamilyLab) -> None:
+    """As many as the card of the worker says, each kind by itself."""
+    for part in (lab.heard("many"), lab.seen("many")):
+        reply = compare(lab.router, lab.plain, *[part] * 4)
+        assert reply.status_code == 400
+        assert "3 " in reply.text
+
+
+@of((OMNI, "shm"))
+def test_a_name_is_of_one_kind(lab: FamilyLab) -> None:
+    """In plain vLLM the sound would be taken for the picture, and break."""
+    name = {"uuid": "one name"}
+    named = [lab.shown("uuid") | name, lab.heard("uuid") | name, WHAT]
+    nameless = [lab.shown("uuid"), lab.heard("uuid"), WHAT]
+    assert text(ask(lab.router, named)) == text(ask(lab.plain, nameless))
