@@ -11,6 +11,7 @@ from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.multimodal.media import MediaConnector
 from vllm.renderers import BaseRenderer
 from vllm.renderers.inputs.preprocess import parse_model_prompt
+from vllm.transformers_utils.processor import get_video_processor_cls_name
 
 from common.errors import CorruptSegmentError
 from common.identity import MmHash
@@ -39,7 +40,9 @@ class LocalRenderer:
                 case "image":
                     medium = await connector.fetch_image_async(url)
                 case "video":
-                    medium = await connector.fetch_video_async(url)
+                    # Some models have frames chosen in a way of their own.
+                    chooser = get_video_processor_cls_name(renderer.model_config)
+                    medium = await connector.fetch_video_async(url, video_processor=chooser)
                 case "audio":
                     medium = await connector.fetch_audio_async(url)
                 case other:
@@ -51,6 +54,7 @@ class LocalRenderer:
                     "prompt": text,
                     "multi_modal_data": {source.modality: [medium]},
                     "mm_processor_kwargs": source.mm_processor_kwargs,
+                    "media_io_kwargs": source.media_io_kwargs,
                 },
             )
             (rendered,) = await renderer.render_cmpl_async([prompt], skip_mm_cache=True)
