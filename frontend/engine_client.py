@@ -201,7 +201,7 @@ class RoutedEngineClient(EngineClient):
             with stage("select"):
                 return self._router.route(routing, exclude=call.attempts.tried)
         except NoWorkerError as error:
-            raise call.attempts.last_failure or error from error
+            raise call.attempts.take_failure() or error from error
 
     async def _lend(self, call: Call, decision: Decision) -> tuple[WorkerLink, list[Loan]]:
         """Step 4. The media that the worker lacks; an image shown twice goes once."""

@@ -59,7 +59,12 @@ class RetryBudget:
 
 
 class Attempts:
-    """The workers that one request was given to."""
+    """The workers that one request was given to.
+
+    Attributes:
+        tried: those that failed.
+        count: how often one failed.
+    """
 
     def __init__(self, limit: int, budget: RetryBudget) -> None:
         """
@@ -68,19 +73,10 @@ class Attempts:
         """
         self._limit = limit
         self._budget = budget
-        self._failures: list[MmRouterError] = []
+        self._last: MmRouterError | None = None
         self.tried: set[WorkerId] = set()
+        self.count = 0
         budget.request()
-
-    @property
-    def count(self) -> int:
-        """How many have failed."""
-        return len(self._failures)
-
-    @property
-    def last_failure(self) -> MmRouterError | None:
-        """Why the last one failed."""
-        return self._failures[-1] if self._failures else None
 
     def failed(self, worker_id: WorkerId, error: MmRouterError) -> None:
         """Return if another worker may try.
@@ -91,8 +87,24 @@ class Attempts:
                 there were enough.
         """
         self.tried.add(worker_id)
-        self._failures.append(error)
+        self.count += 1
         if not error.retryable or self.count > self._limit:
             raise error
         if not self._budget.take():
             raise RetryBudgetError(error) from error
+        self._last = _without_traces(error)
+
+    def take_failure(self) -> MmRouterError | None:
+        """Why the last one failed; to be raised, so it is not kept any longer."""
+        last, self._last = self._last, None
+        return last
+
+
+def _without_traces(error: MmRouterError) -> MmRouterError:
+    """A traceback has the frames of the request in it: whoever keeps it keeps the request
+    in a circle, and memory that its media are in."""
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error

@@ -171,7 +171,8 @@ class WorkerLink:
         dispatch = _Dispatch(loans)
         if self._lost.done():
             dispatch.release()
-            raise self._lost.result()
+            lost = self._lost.result()
+            raise type(lost)(str(lost))
         if not self._dispatches:
             self._last_answer = time.monotonic()
         self._dispatches[request_id] = dispatch
@@ -282,11 +283,12 @@ class WorkerLink:
     def _lose(self, reason: str, kind: type[WorkerLostError] = WorkerLostError) -> None:
         if self._lost.done():
             return
-        error = kind(f"worker {self.card.worker_id} was lost: {reason}")
-        self._lost.set_result(error)
+        message = f"worker {self.card.worker_id} was lost: {reason}"
+        self._lost.set_result(kind(message))
         for dispatch in self._dispatches.values():
             dispatch.release()
-            dispatch.answers.put_nowait(error)
+            # One for each: by its traceback an error keeps the request alive.
+            dispatch.answers.put_nowait(kind(message))
         self._dispatches.clear()
 
     async def _keep_time(self) -> None:

@@ -1,6 +1,7 @@
 """Processes that are killed: nobody notices, and nothing of theirs stays."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -107,28 +108,27 @@ def test_an_answer_goes_on_when_its_worker_hangs_or_dies(
     other = cards / "w0.json"
     try:
         wait_for_workers(server, [doomed])
-        endpoint = Endpoint(server.url)
         pid = WorkerCard.from_json((cards / "w2.json").read_bytes()).host.pid
-        for moves, (disturb, name) in enumerate(
-            [(signal.SIGSTOP, "stopped"), (signal.SIGKILL, "killed")], start=1
-        ):
-            stream = Stream(endpoint, name).read(20)  # only w2 can be serving it
-            other.symlink_to(stack.discovery / "w0.json")  # w0 goes on renewing its lease
-            wait_for(endpoint, {"w0", "w2"})
-            os.kill(pid, disturb)
-            stream.read()
-            expected = Stream(plain, name).read()
-            assert stream.text == expected.text
-            assert stream.finish_reason == expected.finish_reason == "length"
-            assert stream.tokens == expected.tokens == LONG
-            assert metric(endpoint, "mmrouter_migrations_total", how="continued") == moves
-            assert metric(endpoint, "mmrouter_arena_leases") == 0
-            if disturb is signal.SIGSTOP:
-                os.kill(pid, signal.SIGCONT)
+        with contextlib.closing(Endpoint(server.url)) as endpoint:
+            for moves, (disturb, name) in enumerate(
+                [(signal.SIGSTOP, "stopped"), (signal.SIGKILL, "killed")], start=1
+            ):
+                stream = Stream(endpoint, name).read(20)  # only w2 can be serving it
+                other.symlink_to(stack.discovery / "w0.json")  # w0 goes on renewing its lease
                 wait_for(endpoint, {"w0", "w2"})
-                other.unlink()
-                wait_for(endpoint, {"w2"})
-        endpoint.close()
+                os.kill(pid, disturb)
+                stream.read()
+                expected = Stream(plain, name).read()
+                assert stream.text == expected.text
+                assert stream.finish_reason == expected.finish_reason == "length"
+                assert stream.tokens == expected.tokens == LONG
+                assert metric(endpoint, "mmrouter_migrations_total", how="continued") == moves
+                assert metric(endpoint, "mmrouter_arena_leases") == 0
+                if disturb is signal.SIGSTOP:
+                    os.kill(pid, signal.SIGCONT)
+                    wait_for(endpoint, {"w0", "w2"})
+                    other.unlink()
+                    wait_for(endpoint, {"w2"})
     finally:
         server.stop()
         doomed.stop()

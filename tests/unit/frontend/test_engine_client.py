@@ -2,7 +2,9 @@
 links, sessions, routing, retries, seams."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+import gc
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from types import SimpleNamespace
 from typing import Any
@@ -48,9 +50,11 @@ class Lab:
         self.services: dict[str, WorkerService] = {}
         self.serving: list[asyncio.Task[None]] = []
         self.asked: list[tuple[str, Submit]] = []
-        prompt = ProcessedPrompt(self.model.prompt, [], None, None, None, None, None)
+        self.prompts: list[weakref.ref[ProcessedPrompt]] = []
 
         async def process(*_: object) -> ProcessedPrompt:
+            prompt = ProcessedPrompt(self.model.prompt, [], None, None, None, None, None)
+            self.prompts.append(weakref.ref(prompt))
             return prompt
 
         preprocessor = SimpleNamespace(
@@ -302,6 +306,38 @@ async def test_a_limit_of_none_moves_nothing(lab: Lab) -> None:
     with pytest.raises(VLLMError, match="engine died"):
         await lab.ask()
     assert len(lab.asked) == 1
+
+
+@pytest.fixture
+def no_garbage_collection() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("how", ["undisturbed", "engine died", "connection lost", "unmovable"])
+async def test_a_request_and_its_media_are_free_as_soon_as_it_ends(
+    lab: Lab, no_garbage_collection: None, how: str
+) -> None:
+    """Media lie in the arena for as long as anything refers to them."""
+    if how == "connection lost":
+        lab.disturb(5)
+        asking = asyncio.create_task(lab.ask())
+        await until(lambda: bool(lab.asked))
+        await lab.services[lab.asked[0][0]].close()
+        assert text(await asking) == ANSWER
+        del asking
+    elif how == "unmovable":
+        lab.disturb(5, GONE)
+        with pytest.raises(GracefulHTTPError) as caught:
+            await lab.ask(temperature=0.8, presence_penalty=0.5)
+        del caught
+    else:
+        if how == "engine died":
+            lab.disturb(5, GONE)
+        assert text(await lab.ask()) == ANSWER
+    assert len(lab.prompts) == 1
+    await until(lambda: lab.prompts[0]() is None)
 
 
 async def test_no_worker_at_all_is_told_as_such(lab: Lab) -> None:

@@ -77,6 +77,21 @@ def test_no_limit_means_no_retry() -> None:
         Attempts(0, RetryBudget(1.0)).failed(WorkerId("a"), WorkerLostError("gone"))
 
 
+def test_a_kept_failure_keeps_nothing_else() -> None:
+    attempts = Attempts(2, RetryBudget(1.0))
+    try:
+        try:
+            raise KeyError
+        except KeyError as cause:
+            raise WorkerLostError("gone") from cause
+    except WorkerLostError as error:
+        attempts.failed(WorkerId("a"), error)
+    last = attempts.take_failure()
+    assert isinstance(last, WorkerLostError) and last.__traceback__ is None
+    assert last.__cause__ is not None and last.__cause__.__traceback__ is None
+    assert attempts.take_failure() is None
+
+
 def test_what_would_fail_again_is_not_tried_again() -> None:
     with pytest.raises(EngineFailedError):
         Attempts(3, RetryBudget(1.0)).failed(WorkerId("a"), EngineFailedError("broken"))
