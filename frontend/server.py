@@ -1,6 +1,9 @@
 """The one file that touches vLLM's server assembly: its OpenAI app around our client."""
 
+import re
+import traceback
 from argparse import Namespace
+from http import HTTPStatus
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -15,7 +18,10 @@ from vllm.tasks import SupportedTask
 from vllm.version import __version__
 
 from common.errors import OverloadedError
-from frontend.asgi import overload_answer
+from frontend.asgi import error_answer, overload_answer
+
+_READS_REQUESTS = re.compile(r"/vllm/(entrypoints/.*protocol|renderers/online_renderer)\.py$")
+_OF_THE_SERVER = re.compile(r"/vllm/entrypoints/")
 
 VLLM_VERSION = __version__.partition("+")[0]
 """Version of vLLM, without the build's local part (``+cpu``)."""
@@ -42,6 +48,10 @@ async def build_vllm_app(
     app.state.server = server
     app.add_exception_handler(OverloadedError, _say_when)
     app.add_exception_handler(VLLMError, _say_when)
+    for kind in (AttributeError, IndexError, KeyError):
+        app.add_exception_handler(kind, _blame_the_request)
+    # vLLM's SageMaker support has built it already, so without these handlers.
+    app.middleware_stack = app.build_middleware_stack()
     return app
 
 
@@ -51,6 +61,19 @@ async def _say_when(request: Request, error: Exception) -> Response:
     if isinstance(overload, OverloadedError):
         return overload_answer(overload)
     return await vllm_error_handler(request, error)
+
+
+async def _blame_the_request(request: Request, error: Exception) -> Response:
+    """400 for a value that vLLM's own code did not expect while it read the request.
+
+    Some validators look into values before their types are checked, and empty lists are
+    taken for full ones; vLLM itself answers 500 to what comes of it.
+    """
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    if not _OF_THE_SERVER.search(files[-1]) or not any(map(_READS_REQUESTS.search, files)):
+        raise error
+    message = f"a field of the request has a value that can't be: {error}"
+    return error_answer(message, HTTPStatus.BAD_REQUEST)
 
 
 def uvicorn_config(app: object, args: Namespace) -> uvicorn.Config:
