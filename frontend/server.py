@@ -18,6 +18,7 @@ from vllm.tasks import SupportedTask
 from vllm.version import __version__
 
 from common.errors import OverloadedError
+from frontend import large_json
 from frontend.asgi import error_answer, overload_answer
 
 _READS_REQUESTS = re.compile(r"/vllm/(entrypoints/.*protocol|renderers/online_renderer)\.py$")
@@ -46,6 +47,7 @@ async def build_vllm_app(
     app = build_app(args, tasks, client.model_config)
     await init_app_state(client, app.state, args, tasks)
     app.state.server = server
+    large_json.install()
     app.add_exception_handler(OverloadedError, _say_when)
     app.add_exception_handler(VLLMError, _say_when)
     for kind in (AttributeError, IndexError, KeyError):
