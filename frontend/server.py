@@ -3,10 +3,13 @@
 import re
 import traceback
 from argparse import Namespace
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
+from typing import Any, TypeAlias
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
+from starlette.middleware.exceptions import ExceptionMiddleware
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
@@ -20,6 +23,8 @@ from vllm.version import __version__
 from common.errors import OverloadedError
 from frontend import large_json
 from frontend.asgi import error_answer, overload_answer
+
+Handler: TypeAlias = Callable[[Request, Exception], Awaitable[Response]]
 
 _READS_REQUESTS = re.compile(r"/vllm/(entrypoints/.*protocol|renderers/online_renderer)\.py$")
 _OF_THE_SERVER = re.compile(r"/vllm/entrypoints/")
@@ -48,13 +53,25 @@ async def build_vllm_app(
     await init_app_state(client, app.state, args, tasks)
     app.state.server = server
     large_json.install()
-    app.add_exception_handler(OverloadedError, _say_when)
-    app.add_exception_handler(VLLMError, _say_when)
+    for kind in (OverloadedError, VLLMError):
+        _handle(app, kind, _say_when)
     for kind in (AttributeError, IndexError, KeyError):
-        app.add_exception_handler(kind, _blame_the_request)
-    # vLLM's SageMaker support has built it already, so without these handlers.
-    app.middleware_stack = app.build_middleware_stack()
+        _handle(app, kind, _blame_the_request)
     return app
+
+
+def _handle(app: FastAPI, kind: type[Exception], handler: Handler) -> None:
+    """Register a handler, also where it is looked up once the app is assembled.
+
+    vLLM's SageMaker support assembles it early. Doing that again would make every piece of
+    middleware twice, and the second one for metrics counts nothing.
+    """
+    app.add_exception_handler(kind, handler)
+    layer: Any = app.middleware_stack
+    while layer is not None:
+        if isinstance(layer, ExceptionMiddleware):
+            layer.add_exception_handler(kind, handler)
+        layer = getattr(layer, "app", None)
 
 
 async def _say_when(request: Request, error: Exception) -> Response:
