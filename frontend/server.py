@@ -26,7 +26,10 @@ from frontend.asgi import error_answer, overload_answer
 
 Handler: TypeAlias = Callable[[Request, Exception], Awaitable[Response]]
 
-_READS_REQUESTS = re.compile(r"/vllm/(entrypoints/.*protocol|renderers/online_renderer)\.py$")
+_READS_REQUESTS = re.compile(
+    r"/vllm/(entrypoints/.*protocol\.py|renderers/online_renderer\.py"
+    r"|entrypoints/serve/engine/serving\.py:_get_message_types$)"
+)
 _OF_THE_SERVER = re.compile(r"/vllm/entrypoints/")
 
 VLLM_VERSION = __version__.partition("+")[0]
@@ -53,25 +56,45 @@ async def build_vllm_app(
     await init_app_state(client, app.state, args, tasks)
     app.state.server = server
     large_json.install()
-    for kind in (OverloadedError, VLLMError):
-        _handle(app, kind, _say_when)
-    for kind in (AttributeError, IndexError, KeyError):
-        _handle(app, kind, _blame_the_request)
+    _handle_errors(app)
     return app
 
 
-def _handle(app: FastAPI, kind: type[Exception], handler: Handler) -> None:
-    """Register a handler, also where it is looked up once the app is assembled.
+def _handle_errors(app: FastAPI) -> None:
+    """Let the app answer to errors as we want it to, and forget each once it is answered.
 
-    vLLM's SageMaker support assembles it early. Doing that again would make every piece of
-    middleware twice, and the second one for metrics counts nothing.
+    Handlers are looked up in the assembled app, and vLLM's SageMaker support assembles it
+    early. Doing that again would make every piece of middleware twice, and the second one for
+    metrics counts nothing.
     """
-    app.add_exception_handler(kind, handler)
+    ours = {OverloadedError: _say_when, VLLMError: _say_when, Exception: _blame_the_request}
+    if app.middleware_stack is None:
+        app.middleware_stack = app.build_middleware_stack()
     layer: Any = app.middleware_stack
-    while layer is not None:
-        if isinstance(layer, ExceptionMiddleware):
-            layer.add_exception_handler(kind, handler)
-        layer = getattr(layer, "app", None)
+    while not isinstance(layer, ExceptionMiddleware):
+        layer = layer.app
+    handlers: dict[Any, Any] = app.exception_handlers | ours
+    for kind, handler in handlers.items():
+        layer.add_exception_handler(kind, _forgetting(handler))
+
+
+def _forgetting(handler: Handler) -> Handler:
+    """A handler that lets go of what the failed request held, its media in the arena above all.
+
+    vLLM's routes keep the task that failed in a local variable, so error and variables hold
+    each other until the garbage collector comes by.
+    """
+
+    async def handle(request: Request, error: Exception) -> Response:
+        try:
+            return await handler(request, error)
+        finally:
+            each: BaseException | None = error
+            while each is not None:
+                traceback.clear_frames(each.__traceback__)
+                each = each.__cause__ or each.__context__
+
+    return handle
 
 
 async def _say_when(request: Request, error: Exception) -> Response:
@@ -88,8 +111,9 @@ async def _blame_the_request(request: Request, error: Exception) -> Response:
     Some validators look into values before their types are checked, and empty lists are
     taken for full ones; vLLM itself answers 500 to what comes of it.
     """
-    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    if not _OF_THE_SERVER.search(files[-1]) or not any(map(_READS_REQUESTS.search, files)):
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [f"{frame.filename}:{frame.name}" for frame in frames]
+    if not _OF_THE_SERVER.search(places[-1]) or not any(map(_READS_REQUESTS.search, places)):
         raise error
     message = f"a field of the request has a value that can't be: {error}"
     return error_answer(message, HTTPStatus.BAD_REQUEST)

@@ -1,13 +1,17 @@
 """Requests over which vLLM's own code stumbles are bad requests, not failures of ours."""
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import httpx
 import pytest
 from fastapi import FastAPI, Request
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.serve.utils.api_utils import with_cancellation
+from vllm.exceptions import VLLMValidationError
 
-from frontend.server import _blame_the_request, _handle
+from frontend.server import _handle_errors
 
 
 def stumble(request: Request) -> None:
@@ -19,16 +23,43 @@ def fail(request: Request) -> None:
     {}["a bug of ours"]
 
 
-@pytest.mark.parametrize(("work", "status"), [(stumble, 400), (fail, 500)])
-async def test_who_is_to_blame(work: Callable[[Request], None], status: int) -> None:
+async def get(work: Callable[..., object]) -> httpx.Response:
+    """What an app answers whose only route does this."""
     app = FastAPI()
     app.add_api_route("/", work)
     # As vLLM's SageMaker support leaves it: assembled before our handlers come.
     app.middleware_stack = app.build_middleware_stack()
-    for kind in (AttributeError, KeyError):
-        _handle(app, kind, _blame_the_request)
+    _handle_errors(app)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-        reply = await http.get("/")
+        return await http.get("/")
+
+
+@pytest.mark.parametrize(("work", "status"), [(stumble, 400), (fail, 500)])
+async def test_who_is_to_blame(work: Callable[[Request], None], status: int) -> None:
+    reply = await get(work)
     assert reply.status_code == status
     assert status == 500 or "can't be" in reply.json()["error"]["message"]
+
+
+class Medium:
+    """Something that a request holds."""
+
+
+@pytest.mark.parametrize("error", [KeyError, ValueError, VLLMValidationError])
+async def test_a_request_that_failed_holds_nothing(error: type[Exception]) -> None:
+    """Although vLLM's own wrapper makes a cycle of it."""
+    held: list[weakref.ref[Medium]] = []
+
+    async def work(raw_request: Request) -> None:
+        medium = Medium()
+        held.append(weakref.ref(medium))
+        raise error("no")
+
+    gc.disable()
+    try:
+        reply = await get(with_cancellation(work))
+        assert reply.status_code >= 400
+        assert held[0]() is None
+    finally:
+        gc.enable()
