@@ -17,10 +17,11 @@ ENGINE_ARGS ?= --served-model-name demo
 endif
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+CHAOS_ARGS ?=
 RUN_VARIABLES := MODEL WORKERS PORT ROUTER_MODE ENGINE_ARGS
 
 # Only `run` hands these on: a test must not depend on the caller's MODEL or PORT.
-unexport DEVICE PYTHON PYTEST_ARGS BENCH_ARGS $(RUN_VARIABLES)
+unexport DEVICE PYTHON PYTEST_ARGS BENCH_ARGS CHAOS_ARGS $(RUN_VARIABLES)
 
 VENV_PYTHON := .venv/bin/python
 LOCK := locks/$(DEVICE).txt
@@ -28,7 +29,7 @@ PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check -c $(LO
 ENVIRONMENT := .venv/.mmrouter-$(DEVICE)
 BENCH_ENVIRONMENT := $(ENVIRONMENT)-bench
 
-.PHONY: help setup run test check fix docs demo-model clean distclean
+.PHONY: help setup run test chaos check fix docs demo-model clean distclean
 .PHONY: bench-router bench-router-scale bench-transfer bench-last-hop bench-preprocess
 
 help: ## list the targets
@@ -113,6 +114,9 @@ bench-preprocess: $(BENCH_ENVIRONMENT) ## measure getting media ready, beside vL
 
 bench-last-hop: $(BENCH_ENVIRONMENT) ## measure each of vLLM's ways from a worker to its engine
 	@$(VENV_PYTHON) -m tests.benchmarks.bench_last_hop $(BENCH_ARGS)
+
+chaos: $(ENVIRONMENT) ## break everything at random under load, and count what users notice
+	@$(VENV_PYTHON) -m tests.chaos $(CHAOS_ARGS)
 
 clean: ## remove what running and testing left
 	rm -rf .runs $(DEMO_MODEL) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

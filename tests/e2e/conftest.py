@@ -1,10 +1,11 @@
 """One pair of workers, one plain vLLM and the frontends over them, for all tests."""
 
 import contextlib
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,8 +85,26 @@ def make_model(family: str, directory: Path) -> Path:
     return model
 
 
+LetGo = Callable[..., None]
+
+
 @pytest.fixture(scope="session")
-def stack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def let_go() -> Iterator[LetGo]:
+    """Asks processes to leave and waits for them at the very end: engines take ten seconds."""
+    leaving: list[Process] = []
+
+    def ask_to_leave(*processes: Process) -> None:
+        for process in processes:
+            process.signal(signal.SIGTERM)
+            leaving.append(process)
+
+    yield ask_to_leave
+    for process in leaving:
+        process.stop()
+
+
+@pytest.fixture(scope="session")
+def stack(model: Path, tmp_path_factory: pytest.TempPathFactory, let_go: LetGo) -> Iterator[Stack]:
     """Two workers, a frontend and a plain vLLM, all started side by side."""
     discovery = tmp_path_factory.mktemp("discovery")
     logs = tmp_path_factory.mktemp("logs")
@@ -97,8 +116,7 @@ def stack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
         plain.wait_for_status(200)
         yield Stack(model, discovery, logs, workers, plain, frontend)
     finally:
-        for process in (*workers.values(), frontend, plain):
-            process.stop()
+        let_go(*workers.values(), frontend, plain)
 
 
 def wait_for_workers(

@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
+import psutil
+
+from common.card import WorkerCard
 
 START_TIMEOUT_S = 240.0
 
@@ -87,9 +90,12 @@ class Process:
     def pid(self) -> int:
         return self._process.pid
 
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
     def check_alive(self) -> None:
         """Fail with the end of the log if the process has ended."""
-        if self._process.poll() is not None:
+        if not self.is_alive():
             raise AssertionError(
                 f"{self.name} ended with status {self._process.returncode}:\n{self.tail()}"
             )
@@ -105,7 +111,7 @@ class Process:
 
     def stop(self) -> None:
         """SIGTERM, then SIGKILL to whatever is left of the group."""
-        if self._process.poll() is None:
+        if self.is_alive():
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(30)
@@ -137,6 +143,18 @@ def start_worker(
     return Process(name, command, logs / f"{name}.log", **extra_env)
 
 
+def worker_pid(discovery: Path, name: str) -> int:
+    """Of the process that frontends talk to, which is a child of the one that was started."""
+    return WorkerCard.from_json((discovery / f"{name}.json").read_bytes()).host.pid
+
+
+def engine_pid(discovery: Path, name: str) -> int:
+    """Of the process of a worker that computes."""
+    children = psutil.Process(worker_pid(discovery, name)).children(recursive=True)
+    (engine,) = (child for child in children if "EngineCore" in " ".join(child.cmdline()))
+    return engine.pid
+
+
 class HttpServer(Process):
     """A process that serves OpenAI's API on ``url``."""
 
@@ -161,12 +179,23 @@ class HttpServer(Process):
 
 
 def start_frontend(
-    name: str, discovery: Path, logs: Path, *flags: str, **extra_env: str
+    name: str,
+    discovery: Path,
+    logs: Path,
+    *flags: str,
+    module: Sequence[str] = ("frontend",),
+    port: int | None = None,
+    **extra_env: str,
 ) -> HttpServer:
-    """A frontend over the workers in a discovery directory."""
-    port = free_port()
+    """A frontend over the workers in a discovery directory.
+
+    Args:
+        module: what runs it, with arguments that come before the frontend's.
+        port: where it listens; a free port unless given.
+    """
+    port = port or free_port()
     command = [
-        sys.executable, "-m", "frontend",
+        sys.executable, "-m", *module,
         f"--discovery-dir={discovery}", f"--port={port}", "--mm-arena-gb=0.25",
         "--media-allow-private",  # the tests' pictures come from loopback
         *SERVER_FLAGS[:-1], *flags,

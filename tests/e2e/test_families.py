@@ -13,7 +13,7 @@ import pytest
 
 from tests import odd_media
 from tests.clips import data_url, film, sound
-from tests.e2e.conftest import Endpoint, make_model, wait_for_workers
+from tests.e2e.conftest import Endpoint, LetGo, make_model, wait_for_workers
 from tests.e2e.odd import compare
 from tests.e2e.processes import (
     Process,
@@ -54,8 +54,9 @@ class FamilyLab(Lab):
 class Engines:
     """A worker and a plain vLLM of the family that was asked for last."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, let_go: LetGo) -> None:
         self.directory = directory
+        self._let_go = let_go
         self._family = ""
         self._started: list[Process] = []
 
@@ -78,20 +79,21 @@ class Engines:
     def stop(self) -> None:
         if self._family:
             self.plain.close()
-        for process in self._started:
-            process.stop()
+        self._let_go(*self._started)
         self._started.clear()
 
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    engines = Engines(tmp_path_factory.mktemp("families"))
+def engines(tmp_path_factory: pytest.TempPathFactory, let_go: LetGo) -> Iterator[Engines]:
+    engines = Engines(tmp_path_factory.mktemp("families"), let_go)
     yield engines
     engines.stop()
 
 
 @pytest.fixture(scope="module")
-def lab(request: pytest.FixtureRequest, engines: Engines, pictures_url: str) -> Iterator[FamilyLab]:
+def lab(
+    request: pytest.FixtureRequest, engines: Engines, pictures_url: str, let_go: LetGo
+) -> Iterator[FamilyLab]:
     """A frontend over a family's worker, whose media travel in one way."""
     family, way = request.param
     worker, plain = engines.of(family)
@@ -104,7 +106,7 @@ def lab(request: pytest.FixtureRequest, engines: Engines, pictures_url: str) -> 
         yield FamilyLab(way, router, plain, pictures_url, family)
         router.close()
     finally:
-        frontend.stop()
+        let_go(frontend)
 
 
 Request = Callable[[FamilyLab], list[dict[str, Any]]]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Endpoint, Stack, wait_for_workers
+from tests.e2e.conftest import Endpoint, LetGo, Stack, wait_for_workers
 from tests.e2e.processes import start_frontend, start_worker
 from tests.e2e.test_scenarios import Asked, Lab, words
 
@@ -40,6 +40,7 @@ def hop(
     plain: Endpoint,
     pictures_url: str,
     tmp_path_factory: pytest.TempPathFactory,
+    let_go: LetGo,
 ) -> Iterator[tuple[str, Lab]]:
     """A frontend over one worker; one hop after the other, for the sake of memory."""
     name: str = request.param
@@ -53,8 +54,7 @@ def hop(
         yield name, Lab("shm", endpoint, plain, pictures_url)
         endpoint.close()
     finally:
-        frontend.stop()
-        worker.stop()
+        let_go(frontend, worker)
 
 
 def test_images_reach_the_model(hop: tuple[str, Lab]) -> None:
@@ -88,7 +88,7 @@ def test_what_a_worker_evicted_is_sent_again(hop: tuple[str, Lab]) -> None:
 
 
 def test_a_worker_that_sees_other_shared_memory_is_reached_by_nixl(
-    stack: Stack, plain: Endpoint, pictures_url: str, tmp_path: Path
+    stack: Stack, plain: Endpoint, pictures_url: str, tmp_path: Path, let_go: LetGo
 ) -> None:
     """Same host, same host name: only the probe can tell."""
     allowed = subprocess.run([*ELSEWHERE, "true"], capture_output=True, check=False)
@@ -106,8 +106,7 @@ def test_a_worker_that_sees_other_shared_memory_is_reached_by_nixl(
         assert lab.ask(one, two, WHAT).shipped == []
         endpoint.close()
     finally:
-        frontend.stop()
-        worker.stop()
+        let_go(frontend, worker)
 
 
 def how(asked: Asked) -> list[str]:

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
@@ -12,7 +13,13 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import Endpoint, Stack, wait_for_workers
-from tests.e2e.processes import HttpServer, our_shared_memory, start_frontend, start_worker
+from tests.e2e.processes import (
+    HttpServer,
+    engine_pid,
+    our_shared_memory,
+    start_frontend,
+    start_worker,
+)
 from tests.e2e.test_scenarios import image, words
 from tests.pictures import data_uri, picture
 
@@ -108,6 +115,52 @@ async def test_more_than_it_can_take_is_refused_while_health_and_models_answer(
             assert stream.finish_reason == "length" and stream.error is None
     accepted = await http.post("/v1/chat/completions", json=chat(WORDS, 1, stream=False))
     assert accepted.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "threshold", ["--router-busy-prefill-tokens=1", "--router-busy-blocks-fraction=0.000001"]
+)
+async def test_when_all_workers_are_busy_more_is_refused_until_they_are_not(
+    stack: Stack, threshold: str
+) -> None:
+    server = start_frontend("busy", stack.discovery, stack.logs, threshold)
+    engines = [engine_pid(stack.discovery, name) for name in stack.workers]
+    try:
+        await asyncio.to_thread(wait_for_workers, server, list(stack.workers.values()))
+        async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
+            for engine in engines:
+                os.kill(engine, signal.SIGSTOP)
+            taken = []
+            for number in range(1, 1 + len(engines)):
+                post = http.post("/v1/chat/completions", json=chat(WORDS, 1, stream=False))
+                taken.append(asyncio.create_task(post))
+                await until_busy(http, number)
+            for body in (chat(WORDS, 1), chat(WORDS, 1, stream=False)):
+                refused = await http.post("/v1/chat/completions", json=body)
+                assert refused.status_code == 503
+                assert int(refused.headers["retry-after"]) >= 1
+                assert "busy" in refused.json()["error"]["message"]
+            assert (await http.get("/health")).status_code == 200
+            for engine in engines:
+                os.kill(engine, signal.SIGCONT)
+            assert {(await answer).status_code for answer in taken} == {200}
+            await until_busy(http, 0)
+            accepted = await http.post("/v1/chat/completions", json=chat(WORDS, 1, stream=False))
+            assert accepted.status_code == 200
+    finally:
+        for engine in engines:
+            os.kill(engine, signal.SIGCONT)
+        server.stop()
+
+
+async def until_busy(http: httpx.AsyncClient, number: int) -> None:
+    """Wait until so many workers are busy."""
+    async with asyncio.timeout(60):
+        while True:
+            views = (await http.get("/mmrouter/workers")).json()
+            if sum(rank["busy"] for view in views for rank in view["ranks"]) == number:
+                return
+            await asyncio.sleep(0.05)
 
 
 async def test_a_frontend_that_leaves_finishes_streams_until_it_is_told_to_hurry(

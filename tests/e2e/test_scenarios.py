@@ -13,7 +13,7 @@ import httpx
 import pytest
 from openai.types.chat import ChatCompletion
 
-from tests.e2e.conftest import Endpoint, Stack, wait_for_workers
+from tests.e2e.conftest import Endpoint, LetGo, Stack, wait_for_workers
 from tests.e2e.processes import start_frontend
 from tests.pictures import data_uri, picture
 
@@ -62,6 +62,7 @@ def lab(
     router: Endpoint,
     plain: Endpoint,
     pictures_url: str,
+    let_go: LetGo,
 ) -> Iterator[Lab]:
     if request.param == "shm":  # what `auto` finds on one host
         yield Lab("shm", router, plain, pictures_url)
@@ -74,7 +75,7 @@ def lab(
         yield Lab(request.param, endpoint, plain, pictures_url)
         endpoint.close()
     finally:
-        server.stop()
+        let_go(server)
 
 
 class Asked:

@@ -11,9 +11,14 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from common.card import WorkerCard
-from tests.e2e.conftest import Endpoint, Stack, wait_for_workers
-from tests.e2e.processes import our_shared_memory, start_frontend, start_worker
+from tests.e2e.conftest import Endpoint, LetGo, Stack, wait_for_workers
+from tests.e2e.processes import (
+    engine_pid,
+    our_shared_memory,
+    start_frontend,
+    start_worker,
+    worker_pid,
+)
 from tests.e2e.test_scenarios import ask, image, text, words
 from tests.pictures import data_uri, picture
 
@@ -30,20 +35,19 @@ def wait_for(router: Endpoint, expected: set[str]) -> None:
 
 
 def test_a_killed_worker_disappears_and_requests_go_on(
-    stack: Stack, router: Endpoint, tmp_path: Path
+    stack: Stack, router: Endpoint, tmp_path: Path, let_go: LetGo
 ) -> None:
     here = connected(router)
     worker = start_worker("w2", stack.model, stack.discovery, tmp_path)
     try:
         wait_for(router, here | {"w2"})
-        card = WorkerCard.from_json((stack.discovery / "w2.json").read_bytes())
-        os.kill(card.host.pid, signal.SIGKILL)
+        os.kill(worker_pid(stack.discovery, "w2"), signal.SIGKILL)
         assert worker.wait() == 128 + signal.SIGKILL
         with pytest.raises(ProcessLookupError):
             os.killpg(worker.pid, 0)  # its engine processes are gone too
         wait_for(router, here)
     finally:
-        worker.stop()
+        let_go(worker)
     reply = router.openai.chat.completions.create(
         model="demo", messages=[{"role": "user", "content": "Hello"}], max_tokens=2
     )
@@ -99,39 +103,47 @@ def metric(endpoint: Endpoint, name: str, **labels: str) -> float:
 
 
 def test_an_answer_goes_on_when_its_worker_hangs_or_dies(
-    stack: Stack, plain: Endpoint, tmp_path: Path
+    stack: Stack, plain: Endpoint, tmp_path: Path, let_go: LetGo
 ) -> None:
-    """The user sees the very stream that an undisturbed worker gives."""
+    """The user sees the very stream that an undisturbed worker gives, and the worker is out
+    until it has proved itself."""
     cards = tmp_path / "cards"
     doomed = start_worker("w2", stack.model, cards, tmp_path)
-    server = start_frontend("moving", cards, tmp_path)
+    server = start_frontend("moving", cards, tmp_path, "--router-stall=10")
     other = cards / "w0.json"
     try:
         wait_for_workers(server, [doomed])
-        pid = WorkerCard.from_json((cards / "w2.json").read_bytes()).host.pid
+        pid, engine = worker_pid(cards, "w2"), engine_pid(cards, "w2")
         with contextlib.closing(Endpoint(server.url)) as endpoint:
-            for moves, (disturb, name) in enumerate(
-                [(signal.SIGSTOP, "stopped"), (signal.SIGKILL, "killed")], start=1
+            for moves, (name, disturbed, disturb, reason) in enumerate(
+                [
+                    ("engine-stopped", engine, signal.SIGSTOP, "WorkerStalledError"),
+                    ("stopped", pid, signal.SIGSTOP, "WorkerLostError"),
+                    ("killed", pid, signal.SIGKILL, "WorkerLostError"),
+                ],
+                start=1,
             ):
                 stream = Stream(endpoint, name).read(20)  # only w2 can be serving it
+                assert endpoint.workers()["w2"]["standing"] == "in"
                 other.symlink_to(stack.discovery / "w0.json")  # w0 goes on renewing its lease
                 wait_for(endpoint, {"w0", "w2"})
-                os.kill(pid, disturb)
+                ejections = metric(endpoint, "mmrouter_ejections_total", reason=reason)
+                os.kill(disturbed, disturb)
                 stream.read()
                 expected = Stream(plain, name).read()
                 assert stream.text == expected.text
                 assert stream.finish_reason == expected.finish_reason == "length"
                 assert stream.tokens == expected.tokens == LONG
                 assert metric(endpoint, "mmrouter_migrations_total", how="continued") == moves
+                assert metric(endpoint, "mmrouter_ejections_total", reason=reason) > ejections
                 assert metric(endpoint, "mmrouter_arena_leases") == 0
                 if disturb is signal.SIGSTOP:
-                    os.kill(pid, signal.SIGCONT)
+                    os.kill(disturbed, signal.SIGCONT)
                     wait_for(endpoint, {"w0", "w2"})
                     other.unlink()
                     wait_for(endpoint, {"w2"})
     finally:
-        server.stop()
-        doomed.stop()
+        let_go(server, doomed)
 
 
 def test_who_leaves_stops_the_engine_and_gets_back_what_was_lent(

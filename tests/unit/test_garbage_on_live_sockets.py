@@ -45,7 +45,7 @@ from tests.unit.test_decoders import (
 from tests.unit.test_request_plane import ScriptedEngine, no_rendering, until
 
 LIVE = settings(
-    max_examples=30,
+    max_examples=10,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example],
 )
@@ -79,7 +79,7 @@ def to_worker(message: msgspec.Struct) -> list[bytes]:
         | damaged_frames(TO_WORKER_SIDE.originals)
         | st.lists(st.binary(max_size=20), min_size=1, max_size=4)
         | BAD_OFFER.map(lambda offer: to_worker(Hello(PROTOCOL_VERSION, Incarnation("x"), offer))),
-        max_size=20,
+        max_size=40,
     )
 )
 @LIVE
@@ -129,7 +129,7 @@ async def test_a_worker_serves_its_frontends_whatever_a_stranger_says(
         hostile_frames(TO_FRONTEND_SIDE.originals)
         | damaged_frames(TO_FRONTEND_SIDE.originals)
         | st.lists(st.binary(max_size=20), min_size=1, max_size=4),
-        max_size=20,
+        max_size=40,
     )
 )
 @LIVE

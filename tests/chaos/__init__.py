@@ -1,0 +1,1 @@
+"""The soak: what becomes of users' requests while everything around them breaks."""

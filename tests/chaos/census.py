@@ -1,0 +1,110 @@
+"""What there is before and after: memory, segments, file handles, tasks, processes."""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from common.transfer.arena_file import NAME_PATTERN
+from tests.chaos.fleet import Fleet
+
+GROWTH_MIB = 64
+"""Growth of a process's memory that counts as a leak. Allocators keep what they had."""
+
+Census = dict[str, float]
+
+
+async def take(fleet: Fleet) -> Census:
+    """Everything that must not grow, by name. Requests must have ended."""
+    found: Census = {}
+    for frontend in fleet.frontends:
+        metrics = await frontend.metrics()
+        for what in ("arena_leases", "inflight_requests"):
+            found[f"frontend {frontend.name}: {what}"] = metrics[f"mmrouter_{what}"]
+        views = await fleet.views(frontend)
+        active = sum(view["active_requests"] for view in views)
+        found[f"frontend {frontend.name}: requests at workers"] = active
+    survivor = fleet.survivor
+    found["frontend a: tasks"] = (await survivor.report())["tasks"]
+    found |= _process("frontend a", survivor.process.pid)
+    found |= _process("worker w0", fleet.workers[0].pid)
+    found |= _process("engine of w0", fleet.workers[0].engine_pid)
+    found["workers: requests in engines"] = sum(
+        (view["running"] or 0) + (view["waiting"] or 0) for view in await fleet.views(survivor)
+    )
+    found["arenas of dead frontends"] = len(
+        [each for each in arenas() if not psutil.pid_exists(each.owner)]
+    )
+    return found
+
+
+def _process(name: str, pid: int) -> Census:
+    process = psutil.Process(pid)
+    found: Census = {f"{name}: memory, MiB": process.memory_full_info().uss / 2**20}
+    for kind, number in _handles(pid).items():
+        found[f"{name}: {kind} handles"] = number
+    for thread, number in _threads(pid).items():
+        found[f"{name}: threads {thread}"] = number
+    return found
+
+
+def _handles(pid: int) -> Counter[str]:
+    """Open files by kind: socket, pipe, anon_inode:[eventfd], and files by path."""
+    kinds: Counter[str] = Counter()
+    for handle in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            kinds[re.sub(r":\[\d+\]$", "", str(handle.readlink()))] += 1
+    return kinds
+
+
+def _threads(pid: int) -> Counter[str]:
+    """Threads by name, without the numbers that pools give them."""
+    names: Counter[str] = Counter()
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError):
+            names[(thread / "comm").read_text().strip().rstrip("0123456789_-")] += 1
+    return names
+
+
+@dataclass(frozen=True)
+class Arena:
+    name: str
+    owner: int
+
+
+def arenas() -> list[Arena]:
+    """Those in shared memory, with the processes that own them."""
+    found = []
+    for path in Path("/dev/shm").iterdir():
+        if match := re.fullmatch(NAME_PATTERN, path.name):
+            found.append(Arena(path.name, int(match[1])))
+    return found
+
+
+def grown(before: Census, after: Census) -> list[str]:
+    """Names of what there is more of."""
+    return [
+        name
+        for name, value in after.items()
+        if value - before.get(name, 0) > (GROWTH_MIB if name.endswith("MiB") else 0)
+    ]
+
+
+def processes_left() -> list[str]:
+    """Processes but for this one and those that run all the time. Needs a namespace of processes
+    of our own."""
+    return [
+        " ".join(process.cmdline())[:80] or process.name()
+        for process in psutil.process_iter()
+        if process.pid not in _ourselves() and process.status() != psutil.STATUS_ZOMBIE
+    ]
+
+
+def _ourselves() -> Iterable[int]:
+    pid = os.getpid()
+    return {pid, *(parent.pid for parent in psutil.Process(pid).parents())}

@@ -1,0 +1,250 @@
+"""Users: what they ask for, what they got, and what they would have got undisturbed."""
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import aiohttp
+
+from tests.chaos.fleet import Fleet, Frontend
+from tests.pictures import data_uri, picture
+
+SILENCE_S = 150.0
+"""Without a byte for so long, a request hangs. Longer than all time limits of the fleet."""
+
+LONGEST_S = 600.0
+
+
+class Outcome(StrEnum):
+    """What became of a request, in the words of the report."""
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    REJECTED = "rejected"
+    LOST = "lost"
+    HUNG = "hung"
+    LEFT = "left"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A request whose answer is determined: greedy, or sampled with a seed."""
+
+    number: int
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer that came to its end."""
+
+    text: str
+    finish_reason: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An answer that never began, with the reason."""
+
+    status: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Broken:
+    """An answer that ended before its end."""
+
+    why: str
+
+
+Result = Answer | Refused | Broken
+
+
+class CutError(Exception):
+    """The connection to the frontend broke."""
+
+
+def make_prompts(count: int, random_: random.Random) -> list[Prompt]:
+    """Requests about one or two pictures each; pictures come back in other prompts."""
+    pictures = [data_uri(picture(f"chaos-{n}", (280, 280))) for n in range(count // 2)]
+    prompts = []
+    for number in range(count):
+        shown = random_.sample(pictures, random_.choice((1, 1, 2)))
+        content: list[dict[str, Any]] = [
+            {"type": "image_url", "image_url": {"url": uri}} for uri in shown
+        ]
+        content.append({"type": "text", "text": f"Story {number} about what you see, please."})
+        body: dict[str, Any] = {
+            "model": "demo",
+            "messages": [{"role": "user", "content": content}],
+            "max_tokens": random_.randint(20, 120),
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        match number % 5:
+            case 1:
+                body |= {"temperature": 0.9, "seed": number}
+            case 2:
+                del body["stream"], body["stream_options"]
+        prompts.append(Prompt(number, body))
+    return prompts
+
+
+async def ask(
+    http: aiohttp.ClientSession, frontend: Frontend, prompt: Prompt, leave_after: int | None = None
+) -> Result | None:
+    """Send a prompt and read its answer; None if we left after so many events.
+
+    Raises:
+        CutError: the connection broke.
+        TimeoutError: nothing came any more.
+    """
+    limits = aiohttp.ClientTimeout(total=LONGEST_S, sock_read=SILENCE_S)
+    url = f"{frontend.url}/v1/chat/completions"
+    try:
+        async with http.post(url, json=prompt.body, timeout=limits) as reply:
+            if reply.status != 200:
+                error = json.loads(await reply.text())["error"]
+                return Refused(reply.status, error["message"])
+            if "stream" not in prompt.body:
+                return _whole(await reply.json())
+            return await _streamed(reply, leave_after)
+    except aiohttp.ServerTimeoutError as error:
+        raise TimeoutError from error
+    except (aiohttp.ClientError, ConnectionError) as error:
+        raise CutError(repr(error)) from error
+
+
+def _whole(reply: dict[str, Any]) -> Answer:
+    (choice,) = reply["choices"]
+    return Answer(
+        choice["message"]["content"], choice["finish_reason"], reply["usage"]["completion_tokens"]
+    )
+
+
+async def _streamed(reply: aiohttp.ClientResponse, leave_after: int | None) -> Result | None:
+    text, finish_reason, tokens, events = "", None, 0, 0
+    async for line in reply.content:
+        if not line.startswith(b"data: "):
+            continue
+        if line.startswith(b"data: [DONE]"):
+            if finish_reason is None:
+                return Broken("it was done but had no end")
+            return Answer(text, finish_reason, tokens)
+        event = json.loads(line.removeprefix(b"data: "))
+        if "error" in event:
+            return Broken(event["error"]["message"])
+        if event.get("usage"):
+            tokens = event["usage"]["completion_tokens"]
+        for choice in event["choices"]:
+            text += choice["delta"].get("content") or ""
+            finish_reason = choice["finish_reason"] or finish_reason
+        events += 1
+        if events == leave_after:
+            reply.close()
+            return None
+    return Broken("the stream ended without an end")
+
+
+@dataclass
+class Tally:
+    """What came of all requests.
+
+    Attributes:
+        resent: requests sent again because their frontend was killed.
+        complaints: what was wrong with the first few that were not right.
+    """
+
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    resent: int = 0
+    complaints: list[str] = field(default_factory=list)
+
+    @property
+    def sent(self) -> int:
+        return self.outcomes.total()
+
+    def add(self, outcome: Outcome, complaint: str = "") -> None:
+        self.outcomes[outcome] += 1
+        if complaint and len(self.complaints) < 50:
+            self.complaints.append(f"{outcome}: {complaint}")
+
+
+class Clients:
+    """Users who ask at random, each one request after the other."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        prompts: Sequence[Prompt],
+        expected: dict[int, Answer],
+        random_: random.Random,
+        pause_s: float,
+    ) -> None:
+        self.tally = Tally()
+        self.enough = asyncio.Event()
+        self._fleet = fleet
+        self._prompts = prompts
+        self._expected = expected
+        self._random = random_
+        self._pause_s = pause_s
+
+    async def one(self) -> None:
+        """A user, until there is enough."""
+        while not self.enough.is_set():
+            await self.request(self._random.choice(self._prompts), leaves=True)
+            await asyncio.sleep(self._random.uniform(0, 2 * self._pause_s))
+
+    async def request(self, prompt: Prompt, *, leaves: bool) -> None:
+        """One request, counted. It goes to the other frontend when its own dies or is full,
+        as a load balancer would have it."""
+        frontends = self._random.sample(self._fleet.frontends, 2)
+        leave_after = None
+        if leaves and "stream" in prompt.body and self._random.random() < 0.05:
+            leave_after = self._random.randint(1, 10)
+        refused: Refused | None = None
+        while frontends:
+            frontend = frontends.pop(0)
+            deaths = frontend.deaths
+            try:
+                result = await ask(self._fleet.http, frontend, prompt, leave_after)
+            except TimeoutError:
+                self.tally.add(Outcome.HUNG, f"prompt {prompt.number} at {frontend.name}")
+                return
+            except CutError as error:
+                if frontend.deaths == deaths and not frontend.down:
+                    self.tally.add(Outcome.LOST, f"{frontend.name}: {error}")
+                    return
+                self.tally.resent += 1
+                frontends = frontends or [self._fleet.survivor]
+                continue
+            if isinstance(result, Refused) and result.status in (429, 503):
+                refused = result
+                continue
+            self._judge(prompt, frontend, result)
+            return
+        assert refused is not None
+        self.tally.add(Outcome.REJECTED, f"{refused.status} {refused.reason}")
+
+    def _judge(self, prompt: Prompt, frontend: Frontend, result: Result | None) -> None:
+        where = f"prompt {prompt.number} at {frontend.name}"
+        match result:
+            case None:
+                self.tally.add(Outcome.LEFT)
+            case Refused(status, reason):
+                self.tally.add(Outcome.REJECTED, f"{where}: {status} {reason}")
+            case Broken(why):
+                self.tally.add(Outcome.LOST, f"{where}: {why}")
+            case answer if answer == self._expected[prompt.number]:
+                self.tally.add(Outcome.CORRECT)
+            case answer:
+                self.tally.add(
+                    Outcome.WRONG, f"{where}: {answer} is not {self._expected[prompt.number]}"
+                )
