@@ -116,7 +116,7 @@ def parse(argv: list[str]) -> FrontendArgs:
         return FrontendArgs(
             serve=serve,
             router=RouterSettings.from_args(ours),
-            media=MediaSettings.from_args(ours, serve),
+            media=MediaSettings.with_vllms(ours, serve),
             faults=FaultSettings.from_args(ours),
             discovery_dir=ours.discovery_dir,
             fleet_key_file=ours.fleet_key_file,

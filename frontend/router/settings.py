@@ -1,21 +1,11 @@
-"""The router's flags, each with a twin in the environment.
+"""The router's flags. The cost formula that they weigh is in ``selector.py``."""
 
-``--router-decode-weight`` is ``MMROUTER_ROUTER_DECODE_WEIGHT``: the flag wins over
-the environment, and that over the default. Nothing else of the frontend is here.
-"""
-
-import argparse
-import os
-from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from common.errors import ConfigurationError
-
-_FLAG = "--router-"
-_ENVIRONMENT = "MMROUTER_ROUTER_"
+from common.flag_settings import FlagSettings
 
 Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
@@ -31,10 +21,11 @@ class RouterMode(StrEnum):
     LEAST_LOADED = "least-loaded"
 
 
-class RouterSettings(BaseModel):
+class RouterSettings(FlagSettings):
     """What an operator may set. The cost formula is in ``selector.py``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    flag_group: ClassVar[str] = "routing"
+    flag_prefix: ClassVar[str] = "router-"
 
     mode: RouterMode = Field(RouterMode.KV, description="how a worker is chosen for each request")
     temperature: Weight = Field(
@@ -126,61 +117,3 @@ class RouterSettings(BaseModel):
         16, ge=1, description="candidates recorded per decision, cheapest first"
     )
     seed: int | None = Field(None, description="seed of random choices, for repeatable runs")
-
-    @classmethod
-    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        """Add one ``--router-…`` flag per field to a parser."""
-        group = parser.add_argument_group("routing")
-        for name, field in cls.model_fields.items():
-            options: dict[str, Any] = {"type": str, "metavar": "VALUE"}
-            if field.annotation is bool:
-                options = {"action": argparse.BooleanOptionalAction}
-            elif name == "mode":
-                options = {"choices": [mode.value for mode in RouterMode]}
-            default = field.default.value if name == "mode" else field.default
-            group.add_argument(
-                flag(name),
-                dest=f"router_{name}",
-                default=None,
-                help=f"{field.description} (default {default}; {variable(name)})",
-                **options,
-            )
-
-    @classmethod
-    def from_args(cls, args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Self:
-        """Settings from parsed flags, then the environment, then defaults.
-
-        Args:
-            args: what a parser with :meth:`add_arguments` returned.
-            environ: ``os.environ`` unless given.
-
-        Raises:
-            ConfigurationError: a value is unusable; the message names where it stood.
-        """
-        environ = os.environ if environ is None else environ
-        values: dict[str, Any] = {}
-        sources: dict[str, str] = {}
-        for name in cls.model_fields:
-            given = getattr(args, f"router_{name}", None)
-            if given is not None:
-                values[name], sources[name] = given, flag(name)
-            elif variable(name) in environ:
-                values[name], sources[name] = environ[variable(name)], variable(name)
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            first = error.errors()[0]
-            name = str(first["loc"][0])
-            raise ConfigurationError(
-                f"{sources[name]}={values[name]!r} is unusable: {first['msg']}"
-            ) from error
-
-
-def flag(name: str) -> str:
-    """The command-line flag of a field."""
-    return _FLAG + name.removesuffix("_s").replace("_", "-")
-
-
-def variable(name: str) -> str:
-    """The environment variable of a field."""
-    return _ENVIRONMENT + name.removesuffix("_s").upper()

@@ -15,7 +15,7 @@ def settings(
     parser = argparse.ArgumentParser()
     MediaSettings.add_arguments(parser)
     serve = argparse.Namespace(allowed_media_domains=domains, allowed_local_media_path=path)
-    return MediaSettings.from_args(parser.parse_args(argv), serve, environ)
+    return MediaSettings.with_vllms(parser.parse_args(argv), serve, environ)
 
 
 def test_defaults_are_safe() -> None:

@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from common.errors import ConfigurationError
-from frontend.router.settings import RouterMode, RouterSettings, flag, variable
+from frontend.router.settings import RouterMode, RouterSettings
 
 
 def parse(*argv: str, **environ: str) -> RouterSettings:
@@ -27,8 +27,8 @@ def test_flags_win_over_the_environment() -> None:
 
 
 def test_units_are_left_out_of_names() -> None:
-    assert flag("predict_ttl_s") == "--router-predict-ttl"
-    assert variable("predict_ttl_s") == "MMROUTER_ROUTER_PREDICT_TTL"
+    assert RouterSettings.flag("predict_ttl_s") == "--router-predict-ttl"
+    assert RouterSettings.variable("predict_ttl_s") == "MMROUTER_ROUTER_PREDICT_TTL"
     assert parse("--router-predict-ttl", "2.5").predict_ttl_s == 2.5
     assert parse(MMROUTER_ROUTER_PREDICT_TTL="3").predict_ttl_s == 3.0
 
@@ -42,7 +42,7 @@ def test_switches() -> None:
 def test_every_field_can_be_set_from_the_environment() -> None:
     for name, field in RouterSettings.model_fields.items():
         value = "kv" if name == "mode" else "1"
-        settings = parse(**{variable(name): value})
+        settings = parse(**{RouterSettings.variable(name): value})
         assert str(getattr(settings, name)) in {value, "1.0", "True"}, field
 
 
