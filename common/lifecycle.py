@@ -51,7 +51,8 @@ MEANING: dict[State | Event, str] = {
     State.CHOOSING: "nothing was answered; the frontend chooses a worker and lends it media",
     State.WAITING: "a worker has the request; nothing was answered",
     State.STREAMING: "outputs come",
-    State.MOVING: "the worker was lost after some output; the frontend chooses another",
+    State.MOVING: "the worker was lost after some output; the frontend chooses another, or waits "
+    "for one to come",
     State.RESUMING: "another worker has the request; none of its output came yet",
     State.FINISHED: "the last output was given to the user",
     State.FAILED: "the user got an error, as a status or as an event of the stream",

@@ -84,6 +84,26 @@ class Call:
             self._gathered = None
         MIGRATIONS.labels(self.seam.how).inc()
 
+    async def wait_for_worker(self, arrival: asyncio.Event, until: float) -> None:
+        """Wait for a worker to come.
+
+        Args:
+            until: when to return anyway, by the event loop's clock.
+
+        Raises:
+            DeadlineExceededError: the request's own time is over before that.
+        """
+        logger.warning("request %s waits for a worker", self._original.request_id)
+        left = self.deadlines.left_s()
+        now = asyncio.get_running_loop().time()
+        late_first = left is not None and now + left < until
+        try:
+            async with asyncio.timeout_at(now + left if late_first and left else until):
+                await arrival.wait()
+        except TimeoutError as error:
+            if late_first:
+                raise self.deadlines.late() from error
+
     def answer(self, output: Output) -> RequestOutput | None:
         """What a worker's output says to the user; None if nothing (yet).
 

@@ -43,7 +43,7 @@ class Deadlines:
                         answer = await anext(answers, None)
                 except TimeoutError as error:
                     if ours_first:
-                        raise self._late() from error
+                        raise self.late() from error
                     DEADLINES_EXCEEDED.labels("output").inc()
                     raise OutputTimeoutError(
                         f"worker {worker_id} said nothing on the request for {self._output_s:g} s"
@@ -52,6 +52,7 @@ class Deadlines:
                     return
                 yield answer
 
-    def _late(self) -> DeadlineExceededError:
+    def late(self) -> DeadlineExceededError:
+        """The error of a request that took too long, counted."""
         DEADLINES_EXCEEDED.labels("request").inc()
         return DeadlineExceededError(f"the request was not done within {self._total_s:g} s")

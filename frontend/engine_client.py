@@ -131,7 +131,7 @@ class RoutedEngineClient(EngineClient):
             )
             while not lifecycle.ended:
                 routing = await self._hash(call)
-                decision = self._select(call, routing)
+                decision = await self._select(call, routing)
                 try:
                     link, loans = await self._lend(call, decision)
                     answers = self._dispatch(call, decision, link, loans)
@@ -194,14 +194,29 @@ class RoutedEngineClient(EngineClient):
                 hashes = self._router.hash(request)
         return dataclasses.replace(request, hashes=hashes)
 
-    def _select(self, call: Call, routing: RoutingRequest) -> Decision:
-        """Step 3. The worker with the lowest cost, among those not yet tried."""
-        try:
-            self._fleet.check_available()
-            with stage("select"):
-                return self._router.route(routing, exclude=call.attempts.tried)
-        except NoWorkerError as error:
-            raise call.attempts.take_failure() or error from error
+    async def _select(self, call: Call, routing: RoutingRequest) -> Decision:
+        """Step 3. The worker with the lowest cost, among those that did not fail on it.
+
+        A request that lost its worker was accepted once: if there is no other it waits for
+        one to come, or to come back.
+        """
+        accepted = call.attempts.count > 0
+        patience = asyncio.get_running_loop().time() + self._faults.worker_wait_s
+        while True:
+            arrival = self._fleet.arrival
+            failed = {
+                worker_id
+                for worker_id, moment in call.attempts.tried.items()
+                if not self._fleet.joined_since(worker_id, moment)
+            }
+            try:
+                self._fleet.check_available()
+                with stage("select"):
+                    return self._router.route(routing, exclude=failed, accepted=accepted)
+            except NoWorkerError as error:
+                if not accepted or asyncio.get_running_loop().time() >= patience:
+                    raise call.attempts.take_failure() or error from error
+            await call.wait_for_worker(arrival, patience)
 
     async def _lend(self, call: Call, decision: Decision) -> tuple[WorkerLink, list[Loan]]:
         """Step 4. The media that the worker lacks; an image shown twice goes once."""

@@ -24,6 +24,11 @@ class FaultSettings(FlagSettings):
         description="how many requests may be given to another worker, as a fraction of the "
         "recent ones, so that retries can't become the overload; a few are always allowed",
     )
+    worker_wait_s: Seconds = Field(
+        60.0,
+        description="seconds that a request which lost its worker waits for another to come if "
+        "there is none; 0 not at all",
+    )
     request_timeout_s: Seconds = Field(
         0.0,
         description="seconds that a request may take once its prompt is processed; 0 for any time",

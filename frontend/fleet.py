@@ -7,6 +7,7 @@ they are lost, and tells the router who can take requests.
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -44,6 +45,7 @@ class Member:
         link: None while it is not connected.
         keeper: opens the link, again and again, until the card is gone.
         leaving: why the link is closed, for the requests on it.
+        joined: when the link was opened: monotonic seconds.
     """
 
     card: WorkerCard
@@ -51,6 +53,7 @@ class Member:
     status: Status | None
     keeper: asyncio.Task[None] | None
     leaving: str = "this frontend is shutting down"
+    joined: float = float("-inf")
 
 
 class Fleet:
@@ -78,6 +81,7 @@ class Fleet:
         self._refused: dict[WorkerId, str] = {}
         self._key = key
         self._closed = False
+        self._arrival = asyncio.Event()
         self._context = frontend_context(key)
         self._contract: asyncio.Future[WorkerCard] = asyncio.get_running_loop().create_future()
 
@@ -110,6 +114,16 @@ class Fleet:
         if self._refused:
             raise NoWorkerError("no worker is available: " + "; ".join(self._refused.values()))
         raise NoWorkerError("no worker is available: none has registered yet, or all are gone")
+
+    def joined_since(self, worker_id: WorkerId, moment: float) -> bool:
+        """Whether a worker came, or came back, after a moment: monotonic seconds."""
+        member = self._members.get(worker_id)
+        return member is not None and member.joined > moment
+
+    @property
+    def arrival(self) -> asyncio.Event:
+        """Set once the next worker has joined."""
+        return self._arrival
 
     def members(self) -> list[Member]:
         """Every worker with a card that fits, connected or not."""
@@ -224,6 +238,9 @@ class Fleet:
         if card.state is WorkerState.READY:
             await self._router.add_worker(_routable(card))
         member.link = link
+        member.joined = time.monotonic()
+        self._arrival.set()
+        self._arrival = asyncio.Event()
         self._count()
         logger.info("worker %s joined, media travel by %s", card.worker_id, choice.transport)
 

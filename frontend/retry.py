@@ -62,7 +62,7 @@ class Attempts:
     """The workers that one request was given to.
 
     Attributes:
-        tried: those that failed.
+        tried: those that failed, and when: monotonic seconds.
         count: how often one failed.
     """
 
@@ -74,7 +74,7 @@ class Attempts:
         self._limit = limit
         self._budget = budget
         self._last: MmRouterError | None = None
-        self.tried: set[WorkerId] = set()
+        self.tried: dict[WorkerId, float] = {}
         self.count = 0
         budget.request()
 
@@ -86,7 +86,7 @@ class Attempts:
             MmRouterError: the error itself, since another try would fail as well, or
                 there were enough.
         """
-        self.tried.add(worker_id)
+        self.tried[worker_id] = time.monotonic()
         self.count += 1
         if not error.retryable or self.count > self._limit:
             raise error

@@ -254,13 +254,18 @@ class Router:
         spans = [need.span for need in request.media]
         return block_mm_infos(len(request.token_ids), block_size, spans)
 
-    def route(self, request: RoutingRequest, *, exclude: Collection[WorkerId] = ()) -> Decision:
+    def route(
+        self,
+        request: RoutingRequest,
+        *,
+        exclude: Collection[WorkerId] = (),
+        accepted: bool = False,
+    ) -> Decision:
         """Decide where a request runs, and count it as running there.
 
         Args:
-            exclude: workers not to consider, such as those that failed on it before. A
-                request that comes with any was accepted once: it is not refused because
-                all others are busy.
+            exclude: workers not to consider, such as those that failed on it before.
+            accepted: whether it was accepted before, and is not refused because all are busy.
 
         Raises:
             NoWorkerError: no worker is left.
@@ -268,7 +273,7 @@ class Router:
             RequestRejectedError: the prompt can't be hashed.
         """
         started = time.perf_counter()
-        candidates = self._candidates(exclude)
+        candidates = self._candidates(exclude, accepted)
         now = self._clock()
         hashes = dict(request.hashes or {})
         for scheme, hasher in self._hashers.items():
@@ -306,7 +311,7 @@ class Router:
 
     def check_room(self) -> None:
         """Raises what :meth:`route` would raise now, before there is a prompt."""
-        self._candidates(())
+        self._candidates((), accepted=False)
 
     def first_token(self, request_id: RequestId) -> None:
         """A request's first output arrived. Unknown and repeated ids are ignored."""
@@ -437,22 +442,21 @@ class Router:
             prompt_embeds_digests=request.prompt_embeds_digests,
         )
 
-    def _candidates(self, exclude: Collection[WorkerId]) -> Candidates:
+    def _candidates(self, exclude: Collection[WorkerId], accepted: bool) -> Candidates:
         loads, load_costs = self._load.view()
         targets, slots, positions = self._fleet
         candidates = Candidates(targets, slots, loads, load_costs, positions)
         if exclude:
             candidates = candidates.without(exclude)
-        accepted_before = bool(exclude)
         if not candidates.targets:
             raise NoWorkerError(
                 "no worker is registered"
                 if not self._workers
                 else "every registered worker is excluded or failed on this request"
             )
-        return self._fit(candidates, accepted_before)
+        return self._fit(candidates, accepted)
 
-    def _fit(self, candidates: Candidates, accepted_before: bool) -> Candidates:
+    def _fit(self, candidates: Candidates, accepted: bool) -> Candidates:
         """Those that are neither ejected nor busy.
 
         If all are ejected, the least bad of them. If all are busy, none, unless the
@@ -469,7 +473,7 @@ class Router:
             free = candidates.only(lambda target: target not in busy)
             if free.targets:
                 return free
-            if not accepted_before:
+            if not accepted:
                 raise FleetBusyError("every worker is busy: try again later")
         return candidates
 

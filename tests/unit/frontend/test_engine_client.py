@@ -3,6 +3,7 @@ links, sessions, routing, retries, seams."""
 
 import asyncio
 import gc
+import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing
@@ -64,12 +65,16 @@ class Lab:
             renderer=SimpleNamespace(tokenizer=tokenizer()),
             input_processor=None,
         )
-        fleet = SimpleNamespace(
-            check_available=lambda: None, link=lambda worker_id: self.links[worker_id]
+        self.joined: dict[WorkerId, float] = {}
+        self.fleet = SimpleNamespace(
+            check_available=lambda: None,
+            link=lambda worker_id: self.links[worker_id],
+            joined_since=lambda worker_id, moment: self.joined[worker_id] > moment,
+            arrival=asyncio.Event(),
         )
         self.client = RoutedEngineClient(
             preprocessor,  # type: ignore[arg-type]
-            fleet,  # type: ignore[arg-type]
+            self.fleet,  # type: ignore[arg-type]
             self.router,
             self.lender,
             settings,
@@ -90,6 +95,7 @@ class Lab:
         link = WorkerLink(card, self.context, Incarnation("f"), lambda status: None)
         await link.open(self.lender.offer())
         self.links[WorkerId(name)] = link
+        self.joined[WorkerId(name)] = time.monotonic()
         await self.router.add_worker(
             RoutableWorker(
                 worker_id=WorkerId(name),
@@ -105,6 +111,13 @@ class Lab:
             )
         )
         engine.script = self.speaking(name)
+        self.fleet.arrival.set()
+        self.fleet.arrival = asyncio.Event()
+
+    async def remove(self, name: str) -> None:
+        await self.router.remove_worker(WorkerId(name))
+        await self.links.pop(WorkerId(name)).close()
+        await self.services.pop(name).close()
 
     def speaking(self, name: str, steps: int | None = None, then: object = None) -> Script:
         """The model's answer, or its first steps and then an error, or silence."""
@@ -298,6 +311,42 @@ async def test_the_last_failure_is_told_when_nobody_is_left(lab: Lab) -> None:
         await lab.ask()
     assert caught.value.http_status == 503
     assert len(lab.asked) == 2
+
+
+async def until_all_died(lab: Lab) -> "asyncio.Task[list[RequestOutput]]":
+    """A request that every worker there is failed on, each after a few steps."""
+    for name, engine in lab.engines.items():
+        engine.script = lab.speaking(name, 3, EngineGoneError(f"{name} died"))
+    asking = asyncio.create_task(lab.ask())
+    await until(lambda: len(lab.asked) == 2)
+    await until(lambda: not any(link.active_requests for link in lab.links.values()))
+    return asking
+
+
+@pytest.mark.parametrize("name", ["w2", "w0"])
+async def test_a_request_that_lost_all_workers_waits_for_one(lab: Lab, name: str) -> None:
+    """For another, or for one that died under it and is started again."""
+    asking = await until_all_died(lab)
+    if name in lab.links:
+        await lab.remove(name)
+    await lab.add(name)
+    outputs = await asking
+    assert text(outputs) == ANSWER and ids(outputs) == lab.model.answer
+    assert [asked for asked, _ in lab.asked][2:] == [name]
+
+
+@settings(worker_wait_s=0.1)
+async def test_it_does_not_wait_for_ever(lab: Lab) -> None:
+    asking = await until_all_died(lab)
+    with pytest.raises(GracefulHTTPError, match=r"w\d died"):
+        await asking
+
+
+@settings(request_timeout_s=0.5)
+async def test_it_waits_no_longer_than_it_may_take(lab: Lab) -> None:
+    asking = await until_all_died(lab)
+    with pytest.raises(GracefulHTTPError, match=r"not done within 0\.5 s"):
+        await asking
 
 
 @settings(migration_limit=0)

@@ -102,7 +102,7 @@ async def test_what_was_accepted_before_is_not_refused_later(router: Router) -> 
         report(router, worker_id, kv_usage=0.99)
     with pytest.raises(FleetBusyError):
         route(router)
-    assert route(router, exclude={A}).worker_id == "b"
+    assert route(router, exclude={A}, accepted=True).worker_id == "b"
 
 
 async def test_an_idle_worker_is_never_busy(router: Router) -> None:
@@ -133,7 +133,7 @@ async def test_the_users_mistakes_and_full_queues_are_not_held_against_a_worker(
 ) -> None:
     for error in (RequestRejectedError("no"), WorkerBusyError("full")):
         for _ in range(5):
-            router.failed(route(router, exclude={B}), error)
+            router.failed(route(router, exclude={B}, accepted=True), error)
     assert router.standing(A) == (Standing.IN, "")
 
 
