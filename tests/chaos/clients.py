@@ -11,13 +11,13 @@ from typing import Any
 
 import aiohttp
 
-from tests.chaos.fleet import Fleet, Frontend
+from tests.chaos.fleet import STALL_S, WORKER_WAIT_S, Fleet, Frontend
 from tests.pictures import data_uri, picture
 
-SILENCE_S = 150.0
+SILENCE_S = WORKER_WAIT_S + 2 * STALL_S
 """Without a byte for so long, a request hangs. Longer than all time limits of the fleet."""
 
-LONGEST_S = 600.0
+LONGEST_S = 4 * WORKER_WAIT_S
 
 
 class Outcome(StrEnum):

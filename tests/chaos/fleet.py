@@ -30,6 +30,8 @@ from tests.e2e.processes import (
 
 START_S = 900.0
 STALL_S = 40.0
+WORKER_WAIT_S = 300.0
+"""How long a request waits for a worker. Engines start slowly while everything else goes on."""
 
 Metrics = dict[str, float]
 
@@ -110,6 +112,7 @@ class Frontend:
             logs,
             "--mm-arena-gb=0.06",
             f"--router-stall={STALL_S}",
+            f"--worker-wait={WORKER_WAIT_S}",
             *self._flags,
             module=("tests.chaos.watched_frontend", str(self._report)),
             port=self._port,
