@@ -4,13 +4,15 @@ Starts an AsyncLLM, says what it resolved to (for the card), gives it prompts wh
 media are already processed, and reads how busy it is. Knows no sockets.
 """
 
+import asyncio
 import copy
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from vllm import AsyncEngineArgs
@@ -44,6 +46,10 @@ from common.identity import MmHash, WorkerId
 from common.protocol import MediaPart, Submit
 
 SHUTDOWN_S = 10.0
+
+ALIVE_CHECK_S = 0.5
+
+_Answer = TypeVar("_Answer")
 """How long engine processes may take to clean up after themselves."""
 
 Items = Mapping[MmHash, MultiModalKwargsItem]
@@ -129,6 +135,24 @@ def with_our_defaults(args: AsyncEngineArgs, given: frozenset[str]) -> AsyncEngi
     return args
 
 
+async def answered(llm: AsyncLLM, call: Awaitable[_Answer]) -> _Answer:
+    """An engine's answer. vLLM would wait for ever for that of an engine that died.
+
+    Raises:
+        EngineGoneError: it died.
+    """
+    asking = asyncio.ensure_future(call)
+    try:
+        while not (await asyncio.wait({asking}, timeout=ALIVE_CHECK_S))[0]:
+            if llm.errored:
+                raise EngineGoneError("the worker's engine died")
+        return await asking
+    except EngineDeadError as error:
+        raise EngineGoneError("the worker's engine died") from error
+    finally:
+        asking.cancel()
+
+
 class Engine:
     """An AsyncLLM that takes prompts with processed media."""
 
@@ -150,6 +174,7 @@ class Engine:
         """Start the engine processes and wait until they can serve.
 
         Raises:
+            EngineGoneError: the engine died right after it had started.
             Whatever vLLM raises when a model can't be loaded: the caller ends.
         """
         stats = _StatsBoard()
@@ -159,7 +184,12 @@ class Engine:
             enable_log_requests=args.enable_log_requests,
             disable_log_stats=args.disable_log_stats,
         )
-        await llm.reset_mm_cache()  # joins the warm-up, drops its dummy items
+        try:
+            # Joins the warm-up, drops its dummy items.
+            await answered(llm, llm.reset_mm_cache())
+        except EngineGoneError:
+            llm.shutdown()
+            raise
         return cls(args, llm, stats, worker_id)
 
     @property
@@ -177,8 +207,12 @@ class Engine:
         return LocalRenderer(self._llm.renderer)
 
     async def supported_tasks(self) -> list[str]:
-        """vLLM's task names, for example ``generate``."""
-        return list(await self._llm.get_supported_tasks())
+        """vLLM's task names, for example ``generate``.
+
+        Raises:
+            EngineGoneError: the engine died.
+        """
+        return list(await answered(self._llm, self._llm.get_supported_tasks()))
 
     def served_model_names(self) -> list[str]:
         """Names under which users ask for the model."""
