@@ -214,7 +214,8 @@ class RoutedEngineClient(EngineClient):
                 with stage("select"):
                     return self._router.route(routing, exclude=failed, accepted=accepted)
             except NoWorkerError as error:
-                if not accepted or asyncio.get_running_loop().time() >= patience:
+                hopeless = self._fleet.closed or asyncio.get_running_loop().time() >= patience
+                if hopeless or not accepted:
                     raise call.attempts.take_failure() or error from error
             await call.wait_for_worker(arrival, patience)
 

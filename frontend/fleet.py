@@ -122,8 +122,13 @@ class Fleet:
 
     @property
     def arrival(self) -> asyncio.Event:
-        """Set once the next worker has joined."""
+        """Set once the next worker has joined, or none will any more."""
         return self._arrival
+
+    @property
+    def closed(self) -> bool:
+        """Whether this frontend is shutting down."""
+        return self._closed
 
     def members(self) -> list[Member]:
         """Every worker with a card that fits, connected or not."""
@@ -148,6 +153,7 @@ class Fleet:
     async def close(self) -> None:
         """Leave every worker. Requests that still run fail."""
         self._closed = True
+        self._arrival.set()
         for worker_id in list(self._members):
             await self._remove(worker_id, "this frontend is shutting down")
         self._context.destroy(linger=200)  # ms: lets the goodbyes leave

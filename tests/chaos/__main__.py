@@ -35,6 +35,9 @@ from tests.chaos.fleet import Fleet
 INSIDE = "MMROUTER_CHAOS_INSIDE"
 SHARED_MEMORY_MIB = 3072
 PROMPTS = 60
+LAST_DEATHS_S = 10.0
+"""Until an engine that the last fault killed is surely missed."""
+
 SETTLE_S = 90.0
 LEAVERS = 5
 
@@ -115,9 +118,10 @@ async def soak(options: argparse.Namespace, directory: Path) -> dict[str, float]
                 progress = group.create_task(report(clients, faults, started))
                 await faults.run(options.faults)
                 clients.enough.set()
+                await asyncio.sleep(LAST_DEATHS_S)
+                await fleet.ready()
                 for task in (progress, *keeping):
                     task.cancel()
-            await fleet.ready()
             seconds = time.monotonic() - started
             # Everybody is back: now each answer must be there and right.
             for prompt in prompts:
@@ -166,7 +170,7 @@ def print_table(
     inflicted: Counter[str],
     before: census.Census,
     after: census.Census,
-    complaints: Sequence[str],
+    complaints: Counter[str],
     leaks: Sequence[str],
     statuses: Sequence[int],
 ) -> None:
@@ -176,9 +180,12 @@ def print_table(
     print(f"\n{'what there is':<60}{'before':>10}{'after':>10}")
     for name in sorted(before | after):
         print(f"{name:<60}{before.get(name, 0):>10.0f}{after.get(name, 0):>10.0f}")
-    for title, lines in (("not as it should be", complaints), ("leaked", leaks)):
-        if lines:
-            print(f"\n{title}:", *lines, sep="\n  ")
+    if complaints:
+        print("\nnot as it should be:")
+        for complaint, times in complaints.most_common():
+            print(f"{times:>6} {complaint}")
+    if leaks:
+        print("\nleaked:", *leaks, sep="\n  ")
     print(f"\nexit statuses {statuses}\n")
 
 

@@ -160,12 +160,12 @@ class Tally:
 
     Attributes:
         resent: requests sent again because their frontend was killed.
-        complaints: what was wrong with the first few that were not right.
+        complaints: what was wrong with those that were not right.
     """
 
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     resent: int = 0
-    complaints: list[str] = field(default_factory=list)
+    complaints: Counter[str] = field(default_factory=Counter)
 
     @property
     def sent(self) -> int:
@@ -173,8 +173,8 @@ class Tally:
 
     def add(self, outcome: Outcome, complaint: str = "") -> None:
         self.outcomes[outcome] += 1
-        if complaint and len(self.complaints) < 50:
-            self.complaints.append(f"{outcome}: {complaint}")
+        if complaint:
+            self.complaints[f"{outcome}: {complaint}"] += 1
 
 
 class Clients:

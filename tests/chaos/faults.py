@@ -33,17 +33,17 @@ class Share(NamedTuple):
 
 
 WORKER_SHARES = {
-    "worker killed": Share(8, 2),
-    "engine killed": Share(4, 2),
-    "worker and engine killed at once": Share(4, 2),
-    "worker restarted in place": Share(6, 2),
-    "worker stopped": Share(18, 2),
-    "engine stopped": Share(8, 2),
+    "worker killed": Share(6, 2),
+    "engine killed": Share(3, 2),
+    "worker and engine killed at once": Share(3, 2),
+    "worker restarted in place": Share(4, 2),
+    "worker stopped": Share(20, 2),
+    "engine stopped": Share(6, 2),
 }
 OTHER_SHARES = {
-    "frontend killed": Share(12, 40),
-    "events dropped": Share(24, 28),
-    "shared memory full": Share(16, 40),
+    "frontend killed": Share(12, 25),
+    "events dropped": Share(30, 22),
+    "shared memory full": Share(16, 35),
 }
 SHARES = WORKER_SHARES | OTHER_SHARES
 

@@ -26,7 +26,7 @@ from tests.pictures import data_uri, picture
 WORDS: dict[str, Any] = {"role": "user", "content": "Tell me a story"}
 CLIENTS = 2
 PROMPTS = 4
-PAUSE_S = 0.5
+PAUSE_S = 2.0
 """Between the requests of one client: engines that start need the processor as well."""
 
 LIMIT = 2
@@ -173,7 +173,7 @@ async def test_a_frontend_that_leaves_finishes_streams_until_it_is_told_to_hurry
         frontend.signal(signal.SIGTERM)
         await short.end()
         assert short.finish_reason == "length" and short.error is None
-        with pytest.raises(httpx.ConnectError):
+        with pytest.raises(httpx.NetworkError):  # refused, or reset if it was in the queue
             async with asyncio.timeout(30), httpx.AsyncClient(base_url=frontend.url) as stranger:
                 while True:
                     assert (await stranger.get("/health")).status_code == 503

@@ -71,6 +71,7 @@ class Lab:
             link=lambda worker_id: self.links[worker_id],
             joined_since=lambda worker_id, moment: self.joined[worker_id] > moment,
             arrival=asyncio.Event(),
+            closed=False,
         )
         self.client = RoutedEngineClient(
             preprocessor,  # type: ignore[arg-type]
@@ -333,6 +334,14 @@ async def test_a_request_that_lost_all_workers_waits_for_one(lab: Lab, name: str
     outputs = await asking
     assert text(outputs) == ANSWER and ids(outputs) == lab.model.answer
     assert [asked for asked, _ in lab.asked][2:] == [name]
+
+
+async def test_it_does_not_wait_when_the_frontend_leaves(lab: Lab) -> None:
+    asking = await until_all_died(lab)
+    lab.fleet.closed = True
+    lab.fleet.arrival.set()
+    with pytest.raises(GracefulHTTPError, match=r"w\d died"):
+        await asking
 
 
 @settings(worker_wait_s=0.1)
