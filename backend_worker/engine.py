@@ -46,11 +46,12 @@ from common.identity import MmHash, WorkerId
 from common.protocol import MediaPart, Submit
 
 SHUTDOWN_S = 10.0
+"""How long engine processes may take to clean up after themselves."""
 
 ALIVE_CHECK_S = 0.5
+"""How often it is looked whether an engine that was asked something has died."""
 
 _Answer = TypeVar("_Answer")
-"""How long engine processes may take to clean up after themselves."""
 
 Items = Mapping[MmHash, MultiModalKwargsItem]
 

@@ -5,11 +5,19 @@ boundary where they occur; the HTTP status a user sees is part of the type.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 from typing import ClassVar
 
 from common.identity import MmHash
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, the one that it came from, and so on to the first."""
+    each: BaseException | None = error
+    while each is not None:
+        yield each
+        each = each.__cause__ or each.__context__
 
 
 class MmRouterError(Exception):

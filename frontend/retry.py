@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable
 
-from common.errors import MmRouterError, RetryBudgetError
+from common.errors import MmRouterError, RetryBudgetError, causes
 from common.identity import WorkerId
 from common.telemetry import RETRY_BUDGET_EXHAUSTED
 
@@ -103,8 +103,6 @@ class Attempts:
 def _without_traces(error: MmRouterError) -> MmRouterError:
     """A traceback has the frames of the request in it: whoever keeps it keeps the request
     in a circle, and memory that its media are in."""
-    link: BaseException | None = error
-    while link is not None:
-        link.__traceback__ = None
-        link = link.__cause__ or link.__context__
+    for each in causes(error):
+        each.__traceback__ = None
     return error

@@ -20,7 +20,7 @@ from vllm.exceptions import VLLMError
 from vllm.tasks import SupportedTask
 from vllm.version import __version__
 
-from common.errors import OverloadedError
+from common.errors import OverloadedError, causes
 from frontend import large_json
 from frontend.asgi import error_answer, overload_answer
 
@@ -89,10 +89,8 @@ def _forgetting(handler: Handler) -> Handler:
         try:
             return await handler(request, error)
         finally:
-            each: BaseException | None = error
-            while each is not None:
+            for each in causes(error):
                 traceback.clear_frames(each.__traceback__)
-                each = each.__cause__ or each.__context__
 
     return handle
 

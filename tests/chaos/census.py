@@ -1,9 +1,7 @@
 """What there is before and after: memory, segments, file handles, tasks, processes."""
 
-import os
 import re
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,9 +35,7 @@ async def take(fleet: Fleet) -> Census:
     found["workers: requests in engines"] = sum(
         (view["running"] or 0) + (view["waiting"] or 0) for view in await fleet.views(survivor)
     )
-    found["arenas of dead frontends"] = len(
-        [each for each in arenas() if not psutil.pid_exists(each.owner)]
-    )
+    found["arenas of dead frontends"] = sum(not psutil.pid_exists(each.owner) for each in arenas())
     return found
 
 
@@ -98,13 +94,10 @@ def grown(before: Census, after: Census) -> list[str]:
 def processes_left() -> list[str]:
     """Processes but for this one and those that run all the time. Needs a namespace of processes
     of our own."""
+    this = psutil.Process()
+    ours = {this, *this.parents()}
     return [
         " ".join(process.cmdline())[:80] or process.name()
         for process in psutil.process_iter()
-        if process.pid not in _ourselves() and process.status() != psutil.STATUS_ZOMBIE
+        if process not in ours and process.status() != psutil.STATUS_ZOMBIE
     ]
-
-
-def _ourselves() -> Iterable[int]:
-    pid = os.getpid()
-    return {pid, *(parent.pid for parent in psutil.Process(pid).parents())}
