@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import logging
+import math
 import time
 
 import msgspec
@@ -95,13 +96,12 @@ class Call:
         """
         logger.warning("request %s waits for a worker", self._original.request_id)
         left = self.deadlines.left_s()
-        now = asyncio.get_running_loop().time()
-        late_first = left is not None and now + left < until
+        late = math.inf if left is None else asyncio.get_running_loop().time() + left
         try:
-            async with asyncio.timeout_at(now + left if late_first and left else until):
+            async with asyncio.timeout_at(min(late, until)):
                 await arrival.wait()
         except TimeoutError as error:
-            if late_first:
+            if late < until:
                 raise self.deadlines.late() from error
 
     def answer(self, output: Output) -> RequestOutput | None:

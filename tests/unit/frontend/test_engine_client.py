@@ -23,6 +23,7 @@ from common.errors import EngineGoneError, NoWorkerError
 from common.identity import Incarnation, WorkerId
 from common.protocol import Submit
 from common.transfer.choice import TransferMode
+from frontend.deadlines import Deadlines
 from frontend.engine_client import RoutedEngineClient
 from frontend.fault_settings import FaultSettings
 from frontend.media import MediaLender
@@ -334,6 +335,18 @@ async def test_a_request_that_lost_all_workers_waits_for_one(lab: Lab, name: str
     outputs = await asking
     assert text(outputs) == ANSWER and ids(outputs) == lab.model.answer
     assert [asked for asked, _ in lab.asked][2:] == [name]
+
+
+@settings(request_timeout_s=100.0)
+async def test_a_request_that_is_late_already_does_not_wait(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking = await until_all_died(lab)
+    monkeypatch.setattr(Deadlines, "left_s", lambda self: 0.0)
+    lab.fleet.arrival.set()
+    lab.fleet.arrival = asyncio.Event()
+    with pytest.raises(GracefulHTTPError, match="not done within 100 s"):
+        await asking
 
 
 async def test_it_does_not_wait_when_the_frontend_leaves(lab: Lab) -> None:
