@@ -159,12 +159,14 @@ class RetryBudgetError(MmRouterError):
 
     Attributes:
         cause: why the last worker failed.
+        wait_s: seconds until there may be another try.
     """
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
 
-    def __init__(self, cause: MmRouterError) -> None:
+    def __init__(self, cause: MmRouterError, wait_s: float) -> None:
         self.cause = cause
+        self.wait_s = wait_s
         super().__init__(f"{cause}; it was not tried again, since too many requests were lately")
 
 

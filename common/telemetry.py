@@ -101,7 +101,7 @@ MIGRATIONS = Counter(
 )
 RETRY_BUDGET_EXHAUSTED = Counter(
     "mmrouter_retry_budget_exhausted",
-    "Requests that were not given to another worker because too many were lately",
+    "Requests that waited before they were given to another worker, since too many were lately",
 )
 DEADLINES_EXCEEDED = Counter(
     "mmrouter_deadlines_exceeded", "Requests that waited too long, by what for", ["deadline"]

@@ -30,6 +30,7 @@ from common.errors import (
     NoWorkerError,
     ProtocolError,
     RequestRejectedError,
+    RetryBudgetError,
 )
 from common.identity import MmHash, RequestId
 from common.lifecycle import Event, Lifecycle
@@ -198,10 +199,11 @@ class RoutedEngineClient(EngineClient):
         """Step 3. The worker with the lowest cost, among those that did not fail on it.
 
         A request that lost its worker was accepted once: if there is no other it waits for
-        one to come, or to come back.
+        one to come, or to come back, and for the retry budget.
         """
+        now = asyncio.get_running_loop().time
         accepted = call.attempts.count > 0
-        patience = asyncio.get_running_loop().time() + self._faults.worker_wait_s
+        patience = now() + self._faults.worker_wait_s
         while True:
             arrival = self._fleet.arrival
             failed = {
@@ -211,13 +213,18 @@ class RoutedEngineClient(EngineClient):
             }
             try:
                 self._fleet.check_available()
+                call.attempts.pay()
                 with stage("select"):
                     return self._router.route(routing, exclude=failed, accepted=accepted)
+            except RetryBudgetError as error:
+                if self._fleet.closed or now() >= patience:
+                    raise
+                until = min(patience, now() + error.wait_s)
             except NoWorkerError as error:
-                hopeless = self._fleet.closed or asyncio.get_running_loop().time() >= patience
-                if hopeless or not accepted:
+                if self._fleet.closed or now() >= patience or not accepted:
                     raise call.attempts.take_failure() or error from error
-            await call.wait_for_worker(arrival, patience)
+                until = patience
+            await call.wait_for_worker(arrival, until)
 
     async def _lend(self, call: Call, decision: Decision) -> tuple[WorkerLink, list[Loan]]:
         """Step 4. The media that the worker lacks; an image shown twice goes once."""

@@ -3,9 +3,11 @@
 One request is given to another worker a limited number of times. All requests
 together share a budget: a worker that dies takes many requests with it, and a request
 that kills workers would go round the fleet, so retries stay a fraction of the recent
-requests, whatever happens.
+requests, whatever happens. It fills again within seconds, so those beyond it need not
+end: they wait.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -13,6 +15,8 @@ from collections.abc import Callable
 from common.errors import MmRouterError, RetryBudgetError, causes
 from common.identity import WorkerId
 from common.telemetry import RETRY_BUDGET_EXHAUSTED
+
+logger = logging.getLogger(__name__)
 
 RECENT_S = 30.0
 """Time constant of what counts as recent: after it, 37 % of a request still counts."""
@@ -41,14 +45,18 @@ class RetryBudget:
         self._leak()
         self._requests += 1
 
-    def take(self) -> bool:
-        """Take one retry, if there is one."""
+    def take(self) -> float:
+        """Take one retry, if there is one.
+
+        Returns:
+            0 if it was taken, else the seconds until there is one if nothing happens.
+        """
         self._leak()
-        if self._retries + 1 > self._fraction * self._requests + FLOOR:
-            RETRY_BUDGET_EXHAUSTED.inc()
-            return False
+        excess = self._retries - self._fraction * self._requests
+        if excess > FLOOR - 1:
+            return RECENT_S * math.log(excess / (FLOOR - 1))
         self._retries += 1
-        return True
+        return 0.0
 
     def _leak(self) -> None:
         now = self._clock()
@@ -74,15 +82,16 @@ class Attempts:
         self._limit = limit
         self._budget = budget
         self._last: MmRouterError | None = None
+        self._owed: MmRouterError | None = None
+        self._waits = False
         self.tried: dict[WorkerId, float] = {}
         self.count = 0
         budget.request()
 
     def failed(self, worker_id: WorkerId, error: MmRouterError) -> None:
-        """Return if another worker may try.
+        """Return if another worker may try, once the budget allows it.
 
         Raises:
-            RetryBudgetError: too many requests were tried again lately.
             MmRouterError: the error itself, since another try would fail as well, or
                 there were enough.
         """
@@ -90,9 +99,26 @@ class Attempts:
         self.count += 1
         if not error.retryable or self.count > self._limit:
             raise error
-        if not self._budget.take():
-            raise RetryBudgetError(error) from error
-        self._last = _without_traces(error)
+        self._last = self._owed = _without_traces(error)
+
+    def pay(self) -> None:
+        """Take what another try costs from the budget. The first is free.
+
+        Raises:
+            RetryBudgetError: too many requests were tried again lately. Says how long
+                to wait, and is counted once a try.
+        """
+        if self._owed is None:
+            return
+        wait_s = self._budget.take()
+        if wait_s:
+            if not self._waits:
+                RETRY_BUDGET_EXHAUSTED.inc()
+                logger.warning("too many requests were tried again, so one waits: %s", self._owed)
+            self._waits = True
+            raise RetryBudgetError(self._owed, wait_s)
+        self._owed = None
+        self._waits = False
 
     def take_failure(self) -> MmRouterError | None:
         """Why the last one failed; to be raised, so it is not kept any longer."""

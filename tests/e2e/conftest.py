@@ -51,8 +51,16 @@ class Endpoint:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.http = httpx.Client(base_url=url, timeout=60)
-        self.openai = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+        # vLLM's server closes idle connections after 5 s, just as httpx does: who does it
+        # first must not be left to chance.
+        limits = httpx.Limits(keepalive_expiry=2)
+        self.http = httpx.Client(base_url=url, timeout=60, limits=limits)
+        self.openai = openai.OpenAI(
+            base_url=f"{url}/v1",
+            api_key="none",
+            max_retries=0,
+            http_client=httpx.Client(timeout=60, limits=limits),
+        )
 
     def decision(self, response_id: str) -> dict[str, object]:
         """What the router decided on a response."""

@@ -124,6 +124,7 @@ def test_an_answer_goes_on_when_its_worker_hangs_or_dies(
                 start=1,
             ):
                 stream = Stream(endpoint, name).read(20)  # only w2 can be serving it
+                os.kill(engine, signal.SIGSTOP)  # or it may be done before it is disturbed
                 assert endpoint.workers()["w2"]["standing"] == "in"
                 other.symlink_to(stack.discovery / "w0.json")  # w0 goes on renewing its lease
                 wait_for(endpoint, {"w0", "w2"})
@@ -140,6 +141,7 @@ def test_an_answer_goes_on_when_its_worker_hangs_or_dies(
                 assert metric(endpoint, "mmrouter_arena_leases") == 0
                 if disturb is signal.SIGSTOP:
                     os.kill(disturbed, signal.SIGCONT)
+                    os.kill(engine, signal.SIGCONT)
                     wait_for(endpoint, {"w0", "w2"})
                     other.unlink()
                     wait_for(endpoint, {"w2"})

@@ -28,6 +28,7 @@ from frontend.engine_client import RoutedEngineClient
 from frontend.fault_settings import FaultSettings
 from frontend.media import MediaLender
 from frontend.preprocess import ProcessedPrompt
+from frontend.retry import RetryBudget
 from frontend.router.router import RoutableWorker, Router
 from frontend.worker_link import WorkerLink
 from tests.unit.common.cards import make_card
@@ -335,6 +336,42 @@ async def test_a_request_that_lost_all_workers_waits_for_one(lab: Lab, name: str
     outputs = await asking
     assert text(outputs) == ANSWER and ids(outputs) == lab.model.answer
     assert [asked for asked, _ in lab.asked][2:] == [name]
+
+
+def spend_all_retries(lab: Lab) -> RetryBudget:
+    budget = lab.client._retry_budget
+    while budget.take() == 0:
+        pass
+    return budget
+
+
+@settings(retry_budget=0.0)
+async def test_a_request_waits_for_the_retry_budget(lab: Lab) -> None:
+    """Both before and after its first output; it goes on once there is some."""
+    for steps in (0, 9):
+        budget = spend_all_retries(lab)
+        lab.disturb(steps, GONE)
+        asked = len(lab.asked)
+        asking = asyncio.create_task(lab.ask())
+        await until(lambda asked=asked: len(lab.asked) > asked)  # type: ignore[misc]
+        await until(lambda: not any(link.active_requests for link in lab.links.values()))
+        lab.fleet.arrival.set()
+        lab.fleet.arrival = asyncio.Event()
+        await asyncio.sleep(0.05)
+        assert not asking.done() and len(lab.asked) == asked + 1
+        budget._retries = 0.0
+        lab.fleet.arrival.set()  # it looks again
+        lab.fleet.arrival = asyncio.Event()
+        assert text(await asking) == ANSWER
+        assert len(lab.asked) == asked + 2
+
+
+@settings(worker_wait_s=0.1, retry_budget=0.0)
+async def test_it_does_not_wait_for_ever_for_the_budget(lab: Lab) -> None:
+    spend_all_retries(lab)
+    lab.disturb(9, GONE)
+    with pytest.raises(GracefulHTTPError, match="too many requests were lately"):
+        await lab.ask()
 
 
 @settings(request_timeout_s=100.0)

@@ -1,6 +1,7 @@
 """Arithmetic of the retry budget, and the attempts of one request."""
 
 import pytest
+from prometheus_client import REGISTRY
 
 from common.errors import EngineFailedError, RetryBudgetError, WorkerLostError
 from common.identity import WorkerId
@@ -15,9 +16,13 @@ class Clock:
         return self.now
 
 
+def exhausted() -> float:
+    return REGISTRY.get_sample_value("mmrouter_retry_budget_exhausted_total") or 0.0
+
+
 def takes(budget: RetryBudget) -> int:
     count = 0
-    while budget.take():
+    while budget.take() == 0:
         count += 1
     return count
 
@@ -57,6 +62,7 @@ def test_retries_stay_a_fraction_when_everything_fails() -> None:
         try:
             for n in range(10):
                 attempts.failed(WorkerId(f"w{n}"), WorkerLostError("gone"))
+                attempts.pay()
                 retries += 1
         except (RetryBudgetError, WorkerLostError):
             pass
@@ -98,8 +104,48 @@ def test_what_would_fail_again_is_not_tried_again() -> None:
 
 
 def test_an_exhausted_budget_names_the_failure_too() -> None:
-    budget = RetryBudget(0.0)
+    budget = RetryBudget(0.0, Clock())
     takes(budget)
+    attempts = Attempts(3, budget)
+    attempts.failed(WorkerId("w0"), WorkerLostError("w0 burnt down"))
     with pytest.raises(RetryBudgetError, match="w0 burnt down; it was not tried again") as caught:
-        Attempts(3, budget).failed(WorkerId("w0"), WorkerLostError("w0 burnt down"))
+        attempts.pay()
     assert caught.value.status == 503
+
+
+def test_an_exhausted_budget_says_when_it_has_one_again() -> None:
+    clock = Clock()
+    budget = RetryBudget(0.5, clock)
+    for _ in range(100):
+        budget.request()
+    takes(budget)
+    for _ in range(20):
+        wait_s = budget.take()
+        assert 0 < wait_s < RECENT_S
+        clock.now += wait_s * 0.99
+        assert budget.take() > 0
+        clock.now += wait_s * 0.011
+        assert budget.take() == 0
+
+
+def test_each_try_is_paid_and_counted_once() -> None:
+    clock = Clock()
+    budget = RetryBudget(0.0, clock)
+    attempts = Attempts(3, budget)
+    attempts.pay()  # the first try is free
+    assert takes(budget) == FLOOR
+    clock.now += 1000 * RECENT_S
+    takes(budget)
+    before = exhausted()
+    attempts.failed(WorkerId("a"), WorkerLostError("gone"))
+    for _ in range(3):
+        with pytest.raises(RetryBudgetError):
+            attempts.pay()
+    clock.now += 1000 * RECENT_S
+    attempts.pay()
+    attempts.pay()
+    assert takes(budget) == FLOOR - 1
+    attempts.failed(WorkerId("b"), WorkerLostError("gone"))
+    with pytest.raises(RetryBudgetError):
+        attempts.pay()
+    assert exhausted() == before + 2
