@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Final, TypeVar
+from typing import ClassVar, Final, NamedTuple, TypeVar
 
 from common.errors import ArenaUnavailableError, CorruptSegmentError, TransferTimeoutError
 from common.transfer import pages
@@ -21,6 +21,8 @@ _Result = TypeVar("_Result")
 
 _IDLE_PAUSE: Final = 0.02
 _LENDING_PAUSE: Final = 0.001
+_FIRST_LOOK: Final = 1.0
+_LONGEST_LOOK: Final = 60.0
 
 
 class NixlSender(ArenaSender):
@@ -110,6 +112,13 @@ class NixlSender(ArenaSender):
         self._memory = memoryview(b"")
 
 
+class _Left(NamedTuple):
+    """A frontend that left, whose connection is kept until it has ended."""
+
+    offer: NixlOffer
+    watch: "asyncio.Task[None]"
+
+
 class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
     """Reads segments into registered memory of its own."""
 
@@ -138,7 +147,7 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
         self._deadline = deadline
         self._reader = NixlReader(slots, slot_size)
         self._offers: dict[str, NixlOffer] = {}
-        self._leaving: dict[str, NixlOffer] = {}
+        self._left: dict[str, _Left] = {}
         self._attaching: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._reading: Counter[str] = Counter()
         self._overdue: Counter[str] = Counter()
@@ -159,21 +168,29 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
         async with self._attaching[agent]:
             if self._offers.get(agent) == offer:
                 return
-            if self._leaving.get(agent) == offer:
-                self._offers[agent] = self._leaving.pop(agent)
+            left = self._left.get(agent)
+            if left is not None and left.offer == offer and await self._lives(offer):
+                left.watch.cancel()
+                self._offers[agent] = offer
+                self._left.pop(agent, None)
                 return
             if self._reading[agent]:
                 # NIXL would forget these reads, while their bytes may still come.
                 raise ArenaUnavailableError(f"earlier reads from {agent} have not ended")
+            if agent in self._left:
+                self._left[agent].watch.cancel()
+                self._forget(agent)
             await self._within_deadline(agent, self._reader.connect(offer), _nothing)
             self._offers[agent] = offer
 
     def detach(self, agent: str) -> None:
-        """Let go of a frontend that left; items received from it stay usable."""
+        """Let go of a frontend that left, or can't be reached for a while; items received from
+        it stay usable.
+        """
         offer = self._offers.pop(agent, None)
         if offer is not None:
-            self._leaving[agent] = offer
-            self._forget_if_quiet(agent)
+            watch = asyncio.create_task(self._forget_once_gone(offer), name=f"forget-{agent}")
+            self._left[agent] = _Left(offer, watch)
 
     async def _receive(self, metadata: NixlMetadata, frames: Sequence[memoryview]) -> Received:
         offer = self._offers.get(metadata.agent)
@@ -200,6 +217,8 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
 
     async def close(self) -> None:
         self._offers.clear()
+        for left in self._left.values():
+            left.watch.cancel()
         await asyncio.to_thread(self._reader.thread.close)
 
     async def _within_deadline(
@@ -214,7 +233,6 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
             self._reading[agent] -= 1
             if overdue:
                 self._overdue[agent] -= 1
-            self._forget_if_quiet(agent)
 
         try:
             async with asyncio.timeout(self._deadline):
@@ -229,11 +247,34 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
                 f"{agent} could not be read over NIXL within {self._deadline} s"
             ) from error
 
-    def _forget_if_quiet(self, agent: str) -> None:
-        """Disconnect from a frontend that left, once nothing more can come from it."""
-        if agent in self._leaving and not self._reading[agent]:
-            del self._leaving[agent], self._reading[agent], self._overdue[agent]
-            self._reader.thread.start(self._reader.disconnect(agent))
+    async def _forget_once_gone(self, offer: NixlOffer) -> None:
+        """Disconnect from a frontend that left once it has ended, and not before.
+
+        NIXL doesn't close its connection to a peer that lives: each frontend that is lost and
+        found again, after a pause for instance, would cost a socket at both ends.
+        """
+        interval = _FIRST_LOOK
+        while await self._lives(offer):
+            await asyncio.sleep(interval)
+            interval = min(interval * 2, _LONGEST_LOOK)
+        self._forget(offer.agent)
+
+    async def _lives(self, offer: NixlOffer) -> bool:
+        """Whether a frontend can be read from. Says yes while that isn't known."""
+        if self._reading[offer.agent]:
+            return True
+        try:
+            await self._within_deadline(offer.agent, self._reader.check(offer), _nothing)
+        except TransferTimeoutError:
+            return True
+        except ArenaUnavailableError:
+            return False
+        return True
+
+    def _forget(self, agent: str) -> None:
+        """Disconnect from a frontend that nothing is read from."""
+        del self._left[agent], self._reading[agent], self._overdue[agent]
+        self._reader.thread.start(self._reader.disconnect(agent))
 
 
 def _nothing(_: None) -> None:

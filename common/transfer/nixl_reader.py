@@ -38,16 +38,27 @@ class NixlReader:
         return buffers
 
     def connect(self, offer: NixlOffer) -> Steps[None]:
-        """Connect to a frontend and check its arena's probe."""
+        """Connect to a frontend and check that it is the one."""
         agent = self.thread.agent
         agent.connect(offer.unpack_metadata())
+        try:
+            yield from self.check(offer)
+        except Exception:
+            agent.disconnect(offer.agent)
+            raise
+
+    def check(self, offer: NixlOffer) -> Steps[None]:
+        """Read the probe of a connected frontend's arena."""
         buffer = self.buffers.take(HEAD_SIZE)
         try:
             yield from _copied(
-                agent.read(offer.agent, buffer.segment_address, offer.address, HEAD_SIZE)
+                self.thread.agent.read(
+                    offer.agent, buffer.segment_address, offer.address, HEAD_SIZE
+                )
             )
             check_head(buffer.segment, offer.arena)
         except Exception:
+            # No error comes from above while a transfer is under way.
             self.buffers.give_back(buffer)
             raise
         self.buffers.give_back(buffer)
@@ -71,8 +82,7 @@ class NixlReader:
             check_envelope(envelope, crc, metadata.mm_hash)
             item = decode(envelope, parts)
         except Exception:
-            # No error comes from above while a transfer is under way.
-            self.buffers.give_back(buffer)
+            self.buffers.give_back(buffer)  # as above
             raise
         return Received(metadata.mm_hash, item, on_release=lambda: self._release(buffer))
 

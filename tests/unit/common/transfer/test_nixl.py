@@ -276,11 +276,57 @@ async def test_a_frontend_that_hangs_is_left_alone_after_some_reads(
     with pytest.raises(ArenaUnavailableError, match="overdue"):
         await receiver.receive(metadata)
     receiver.detach(tcp_frontend.offer.agent)
-    assert receiver._leaving
     tcp_frontend.resume()
-    # Its last bytes came, and only then was it forgotten.
-    await until(lambda: receiver.free_slots == 1 and not receiver._leaving)
+    await until(lambda: receiver.free_slots == 1)
     await until(lambda: receiver._reader.buffers.temporary == 0)
+
+
+def sockets(pid: int) -> int:
+    found = 0
+    for handle in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the one of this directory
+            found += str(handle.readlink()).startswith("socket:")
+    return found
+
+
+@needs_nixl
+@pytest.mark.parametrize("network", ["frontend", "tcp_frontend"])
+async def test_coming_back_costs_no_sockets(
+    make_receiver: MakeReceiver, request: pytest.FixtureRequest, network: str
+) -> None:
+    """NIXL doesn't close its connections to agents that live."""
+    frontend: Frontend = request.getfixturevalue(network)
+    receiver = make_receiver()
+    seed, metadata = frontend.send()
+    counts = set()
+    for pause_s in (0.0, 0.0, 0.3, 1.5):
+        await receiver.attach(frontend.offer)
+        with await receiver.receive(metadata) as received:
+            assert is_image(received.item, seed)
+        counts.add((sockets(os.getpid()), sockets(frontend.pid)))
+        receiver.detach(frontend.offer.agent)
+        await asyncio.sleep(pause_s)
+    assert len(counts) == 1
+
+
+@needs_nixl
+async def test_a_frontend_that_hangs_when_it_comes_back(
+    tcp_frontend: Frontend, make_receiver: MakeReceiver
+) -> None:
+    receiver = make_receiver(deadline=0.3)
+    await receiver.attach(tcp_frontend.offer)
+    seed, metadata = tcp_frontend.send()
+    tcp_frontend.pause()
+    receiver.detach(tcp_frontend.offer.agent)
+    await asyncio.sleep(0.5)
+    await receiver.attach(tcp_frontend.offer)  # it isn't known to have ended
+    with pytest.raises(TransferTimeoutError):
+        await receiver.receive(metadata)
+    receiver._deadline = 20.0
+    tcp_frontend.resume()
+    with await receiver.receive(metadata) as received:
+        assert is_image(received.item, seed)
+    await until(lambda: receiver._overdue[tcp_frontend.offer.agent] == 0)
 
 
 @needs_nixl
@@ -361,6 +407,7 @@ async def test_a_frontend_that_dies_in_the_middle_of_a_read(
     assert receiver.free_slots == 2
     with pytest.raises(ArenaUnavailableError, match="isn't connected"):
         await receiver.receive(metadata)
+    await until(lambda: not receiver._left)
     assert reap_orphans() >= 1
 
 
