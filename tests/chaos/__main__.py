@@ -131,7 +131,7 @@ async def soak(options: argparse.Namespace, directory: Path) -> dict[str, float]
             lost_events = 0
             for frontend in fleet.frontends:
                 counted.update(await frontend.metrics())
-                lost_events += frontend.losses + (await frontend.report())["lost"]
+                lost_events += frontend.losses + (await frontend.report()).lost
         finally:
             statuses = await asyncio.to_thread(fleet.stop)
     left = [*census.processes_left(), *(arena.name for arena in census.arenas())]

@@ -1,12 +1,12 @@
 """The processes that are disturbed: three workers and two frontends, each started again in
 its place when it ends.
 
-Worker ``w0`` and frontend ``a`` live through everything, so that what leaks shows in them.
+Worker ``w0`` and frontend ``a`` live through everything, so that what leaks shows in them. (Should
+full shared memory kill the engine of ``w0``, its successor is compared.)
 """
 
 import asyncio
 import contextlib
-import json
 import random
 import signal
 import time
@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
 
 from common.card import WorkerCard
 from common.identity import Incarnation
+from tests.chaos.report import Report
 from tests.e2e.processes import (
     HttpServer,
     Process,
@@ -127,27 +130,25 @@ class Frontend:
         """What it has counted, by name, summed over labels."""
         found: Metrics = dict(self.counted)
         async with self._fleet.http.get(f"{self.url}/metrics") as reply:
-            for line in (await reply.text()).splitlines():
-                if line.startswith("mmrouter_"):
-                    name, value = line.rsplit(" ", 1)
-                    name = name.partition("{")[0]
-                    found[name] = found.get(name, 0.0) + float(value)
+            for family in text_string_to_metric_families(await reply.text()):
+                for sample in family.samples:
+                    found[sample.name] = found.get(sample.name, 0.0) + sample.value
         return found
 
-    async def report(self) -> dict[str, int]:
-        """How many tasks it has, and how many event messages it lost."""
+    async def report(self) -> Report:
+        """What it says of itself."""
         self._report.unlink(missing_ok=True)
         self.process.signal(signal.SIGUSR2)
         while not self._report.exists():
             self.process.check_alive()
             await asyncio.sleep(0.05)
-        return dict(json.loads(self._report.read_text()))
+        return msgspec.json.decode(self._report.read_bytes(), type=Report)
 
     async def kill(self) -> None:
         """SIGKILL; what it has counted so far is remembered."""
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             counted = await self.metrics()
-            lost = (await self.report())["lost"]
+            lost = (await self.report()).lost
             self.counted = {name: n for name, n in counted.items() if name.endswith("_total")}
             self.losses += lost
         self.deaths += 1

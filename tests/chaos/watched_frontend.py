@@ -3,23 +3,40 @@
     python -m tests.chaos.watched_frontend FILE ARGUMENTS...
 
 On SIGUSR1 the next few messages of KV events are lost before they are read, as a full queue
-loses them. On SIGUSR2 it writes to FILE, as JSON, how many tasks it has and how many messages
-it lost.
+loses them. On SIGUSR2 it writes a report to FILE.
 """
 
 import asyncio
 import gc
-import json
+import os
 import random
+import re
 import signal
 import sys
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import msgspec
+import zmq.utils.garbage
 
 from frontend import __main__ as frontend
 from frontend.args import FrontendArgs
 from frontend.router.event_stream import Command, EventStream
+from tests.chaos.report import Report
 
 MOST_LOST_AT_ONCE = 20
+
+
+def full_pool() -> ThreadPoolExecutor:
+    """With all its threads."""
+    size = (os.cpu_count() or 1) + 4
+    pool = ThreadPoolExecutor(size, thread_name_prefix="asyncio")
+    together = threading.Barrier(size)
+    for _ in range(size):
+        pool.submit(together.wait)
+    return pool
 
 
 class Handles:
@@ -45,6 +62,9 @@ class Handles:
 
         EventStream.on_live = on_live  # type: ignore[assignment,method-assign]
         loop = asyncio.get_running_loop()
+        # What is made when it is first needed would look like a leak.
+        loop.set_default_executor(full_pool())
+        zmq.utils.garbage.gc.start()  # has a context and a thread, for frames sent without a copy
         loop.add_signal_handler(signal.SIGUSR1, self._lose)
         loop.add_signal_handler(signal.SIGUSR2, self._write)
 
@@ -54,7 +74,9 @@ class Handles:
     def _write(self) -> None:
         gc.collect()
         partial = self._file.with_suffix(".partial")
-        partial.write_text(json.dumps({"tasks": len(asyncio.all_tasks()), "lost": self._lost}))
+        threads = Counter(re.sub(r"[\d_-]+$", "", each.name) for each in threading.enumerate())
+        report = Report(len(asyncio.all_tasks()), self._lost, dict(threads))
+        partial.write_bytes(msgspec.json.encode(report))
         partial.rename(self._file)
 
 

@@ -96,9 +96,7 @@ def test_options_of_processing(router: Endpoint, plain: Endpoint, options: Part)
 
 
 def test_options_of_processing_need_trust(stack: Stack, tmp_path: Path, let_go: LetGo) -> None:
-    server = start_frontend(
-        "cautious", stack.discovery, tmp_path, "--no-trust-request-mm-kwargs"
-    )
+    server = start_frontend("cautious", stack.discovery, tmp_path, "--no-trust-request-mm-kwargs")
     try:
         wait_for_workers(server, list(stack.workers.values()))
         with contextlib.closing(Endpoint(server.url)) as cautious:
