@@ -170,6 +170,21 @@ class RetryBudgetError(MmRouterError):
         super().__init__(f"{cause}; it was not tried again, since too many requests were lately")
 
 
+class EnginesDiedError(MmRouterError):
+    """Several engines died while they had the request and before they said anything on it.
+
+    Attributes:
+        cause: the last death.
+    """
+
+    def __init__(self, cause: MmRouterError, count: int) -> None:
+        self.cause = cause
+        super().__init__(
+            f"{cause}; it is engine number {count} that died before this request had any output "
+            "there, so no further one gets it"
+        )
+
+
 class NotResumableError(MmRouterError):
     """The worker was lost after some output, and no other can go on from there.
 

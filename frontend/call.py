@@ -56,6 +56,7 @@ class Call:
         self._original = submit
         self._started = time.perf_counter()
         self._tokenizer = tokenizer
+        self._heard = False  # anything from the worker that has it now
         self._transcript = Transcript()
         self._gathered: RequestOutput | None = None
         self._cached_tokens: int | None = None
@@ -68,7 +69,8 @@ class Call:
         Raises:
             MmRouterError: it may not.
         """
-        self.attempts.failed(worker_id, error)
+        silent, self._heard = not self._heard, False
+        self.attempts.failed(worker_id, error, silent=silent)
         self.lifecycle.on(Event.WORKER_FAILED)
         logger.warning("request %s goes to another worker: %s", self._original.request_id, error)
         if not self.lifecycle.answered:
@@ -110,6 +112,7 @@ class Call:
         Raises:
             NotResumableError: it doesn't follow what was answered before.
         """
+        self._heard = True
         first = not self.lifecycle.answered
         outputs = self.seam.join(output.outputs)
         alone = self._original.sampling_params.n == 1

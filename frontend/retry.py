@@ -1,10 +1,9 @@
 """Who may try again, and how often. Says nothing on how a request goes on elsewhere.
 
 One request is given to another worker a limited number of times. All requests
-together share a budget: a worker that dies takes many requests with it, and a request
-that kills workers would go round the fleet, so retries stay a fraction of the recent
-requests, whatever happens. It fills again within seconds, so those beyond it need not
-end: they wait.
+together share a budget: a worker that dies takes many requests with it, so retries stay a
+fraction of the recent requests, whatever happens. It fills again within seconds, so those
+beyond it need not end: they wait. A request that engines die of must not go round the fleet.
 """
 
 import logging
@@ -12,11 +11,21 @@ import math
 import time
 from collections.abc import Callable
 
-from common.errors import MmRouterError, RetryBudgetError, causes
+from common.errors import (
+    EngineGoneError,
+    EnginesDiedError,
+    MmRouterError,
+    RetryBudgetError,
+    causes,
+)
 from common.identity import WorkerId
 from common.telemetry import RETRY_BUDGET_EXHAUSTED
 
 logger = logging.getLogger(__name__)
+
+DEADLY = 2
+"""So many engines that died before they said anything on a request are no chance. Once is: an
+engine that dies takes along what it has not begun."""
 
 RECENT_S = 30.0
 """Time constant of what counts as recent: after it, 37 % of a request still counts."""
@@ -84,14 +93,19 @@ class Attempts:
         self._last: MmRouterError | None = None
         self._owed: MmRouterError | None = None
         self._waits = False
+        self._deaths = 0
         self.tried: dict[WorkerId, float] = {}
         self.count = 0
         budget.request()
 
-    def failed(self, worker_id: WorkerId, error: MmRouterError) -> None:
+    def failed(self, worker_id: WorkerId, error: MmRouterError, *, silent: bool) -> None:
         """Return if another worker may try, once the budget allows it.
 
+        Args:
+            silent: it had said nothing on the request.
+
         Raises:
+            EnginesDiedError: the request may be what engines die of.
             MmRouterError: the error itself, since another try would fail as well, or
                 there were enough.
         """
@@ -99,6 +113,10 @@ class Attempts:
         self.count += 1
         if not error.retryable or self.count > self._limit:
             raise error
+        if silent and isinstance(error, EngineGoneError):
+            self._deaths += 1
+            if self._deaths == DEADLY:
+                raise EnginesDiedError(error, DEADLY) from error
         self._last = self._owed = _without_traces(error)
 
     def pay(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import zmq.asyncio
-from vllm.exceptions import GracefulHTTPError, VLLMError
+from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -406,6 +406,15 @@ async def test_it_waits_no_longer_than_it_may_take(lab: Lab) -> None:
     asking = await until_all_died(lab)
     with pytest.raises(GracefulHTTPError, match=r"not done within 0\.5 s"):
         await asking
+
+
+async def test_no_third_engine_dies_of_a_request(lab: Lab) -> None:
+    await lab.add("w2")
+    for name, engine in lab.engines.items():
+        engine.script = lab.speaking(name, 0, EngineGoneError(f"{name} died"))
+    with pytest.raises(GenerationError, match=r"w\d died; it is engine number 2"):
+        await lab.ask()
+    assert len(lab.asked) == 2
 
 
 @settings(migration_limit=0)

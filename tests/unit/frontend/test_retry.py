@@ -61,7 +61,7 @@ def test_retries_stay_a_fraction_when_everything_fails() -> None:
         attempts = Attempts(3, budget)
         try:
             for n in range(10):
-                attempts.failed(WorkerId(f"w{n}"), WorkerLostError("gone"))
+                attempts.failed(WorkerId(f"w{n}"), WorkerLostError("gone"), silent=True)
                 attempts.pay()
                 retries += 1
         except (RetryBudgetError, WorkerLostError):
@@ -71,16 +71,16 @@ def test_retries_stay_a_fraction_when_everything_fails() -> None:
 
 def test_one_request_is_tried_as_often_as_the_limit_says() -> None:
     attempts = Attempts(2, RetryBudget(1.0))
-    attempts.failed(WorkerId("a"), WorkerLostError("gone"))
-    attempts.failed(WorkerId("b"), WorkerLostError("gone too"))
+    attempts.failed(WorkerId("a"), WorkerLostError("gone"), silent=True)
+    attempts.failed(WorkerId("b"), WorkerLostError("gone too"), silent=True)
     assert attempts.tried.keys() == {"a", "b"} and attempts.count == 2
     with pytest.raises(WorkerLostError, match="gone again"):
-        attempts.failed(WorkerId("c"), WorkerLostError("gone again"))
+        attempts.failed(WorkerId("c"), WorkerLostError("gone again"), silent=True)
 
 
 def test_no_limit_means_no_retry() -> None:
     with pytest.raises(WorkerLostError):
-        Attempts(0, RetryBudget(1.0)).failed(WorkerId("a"), WorkerLostError("gone"))
+        Attempts(0, RetryBudget(1.0)).failed(WorkerId("a"), WorkerLostError("gone"), silent=True)
 
 
 def test_a_kept_failure_keeps_nothing_else() -> None:
@@ -91,7 +91,7 @@ def test_a_kept_failure_keeps_nothing_else() -> None:
         except KeyError as cause:
             raise WorkerLostError("gone") from cause
     except WorkerLostError as error:
-        attempts.failed(WorkerId("a"), error)
+        attempts.failed(WorkerId("a"), error, silent=True)
     last = attempts.take_failure()
     assert isinstance(last, WorkerLostError) and last.__traceback__ is None
     assert last.__cause__ is not None and last.__cause__.__traceback__ is None
@@ -100,14 +100,16 @@ def test_a_kept_failure_keeps_nothing_else() -> None:
 
 def test_what_would_fail_again_is_not_tried_again() -> None:
     with pytest.raises(EngineFailedError):
-        Attempts(3, RetryBudget(1.0)).failed(WorkerId("a"), EngineFailedError("broken"))
+        Attempts(3, RetryBudget(1.0)).failed(
+            WorkerId("a"), EngineFailedError("broken"), silent=True
+        )
 
 
 def test_an_exhausted_budget_names_the_failure_too() -> None:
     budget = RetryBudget(0.0, Clock())
     takes(budget)
     attempts = Attempts(3, budget)
-    attempts.failed(WorkerId("w0"), WorkerLostError("w0 burnt down"))
+    attempts.failed(WorkerId("w0"), WorkerLostError("w0 burnt down"), silent=True)
     with pytest.raises(RetryBudgetError, match="w0 burnt down; it was not tried again") as caught:
         attempts.pay()
     assert caught.value.status == 503
@@ -137,7 +139,7 @@ def test_each_try_is_paid_and_counted_once() -> None:
     clock.now += 1000 * RECENT_S
     takes(budget)
     before = exhausted()
-    attempts.failed(WorkerId("a"), WorkerLostError("gone"))
+    attempts.failed(WorkerId("a"), WorkerLostError("gone"), silent=True)
     for _ in range(3):
         with pytest.raises(RetryBudgetError):
             attempts.pay()
@@ -145,7 +147,7 @@ def test_each_try_is_paid_and_counted_once() -> None:
     attempts.pay()
     attempts.pay()
     assert takes(budget) == FLOOR - 1
-    attempts.failed(WorkerId("b"), WorkerLostError("gone"))
+    attempts.failed(WorkerId("b"), WorkerLostError("gone"), silent=True)
     with pytest.raises(RetryBudgetError):
         attempts.pay()
     assert exhausted() == before + 2
