@@ -17,9 +17,10 @@ def compare(
         "max_tokens": 4,
         "temperature": 0,
     } | options
-    ours, theirs = (
-        endpoint.http.post("/v1/chat/completions", json=body) for endpoint in (router, plain)
-    )
+    ours = router.http.post("/v1/chat/completions", json=body)
+    # After a 500, vLLM's server drops the connection, at some moment of the next request.
+    close = {"Connection": "close"}
+    theirs = plain.http.post("/v1/chat/completions", json=body, headers=close)
     if theirs.status_code == 200:
         assert ours.status_code == 200, ours.text
         assert ours.json()["choices"] == theirs.json()["choices"]
