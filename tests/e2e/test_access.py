@@ -1,15 +1,18 @@
-"""A fleet with a key, and users who need one."""
+"""A fleet with a key, and users who need one and are not trusted with everything."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from common import fleet_key
-from tests.e2e.conftest import Endpoint, wait_for_workers
+from tests.e2e.conftest import Endpoint, LetGo, wait_for_workers
 from tests.e2e.processes import HttpServer, Process, start_frontend, start_worker
+from tests.e2e.test_scenarios import image
+from tests.pictures import data_uri, picture
 
 QUESTION = {"model": "demo", "prompt": "one two three four " * 20, "max_tokens": 4}
 
@@ -23,7 +26,9 @@ class Locked:
 
 
 @pytest.fixture(scope="module")
-def locked(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locked]:
+def locked(
+    model: Path, tmp_path_factory: pytest.TempPathFactory, let_go: LetGo
+) -> Iterator[Locked]:
     """A worker and a frontend with a fleet key; users need a key of their own."""
     directory = tmp_path_factory.mktemp("locked")
     fleet_key.new(directory / "fleet.key")
@@ -33,15 +38,13 @@ def locked(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lo
     key = f"--fleet-key-file={directory / 'fleet.key'}"
     # Any loopback address but the usual one.
     worker = start_worker("locked", model, discovery, logs, key, "--worker-host=127.0.0.2")
-    frontend = start_frontend(
-        "locked-frontend", discovery, logs, key, f"--api-key-file={directory / 'users'}"
-    )
+    flags = [key, f"--api-key-file={directory / 'users'}", "--no-trust-request-mm-kwargs"]
+    frontend = start_frontend("locked-frontend", discovery, logs, *flags)
     try:
         wait_for_workers(frontend, [worker], headers={"Authorization": "Bearer sesame"})
         yield Locked(worker, frontend, discovery, logs)
     finally:
-        worker.stop()
-        frontend.stop()
+        let_go(worker, frontend)
 
 
 @pytest.fixture
@@ -73,6 +76,23 @@ def test_users_without_a_key_see_nothing(locked: Locked, key: str | None) -> Non
         assert http.post("/tokenize", json={"prompt": "x"}).status_code == 401
         assert http.get("/health").status_code == 200
         assert "mmrouter_" in http.get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mm_processor_kwargs": {"max_pixels": 12544}},
+        {"media_io_kwargs": {"image": {"image_mode": "L"}}},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_options_of_processing_need_trust(user: Endpoint, options: dict[str, Any]) -> None:
+    shown = image(data_uri(picture("trusted")))
+    body = {"model": "demo", "messages": [{"role": "user", "content": [shown]}], "max_tokens": 1}
+    reply = user.http.post("/v1/chat/completions", json=body | options)
+    assert reply.status_code == 400
+    assert "--trust-request-mm-kwargs" in reply.json()["error"]["message"]
+    assert user.http.post("/v1/chat/completions", json=body).status_code == 200
 
 
 def test_a_frontend_without_the_key_is_told_so(locked: Locked) -> None:

@@ -1,9 +1,7 @@
 """Odd pictures and videos, and what a request may say about its media."""
 
 import base64
-import contextlib
 import io
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +9,8 @@ import torch
 
 from tests import odd_media
 from tests.clips import data_url, film
-from tests.e2e.conftest import Endpoint, LetGo, Stack, wait_for_workers
+from tests.e2e.conftest import Endpoint
 from tests.e2e.odd import compare
-from tests.e2e.processes import start_frontend
 from tests.e2e.test_bad_input import leased
 from tests.pictures import data_uri, picture
 
@@ -93,25 +90,6 @@ def test_options_of_processing(router: Endpoint, plain: Endpoint, options: Part)
         if reply.status_code == 200:
             decision = router.decision(reply.json()["id"])
             assert decision["predicted_cached_tokens"] == decision["realised_cached_tokens"]
-
-
-def test_options_of_processing_need_trust(stack: Stack, tmp_path: Path, let_go: LetGo) -> None:
-    server = start_frontend("cautious", stack.discovery, tmp_path, "--no-trust-request-mm-kwargs")
-    try:
-        wait_for_workers(server, list(stack.workers.values()))
-        with contextlib.closing(Endpoint(server.url)) as cautious:
-            content = [shown("trusted"), {"type": "text", "text": "What?"}]
-            body = {"model": "demo", "messages": [{"role": "user", "content": content}]}
-            for options in (
-                {"mm_processor_kwargs": {"max_pixels": 12544}},
-                {"media_io_kwargs": {"image": {"image_mode": "L"}}},
-            ):
-                reply = cautious.http.post("/v1/chat/completions", json=body | options)
-                assert reply.status_code == 400
-                assert "--trust-request-mm-kwargs" in reply.json()["error"]["message"]
-            assert cautious.http.post("/v1/chat/completions", json=body).status_code == 200
-    finally:
-        let_go(server)
 
 
 def tensor(value: torch.Tensor) -> str:
