@@ -306,6 +306,13 @@ class Frontend:
     def cpu(self) -> float:
         return time.process_time()
 
+    def close(self) -> None:
+        self.release()
+        if self.nixl is not None:
+            self.nixl.close()
+        self.arena.close()
+        self.push.close()
+
     def _source(self) -> MultiModalKwargsItem:
         self.sent += 1
         return self.sources[self.sent % len(self.sources)]
@@ -331,9 +338,12 @@ class Frontend:
 def frontend() -> Generator[Any, Any, None]:
     process = Frontend()
     answer: Any = process.offers()
-    while True:
-        command, *arguments = yield answer
-        answer = getattr(process, command)(*arguments)
+    try:
+        while True:
+            command, *arguments = yield answer
+            answer = getattr(process, command)(*arguments)
+    finally:
+        process.close()
 
 
 class Worker:
