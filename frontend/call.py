@@ -87,8 +87,8 @@ class Call:
             self._gathered = None
         MIGRATIONS.labels(self.seam.how).inc()
 
-    async def wait_for_worker(self, arrival: asyncio.Event, until: float) -> None:
-        """Wait for a worker to come.
+    async def wait(self, arrival: asyncio.Event, until: float) -> None:
+        """Wait for a worker to come, or for the moment when it may be tried again.
 
         Args:
             until: when to return anyway, by the event loop's clock.
@@ -96,7 +96,7 @@ class Call:
         Raises:
             DeadlineExceededError: the request's own time is over before that.
         """
-        logger.warning("request %s waits for a worker", self._original.request_id)
+        logger.warning("request %s waits before it goes on", self._original.request_id)
         left = self.deadlines.left_s()
         late = math.inf if left is None else asyncio.get_running_loop().time() + left
         try:

@@ -224,7 +224,7 @@ class RoutedEngineClient(EngineClient):
                 if self._fleet.closed or now() >= patience or not accepted:
                     raise call.attempts.take_failure() or error from error
                 until = patience
-            await call.wait_for_worker(arrival, until)
+            await call.wait(arrival, until)
 
     async def _lend(self, call: Call, decision: Decision) -> tuple[WorkerLink, list[Loan]]:
         """Step 4. The media that the worker lacks; an image shown twice goes once."""

@@ -91,7 +91,7 @@ class Attempts:
         self._limit = limit
         self._budget = budget
         self._last: MmRouterError | None = None
-        self._owed: MmRouterError | None = None
+        self._owes = False
         self._waits = False
         self._deaths = 0
         self.tried: dict[WorkerId, float] = {}
@@ -117,7 +117,8 @@ class Attempts:
             self._deaths += 1
             if self._deaths == DEADLY:
                 raise EnginesDiedError(error, DEADLY) from error
-        self._last = self._owed = _without_traces(error)
+        self._last = _without_traces(error)
+        self._owes = True
 
     def pay(self) -> None:
         """Take what another try costs from the budget. The first is free.
@@ -126,17 +127,16 @@ class Attempts:
             RetryBudgetError: too many requests were tried again lately. Says how long
                 to wait, and is counted once a try.
         """
-        if self._owed is None:
+        if self._last is None or not self._owes:
             return
         wait_s = self._budget.take()
         if wait_s:
             if not self._waits:
                 RETRY_BUDGET_EXHAUSTED.inc()
-                logger.warning("too many requests were tried again, so one waits: %s", self._owed)
+                logger.warning("too many requests were tried again, so one waits: %s", self._last)
             self._waits = True
-            raise RetryBudgetError(self._owed, wait_s)
-        self._owed = None
-        self._waits = False
+            raise RetryBudgetError(self._last, wait_s)
+        self._owes = self._waits = False
 
     def take_failure(self) -> MmRouterError | None:
         """Why the last one failed; to be raised, so it is not kept any longer."""

@@ -21,8 +21,10 @@ _Result = TypeVar("_Result")
 
 _IDLE_PAUSE: Final = 0.02
 _LENDING_PAUSE: Final = 0.001
+
 _FIRST_LOOK: Final = 1.0
 _LONGEST_LOOK: Final = 60.0
+"""Seconds between looks whether a frontend that left has ended; from the first, ever longer."""
 
 
 class NixlSender(ArenaSender):
@@ -169,10 +171,10 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
             if self._offers.get(agent) == offer:
                 return
             left = self._left.get(agent)
-            if left is not None and left.offer == offer and await self._lives(offer):
-                left.watch.cancel()
+            lives = left is not None and left.offer == offer and await self._lives(offer)
+            if lives and self._left.get(agent) is left:  # its watch didn't find otherwise
+                self._left.pop(agent).watch.cancel()
                 self._offers[agent] = offer
-                self._left.pop(agent, None)
                 return
             if self._reading[agent]:
                 # NIXL would forget these reads, while their bytes may still come.

@@ -8,7 +8,6 @@ loses them. On SIGUSR2 it writes a report to FILE.
 
 import asyncio
 import gc
-import os
 import random
 import re
 import signal
@@ -30,11 +29,10 @@ MOST_LOST_AT_ONCE = 20
 
 
 def full_pool() -> ThreadPoolExecutor:
-    """With all its threads."""
-    size = (os.cpu_count() or 1) + 4
-    pool = ThreadPoolExecutor(size, thread_name_prefix="asyncio")
-    together = threading.Barrier(size)
-    for _ in range(size):
+    """As asyncio makes it, but with all its threads."""
+    pool = ThreadPoolExecutor(thread_name_prefix="asyncio")
+    together = threading.Barrier(pool._max_workers)
+    for _ in range(pool._max_workers):
         pool.submit(together.wait)
     return pool
 

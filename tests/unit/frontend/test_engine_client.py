@@ -3,6 +3,7 @@ links, sessions, routing, retries, seams."""
 
 import asyncio
 import gc
+import logging
 import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
@@ -114,6 +115,10 @@ class Lab:
             )
         )
         engine.script = self.speaking(name)
+        self.arrival()
+
+    def arrival(self) -> None:
+        """Whoever waits for a worker looks again."""
         self.fleet.arrival.set()
         self.fleet.arrival = asyncio.Event()
 
@@ -355,13 +360,11 @@ async def test_a_request_waits_for_the_retry_budget(lab: Lab) -> None:
         asking = asyncio.create_task(lab.ask())
         await until(lambda asked=asked: len(lab.asked) > asked)  # type: ignore[misc]
         await until(lambda: not any(link.active_requests for link in lab.links.values()))
-        lab.fleet.arrival.set()
-        lab.fleet.arrival = asyncio.Event()
+        lab.arrival()
         await asyncio.sleep(0.05)
         assert not asking.done() and len(lab.asked) == asked + 1
         budget._retries = 0.0
-        lab.fleet.arrival.set()  # it looks again
-        lab.fleet.arrival = asyncio.Event()
+        lab.arrival()
         assert text(await asking) == ANSWER
         assert len(lab.asked) == asked + 2
 
@@ -380,8 +383,7 @@ async def test_a_request_that_is_late_already_does_not_wait(
 ) -> None:
     asking = await until_all_died(lab)
     monkeypatch.setattr(Deadlines, "left_s", lambda self: 0.0)
-    lab.fleet.arrival.set()
-    lab.fleet.arrival = asyncio.Event()
+    lab.arrival()
     with pytest.raises(GracefulHTTPError, match="not done within 100 s"):
         await asking
 
@@ -432,9 +434,11 @@ def no_garbage_collection() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.parametrize("how", ["undisturbed", "engine died", "connection lost", "unmovable"])
+@pytest.mark.parametrize(
+    "how", ["undisturbed", "engine died", "connection lost", "unmovable", "deserted"]
+)
 async def test_a_request_and_its_media_are_free_as_soon_as_it_ends(
-    lab: Lab, no_garbage_collection: None, how: str
+    lab: Lab, no_garbage_collection: None, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     """Media lie in the arena for as long as anything refers to them."""
     if how == "connection lost":
@@ -449,6 +453,14 @@ async def test_a_request_and_its_media_are_free_as_soon_as_it_ends(
         with pytest.raises(GracefulHTTPError) as caught:
             await lab.ask(temperature=0.8, presence_penalty=0.5)
         del caught
+    elif how == "deserted":
+        caplog.set_level(logging.ERROR)  # pytest keeps what is logged, this error too
+        lab.disturb(5, GONE)
+        lab.fleet.closed = True
+        lab.fleet.check_available = lambda: nobody() if lab.asked else None
+        with pytest.raises(GracefulHTTPError) as caught:
+            await lab.ask()
+        del caught
     else:
         if how == "engine died":
             lab.disturb(5, GONE)
@@ -457,10 +469,11 @@ async def test_a_request_and_its_media_are_free_as_soon_as_it_ends(
     await until(lambda: lab.prompts[0]() is None)
 
 
-async def test_no_worker_at_all_is_told_as_such(lab: Lab) -> None:
-    def nobody() -> None:
-        raise NoWorkerError("no worker is available")
+def nobody() -> None:
+    raise NoWorkerError("no worker is available")
 
-    lab.client._fleet.check_available = nobody  # type: ignore[method-assign]
+
+async def test_no_worker_at_all_is_told_as_such(lab: Lab) -> None:
+    lab.fleet.check_available = nobody
     with pytest.raises(GracefulHTTPError, match="no worker is available"):
         await lab.ask()
