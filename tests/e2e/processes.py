@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -153,6 +153,19 @@ def engine_pid(discovery: Path, name: str) -> int:
     children = psutil.Process(worker_pid(discovery, name)).children(recursive=True)
     (engine,) = (child for child in children if "EngineCore" in " ".join(child.cmdline()))
     return engine.pid
+
+
+@contextlib.contextmanager
+def paused(*pids: int) -> Iterator[None]:
+    """Processes stand still meanwhile, so that what they work on can't be done too early,
+    however fast they are and however slow the test is."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 class HttpServer(Process):

@@ -5,7 +5,7 @@ import itertools
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -17,6 +17,7 @@ from tests.e2e.processes import (
     HttpServer,
     engine_pid,
     our_shared_memory,
+    paused,
     start_frontend,
     start_worker,
 )
@@ -89,31 +90,50 @@ class Stream:
         return False
 
 
-async def open_stream(stack: AsyncExitStack, http: httpx.AsyncClient, tokens: int) -> Stream:
-    """A stream whose first word has come."""
-    request = http.stream("POST", "/v1/chat/completions", json=chat(WORDS, tokens))
-    stream = Stream(await stack.enter_async_context(request))
-    assert stream.status == 200
-    await stream.first_word()
-    return stream
+async def until(
+    http: httpx.AsyncClient, seen: Callable[[dict[str, Any]], int], number: int
+) -> None:
+    """Wait until the frontend sees that much at all workers together."""
+    async with asyncio.timeout(60):
+        while True:
+            views = (await http.get("/mmrouter/workers")).json()
+            if sum(map(seen, views)) == number:
+                return
+            await asyncio.sleep(0.05)
+
+
+def active(worker: dict[str, Any]) -> int:
+    return int(worker["active_requests"])
+
+
+def reports_work(worker: dict[str, Any]) -> int:
+    return (worker["running"], worker["waiting"]) != (0, 0)
+
+
+def busy(worker: dict[str, Any]) -> int:
+    return sum(rank["busy"] for rank in worker["ranks"])
 
 
 async def test_more_than_it_can_take_is_refused_while_health_and_models_answer(
-    http: httpx.AsyncClient,
+    stack: Stack, http: httpx.AsyncClient
 ) -> None:
-    async with AsyncExitStack() as stack:
-        streams = [await open_stream(stack, http, 500) for _ in range(LIMIT)]
-        for body in (chat(WORDS, 1), chat(WORDS, 1, stream=False)):
+    bodies = (chat(WORDS, 1), chat(WORDS, 1, stream=False))
+    with paused(*(engine_pid(stack.discovery, name) for name in stack.workers)):
+        taken = [
+            asyncio.create_task(http.post("/v1/chat/completions", json=body))
+            for body in itertools.islice(itertools.cycle(bodies), LIMIT)
+        ]
+        await until(http, active, LIMIT)
+        for body in bodies:
             refused = await http.post("/v1/chat/completions", json=body)
             assert refused.status_code == 429
             assert int(refused.headers["retry-after"]) >= 1
             assert refused.json()["error"]["code"] == 429
         assert (await http.get("/health")).status_code == 200
         assert (await http.get("/v1/models")).json()["data"][0]["id"] == "demo"
-        for stream in streams:
-            await stream.end()
-            assert stream.finish_reason == "length" and stream.error is None
-    accepted = await http.post("/v1/chat/completions", json=chat(WORDS, 1, stream=False))
+    for answer in await asyncio.gather(*taken):
+        assert answer.status_code == 200 and "error" not in answer.text
+    accepted = await http.post("/v1/chat/completions", json=bodies[1])
     assert accepted.status_code == 200
 
 
@@ -123,63 +143,63 @@ async def test_more_than_it_can_take_is_refused_while_health_and_models_answer(
 async def test_when_all_workers_are_busy_more_is_refused_until_they_are_not(
     stack: Stack, threshold: str
 ) -> None:
-    server = start_frontend("busy", stack.discovery, stack.logs, threshold)
+    server = start_frontend(busy, stack.discovery, stack.logs, threshold)
     engines = [engine_pid(stack.discovery, name) for name in stack.workers]
     try:
         await asyncio.to_thread(wait_for_workers, server, list(stack.workers.values()))
         async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
-            for engine in engines:
-                os.kill(engine, signal.SIGSTOP)
-            taken = []
-            for number in range(1, 1 + len(engines)):
-                post = http.post("/v1/chat/completions", json=chat(WORDS, 1, stream=False))
-                taken.append(asyncio.create_task(post))
-                await until_busy(http, number)
-            for body in (chat(WORDS, 1), chat(WORDS, 1, stream=False)):
-                refused = await http.post("/v1/chat/completions", json=body)
-                assert refused.status_code == 503
-                assert int(refused.headers["retry-after"]) >= 1
-                assert "busy" in refused.json()["error"]["message"]
-            assert (await http.get("/health")).status_code == 200
-            for engine in engines:
-                os.kill(engine, signal.SIGCONT)
+            with paused(*engines):
+                taken = []
+                for number in range(1, 1 + len(engines)):
+                    post = http.post("/v1/chat/completions", json=chat(WORDS, 1, stream=False))
+                    taken.append(asyncio.create_task(post))
+                    await until(http, busy, number)
+                for body in (chat(WORDS, 1), chat(WORDS, 1, stream=False)):
+                    refused = await http.post("/v1/chat/completions", json=body)
+                    assert refused.status_code == 503
+                    assert int(refused.headers["retry-after"]) >= 1
+                    assert "busy" in refused.json()["error"]["message"]
+                assert (await http.get("/health")).status_code == 200
             assert {(await answer).status_code for answer in taken} == {200}
-            await until_busy(http, 0)
+            await until(http, busy, 0)
             accepted = await http.post("/v1/chat/completions", json=chat(WORDS, 1, stream=False))
             assert accepted.status_code == 200
     finally:
-        for engine in engines:
-            os.kill(engine, signal.SIGCONT)
         server.stop()
 
 
-async def until_busy(http: httpx.AsyncClient, number: int) -> None:
-    """Wait until so many workers are busy."""
-    async with asyncio.timeout(60):
-        while True:
-            views = (await http.get("/mmrouter/workers")).json()
-            if sum(rank["busy"] for view in views for rank in view["ranks"]) == number:
-                return
-            await asyncio.sleep(0.05)
+async def open_stream(stack: AsyncExitStack, http: httpx.AsyncClient, tokens: int) -> Stream:
+    """A stream whose first word has come."""
+    request = http.stream("POST", "/v1/chat/completions", json=chat(WORDS, tokens))
+    stream = Stream(await stack.enter_async_context(request))
+    assert stream.status == 200
+    await stream.first_word()
+    return stream
 
 
 async def test_a_frontend_that_leaves_finishes_streams_until_it_is_told_to_hurry(
-    frontend: HttpServer, http: httpx.AsyncClient
+    stack: Stack, frontend: HttpServer, http: httpx.AsyncClient
 ) -> None:
     """The last test of this frontend."""
-    async with AsyncExitStack() as stack:
-        long = await open_stream(stack, http, 3500)
-        short = await open_stream(stack, http, 50)
-        frontend.signal(signal.SIGTERM)
-        await short.end()
-        assert short.finish_reason == "length" and short.error is None
-        # Refused, or cut off if it was in the queue.
-        with pytest.raises((httpx.NetworkError, httpx.RemoteProtocolError)):
-            async with asyncio.timeout(30), httpx.AsyncClient(base_url=frontend.url) as stranger:
-                while True:
-                    assert (await stranger.get("/health")).status_code == 503
-        frontend.signal(signal.SIGTERM)
-        await long.end()
+    engines = {name: engine_pid(stack.discovery, name) for name in stack.workers}
+    await until(http, reports_work, 0)  # or what is over may outweigh what is about to begin
+    async with AsyncExitStack() as streams:
+        long = await open_stream(streams, http, 3500)
+        with paused(*engines.values()):
+            views = (await http.get("/mmrouter/workers")).json()
+            (idle,) = (view["worker_id"] for view in views if not active(view))
+            os.kill(engines[idle], signal.SIGCONT)
+            short = await open_stream(streams, http, 50)
+            frontend.signal(signal.SIGTERM)
+            await short.end()
+            assert short.finish_reason == "length" and short.error is None
+            # Refused, or cut off if it was in the queue.
+            with pytest.raises((httpx.NetworkError, httpx.RemoteProtocolError)):
+                async with asyncio.timeout(30), httpx.AsyncClient(base_url=frontend.url) as other:
+                    while True:
+                        assert (await other.get("/health")).status_code == 503
+            frontend.signal(signal.SIGTERM)
+            await long.end()
         assert long.finish_reason is None
         assert long.error is not None and "shutting down" in long.error["message"]
     assert await asyncio.to_thread(frontend.wait) == 0, frontend.tail()
