@@ -34,11 +34,11 @@ from common.errors import (
 from common.identity import MmHash
 from common.transfer.arena import Arena
 from common.transfer.arena_file import reap_orphans
-from common.transfer.base import receive_all
+from common.transfer.base import Received, receive_all
 from common.transfer.metadata import NixlMetadata, decode_metadata, encode_metadata
 from common.transfer.nixl import NixlReceiver, NixlSender
 from common.transfer.nixl_agent import NixlAgent, NixlOffer, nixl_installed
-from common.transfer.nixl_thread import pause
+from common.transfer.nixl_thread import Steps, pause
 from tests.unit.common.transfer.items import image, image_hash, is_image, same
 from tests.unit.common.transfer.process import Process
 
@@ -163,6 +163,31 @@ async def test_items_arrive_in_the_order_of_the_request(
             each.release()
         assert receiver.free_slots == 2
         await until(lambda: receiver._reader.buffers.temporary == 0)
+
+
+async def test_of_a_burst_one_read_begins_in_a_turn_of_the_event_loop(
+    frontend: Frontend, make_receiver: MakeReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beginning fifty at once would take the loop to itself for more than a millisecond."""
+    receiver = make_receiver()
+    await receiver.attach(frontend.offer)
+    turn = 0
+    begun = []
+    read = receiver._reader.read
+
+    def noted(offer: NixlOffer, metadata: NixlMetadata) -> Steps[Received]:
+        begun.append(turn)
+        return read(offer, metadata)
+
+    monkeypatch.setattr(receiver._reader, "read", noted)
+    metadata = [frontend.send()[1] for _ in range(6)]
+    receiving = asyncio.gather(*map(receiver.receive, metadata))
+    while not receiving.done():
+        await asyncio.sleep(0)
+        turn += 1
+    for received in await receiving:
+        received.release()
+    assert len(begun) == len(set(begun)) == len(metadata)
 
 
 @needs_nixl
