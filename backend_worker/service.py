@@ -316,15 +316,15 @@ class WorkerService:
         request_id = submit.request_id
         obtained = Obtained()
         failure: Failed | None = None
-        acked = False
+        acking: asyncio.Task[None] | None = None
         try:
             outputs = self._outputs(session, submit, media, obtained)
             async with asyncio.timeout(submit.timeout_s), contextlib.aclosing(outputs):
                 async for output in outputs:
-                    if not acked:
+                    if acking is None:
                         obtained.verify()
-                        acked = True
-                        await self._ack(session, submit, obtained)
+                        acking = asyncio.create_task(self._ack(session, submit, obtained))
+                        await asyncio.shield(acking)
                     if output.finished:
                         # Before the end, so that whoever saw the end saw the counts too.
                         await self._send(session.address, self._status())
@@ -350,17 +350,20 @@ class WorkerService:
             failure = Failed(request_id, FailureKind.ENGINE, f"internal error: {error!r}")
         finally:
             # A second cancellation must not keep the frontend from hearing the end.
-            await asyncio.shield(self._finish(session, submit, obtained, acked, failure))
+            await asyncio.shield(self._finish(session, submit, obtained, acking, failure))
 
     async def _finish(
         self,
         session: _Session,
         submit: Submit,
         obtained: Obtained,
-        acked: bool,
+        acking: asyncio.Task[None] | None,
         failure: Failed | None,
     ) -> None:
-        if not acked:
+        if acking is not None:
+            # Nobody may write to the memory before we are through with it.
+            await asyncio.wait([acking])
+        else:
             if submit.media:
                 await self._engine.settled()
             await self._ack(session, submit, obtained)
@@ -413,7 +416,7 @@ class WorkerService:
 
     async def _ack(self, session: _Session, submit: Submit, obtained: Obtained) -> None:
         """The engine has its own copy: give the memory back, then say so."""
-        obtained.release()
+        await obtained.give_back()
         held = [p.mm_hash for p in submit.media if self._engine.holds(p.mm_hash)]
         await self._send(session.address, Ack(submit.request_id, list(dict.fromkeys(held))))
 

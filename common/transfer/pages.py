@@ -90,7 +90,7 @@ class PrivatePages:
         """Make all of a range show the owner's bytes again.
 
         Args:
-            view: page-aligned; takes about 10 us per MB.
+            view: page-aligned; takes about 16 us per MB.
 
         Returns:
             How many pages were private copies; 0 too where that can't be told.

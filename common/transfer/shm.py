@@ -106,7 +106,9 @@ class ShmReceiver(MmKwargsReceiver[ShmMetadata]):
             if restored := self._pages.restore(whole):
                 ARENA_PAGES_RESTORED.inc(restored)
 
-        return Received(metadata.mm_hash, item, verify=verify, on_release=restore)
+        return Received(
+            metadata.mm_hash, item, verify=verify, on_release=restore, checked=whole.nbytes
+        )
 
     async def close(self) -> None:
         self._mappings.clear()

@@ -16,7 +16,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import SamplingParams
 
 from backend_worker.engine import EngineLoad, Items
-from backend_worker.obtain import MediaInlet
+from backend_worker.obtain import MediaInlet, Obtained
 from backend_worker.service import WorkerService
 from common.errors import (
     CorruptSegmentError,
@@ -261,6 +261,36 @@ async def test_closing_the_answers_aborts_and_returns_the_loans(plane: Plane) ->
     await until(lambda: plane.link.active_requests == 0)
     assert plane.engine.aborted == 1
     assert plane.engine.settled_calls == 1, "memory comes back only when nothing is in flight"
+    if plane.arena is not None:
+        assert plane.leases() == 0
+
+
+async def test_a_request_that_ends_while_memory_is_given_back_waits_for_that(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the frontend would write there while the worker still looks at it."""
+    began, go_on = asyncio.Event(), asyncio.Event()
+    give_back = Obtained.give_back
+
+    async def slow(obtained: Obtained) -> None:
+        began.set()
+        await go_on.wait()
+        await give_back(obtained)
+
+    monkeypatch.setattr(Obtained, "give_back", slow)
+    cat = media("cat", 7)
+    answers = plane.dispatch(cat, loans=await plane.lend(cat))
+    waiting = asyncio.ensure_future(anext(answers))
+    await asyncio.wait_for(began.wait(), 10)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await answers.aclose()
+    await until(lambda: plane.engine.aborted == 1)
+    assert plane.service.active_requests == plane.link.active_requests == 1
+    if plane.arena is not None:
+        assert plane.leases() == 1
+    go_on.set()
+    await until(lambda: plane.service.active_requests == plane.link.active_requests == 0)
     if plane.arena is not None:
         assert plane.leases() == 0
 

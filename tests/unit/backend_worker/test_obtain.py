@@ -1,0 +1,43 @@
+"""What a request has in hand, and how it lets go of that."""
+
+import threading
+
+from vllm.multimodal.inputs import MultiModalKwargsItem
+
+from backend_worker.obtain import Obtained
+from common.transfer.base import Received
+from tests.unit.common.transfer.items import image_hash
+
+MIB = 1 << 20
+
+
+async def let_go(*checked: int) -> list[int]:
+    """In which threads items with so many bytes to look through are released."""
+    threads: list[int] = []
+    obtained = Obtained()
+    for number, nbytes in enumerate(checked):
+        obtained.add(
+            Received(
+                image_hash(number),
+                MultiModalKwargsItem({}),
+                on_release=lambda: threads.append(threading.get_ident()),
+                checked=nbytes,
+            )
+        )
+    await obtained.give_back()
+    assert not obtained.items
+    await obtained.give_back()
+    return threads
+
+
+async def test_what_takes_a_moment_is_given_back_at_once() -> None:
+    here = threading.get_ident()
+    assert await let_go() == []
+    assert await let_go(8 * MIB, 8 * MIB, 0) == [here] * 3
+
+
+async def test_what_takes_long_does_not_hold_up_the_event_loop() -> None:
+    here = threading.get_ident()
+    for checked in ([100 * MIB], [8 * MIB] * 3):
+        threads = await let_go(*checked)
+        assert len(threads) == len(checked) and here not in threads
