@@ -1,7 +1,8 @@
 """The two interfaces of every transport, and what they hand out.
 
-They own what all transports share: the stage (metric, NVTX range, log) and the count of
-bytes. How bytes move stands in one file per transport.
+They own what all transports share: the stage (metric, NVTX range, log), the count of bytes,
+and that items are received one per turn of the event loop. How bytes move stands in one file
+per transport.
 """
 
 import asyncio
@@ -215,6 +216,9 @@ class MmKwargsReceiver(ABC, Generic[_Metadata]):
     transport: ClassVar[Transport]
     metadata_type: type[_Metadata]
 
+    def __init__(self) -> None:
+        self._turns = Turns()
+
     async def receive(
         self, metadata: TransferMetadata, frames: Sequence[memoryview] = ()
     ) -> Received:
@@ -233,6 +237,7 @@ class MmKwargsReceiver(ABC, Generic[_Metadata]):
         Cancelling it leaves nothing behind: memory taken for the item is given back, at
         once or when a read that can't be stopped has ended.
         """
+        await self._turns.mine()
         with stage(f"receive_{self.transport}"):
             if not isinstance(metadata, self.metadata_type):
                 raise CorruptSegmentError(

@@ -7,7 +7,7 @@ from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from common.errors import CorruptSegmentError
 from common.identity import MmHash
-from common.transfer.base import Loan, MmKwargsReceiver, MmKwargsSender, Received, Turns
+from common.transfer.base import Loan, MmKwargsReceiver, MmKwargsSender, Received
 from common.transfer.codec import decode, encode
 from common.transfer.metadata import InlineMetadata, Transport
 
@@ -36,16 +36,12 @@ class InlineReceiver(MmKwargsReceiver[InlineMetadata]):
     transport: ClassVar[Transport] = "inline"
     metadata_type = InlineMetadata
 
-    def __init__(self) -> None:
-        self._turns = Turns()
-
     async def _receive(self, metadata: InlineMetadata, frames: Sequence[memoryview]) -> Received:
         end = metadata.first_frame + metadata.frame_count
         if end > len(frames):
             raise CorruptSegmentError(
                 f"media item {metadata.mm_hash} should end with frame {end} of {len(frames)}"
             )
-        await self._turns.mine()
         envelope, *buffers = frames[metadata.first_frame : end]
         sizes = tuple(buffer.nbytes for buffer in buffers)
         if (envelope.nbytes, sizes) != (metadata.envelope_size, metadata.buffer_sizes):

@@ -101,6 +101,7 @@ class MemoryReceiver(MmKwargsReceiver[MemoryMetadata]):
     metadata_type = MemoryMetadata
 
     def __init__(self, store: MemoryStore) -> None:
+        super().__init__()
         self._store = store
 
     async def _receive(self, metadata: MemoryMetadata, frames: Sequence[memoryview]) -> Received:

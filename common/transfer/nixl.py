@@ -11,7 +11,7 @@ from common.transfer import pages
 from common.transfer.arena import Arena, Lease
 from common.transfer.arena_layout import SEGMENTS_START
 from common.transfer.arena_sender import ArenaSender
-from common.transfer.base import Loan, MmKwargsReceiver, Received, SentHook, Turns
+from common.transfer.base import Loan, MmKwargsReceiver, Received, SentHook
 from common.transfer.metadata import NixlMetadata, Transport
 from common.transfer.nixl_agent import NixlAgent, NixlOffer
 from common.transfer.nixl_reader import NixlReader
@@ -146,6 +146,7 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
             ConfigurationError: NIXL can't be used here.
             ArenaUnavailableError: the pool can't be registered.
         """
+        super().__init__()
         self._deadline = deadline
         self._reader = NixlReader(slots, slot_size)
         self._offers: dict[str, NixlOffer] = {}
@@ -153,7 +154,6 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
         self._attaching: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._reading: Counter[str] = Counter()
         self._overdue: Counter[str] = Counter()
-        self._turns = Turns()
 
     @property
     def free_slots(self) -> int:
@@ -196,7 +196,6 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
             self._left[agent] = _Left(offer, watch)
 
     async def _receive(self, metadata: NixlMetadata, frames: Sequence[memoryview]) -> Received:
-        await self._turns.mine()
         offer = self._offers.get(metadata.agent)
         if offer is None:
             raise ArenaUnavailableError(f"{metadata.agent} isn't connected here")

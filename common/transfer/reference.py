@@ -59,6 +59,7 @@ class ReferenceReceiver(MmKwargsReceiver[ReferenceMetadata]):
     metadata_type = ReferenceMetadata
 
     def __init__(self, render: Render) -> None:
+        super().__init__()
         self._render = render
 
     async def _receive(self, metadata: ReferenceMetadata, frames: Sequence[memoryview]) -> Received:

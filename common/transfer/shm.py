@@ -11,7 +11,7 @@ from common.transfer.arena_file import SHARED_MEMORY
 from common.transfer.arena_layout import ArenaOffer
 from common.transfer.arena_mapping import ArenaMapping
 from common.transfer.arena_sender import ArenaSender
-from common.transfer.base import MmKwargsReceiver, Received, Turns
+from common.transfer.base import MmKwargsReceiver, Received
 from common.transfer.codec import decode
 from common.transfer.metadata import ShmMetadata, Transport
 from common.transfer.pages import PrivatePages
@@ -46,10 +46,10 @@ class ShmReceiver(MmKwargsReceiver[ShmMetadata]):
         Args:
             directory: where shared memory is mounted.
         """
+        super().__init__()
         self._directory = directory
         self._mappings: dict[str, ArenaMapping] = {}
         self._pages = PrivatePages()
-        self._turns = Turns()
 
     def attach(self, offer: ArenaOffer) -> ArenaMapping:
         """Map a frontend's arena, unless it is mapped already.
@@ -72,7 +72,6 @@ class ShmReceiver(MmKwargsReceiver[ShmMetadata]):
         mapping = self._mappings.get(metadata.arena)
         if mapping is None:
             raise ArenaUnavailableError(f"the arena {metadata.arena} isn't mapped here")
-        await self._turns.mine()
         layout = metadata.layout
         segment = mapping.segment(metadata.offset, layout.length)
 
