@@ -121,9 +121,9 @@ class Received:
         on_release: Callable[[], None] = _nothing,
         checked: int = 0,
     ) -> None:
-        self.checked = checked
         self.mm_hash = mm_hash
         self.item = item
+        self.checked = checked
         self._verify = verify
         self._on_release = on_release
 

@@ -45,6 +45,12 @@ def frontend(stack: Stack) -> Iterator[HttpServer]:
 
 
 @pytest.fixture
+def engines(stack: Stack) -> dict[str, int]:
+    """Processes that compute, by the name of their worker."""
+    return {name: engine_pid(stack.discovery, name) for name in stack.workers}
+
+
+@pytest.fixture
 async def http(frontend: HttpServer) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=frontend.url, timeout=120) as client:
         yield client
@@ -115,10 +121,10 @@ def busy(worker: dict[str, Any]) -> int:
 
 
 async def test_more_than_it_can_take_is_refused_while_health_and_models_answer(
-    stack: Stack, http: httpx.AsyncClient
+    engines: dict[str, int], http: httpx.AsyncClient
 ) -> None:
     bodies = (chat(WORDS, 1), chat(WORDS, 1, stream=False))
-    with paused(*(engine_pid(stack.discovery, name) for name in stack.workers)):
+    with paused(*engines.values()):
         taken = [
             asyncio.create_task(http.post("/v1/chat/completions", json=body))
             for body in itertools.islice(itertools.cycle(bodies), LIMIT)
@@ -141,14 +147,13 @@ async def test_more_than_it_can_take_is_refused_while_health_and_models_answer(
     "threshold", ["--router-busy-prefill-tokens=1", "--router-busy-blocks-fraction=0.000001"]
 )
 async def test_when_all_workers_are_busy_more_is_refused_until_they_are_not(
-    stack: Stack, threshold: str
+    stack: Stack, engines: dict[str, int], threshold: str
 ) -> None:
-    server = start_frontend(busy, stack.discovery, stack.logs, threshold)
-    engines = [engine_pid(stack.discovery, name) for name in stack.workers]
+    server = start_frontend("busy", stack.discovery, stack.logs, threshold)
     try:
         await asyncio.to_thread(wait_for_workers, server, list(stack.workers.values()))
         async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
-            with paused(*engines):
+            with paused(*engines.values()):
                 taken = []
                 for number in range(1, 1 + len(engines)):
                     post = http.post("/v1/chat/completions", json=chat(WORDS, 1, stream=False))
@@ -178,10 +183,9 @@ async def open_stream(stack: AsyncExitStack, http: httpx.AsyncClient, tokens: in
 
 
 async def test_a_frontend_that_leaves_finishes_streams_until_it_is_told_to_hurry(
-    stack: Stack, frontend: HttpServer, http: httpx.AsyncClient
+    engines: dict[str, int], frontend: HttpServer, http: httpx.AsyncClient
 ) -> None:
     """The last test of this frontend."""
-    engines = {name: engine_pid(stack.discovery, name) for name in stack.workers}
     await until(http, reports_work, 0)  # or what is over may outweigh what is about to begin
     async with AsyncExitStack() as streams:
         long = await open_stream(streams, http, 3500)

@@ -165,6 +165,7 @@ async def test_items_arrive_in_the_order_of_the_request(
         await until(lambda: receiver._reader.buffers.temporary == 0)
 
 
+@needs_nixl
 async def test_of_a_burst_one_read_begins_in_a_turn_of_the_event_loop(
     frontend: Frontend, make_receiver: MakeReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
