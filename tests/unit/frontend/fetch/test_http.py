@@ -330,22 +330,22 @@ async def test_slow_servers(make_fetcher: MakeFetcher, site: Site, handler: Hand
         await asyncio.Event().wait()
 
     site.routes["/x.png"] = slow
-    started = asyncio.get_running_loop().time()
-    with pytest.raises(UnfetchableError, match="in time"):
-        await make_fetcher(timeout_s=0.3).fetch(site.url(), MEGABYTE)
-    assert asyncio.get_running_loop().time() - started < 1.0
+    # What drips takes 20 s, so a limit on the time between two bytes would not end it here.
+    async with asyncio.timeout(10):
+        with pytest.raises(UnfetchableError, match="in time"):
+            await make_fetcher(timeout_s=0.3).fetch(site.url(), MEGABYTE)
     await site.closed()
 
 
 async def test_time_spans_redirects(make_fetcher: MakeFetcher, site: Site) -> None:
     async def late(request, writer):  # type: ignore[no-untyped-def]
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.05)
         await redirect("/x.png")(request, writer)
 
     site.routes["/x.png"] = late
+    # A limit on each of them would let the hundred pass, and refuse the next.
     with pytest.raises(UnfetchableError, match="in time"):
         await make_fetcher(timeout_s=0.5, max_redirects=100).fetch(site.url(), 100)
-    assert 2 <= len(site.requests) <= 3
 
 
 async def test_a_name_server_that_never_answers(
