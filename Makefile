@@ -29,7 +29,7 @@ PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check -c $(LO
 ENVIRONMENT := .venv/.mmrouter-$(DEVICE)
 BENCH_ENVIRONMENT := $(ENVIRONMENT)-bench
 
-.PHONY: help setup run test chaos check fix docs demo-model clean distclean
+.PHONY: help setup run test fuzz chaos check fix docs demo-model clean distclean
 .PHONY: bench-router bench-router-scale bench-transfer bench-last-hop bench-preprocess
 
 help: ## list the targets
@@ -83,6 +83,9 @@ run: $(ENVIRONMENT) $(if $(filter $(DEMO_MODEL),$(MODEL)),demo-model) ## start w
 
 test: $(ENVIRONMENT) ## run the whole test suite
 	@$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+
+fuzz: $(ENVIRONMENT) ## run the unit tests with inputs that nobody has tried yet
+	@$(VENV_PYTHON) -m pytest -m "not e2e" --hypothesis-profile=explore $(PYTEST_ARGS)
 
 check: $(ENVIRONMENT) ## lint, format check and types
 	$(VENV_PYTHON) -m ruff check

@@ -4,6 +4,10 @@ A family chooses its special tokens, and what stands in a prompt for each kind o
 """
 
 import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MAX_POSITIONS = 32768
 VOCABULARY = 768
@@ -95,7 +99,9 @@ def chat_template(image: str, video: str = "", audio: str = "") -> str:
     return template
 
 
-def make_tokenizer(media_tokens: tuple[str, ...], template: str, **named_tokens: str):
+def make_tokenizer(
+    media_tokens: tuple[str, ...], template: str, **named_tokens: str
+) -> "PreTrainedTokenizerBase":
     """A byte-level BPE tokenizer.
 
     Args:
@@ -132,11 +138,11 @@ def make_tokenizer(media_tokens: tuple[str, ...], template: str, **named_tokens:
     return tokenizer
 
 
-def token_ids(tokenizer, *tokens: str) -> list[int]:
+def token_ids(tokenizer: "PreTrainedTokenizerBase", *tokens: str) -> list[int]:
     return tokenizer.convert_tokens_to_ids(list(tokens))
 
 
-def text_config(tokenizer) -> dict[str, object]:
+def text_config(tokenizer: "PreTrainedTokenizerBase") -> dict[str, object]:
     """The token ids that every family's language model has in its configuration."""
     end_of_text, end_of_turn = token_ids(tokenizer, "<|endoftext|>", "<|im_end|>")
     return {
@@ -148,7 +154,7 @@ def text_config(tokenizer) -> dict[str, object]:
     }
 
 
-def never_worth_saying(tokenizer) -> list[int]:
+def never_worth_saying(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     """Ids of what is not legible: added tokens, control characters, pieces of characters."""
     added = tokenizer.added_tokens_decoder
     return [

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -59,7 +60,7 @@ class Endpoint:
             base_url=f"{url}/v1",
             api_key="none",
             max_retries=0,
-            http_client=httpx.Client(timeout=60, limits=limits),
+            http_client=httpx.Client(timeout=60, limits=limits),  # type: ignore[arg-type] # also takes this httpx
         )
 
     def decision(self, response_id: str) -> dict[str, object]:
@@ -69,7 +70,7 @@ class Endpoint:
         (decision,) = reply.json()
         return dict(decision)
 
-    def workers(self) -> dict[str, dict[str, object]]:
+    def workers(self) -> dict[str, dict[str, Any]]:
         """The frontend's view of the workers by id."""
         return {w["worker_id"]: w for w in self.http.get("/mmrouter/workers").json()}
 
@@ -88,7 +89,7 @@ def make_model(family: str, directory: Path) -> Path:
     """A tiny model of a family."""
     script = Path(__file__).parents[2] / "examples" / "demo_model.py"
     model = directory / family
-    command = [sys.executable, script, f"--family={family}", model]
+    command = [sys.executable, str(script), f"--family={family}", str(model)]
     subprocess.run(command, check=True, timeout=120)
     return model
 

@@ -60,7 +60,7 @@ def test_requests_run_and_events_come_over_encrypted_sockets(user: Endpoint) -> 
     again = user.http.post("/v1/completions", json=QUESTION).json()
     assert again["choices"][0]["text"]
     # The worker's events, and not a prediction alone, say what it holds.
-    (rank,) = user.workers()["locked"]["ranks"]  # type: ignore[misc]
+    (rank,) = user.workers()["locked"]["ranks"]
     assert rank["index"] == "exact"
     decision = user.decision(again["id"])
     assert decision["predicted_cached_tokens"] == decision["realised_cached_tokens"]

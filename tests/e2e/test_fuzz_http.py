@@ -17,6 +17,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from schemathesis.core.result import Ok
 
 from tests.e2e.conftest import Endpoint
 from tests.pictures import data_uri, picture
@@ -86,11 +87,12 @@ def test_what_the_description_allows(router: Endpoint) -> None:
     schema = schemathesis.openapi.from_url(f"{router.url}/openapi.json")
     answers: Counter[str] = Counter()
     for found in schema.include(path_regex=PATHS).get_all_operations():
+        assert isinstance(found, Ok), found
         operation = found.ok()
 
         @given(operation.as_strategy())
         @FUZZ
-        def fuzz(case: schemathesis.Case) -> None:
+        def fuzz(case: schemathesis.Case[Any]) -> None:
             tame(case.body)
             reply = case.call(base_url=router.url, timeout=60)
             answers[case.operation.label] += 1

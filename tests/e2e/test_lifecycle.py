@@ -2,7 +2,9 @@
 
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -15,10 +17,10 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
 
 
 @pytest.fixture
-def lonely(tmp_path: Path) -> HttpServer:
+def lonely(tmp_path: Path) -> Iterator[HttpServer]:
     """A frontend over an empty discovery directory."""
     server = start_frontend("lonely", tmp_path / "cards", tmp_path)
-    yield server  # type: ignore[misc]
+    yield server
     server.stop()
 
 
@@ -98,7 +100,7 @@ def test_a_worker_that_cannot_start_says_why(stack: Stack, tmp_path: Path) -> No
     assert "no-such-model" in worker.tail()
 
 
-WRONG: dict[str, tuple[list[str], dict[str, str]]] = {
+WRONG: dict[str, tuple[list[str], dict[str, Any]]] = {
     "router-mode": (["--router-mode", "nonsense"], {}),
     "carrier-pigeon": ([], {"DYNAMO_MM_TRANSFER": "carrier-pigeon"}),
     "the model comes from the workers": (["some/model"], {}),

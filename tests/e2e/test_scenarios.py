@@ -19,7 +19,7 @@ from tests.pictures import data_uri, picture
 
 BLOCK_SIZE = 32
 
-WAYS: dict[str, tuple[list[str], dict[str, str]]] = {
+WAYS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "shm": ([], {}),
     # Also by another process than the frontend, which must make no difference.
     "nixl": (["--preprocess-workers=1"], {"DYNAMO_MM_TRANSFER": "nixl"}),
@@ -122,7 +122,7 @@ def ask(endpoint: Endpoint, content: list[dict[str, Any]], **options: Any) -> Ch
     """Ask for a short, determined answer; options are fields that OpenAI's API doesn't have."""
     return endpoint.openai.chat.completions.create(
         model="demo",
-        messages=[{"role": "user", "content": content}],  # type: ignore[typeddict-item,list-item]
+        messages=[{"role": "user", "content": content}],  # type: ignore[list-item,misc]
         max_tokens=8,
         temperature=0,
         extra_body=options,

@@ -59,9 +59,9 @@ class Stream:
 
     def __init__(self, endpoint: Endpoint, name: str) -> None:
         content = [image(data_uri(picture(name))), words("Tell me a long story about it.")]
-        self._events = endpoint.openai.chat.completions.create(
+        self._events = endpoint.openai.chat.completions.create(  # type: ignore[call-overload]
             model="demo",
-            messages=[{"role": "user", "content": content}],  # type: ignore[typeddict-item,list-item,misc]
+            messages=[{"role": "user", "content": content}],
             max_tokens=LONG,
             temperature=0,
             stream=True,
@@ -199,7 +199,7 @@ async def test_two_identical_prompts_at_once_go_to_one_worker(router: Endpoint) 
             *(
                 client.chat.completions.create(
                     model="demo",
-                    messages=[{"role": "user", "content": content}],  # type: ignore[list-item,misc,typeddict-item]
+                    messages=[{"role": "user", "content": content}],  # type: ignore[list-item,misc]
                     max_tokens=4,
                 )
                 for _ in range(2)

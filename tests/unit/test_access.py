@@ -258,6 +258,7 @@ async def test_events_reach_nobody_else(
     live, replay = context.socket(zmq.SUB), context.socket(zmq.DEALER)
     live.subscribe(b"")
     live.connect(publishing.source.endpoint)
+    assert publishing.source.replay_endpoint is not None
     replay.connect(publishing.source.replay_endpoint)
     replay.setsockopt(zmq.LINGER, 0)
     publishing.publish(range(5))

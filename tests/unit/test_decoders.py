@@ -276,7 +276,7 @@ REPLIES = [TransferReply(nixl=True, refusals=("no",)).model_dump_json().encode()
 def test_transfer_offers(content: bytes) -> None:
     def decode() -> None:
         offer = parse_offer(content)
-        for arena in (offer.shm, offer.nixl and offer.nixl.arena):
+        for arena in (offer.shm, offer.nixl.arena if offer.nixl else None):
             # A name, never a path: it is looked up in the shared-memory directory.
             assert arena is None or "/" not in arena.name
 

@@ -46,7 +46,7 @@ class ScriptedModel:
         Args:
             steps: how many before the engine is lost; None to the end.
         """
-        processor = OutputProcessor(tokenizer(), log_stats=False)  # type: ignore[arg-type]
+        processor = OutputProcessor(tokenizer(), log_stats=False)
         request = EngineCoreRequest(
             "r-1", prompt, None, params, None, 0.0, None, None, None, external_req_id="r"
         )

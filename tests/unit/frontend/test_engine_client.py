@@ -163,7 +163,7 @@ class Lab:
             "output_kind": RequestOutputKind.DELTA,
         } | more
         answers = self.client.generate(
-            {"type": "token", "prompt_token_ids": self.model.prompt},  # type: ignore[typeddict-item]
+            {"type": "token", "prompt_token_ids": self.model.prompt},
             SamplingParams(**given),
             "r",
         )
@@ -192,7 +192,7 @@ async def lab(request: pytest.FixtureRequest) -> AsyncIterator[Lab]:
     await lab.close()
 
 
-def settings(**values: Any) -> Any:
+def settings(**values: Any) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("lab", [FaultSettings(**values)], indirect=True)
 
 
@@ -232,7 +232,7 @@ async def test_the_end_is_the_same_as_of_a_stream(lab: Lab) -> None:
 async def test_a_worker_that_closes_the_connection_amid_an_answer(lab: Lab) -> None:
     lab.disturb(7)
     answers = lab.client.generate(
-        {"type": "token", "prompt_token_ids": lab.model.prompt},  # type: ignore[typeddict-item]
+        {"type": "token", "prompt_token_ids": lab.model.prompt},
         SamplingParams(temperature=0, max_tokens=200, output_kind=RequestOutputKind.DELTA),
         "r",
     )

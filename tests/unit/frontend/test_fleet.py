@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,7 @@ class Town:
             asyncio.create_task(self.fleet.run()),
         ]
 
-    def card(self, worker_id: str = "w0", **changes: object) -> WorkerCard:
+    def card(self, worker_id: str = "w0", **changes: Any) -> WorkerCard:
         return make_card(worker_id, request_endpoint=self.service.endpoint, **changes)
 
     async def close(self) -> None:

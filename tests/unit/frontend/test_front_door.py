@@ -15,7 +15,7 @@ def somebody() -> None:
 
 
 async def get(door: FrontDoor, path: str) -> httpx.Response:
-    transport = httpx.ASGITransport(door)  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(door)
     async with httpx.AsyncClient(transport=transport, base_url="http://door") as client:
         return await client.get(path)
 

@@ -22,7 +22,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def client(app: App) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
+    transport = httpx.ASGITransport(app)
     return httpx.AsyncClient(transport=transport, base_url="http://frontend")
 
 

@@ -20,7 +20,7 @@ def stumble(request: Request) -> None:
 
 
 def fail(request: Request) -> None:
-    {}["a bug of ours"]
+    raise KeyError("a bug of ours")
 
 
 async def get(work: Callable[..., object]) -> httpx.Response:

@@ -152,7 +152,7 @@ def test_a_process_killed_at_work_leaves_nothing_reserved(
     shared: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reserve = ArenaStore.reserve
-    killed = []
+    killed: list[int] = []
 
     def reserve_and_kill(
         store: ArenaStore, mm_hash: MmHash, layout: SegmentLayout
