@@ -1,12 +1,18 @@
 """Other hosts: the arena is registered with NIXL once, and workers READ from it."""
 
 import asyncio
+import logging
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Final, NamedTuple, TypeVar
 
-from common.errors import ArenaUnavailableError, CorruptSegmentError, TransferTimeoutError
+from common.errors import (
+    ArenaUnavailableError,
+    CorruptSegmentError,
+    TransferError,
+    TransferTimeoutError,
+)
 from common.transfer import pages
 from common.transfer.arena import Arena, Lease
 from common.transfer.arena_layout import SEGMENTS_START
@@ -17,6 +23,8 @@ from common.transfer.nixl_agent import NixlAgent, NixlOffer
 from common.transfer.nixl_reader import NixlReader
 from common.transfer.nixl_thread import Steps
 
+logger = logging.getLogger(__name__)
+
 _Result = TypeVar("_Result")
 
 _IDLE_PAUSE: Final = 0.02
@@ -24,7 +32,8 @@ _LENDING_PAUSE: Final = 0.001
 
 _FIRST_LOOK: Final = 1.0
 _LONGEST_LOOK: Final = 60.0
-"""Seconds between looks whether a frontend that left has ended; from the first, ever longer."""
+"""Seconds between looks whether a frontend that left has ended, and between attempts to reach
+one whose connection broke; from the first, ever longer."""
 
 
 class NixlSender(ArenaSender):
@@ -115,9 +124,12 @@ class NixlSender(ArenaSender):
 
 
 class _Left(NamedTuple):
-    """A frontend that left, whose connection is kept until it has ended."""
+    """A frontend whose connection is kept, until the frontend or, if the connection is broken,
+    the last read over it has ended.
+    """
 
     offer: NixlOffer
+    broken: bool
     watch: "asyncio.Task[None]"
 
 
@@ -151,6 +163,7 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
         self._reader = NixlReader(slots, slot_size)
         self._offers: dict[str, NixlOffer] = {}
         self._left: dict[str, _Left] = {}
+        self._mending: dict[str, asyncio.Task[None]] = {}
         self._attaching: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._reading: Counter[str] = Counter()
         self._overdue: Counter[str] = Counter()
@@ -167,12 +180,28 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
             ArenaUnavailableError: it can't be reached, or the probe is wrong.
             TransferTimeoutError: it doesn't answer within the deadline.
         """
+        self._stop_mending(offer.agent)
+        await self._attach(offer)
+
+    def detach(self, agent: str) -> None:
+        """Let go of a frontend that left, or can't be reached for a while; items received from
+        it stay usable.
+        """
+        self._stop_mending(agent)
+        self._let_go(agent, broken=False)
+
+    async def _attach(self, offer: NixlOffer) -> None:
         agent = offer.agent
         async with self._attaching[agent]:
             if self._offers.get(agent) == offer:
                 return
             left = self._left.get(agent)
-            lives = left is not None and left.offer == offer and await self._lives(offer)
+            lives = (
+                left is not None
+                and left.offer == offer
+                and not left.broken
+                and await self._lives(offer)
+            )
             if lives and self._left.get(agent) is left:  # its watch didn't find otherwise
                 self._left.pop(agent).watch.cancel()
                 self._offers[agent] = offer
@@ -186,14 +215,11 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
             await self._within_deadline(agent, self._reader.connect(offer), _nothing)
             self._offers[agent] = offer
 
-    def detach(self, agent: str) -> None:
-        """Let go of a frontend that left, or can't be reached for a while; items received from
-        it stay usable.
-        """
+    def _let_go(self, agent: str, *, broken: bool) -> None:
         offer = self._offers.pop(agent, None)
         if offer is not None:
             watch = asyncio.create_task(self._forget_once_gone(offer), name=f"forget-{agent}")
-            self._left[agent] = _Left(offer, watch)
+            self._left[agent] = _Left(offer, broken, watch)
 
     async def _receive(self, metadata: NixlMetadata, frames: Sequence[memoryview]) -> Received:
         offer = self._offers.get(metadata.agent)
@@ -214,14 +240,18 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
                 metadata.agent, self._reader.read(offer, metadata), Received.release
             )
         except ArenaUnavailableError:
-            # The connection broke, and NIXL mends none: the next attach makes a new one.
-            self.detach(metadata.agent)
+            if self._offers.get(metadata.agent) is offer:  # the first that notices
+                self._let_go(metadata.agent, broken=True)
+                mending = asyncio.create_task(self._mend(offer), name=f"mend-{metadata.agent}")
+                self._mending[metadata.agent] = mending
             raise
 
     async def close(self) -> None:
         self._offers.clear()
         for left in self._left.values():
             left.watch.cancel()
+        for mending in self._mending.values():
+            mending.cancel()
         await asyncio.to_thread(self._reader.thread.close)
 
     async def _within_deadline(
@@ -249,6 +279,29 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
             raise TransferTimeoutError(
                 f"{agent} could not be read over NIXL within {self._deadline} s"
             ) from error
+
+    async def _mend(self, offer: NixlOffer) -> None:
+        """Connect again after a connection broke, which NIXL doesn't do by itself.
+
+        Meanwhile items are refused, so they come inline.
+        """
+        logger.warning("the NIXL connection to %s broke: making a new one", offer.agent)
+        interval = _FIRST_LOOK
+        while True:
+            await asyncio.sleep(interval)
+            interval = min(interval * 2, _LONGEST_LOOK)
+            try:
+                await self._attach(offer)
+            except TransferError as error:
+                logger.info("not connected to %s yet: %s", offer.agent, error)
+                continue
+            logger.info("connected to %s again", offer.agent)
+            del self._mending[offer.agent]
+            return
+
+    def _stop_mending(self, agent: str) -> None:
+        if mending := self._mending.pop(agent, None):
+            mending.cancel()
 
     async def _forget_once_gone(self, offer: NixlOffer) -> None:
         """Disconnect from a frontend that left once it has ended, and not before.

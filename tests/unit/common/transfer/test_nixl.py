@@ -7,12 +7,14 @@ in the middle of a read.
 import asyncio
 import contextlib
 import os
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pytest
 import torch
 from vllm.multimodal.inputs import (
@@ -493,3 +495,36 @@ def test_a_transfer_is_polled_the_less_the_longer_it_takes() -> None:
     assert pauses == sorted(pauses)
     assert pauses[0] == 0
     assert pauses[-1] <= 0.1
+
+
+def break_connections(pid: int) -> int:
+    """Shut every TCP connection between this process and another one; gives how many."""
+    here = psutil.Process().net_connections("tcp")
+    there = {c.laddr for c in psutil.Process(pid).net_connections("tcp") if c.raddr}
+    broken = 0
+    for connection in here:
+        if connection.raddr in there:
+            with socket.socket(fileno=os.dup(connection.fd)) as ours:
+                ours.shutdown(socket.SHUT_RDWR)
+            broken += 1
+    return broken
+
+
+@needs_nixl
+async def test_a_connection_that_breaks_is_made_anew(
+    tcp_frontend: Frontend, make_receiver: MakeReceiver
+) -> None:
+    receiver = make_receiver()
+    await receiver.attach(tcp_frontend.offer)
+    seed, metadata = tcp_frontend.send(LARGE)
+    with await receiver.receive(metadata) as received:
+        assert is_image(received.item, seed)
+    assert break_connections(tcp_frontend.pid)
+    reads = [receiver.receive(metadata) for _ in range(3)]
+    for outcome in await asyncio.gather(*reads, return_exceptions=True):
+        assert isinstance(outcome, ArenaUnavailableError)
+    await until(lambda: not receiver._mending)
+    for _ in range(3):
+        with await receiver.receive(metadata) as received:
+            assert is_image(received.item, seed)
+    assert not receiver._left
