@@ -66,7 +66,7 @@ def decoded(batch: Batch) -> list[object]:
 def test_another_process_makes_what_this_one_would(
     shared: Pool, vllm_renderer: BaseRenderer
 ) -> None:
-    batch = batch_of(image("a"), image("b", (224, 56)), image("a"))
+    batch = batch_of(image("one"), image("other", (224, 56)), image("one"))
     writes, runs = shared.arena.statistics().writes, shared.runs.total
     made = shared.pool.submit(batch, wanted).result(60)
     own = process(vllm_renderer.get_mm_processor(), batch, decoded(batch))
