@@ -1,18 +1,11 @@
 """Other hosts: the arena is registered with NIXL once, and workers READ from it."""
 
 import asyncio
-import logging
 import threading
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from typing import ClassVar, Final, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import ClassVar, Final
 
-from common.errors import (
-    ArenaUnavailableError,
-    CorruptSegmentError,
-    TransferError,
-    TransferTimeoutError,
-)
+from common.errors import ArenaUnavailableError, CorruptSegmentError
 from common.transfer import pages
 from common.transfer.arena import Arena, Lease
 from common.transfer.arena_layout import SEGMENTS_START
@@ -20,20 +13,11 @@ from common.transfer.arena_sender import ArenaSender
 from common.transfer.base import Loan, MmKwargsReceiver, Received, SentHook
 from common.transfer.metadata import NixlMetadata, Transport
 from common.transfer.nixl_agent import NixlAgent, NixlOffer
+from common.transfer.nixl_peers import NixlPeers
 from common.transfer.nixl_reader import NixlReader
-from common.transfer.nixl_thread import Steps
-
-logger = logging.getLogger(__name__)
-
-_Result = TypeVar("_Result")
 
 _IDLE_PAUSE: Final = 0.02
 _LENDING_PAUSE: Final = 0.001
-
-_FIRST_LOOK: Final = 1.0
-_LONGEST_LOOK: Final = 60.0
-"""Seconds between looks whether a frontend that left has ended, and between attempts to reach
-one whose connection broke; from the first, ever longer."""
 
 
 class NixlSender(ArenaSender):
@@ -123,25 +107,11 @@ class NixlSender(ArenaSender):
         self._memory = memoryview(b"")
 
 
-class _Left(NamedTuple):
-    """A frontend whose connection is kept, until the frontend or, if the connection is broken,
-    the last read over it has ended.
-    """
-
-    offer: NixlOffer
-    broken: bool
-    watch: "asyncio.Task[None]"
-
-
 class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
     """Reads segments into registered memory of its own."""
 
     transport: ClassVar[Transport] = "nixl"
     metadata_type = NixlMetadata
-
-    MAX_OVERDUE: ClassVar[int] = 4
-    """So many reads from one frontend may be overdue at once; then it is left alone, since
-    none of their buffers can be used until the bytes came or the connection broke."""
 
     def __init__(
         self, *, slots: int = 8, slot_size: int = 32 << 20, deadline: float = 10.0
@@ -159,14 +129,8 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
             ArenaUnavailableError: the pool can't be registered.
         """
         super().__init__()
-        self._deadline = deadline
         self._reader = NixlReader(slots, slot_size)
-        self._offers: dict[str, NixlOffer] = {}
-        self._left: dict[str, _Left] = {}
-        self._mending: dict[str, asyncio.Task[None]] = {}
-        self._attaching: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._reading: Counter[str] = Counter()
-        self._overdue: Counter[str] = Counter()
+        self._peers = NixlPeers(self._reader, deadline)
 
     @property
     def free_slots(self) -> int:
@@ -174,61 +138,23 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
         return self._reader.buffers.free
 
     async def attach(self, offer: NixlOffer) -> None:
-        """Connect to a frontend and prove it by reading the arena's probe.
+        """Connect to a frontend and prove it by reading the arena's probe. A connection that
+        breaks later is made anew, until :meth:`detach`.
 
         Raises:
             ArenaUnavailableError: it can't be reached, or the probe is wrong.
             TransferTimeoutError: it doesn't answer within the deadline.
         """
-        self._stop_mending(offer.agent)
-        await self._attach(offer)
+        await self._peers.attach(offer)
 
     def detach(self, agent: str) -> None:
         """Let go of a frontend that left, or can't be reached for a while; items received from
         it stay usable.
         """
-        self._stop_mending(agent)
-        self._let_go(agent, broken=False)
-
-    async def _attach(self, offer: NixlOffer) -> None:
-        agent = offer.agent
-        async with self._attaching[agent]:
-            if self._offers.get(agent) == offer:
-                return
-            left = self._left.get(agent)
-            lives = (
-                left is not None
-                and left.offer == offer
-                and not left.broken
-                and await self._lives(offer)
-            )
-            if lives and self._left.get(agent) is left:  # its watch didn't find otherwise
-                self._left.pop(agent).watch.cancel()
-                self._offers[agent] = offer
-                return
-            if self._reading[agent]:
-                # NIXL would forget these reads, while their bytes may still come.
-                raise ArenaUnavailableError(f"earlier reads from {agent} have not ended")
-            if agent in self._left:
-                self._left[agent].watch.cancel()
-                self._forget(agent)
-            await self._within_deadline(agent, self._reader.connect(offer), _nothing)
-            self._offers[agent] = offer
-
-    def _let_go(self, agent: str, *, broken: bool) -> None:
-        offer = self._offers.pop(agent, None)
-        if offer is not None:
-            watch = asyncio.create_task(self._forget_once_gone(offer), name=f"forget-{agent}")
-            self._left[agent] = _Left(offer, broken, watch)
+        self._peers.detach(agent)
 
     async def _receive(self, metadata: NixlMetadata, frames: Sequence[memoryview]) -> Received:
-        offer = self._offers.get(metadata.agent)
-        if offer is None:
-            raise ArenaUnavailableError(f"{metadata.agent} isn't connected here")
-        if self._overdue[metadata.agent] >= self.MAX_OVERDUE:
-            raise ArenaUnavailableError(
-                f"{metadata.agent} doesn't answer: {self.MAX_OVERDUE} reads are overdue"
-            )
+        offer = self._peers.offer(metadata.agent)
         length = metadata.layout.length
         if metadata.offset < SEGMENTS_START or metadata.offset + length > offer.arena.size:
             raise CorruptSegmentError(
@@ -236,102 +162,13 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
                 f"{offer.arena.size} bytes"
             )
         try:
-            return await self._within_deadline(
+            return await self._peers.within_deadline(
                 metadata.agent, self._reader.read(offer, metadata), Received.release
             )
         except ArenaUnavailableError:
-            if self._offers.get(metadata.agent) is offer:  # the first that notices
-                self._let_go(metadata.agent, broken=True)
-                mending = asyncio.create_task(self._mend(offer), name=f"mend-{metadata.agent}")
-                self._mending[metadata.agent] = mending
+            self._peers.broke(offer)
             raise
 
     async def close(self) -> None:
-        self._offers.clear()
-        for left in self._left.values():
-            left.watch.cancel()
-        for mending in self._mending.values():
-            mending.cancel()
+        self._peers.close()
         await asyncio.to_thread(self._reader.thread.close)
-
-    async def _within_deadline(
-        self, agent: str, steps: Steps[_Result], discard: Callable[[_Result], None]
-    ) -> _Result:
-        ended = overdue = False
-        self._reading[agent] += 1
-
-        def finished() -> None:
-            nonlocal ended
-            ended = True
-            self._reading[agent] -= 1
-            if overdue:
-                self._overdue[agent] -= 1
-
-        try:
-            async with asyncio.timeout(self._deadline):
-                return await self._reader.thread.run_async(
-                    steps, discard=discard, finished=finished
-                )
-        except TimeoutError as error:
-            if not ended:
-                overdue = True
-                self._overdue[agent] += 1
-            raise TransferTimeoutError(
-                f"{agent} could not be read over NIXL within {self._deadline} s"
-            ) from error
-
-    async def _mend(self, offer: NixlOffer) -> None:
-        """Connect again after a connection broke, which NIXL doesn't do by itself.
-
-        Meanwhile items are refused, so they come inline.
-        """
-        logger.warning("the NIXL connection to %s broke: making a new one", offer.agent)
-        interval = _FIRST_LOOK
-        while True:
-            await asyncio.sleep(interval)
-            interval = min(interval * 2, _LONGEST_LOOK)
-            try:
-                await self._attach(offer)
-            except TransferError as error:
-                logger.info("not connected to %s yet: %s", offer.agent, error)
-                continue
-            logger.info("connected to %s again", offer.agent)
-            del self._mending[offer.agent]
-            return
-
-    def _stop_mending(self, agent: str) -> None:
-        if mending := self._mending.pop(agent, None):
-            mending.cancel()
-
-    async def _forget_once_gone(self, offer: NixlOffer) -> None:
-        """Disconnect from a frontend that left once it has ended, and not before.
-
-        NIXL doesn't close its connection to a peer that lives: each frontend that is lost and
-        found again, after a pause for instance, would cost a socket at both ends.
-        """
-        interval = _FIRST_LOOK
-        while await self._lives(offer):
-            await asyncio.sleep(interval)
-            interval = min(interval * 2, _LONGEST_LOOK)
-        self._forget(offer.agent)
-
-    async def _lives(self, offer: NixlOffer) -> bool:
-        """Whether a frontend can be read from. Says yes while that isn't known."""
-        if self._reading[offer.agent]:
-            return True
-        try:
-            await self._within_deadline(offer.agent, self._reader.check(offer), _nothing)
-        except TransferTimeoutError:
-            return True
-        except ArenaUnavailableError:
-            return False
-        return True
-
-    def _forget(self, agent: str) -> None:
-        """Disconnect from a frontend that nothing is read from."""
-        del self._left[agent], self._reading[agent], self._overdue[agent]
-        self._reader.thread.start(self._reader.disconnect(agent))
-
-
-def _nothing(_: None) -> None:
-    pass

@@ -38,6 +38,7 @@ from common.transfer.base import Received, receive_all
 from common.transfer.metadata import NixlMetadata, decode_metadata, encode_metadata
 from common.transfer.nixl import NixlReceiver, NixlSender
 from common.transfer.nixl_agent import NixlAgent, NixlOffer, nixl_installed
+from common.transfer.nixl_peers import MAX_OVERDUE
 from common.transfer.nixl_thread import Steps, pause
 from tests.unit.common.transfer.items import image, image_hash, is_image, same
 from tests.unit.common.transfer.process import Process
@@ -137,7 +138,7 @@ def each_frontend(request: pytest.FixtureRequest) -> Frontend:
     return frontend
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 # what happens in threads sets no event
             await asyncio.sleep(0.01)
@@ -275,20 +276,21 @@ async def test_a_frontend_that_hangs_and_goes_on(
     tcp_frontend: Frontend, make_receiver: MakeReceiver
 ) -> None:
     """Bytes that come after the deadline must not land in another item's memory."""
-    receiver = make_receiver(slots=1, deadline=0.5)
+    receiver = make_receiver(slots=1)
     await receiver.attach(tcp_frontend.offer)
+    receiver._peers.deadline = 0.5
     (late_seed, late), (seed, metadata) = tcp_frontend.send(LARGE), tcp_frontend.send(LARGE)
     tcp_frontend.pause()
     with pytest.raises(TransferTimeoutError):
         await receiver.receive(late)
     assert receiver.free_slots == 0, "its slot may still be written to"
-    receiver._deadline = 20.0
+    receiver._peers.deadline = 20.0
     tcp_frontend.resume()
     for _ in range(5):
         with await receiver.receive(metadata) as received:
             assert is_image(received.item, seed)
     await until(lambda: receiver.free_slots == 1)
-    assert receiver._overdue[tcp_frontend.offer.agent] == 0
+    assert receiver._peers._overdue[tcp_frontend.offer.agent] == 0
     with await receiver.receive(late) as received:
         assert is_image(received.item, late_seed)
 
@@ -297,21 +299,22 @@ async def test_a_frontend_that_hangs_and_goes_on(
 async def test_a_frontend_that_hangs_is_left_alone_after_some_reads(
     tcp_frontend: Frontend, make_receiver: MakeReceiver
 ) -> None:
-    receiver = make_receiver(slots=1, deadline=0.3)
+    receiver = make_receiver(slots=1)
     await receiver.attach(tcp_frontend.offer)
+    receiver._peers.deadline = 0.3
     _, metadata = tcp_frontend.send(LARGE)
     tcp_frontend.pause()
-    reads = [receiver.receive(metadata) for _ in range(receiver.MAX_OVERDUE)]
+    reads = [receiver.receive(metadata) for _ in range(MAX_OVERDUE)]
     for outcome in await asyncio.gather(*reads, return_exceptions=True):
         assert isinstance(outcome, TransferTimeoutError)
     with pytest.raises(ArenaUnavailableError, match="overdue"):
         await receiver.receive(metadata)
     receiver.detach(tcp_frontend.offer.agent)
-    assert receiver._left
+    assert receiver._peers._left
     tcp_frontend.resume()
     await until(lambda: receiver.free_slots == 1)
     await until(lambda: receiver._reader.buffers.temporary == 0)
-    assert receiver._left, "it lives, so the connection is kept"
+    assert receiver._peers._left, "it lives, so the connection is kept"
 
 
 def sockets(pid: int) -> set[Path]:
@@ -349,8 +352,9 @@ async def test_coming_back_costs_no_sockets(
 async def test_a_frontend_that_hangs_when_it_comes_back(
     tcp_frontend: Frontend, make_receiver: MakeReceiver
 ) -> None:
-    receiver = make_receiver(deadline=0.3)
+    receiver = make_receiver()
     await receiver.attach(tcp_frontend.offer)
+    receiver._peers.deadline = 0.3
     seed, metadata = tcp_frontend.send()
     tcp_frontend.pause()
     receiver.detach(tcp_frontend.offer.agent)
@@ -358,19 +362,20 @@ async def test_a_frontend_that_hangs_when_it_comes_back(
     await receiver.attach(tcp_frontend.offer)  # it isn't known to have ended
     with pytest.raises(TransferTimeoutError):
         await receiver.receive(metadata)
-    receiver._deadline = 20.0
+    receiver._peers.deadline = 20.0
     tcp_frontend.resume()
     with await receiver.receive(metadata) as received:
         assert is_image(received.item, seed)
-    await until(lambda: receiver._overdue[tcp_frontend.offer.agent] == 0)
+    await until(lambda: receiver._peers._overdue[tcp_frontend.offer.agent] == 0)
 
 
 @needs_nixl
 async def test_closing_while_a_read_hangs(
     tcp_frontend: Frontend, make_receiver: MakeReceiver
 ) -> None:
-    receiver = make_receiver(deadline=0.3)
+    receiver = make_receiver()
     await receiver.attach(tcp_frontend.offer)
+    receiver._peers.deadline = 0.3
     _, metadata = tcp_frontend.send(LARGE)
     tcp_frontend.pause()
     with pytest.raises(TransferTimeoutError):
@@ -442,7 +447,7 @@ async def test_a_frontend_that_dies_in_the_middle_of_a_read(
     assert receiver.free_slots == 2
     with pytest.raises(ArenaUnavailableError, match="isn't connected"):
         await receiver.receive(metadata)
-    await until(lambda: not receiver._left)
+    await until(lambda: not receiver._peers._left)
     assert reap_orphans() >= 1
 
 
@@ -525,8 +530,8 @@ async def test_a_connection_that_breaks_is_made_anew(
     reads = [receiver.receive(metadata) for _ in range(3)]
     for outcome in await asyncio.gather(*reads, return_exceptions=True):
         assert isinstance(outcome, ArenaUnavailableError)
-    await until(lambda: not receiver._mending)
+    await until(lambda: not receiver._peers._mending)
     for _ in range(3):
         with await receiver.receive(metadata) as received:
             assert is_image(received.item, seed)
-    assert not receiver._left
+    assert not receiver._peers._left
