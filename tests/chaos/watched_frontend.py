@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 import zmq.utils.garbage
+from vllm.multimodal.media.connector import global_thread_pool
 
 from frontend import __main__ as frontend
 from frontend.args import FrontendArgs
@@ -28,9 +29,8 @@ from tests.chaos.report import Report
 MOST_LOST_AT_ONCE = 20
 
 
-def full_pool() -> ThreadPoolExecutor:
-    """As asyncio makes it, but with all its threads."""
-    pool = ThreadPoolExecutor(thread_name_prefix="asyncio")
+def full(pool: ThreadPoolExecutor) -> ThreadPoolExecutor:
+    """With all its threads."""
     together = threading.Barrier(pool._max_workers)
     for _ in range(pool._max_workers):
         pool.submit(together.wait)
@@ -61,8 +61,10 @@ class Handles:
         EventStream.on_live = on_live  # type: ignore[assignment,method-assign]
         loop = asyncio.get_running_loop()
         # What is made when it is first needed would look like a leak.
-        loop.set_default_executor(full_pool())
+        loop.set_default_executor(full(ThreadPoolExecutor(thread_name_prefix="asyncio")))
+        full(global_thread_pool)
         zmq.utils.garbage.gc.start()  # has a context and a thread, for frames sent without a copy
+        zmq.utils.garbage.gc._push_socket  # noqa: B018 # is made by asking for it
         loop.add_signal_handler(signal.SIGUSR1, self._lose)
         loop.add_signal_handler(signal.SIGUSR2, self._write)
 
