@@ -31,7 +31,8 @@ import aiohttp
 import numpy as np
 from PIL import Image
 
-from tests.e2e.processes import HttpServer, Process, free_port
+from tests.e2e.processes import HttpServer, Process
+from tests.ports import free_port
 
 MAX_MODEL_LEN = 65536
 PAGES = 30

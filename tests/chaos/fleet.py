@@ -25,11 +25,11 @@ from tests.e2e.processes import (
     HttpServer,
     Process,
     engine_pid,
-    free_port,
     start_frontend,
     start_worker,
     worker_pid,
 )
+from tests.ports import free_port
 
 START_S = 900.0
 STALL_S = 40.0

@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import httpx
 import psutil
 
 from common.card import WorkerCard
+from tests.ports import free_port
 
 START_TIMEOUT_S = 240.0
 
@@ -47,13 +47,6 @@ def environment() -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
     }
-
-
-def free_port() -> int:
-    """A port that is free at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 _PR_SET_PDEATHSIG = 1

@@ -8,7 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from tests.e2e.processes import Process, environment, free_port, our_shared_memory
+from tests.e2e.processes import Process, environment, our_shared_memory
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "launch" / "agg_multimodal_router.sh"

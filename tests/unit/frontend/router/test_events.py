@@ -4,7 +4,7 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import pytest
 import zmq
@@ -18,18 +18,10 @@ from frontend.router.index import KvIndex
 from frontend.router.index_state import EXACT, Knowledge
 from frontend.router.indexes import BlockIndexes
 from frontend.router.worker import EventSource, RoutableWorker
+from tests.ports import free_port
 from tests.unit.frontend.router.kv_events import BLOCK_SIZE, blocks, encode, frame, removed, stored
 
 W = WorkerId("w")
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on at this moment."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def await_free(port: int) -> None:
@@ -47,7 +39,7 @@ class Worker:
     def __init__(self, *, rank: int = 0, buffer_steps: int = 1000) -> None:
         self._rank = rank
         self._buffer_steps = buffer_steps
-        self._ports = free_ports(2)
+        self._ports = [free_port(), free_port()]
         live, replay = (f"tcp://127.0.0.1:{port}" for port in self._ports)
         self.source = EventSource(rank, live, replay, "kv", buffer_steps)
         self._publisher = self._start()
@@ -163,7 +155,7 @@ async def test_a_restart_in_place(feeds: ZmqFeeds) -> None:
 
 
 async def test_a_worker_that_is_not_there(feeds: ZmqFeeds) -> None:
-    live, replay = free_ports(2)
+    live, replay = free_port(), free_port()
     source = EventSource(0, f"tcp://127.0.0.1:{live}", f"tcp://127.0.0.1:{replay}")
     listener = Listener(feeds, source)
     listener.subscriber.start()
