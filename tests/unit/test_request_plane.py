@@ -196,12 +196,12 @@ async def plane(request: pytest.FixtureRequest) -> AsyncIterator[Plane]:
 
 
 async def collect(answers: AsyncGenerator[Answer]) -> list[Answer]:
-    async with asyncio.timeout(10), aclosing(answers):
+    async with asyncio.timeout(60), aclosing(answers):
         return [answer async for answer in answers]
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  # the condition is another task.s state
             await asyncio.sleep(0.01)
 
@@ -236,7 +236,7 @@ async def test_what_the_worker_holds_is_not_sent(plane: Plane) -> None:
 async def test_what_it_lacks_it_asks_for_and_gets(plane: Plane) -> None:
     cat, dog = media("cat", 7), media("dog", 9)
     answers = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         async for answer in plane.dispatch(cat, dog, loans=await plane.lend(cat)):
             answers.append(answer)
             if isinstance(answer, Nack):
@@ -281,7 +281,7 @@ async def test_a_request_that_ends_while_memory_is_given_back_waits_for_that(
     cat = media("cat", 7)
     answers = plane.dispatch(cat, loans=await plane.lend(cat))
     waiting = asyncio.ensure_future(anext(answers))
-    await asyncio.wait_for(began.wait(), 10)
+    await asyncio.wait_for(began.wait(), 60)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     await answers.aclose()
@@ -360,7 +360,7 @@ async def test_a_worker_that_goes_away_loses_its_requests_and_returns_the_loans(
     await until(lambda: plane.engine.running == 1)
     await plane.service.close()
     with pytest.raises(WorkerLostError, match="shutting down"):
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, 60)
     assert isinstance(await plane.link.lost(), WorkerLostError)
     if plane.arena is not None:
         assert plane.leases() == 0

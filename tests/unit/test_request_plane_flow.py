@@ -82,7 +82,7 @@ async def test_a_draining_worker_finishes_what_it_has_and_refuses_the_rest(plane
     assert not draining.done()
 
     gate.finish.set()
-    await asyncio.wait_for(draining, 10)
+    await asyncio.wait_for(draining, 60)
     last = (await running)[-1]
     assert isinstance(last, Output) and last.finished
     assert plane.service.active_requests == 0

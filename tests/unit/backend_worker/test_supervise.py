@@ -31,7 +31,7 @@ def start(tmp_path: Path, script: str) -> subprocess.Popen[bytes]:
 
 
 def wait_for(path: Path) -> str:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not path.exists() or not path.read_text().strip():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -16,7 +16,7 @@ from tests.unit.common.cards import make_card
 
 async def next_changes(watcher: FileCardWatcher, count: int) -> list[CardChange]:
     changes: list[CardChange] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         async for change in watcher.changes():
             changes.append(change)
             if len(changes) == count:

@@ -11,7 +11,7 @@ async def test_sigterm_asks_and_a_second_signal_insists() -> None:
     await asyncio.sleep(0)
     assert not asked.done()
     signals.terminate()
-    await asyncio.wait_for(asked, 10)
+    await asyncio.wait_for(asked, 60)
     assert not await signals.at_once(0.01)
     signals.terminate()
     assert await signals.at_once(10)
@@ -20,7 +20,7 @@ async def test_sigterm_asks_and_a_second_signal_insists() -> None:
 async def test_sigint_insists() -> None:
     signals = StopSignals()
     signals.interrupt()
-    await asyncio.wait_for(signals.asked(), 10)
+    await asyncio.wait_for(signals.asked(), 60)
     assert await signals.at_once(10)
 
 
@@ -30,4 +30,4 @@ async def test_sigint_hurries_what_drains() -> None:
     waiting = asyncio.create_task(signals.at_once(60))
     await asyncio.sleep(0)
     signals.interrupt()
-    assert await asyncio.wait_for(waiting, 10)
+    assert await asyncio.wait_for(waiting, 60)

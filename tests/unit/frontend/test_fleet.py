@@ -77,7 +77,7 @@ async def town() -> AsyncIterator[Town]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  # the condition is another task's state
             await asyncio.sleep(0.01)
 

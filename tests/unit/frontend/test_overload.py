@@ -59,7 +59,7 @@ class Workshop:
             return "done"
 
     async def until_started(self, count: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.started < count:  # noqa: ASYNC110  # another task's state
                 await asyncio.sleep(0.01)
 

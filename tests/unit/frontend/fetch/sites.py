@@ -46,7 +46,7 @@ class Site:
 
     async def closed(self) -> None:
         """Wait until every connection is closed."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await self._idle.wait()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -92,7 +92,7 @@ class Listener:
     def held(self, *numbers: int, rank: int = 0) -> int:
         return self.index.match(blocks(*numbers)).get(Target(W, rank), 0)
 
-    async def until(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         """Let time pass until the condition is true."""
         async with asyncio.timeout(seconds):
             while not condition():
