@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, TypeVar
 
 from common.errors import ArenaUnavailableError, TransferError, TransferTimeoutError
@@ -19,10 +19,8 @@ MAX_OVERDUE: Final = 4
 """So many reads from one frontend may be overdue at once; then it is left alone, since none
 of their buffers can be used until the bytes came or the connection broke."""
 
-_FIRST_LOOK: Final = 1.0
-_LONGEST_LOOK: Final = 60.0
-"""Seconds between looks whether a frontend that left has ended, and between attempts to reach
-one whose connection broke; from the first, ever longer."""
+_FIRST_PAUSE: Final = 1.0
+_LONGEST_PAUSE: Final = 60.0
 
 
 class _Left(NamedTuple):
@@ -122,7 +120,10 @@ class NixlPeers:
             mending.cancel()
 
     async def within_deadline(
-        self, agent: str, steps: Steps[_Result], discard: Callable[[_Result], None]
+        self,
+        agent: str,
+        steps: Steps[_Result],
+        discard: Callable[[_Result], None] = lambda _: None,
     ) -> _Result:
         """What some steps of the reader give.
 
@@ -168,10 +169,8 @@ class NixlPeers:
         Meanwhile items are refused, so they come inline.
         """
         logger.warning("the NIXL connection to %s broke: making a new one", offer.agent)
-        interval = _FIRST_LOOK
-        while True:
-            await asyncio.sleep(interval)
-            interval = min(interval * 2, _LONGEST_LOOK)
+        for pause in _pauses():
+            await asyncio.sleep(pause)
             try:
                 await self.attach(offer)
             except TransferError as error:
@@ -191,10 +190,10 @@ class NixlPeers:
         NIXL doesn't close its connection to a peer that lives: each frontend that is lost and
         found again, after a pause for instance, would cost a socket at both ends.
         """
-        interval = _FIRST_LOOK
-        while await self._lives(offer):
-            await asyncio.sleep(interval)
-            interval = min(interval * 2, _LONGEST_LOOK)
+        for pause in _pauses():
+            if not await self._lives(offer):
+                break
+            await asyncio.sleep(pause)
         self._forget(offer.agent)
 
     async def _lives(self, offer: NixlOffer) -> bool:
@@ -202,7 +201,7 @@ class NixlPeers:
         if self._reading[offer.agent]:
             return True
         try:
-            await self.within_deadline(offer.agent, self._reader.check(offer), _nothing)
+            await self.within_deadline(offer.agent, self._reader.check(offer))
         except TransferTimeoutError:
             return True
         except ArenaUnavailableError:
@@ -218,5 +217,11 @@ class NixlPeers:
         self._reader.thread.start(self._reader.disconnect(agent))
 
 
-def _nothing(_: None) -> None:
-    pass
+def _pauses() -> Iterator[float]:
+    """Seconds between looks whether a frontend that left has ended, and between attempts to reach
+    one whose connection broke: ever longer.
+    """
+    pause = _FIRST_PAUSE
+    while True:
+        yield pause
+        pause = min(pause * 2, _LONGEST_PAUSE)
