@@ -121,7 +121,7 @@ def main() -> None:
         script = Path(__file__).parents[2] / "examples" / "demo_model.py"
         subprocess.run([sys.executable, script, root / "model"], check=True)
         for name, (flags, env) in WAYS.items():
-            worker = start_worker(name, root / "model", root / "cards", root, *flags, **env)
+            worker = start_worker(name, root / "model", root / "cards", root, *flags, env=env)
             try:
                 path = root / "cards" / f"{name}.json"
                 while not path.exists():

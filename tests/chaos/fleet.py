@@ -119,7 +119,7 @@ class Frontend:
             *self._flags,
             module=("tests.chaos.watched_frontend", str(self._report)),
             port=self._port,
-            **self._extra_env,
+            env=self._extra_env,
         )
 
     @property

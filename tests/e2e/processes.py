@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -120,7 +120,7 @@ def start_worker(
     logs: Path,
     *flags: str,
     within: Sequence[str] = (),
-    **extra_env: str,
+    env: Mapping[str, str] = {},
 ) -> Process:
     """A worker named ``name``.
 
@@ -133,7 +133,7 @@ def start_worker(
         f"--model={model}", f"--worker-id={name}", f"--discovery-dir={discovery}",
         *ENGINE_FLAGS, SERVER_FLAGS[-1], *flags,
     ]  # fmt: skip
-    return Process(name, command, logs / f"{name}.log", **extra_env)
+    return Process(name, command, logs / f"{name}.log", **env)
 
 
 def worker_pid(discovery: Path, name: str) -> int:
@@ -191,7 +191,7 @@ def start_frontend(
     *flags: str,
     module: Sequence[str] = ("frontend",),
     port: int | None = None,
-    **extra_env: str,
+    env: Mapping[str, str] = {},
 ) -> HttpServer:
     """A frontend over the workers in a discovery directory.
 
@@ -206,7 +206,7 @@ def start_frontend(
         "--media-allow-private",  # the tests' pictures come from loopback
         *SERVER_FLAGS[:-1], *flags,
     ]  # fmt: skip
-    return HttpServer(name, command, logs / f"{name}.log", port, **extra_env)
+    return HttpServer(name, command, logs / f"{name}.log", port, **env)
 
 
 def start_plain_vllm(model: Path, logs: Path, *flags: str, name: str = "plain-vllm") -> HttpServer:

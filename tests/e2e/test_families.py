@@ -99,7 +99,7 @@ def lab(
     worker, plain = engines.of(family)
     flags, env = WAYS[way]
     name = f"frontend-{family}-{way}"
-    frontend = start_frontend(name, engines.cards(family), engines.directory, *flags, **env)
+    frontend = start_frontend(name, engines.cards(family), engines.directory, *flags, env=env)
     try:
         wait_for_workers(frontend, [worker])
         router = Endpoint(frontend.url)

@@ -46,7 +46,7 @@ def hop(
     name: str = request.param
     flags, env = HOPS[name]
     cards = tmp_path_factory.mktemp(name)
-    worker = start_worker(name, stack.model, cards, stack.logs, *flags, **env)
+    worker = start_worker(name, stack.model, cards, stack.logs, *flags, env=env)
     frontend = start_frontend(f"frontend-{name}", cards, stack.logs)
     try:
         wait_for_workers(frontend, [worker])

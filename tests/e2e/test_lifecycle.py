@@ -4,7 +4,6 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -100,7 +99,7 @@ def test_a_worker_that_cannot_start_says_why(stack: Stack, tmp_path: Path) -> No
     assert "no-such-model" in worker.tail()
 
 
-WRONG: dict[str, tuple[list[str], dict[str, Any]]] = {
+WRONG: dict[str, tuple[list[str], dict[str, str]]] = {
     "router-mode": (["--router-mode", "nonsense"], {}),
     "carrier-pigeon": ([], {"DYNAMO_MM_TRANSFER": "carrier-pigeon"}),
     "the model comes from the workers": (["some/model"], {}),
@@ -110,7 +109,7 @@ WRONG: dict[str, tuple[list[str], dict[str, Any]]] = {
 
 def test_a_wrong_command_line_is_a_sentence(tmp_path: Path) -> None:
     started = {
-        complaint: start_frontend(f"wrong-{number}", tmp_path, tmp_path, *flags, **env)
+        complaint: start_frontend(f"wrong-{number}", tmp_path, tmp_path, *flags, env=env)
         for number, (complaint, (flags, env)) in enumerate(WRONG.items())
     }
     for complaint, server in started.items():

@@ -19,7 +19,7 @@ from tests.pictures import data_uri, picture
 
 BLOCK_SIZE = 32
 
-WAYS: dict[str, tuple[list[str], dict[str, Any]]] = {
+WAYS: dict[str, tuple[list[str], dict[str, str]]] = {
     "shm": ([], {}),
     # Also by another process than the frontend, which must make no difference.
     "nixl": (["--preprocess-workers=1"], {"DYNAMO_MM_TRANSFER": "nixl"}),
@@ -68,7 +68,7 @@ def lab(
         yield Lab("shm", router, plain, pictures_url)
         return
     flags, env = WAYS[request.param]
-    server = start_frontend(request.param, stack.discovery, stack.logs, *flags, **env)
+    server = start_frontend(request.param, stack.discovery, stack.logs, *flags, env=env)
     try:
         wait_for_workers(server, list(stack.workers.values()))
         endpoint = Endpoint(server.url)
