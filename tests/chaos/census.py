@@ -10,6 +10,7 @@ import psutil
 
 from common.transfer.arena_file import NAME_PATTERN
 from tests.chaos.fleet import Fleet
+from tests.open_files import open_files
 
 GROWTH_MIB = 64
 """Growth of a process's memory that counts as a leak. Allocators keep what they had."""
@@ -60,10 +61,9 @@ def _handles(pid: int) -> Counter[str]:
     """Open files by kind: socket, pipe, anon_inode:[eventfd], and files by path, without what is
     different in another process."""
     kinds: Counter[str] = Counter()
-    for handle in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # it was closed meanwhile
-            name = re.sub(r":\[\d+\]$", "", str(handle.readlink()))
-            kinds[re.sub(r"[0-9a-f]{6,}|\d+", "*", name)] += 1
+    for target in open_files(pid).values():
+        name = re.sub(r":\[\d+\]$", "", str(target))
+        kinds[re.sub(r"[0-9a-f]{6,}|\d+", "*", name)] += 1
     return kinds
 
 

@@ -33,7 +33,8 @@ from frontend.worker_link import WorkerLink
 from tests.unit.common.cards import make_card
 from tests.unit.frontend.router.kv_events import stored
 from tests.unit.frontend.router.test_events import Listener
-from tests.unit.test_request_plane import ScriptedEngine, no_rendering, until
+from tests.unit.test_request_plane import ScriptedEngine, no_rendering
+from tests.waiting import until
 
 
 @pytest.fixture

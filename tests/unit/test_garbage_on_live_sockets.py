@@ -42,7 +42,8 @@ from tests.unit.test_decoders import (
     hostile_frames,
     hostile_json,
 )
-from tests.unit.test_request_plane import ScriptedEngine, no_rendering, until
+from tests.unit.test_request_plane import ScriptedEngine, no_rendering
+from tests.waiting import until
 
 LIVE = settings(
     max_examples=10,

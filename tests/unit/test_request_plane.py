@@ -45,6 +45,7 @@ from frontend.media import MediaLender
 from frontend.preprocess import MediaItem
 from frontend.worker_link import Answer, WorkerLink
 from tests.unit.common.cards import make_card
+from tests.waiting import until
 
 Script = Callable[[Submit, Items], AsyncGenerator[RequestOutput]]
 
@@ -198,12 +199,6 @@ async def plane(request: pytest.FixtureRequest) -> AsyncIterator[Plane]:
 async def collect(answers: AsyncGenerator[Answer]) -> list[Answer]:
     async with asyncio.timeout(60), aclosing(answers):
         return [answer async for answer in answers]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110  # the condition is another task.s state
-            await asyncio.sleep(0.01)
 
 
 async def test_a_text_request_is_acked_and_streams(plane: Plane) -> None:

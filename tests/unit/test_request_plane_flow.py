@@ -28,8 +28,8 @@ from tests.unit.test_request_plane import (
     never,
     no_rendering,
     output,
-    until,
 )
+from tests.waiting import until
 
 MAX_REQUESTS = 60
 

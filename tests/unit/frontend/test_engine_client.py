@@ -34,7 +34,8 @@ from frontend.router.router import RoutableWorker, Router
 from frontend.worker_link import WorkerLink
 from tests.unit.common.cards import make_card
 from tests.unit.frontend.scripted_model import ScriptedModel, stream, tokenizer
-from tests.unit.test_request_plane import ScriptedEngine, no_rendering, until
+from tests.unit.test_request_plane import ScriptedEngine, no_rendering
+from tests.waiting import until
 
 ANSWER = "Größe: 3 m² – „schön“ 😀 日本語"
 

@@ -1,7 +1,7 @@
 """Who gets into the fleet, with a watcher of our own and a worker that answers."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from frontend.router.router import Router
 from frontend.router.settings import RouterSettings
 from tests.unit.common.cards import make_card
 from tests.unit.test_request_plane import ScriptedEngine, no_rendering
+from tests.waiting import until
 
 
 class Announcements(CardWatcher):
@@ -74,12 +75,6 @@ async def town() -> AsyncIterator[Town]:
     town = Town()
     yield town
     await town.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110  # the condition is another task's state
-            await asyncio.sleep(0.01)
 
 
 async def test_nobody_is_there_at_first(town: Town) -> None:

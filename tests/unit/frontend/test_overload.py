@@ -13,6 +13,7 @@ from frontend.admission import Admission
 from frontend.asgi import App, overload_answer
 from frontend.first_byte import FirstByte
 from frontend.retry_after import RetryAfter
+from tests.waiting import until
 
 ERROR = (
     b'data: {"error": {"message": "every worker is busy", "type": "Service Unavailable", '
@@ -59,9 +60,7 @@ class Workshop:
             return "done"
 
     async def until_started(self, count: int) -> None:
-        async with asyncio.timeout(60):
-            while self.started < count:  # noqa: ASYNC110  # another task's state
-                await asyncio.sleep(0.01)
+        await until(lambda: self.started >= count)
 
 
 async def test_one_request_too_many_is_refused_while_health_answers() -> None:

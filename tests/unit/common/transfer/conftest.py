@@ -1,27 +1,23 @@
 import gc
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from common.transfer.arena import Arena
 from common.transfer.arena_file import SHARED_MEMORY
+from tests.open_files import open_files
 
 MEGABYTE = 1 << 20
 
 
 def open_descriptors() -> set[str]:
     """What this process has open, arenas and page tables only."""
-    found = set()
-    for link in Path("/proc/self/fd").iterdir():
-        try:
-            target = str(link.readlink())
-        except FileNotFoundError:
-            continue
-        if "mmrouter" in target or "pagemap" in target:
-            found.add(f"{link.name} {target}")
-    return found
+    return {
+        f"{number} {target}"
+        for number, target in open_files().items()
+        if "mmrouter" in str(target) or "pagemap" in str(target)
+    }
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -40,8 +40,10 @@ from common.transfer.nixl import NixlReceiver, NixlSender
 from common.transfer.nixl_agent import NixlAgent, NixlOffer, nixl_installed
 from common.transfer.nixl_peers import MAX_OVERDUE
 from common.transfer.nixl_thread import Steps, pause
+from tests.open_files import open_files
 from tests.unit.common.transfer.items import image, image_hash, is_image, same
 from tests.unit.common.transfer.process import Process
+from tests.waiting import until
 
 FRONTEND = "tests.unit.common.transfer.frontend_process:frontend"
 TCP_ONLY = "self,tcp"
@@ -83,19 +85,32 @@ class Frontend(Process):
 
 
 MakeReceiver = Callable[..., NixlReceiver]
+Connect = Callable[..., Awaitable[NixlReceiver]]
 
 
 @pytest.fixture
 async def make_receiver() -> AsyncIterator[MakeReceiver]:
     made: list[NixlReceiver] = []
 
-    def make(slots: int = 2, slot_size: int = 12 << 20, deadline: float = 20.0) -> NixlReceiver:
-        made.append(NixlReceiver(slots=slots, slot_size=slot_size, deadline=deadline))
+    def make(slots: int = 2) -> NixlReceiver:
+        made.append(NixlReceiver(slots=slots, slot_size=12 << 20, deadline=20.0))
         return made[-1]
 
     yield make
     for receiver in made:
         await receiver.close()
+
+
+@pytest.fixture
+def connect(make_receiver: MakeReceiver) -> Connect:
+    async def make(frontend: Frontend, *, slots: int = 2, deadline: float = 20.0) -> NixlReceiver:
+        """A receiver with a deadline for what comes once it is connected."""
+        receiver = make_receiver(slots)
+        await receiver.attach(frontend.offer)
+        receiver._peers.deadline = deadline
+        return receiver
+
+    return make
 
 
 # Processes take seconds to start, so all start together, and tests release what they lent.
@@ -138,12 +153,6 @@ def each_frontend(request: pytest.FixtureRequest) -> Frontend:
     return frontend
 
 
-async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 # what happens in threads sets no event
-            await asyncio.sleep(0.01)
-
-
 @needs_nixl
 async def test_items_arrive_in_the_order_of_the_request(
     each_frontend: Frontend, make_receiver: MakeReceiver
@@ -168,11 +177,10 @@ async def test_items_arrive_in_the_order_of_the_request(
 
 @needs_nixl
 async def test_of_a_burst_one_read_begins_in_a_turn_of_the_event_loop(
-    frontend: Frontend, make_receiver: MakeReceiver, monkeypatch: pytest.MonkeyPatch
+    frontend: Frontend, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beginning fifty at once would take the loop to itself for more than a millisecond."""
-    receiver = make_receiver()
-    await receiver.attach(frontend.offer)
+    receiver = await connect(frontend)
     turn = 0
     begun = []
     read = receiver._reader.read
@@ -220,11 +228,8 @@ async def test_what_can_be_wrong_with_a_segment(
 
 
 @needs_nixl
-async def test_a_reclaimed_segment_is_stale(
-    frontend: Frontend, make_receiver: MakeReceiver
-) -> None:
-    receiver = make_receiver()
-    await receiver.attach(frontend.offer)
+async def test_a_reclaimed_segment_is_stale(frontend: Frontend, connect: Connect) -> None:
+    receiver = await connect(frontend)
     late_seed, late = frontend.send(LARGE)
     for _ in range(5):
         frontend.release(frontend.send(LARGE)[0])
@@ -254,11 +259,8 @@ async def test_an_offer_of_another_arena_is_refused(
 
 
 @needs_nixl
-async def test_a_frontend_that_left_can_come_back(
-    frontend: Frontend, make_receiver: MakeReceiver
-) -> None:
-    receiver = make_receiver()
-    await receiver.attach(frontend.offer)
+async def test_a_frontend_that_left_can_come_back(frontend: Frontend, connect: Connect) -> None:
+    receiver = await connect(frontend)
     seed, metadata = frontend.send()
     kept = await receiver.receive(metadata)
     receiver.detach(frontend.offer.agent)
@@ -272,13 +274,9 @@ async def test_a_frontend_that_left_can_come_back(
 
 
 @needs_nixl
-async def test_a_frontend_that_hangs_and_goes_on(
-    tcp_frontend: Frontend, make_receiver: MakeReceiver
-) -> None:
+async def test_a_frontend_that_hangs_and_goes_on(tcp_frontend: Frontend, connect: Connect) -> None:
     """Bytes that come after the deadline must not land in another item's memory."""
-    receiver = make_receiver(slots=1)
-    await receiver.attach(tcp_frontend.offer)
-    receiver._peers.deadline = 0.5
+    receiver = await connect(tcp_frontend, slots=1, deadline=0.5)
     (late_seed, late), (seed, metadata) = tcp_frontend.send(LARGE), tcp_frontend.send(LARGE)
     tcp_frontend.pause()
     with pytest.raises(TransferTimeoutError):
@@ -297,11 +295,9 @@ async def test_a_frontend_that_hangs_and_goes_on(
 
 @needs_nixl
 async def test_a_frontend_that_hangs_is_left_alone_after_some_reads(
-    tcp_frontend: Frontend, make_receiver: MakeReceiver
+    tcp_frontend: Frontend, connect: Connect
 ) -> None:
-    receiver = make_receiver(slots=1)
-    await receiver.attach(tcp_frontend.offer)
-    receiver._peers.deadline = 0.3
+    receiver = await connect(tcp_frontend, slots=1, deadline=0.3)
     _, metadata = tcp_frontend.send(LARGE)
     tcp_frontend.pause()
     reads = [receiver.receive(metadata) for _ in range(MAX_OVERDUE)]
@@ -318,11 +314,7 @@ async def test_a_frontend_that_hangs_is_left_alone_after_some_reads(
 
 
 def sockets(pid: int) -> set[Path]:
-    found = set()
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            found.add(descriptor.readlink())
-    return {target for target in found if target.name.startswith("socket:")}
+    return {target for target in open_files(pid).values() if target.name.startswith("socket:")}
 
 
 @needs_nixl
@@ -350,11 +342,9 @@ async def test_coming_back_costs_no_sockets(
 
 @needs_nixl
 async def test_a_frontend_that_hangs_when_it_comes_back(
-    tcp_frontend: Frontend, make_receiver: MakeReceiver
+    tcp_frontend: Frontend, connect: Connect
 ) -> None:
-    receiver = make_receiver()
-    await receiver.attach(tcp_frontend.offer)
-    receiver._peers.deadline = 0.3
+    receiver = await connect(tcp_frontend, deadline=0.3)
     seed, metadata = tcp_frontend.send()
     tcp_frontend.pause()
     receiver.detach(tcp_frontend.offer.agent)
@@ -370,12 +360,8 @@ async def test_a_frontend_that_hangs_when_it_comes_back(
 
 
 @needs_nixl
-async def test_closing_while_a_read_hangs(
-    tcp_frontend: Frontend, make_receiver: MakeReceiver
-) -> None:
-    receiver = make_receiver()
-    await receiver.attach(tcp_frontend.offer)
-    receiver._peers.deadline = 0.3
+async def test_closing_while_a_read_hangs(tcp_frontend: Frontend, connect: Connect) -> None:
+    receiver = await connect(tcp_frontend, deadline=0.3)
     _, metadata = tcp_frontend.send(LARGE)
     tcp_frontend.pause()
     with pytest.raises(TransferTimeoutError):
@@ -389,10 +375,9 @@ async def test_closing_while_a_read_hangs(
 
 @needs_nixl
 async def test_cancelled_reads_give_their_slots_back(
-    tcp_frontend: Frontend, make_receiver: MakeReceiver
+    tcp_frontend: Frontend, connect: Connect
 ) -> None:
-    receiver = make_receiver()
-    await receiver.attach(tcp_frontend.offer)
+    receiver = await connect(tcp_frontend)
     _, metadata = tcp_frontend.send(LARGE)
     for delay in [0.0, 0.0005, 0.002, 0.005, 0.01, 0.015, 0.02, 0.05]:
         task = asyncio.ensure_future(receiver.receive(metadata))
@@ -412,10 +397,9 @@ def cpu_seconds(pid: int) -> float:
 
 @needs_nixl
 async def test_both_sides_are_quiet_when_nothing_moves(
-    frontend: Frontend, make_receiver: MakeReceiver
+    frontend: Frontend, connect: Connect
 ) -> None:
-    receiver = make_receiver()
-    await receiver.attach(frontend.offer)
+    receiver = await connect(frontend)
     seed, metadata = frontend.send()
     with await receiver.receive(metadata):
         pass
@@ -429,12 +413,11 @@ async def test_both_sides_are_quiet_when_nothing_moves(
 
 @needs_nixl
 async def test_a_frontend_that_dies_in_the_middle_of_a_read(
-    frontends: Frontends, make_receiver: MakeReceiver, monkeypatch: pytest.MonkeyPatch
+    frontends: Frontends, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UCX_TLS", TCP_ONLY)
     frontend = frontends.tcp_to_be_killed
-    receiver = make_receiver(deadline=20.0)
-    await receiver.attach(frontend.offer)
+    receiver = await connect(frontend)
     _, metadata = frontend.send(LARGE)
     frontend.pause()
     task = asyncio.ensure_future(receiver.receive(metadata))
@@ -449,6 +432,40 @@ async def test_a_frontend_that_dies_in_the_middle_of_a_read(
         await receiver.receive(metadata)
     await until(lambda: not receiver._peers._left)
     assert reap_orphans() >= 1
+
+
+def break_connections(pid: int) -> int:
+    """Shut every TCP connection between this process and another one; gives how many."""
+    here = psutil.Process().net_connections("tcp")
+    there = {c.laddr for c in psutil.Process(pid).net_connections("tcp") if c.raddr}
+    broken = 0
+    for connection in here:
+        if connection.raddr not in there:
+            continue
+        with contextlib.suppress(OSError):  # NIXL closed it meanwhile, with another
+            with socket.socket(fileno=os.dup(connection.fd)) as ours:
+                ours.shutdown(socket.SHUT_RDWR)
+            broken += 1
+    return broken
+
+
+@needs_nixl
+async def test_a_connection_that_breaks_is_made_anew(
+    tcp_frontend: Frontend, connect: Connect
+) -> None:
+    receiver = await connect(tcp_frontend)
+    seed, metadata = tcp_frontend.send(LARGE)
+    with await receiver.receive(metadata) as received:
+        assert is_image(received.item, seed)
+    assert break_connections(tcp_frontend.pid)
+    reads = [receiver.receive(metadata) for _ in range(3)]
+    for outcome in await asyncio.gather(*reads, return_exceptions=True):
+        assert isinstance(outcome, ArenaUnavailableError)
+    await until(lambda: not receiver._peers._mending)
+    for _ in range(3):
+        with await receiver.receive(metadata) as received:
+            assert is_image(received.item, seed)
+    assert not receiver._peers._left
 
 
 @needs_nixl
@@ -500,38 +517,3 @@ def test_a_transfer_is_polled_the_less_the_longer_it_takes() -> None:
     assert pauses == sorted(pauses)
     assert pauses[0] == 0
     assert pauses[-1] <= 0.1
-
-
-def break_connections(pid: int) -> int:
-    """Shut every TCP connection between this process and another one; gives how many."""
-    here = psutil.Process().net_connections("tcp")
-    there = {c.laddr for c in psutil.Process(pid).net_connections("tcp") if c.raddr}
-    broken = 0
-    for connection in here:
-        if connection.raddr not in there:
-            continue
-        with contextlib.suppress(OSError):  # NIXL closed it meanwhile, with another
-            with socket.socket(fileno=os.dup(connection.fd)) as ours:
-                ours.shutdown(socket.SHUT_RDWR)
-            broken += 1
-    return broken
-
-
-@needs_nixl
-async def test_a_connection_that_breaks_is_made_anew(
-    tcp_frontend: Frontend, make_receiver: MakeReceiver
-) -> None:
-    receiver = make_receiver()
-    await receiver.attach(tcp_frontend.offer)
-    seed, metadata = tcp_frontend.send(LARGE)
-    with await receiver.receive(metadata) as received:
-        assert is_image(received.item, seed)
-    assert break_connections(tcp_frontend.pid)
-    reads = [receiver.receive(metadata) for _ in range(3)]
-    for outcome in await asyncio.gather(*reads, return_exceptions=True):
-        assert isinstance(outcome, ArenaUnavailableError)
-    await until(lambda: not receiver._peers._mending)
-    for _ in range(3):
-        with await receiver.receive(metadata) as received:
-            assert is_image(received.item, seed)
-    assert not receiver._peers._left

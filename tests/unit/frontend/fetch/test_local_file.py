@@ -1,6 +1,5 @@
 """Files are read below one directory, and nothing else is."""
 
-import contextlib
 import os
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from yarl import URL
 
 from frontend.fetch.errors import MediaError, RefusedError, TooLargeError, UnfetchableError
 from frontend.fetch.local_file import read_local_file
+from tests.open_files import open_files
 
 
 @pytest.fixture
@@ -28,11 +28,7 @@ def read(url: str, root: Path | None, max_bytes: int = 100) -> bytes:
 
 def open_below(root: Path) -> list[Path]:
     """What this process has open there."""
-    found = []
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # of the listing itself
-            found.append(descriptor.readlink())
-    return [path for path in found if path.is_relative_to(root)]
+    return [path for path in open_files().values() if path.is_relative_to(root)]
 
 
 def test_files_below_the_root(root: Path) -> None:

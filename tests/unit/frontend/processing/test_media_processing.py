@@ -25,14 +25,9 @@ from frontend.processing.sources import MediaSources
 from frontend.processing.store import ArenaStore
 from frontend.renderer import build_renderer
 from tests.unit.frontend.processing.media import broken_image, image, same
+from tests.waiting import until
 
 SMALLER = {"size": {"shortest_edge": 56 * 56, "longest_edge": 84 * 84}}
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 # of things that tell nobody
-            await asyncio.sleep(0.01)
 
 
 class WatchedBackend:
