@@ -32,6 +32,7 @@ from frontend.preprocess import ProcessedPrompt
 from frontend.retry import RetryBudget
 from frontend.router.router import RoutableWorker, Router
 from frontend.worker_link import WorkerLink
+from tests.ports import free_port
 from tests.unit.common.cards import make_card
 from tests.unit.frontend.scripted_model import ScriptedModel, stream, tokenizer
 from tests.unit.test_request_plane import ScriptedEngine, no_rendering
@@ -92,7 +93,7 @@ class Lab:
             MediaInlet(None, no_rendering),
             WorkerId(name),
             Incarnation(name),
-            "tcp://127.0.0.1:0",
+            f"tcp://127.0.0.1:{free_port()}",  # not one that is just being freed
         )
         self.services[name] = service
         self.serving.append(asyncio.create_task(service.run()))
