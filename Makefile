@@ -16,28 +16,36 @@ ifeq ($(MODEL),$(DEMO_MODEL))
 ENGINE_ARGS ?= --served-model-name demo
 endif
 PYTEST_ARGS ?=
+# Processes that share the tests. Each starts engines, so more need more cores and memory.
+TEST_PROCESSES ?= 2
 BENCH_ARGS ?=
 CHAOS_ARGS ?=
 RUN_VARIABLES := MODEL WORKERS PORT ROUTER_MODE ENGINE_ARGS
 
 # Only `run` hands these on: a test must not depend on the caller's MODEL or PORT.
-unexport DEVICE PYTHON PYTEST_ARGS BENCH_ARGS CHAOS_ARGS $(RUN_VARIABLES)
+unexport DEVICE PYTHON PYTEST_ARGS TEST_PROCESSES BENCH_ARGS CHAOS_ARGS $(RUN_VARIABLES)
 
 VENV_PYTHON := .venv/bin/python
+# In the order of the files, so that engines start first.
+PYTEST_PARALLEL = -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 LOCK := locks/$(DEVICE).txt
-PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check -c $(LOCK)
+PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check --no-deps
+# A lock has all that is needed, so nothing is resolved; a file whose hash it lacks is refused, and
+# nothing is built, since a build would fetch what it needs unchecked.
+PIP_INSTALL_LOCK := $(PIP_INSTALL) --require-hashes --only-binary :all: -r
 ENVIRONMENT := .venv/.mmrouter-$(DEVICE)
 BENCH_ENVIRONMENT := $(ENVIRONMENT)-bench
 
-.PHONY: help setup run test fuzz chaos check fix docs demo-model clean distclean
+.PHONY: help setup run test fuzz chaos check fix docs locks demo-model clean distclean
 .PHONY: bench-router bench-router-scale bench-transfer bench-last-hop bench-preprocess
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{ printf "%-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "make run takes MODEL, WORKERS, PORT, ROUTER_MODE (kv, round-robin, random) and ENGINE_ARGS"
-	@echo "(any vLLM engine flags); everything examples/launch/agg_multimodal_router.sh --help lists works"
-	@echo "as an environment variable. DEVICE=cpu or cuda chooses the build of vLLM (here: $(DEVICE))."
+	@echo "make run takes MODEL, WORKERS, PORT, ENGINE_ARGS (any vLLM engine flags) and ROUTER_MODE"
+	@echo "(kv, round-robin, random, power-of-two, least-loaded); everything that"
+	@echo "examples/launch/agg_multimodal_router.sh --help lists works as an environment variable."
+	@echo "DEVICE=cpu or cuda chooses the build of vLLM (here: $(DEVICE))."
 
 setup: $(ENVIRONMENT) ## prepare .venv
 
@@ -50,23 +58,15 @@ $(VENV_PYTHON):
 	done; \
 	echo "Python 3.11 or later is needed; name one with PYTHON=" >&2; exit 1
 
-ifeq ($(DEVICE),cuda)
-EXTRAS := cuda,nixl,test
-else
-EXTRAS := cpu,test
-endif
-
-$(ENVIRONMENT): pyproject.toml $(LOCK) $(wildcard setup/*.py) | $(VENV_PYTHON)
+$(ENVIRONMENT): pyproject.toml $(LOCK) setup/cpu_torch.py setup/torchvision_hook.py | $(VENV_PYTHON)
 	@echo "Installing for $(DEVICE): several gigabytes, so this takes minutes."
-	@$(PIP_INSTALL) -e '.[$(EXTRAS)]' || { \
+	@$(PIP_INSTALL_LOCK) $(LOCK) || { \
 	    echo; \
-	    echo "The installation failed. If pip found no torch with '+cpu' in its version: put PyTorch's CPU"; \
-	    echo "wheel index into the environment variable PIP_EXTRA_INDEX_URL and repeat (see README.md)."; \
+	    echo "The installation failed. If pip found no torch with '+cpu' in its version: put the page of"; \
+	    echo "PyTorch's CPU wheel index that lists torch into the environment variable PIP_FIND_LINKS"; \
+	    echo "and repeat (see README.md)."; \
 	    exit 1; } >&2
-ifneq ($(DEVICE),cuda)
-	@# Their own dependencies would bring a CUDA build of torch.
-	@$(PIP_INSTALL) --quiet --no-deps nixl nixl-cu12
-endif
+	@$(PIP_INSTALL) --quiet --no-index --no-build-isolation -e .
 	@$(VENV_PYTHON) setup/cpu_torch.py
 	@touch $@
 
@@ -82,14 +82,16 @@ run: $(ENVIRONMENT) $(if $(filter $(DEMO_MODEL),$(MODEL)),demo-model) ## start w
 	@exec examples/launch/agg_multimodal_router.sh
 
 test: $(ENVIRONMENT) ## run the whole test suite
-	@$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+	@$(VENV_PYTHON) -m pytest $(PYTEST_PARALLEL) --durations=10 $(PYTEST_ARGS)
 
 fuzz: $(ENVIRONMENT) ## run the unit tests with inputs that nobody has tried yet
-	@$(VENV_PYTHON) -m pytest -m "not e2e" --hypothesis-profile=explore $(PYTEST_ARGS)
+	@$(VENV_PYTHON) -m pytest $(PYTEST_PARALLEL) -m "not e2e" --hypothesis-profile=explore $(PYTEST_ARGS)
 
-check: $(ENVIRONMENT) ## lint, format check and types
+check: $(ENVIRONMENT) ## locks, lint, format check, imports between folders, and types
+	$(VENV_PYTHON) setup/locks.py
 	$(VENV_PYTHON) -m ruff check
 	$(VENV_PYTHON) -m ruff format --check
+	.venv/bin/lint-imports --no-logo --no-cache
 	$(VENV_PYTHON) -m mypy
 
 fix: $(ENVIRONMENT) ## format, and mend what the linter can mend
@@ -98,9 +100,14 @@ fix: $(ENVIRONMENT) ## format, and mend what the linter can mend
 
 docs: $(ENVIRONMENT) ## remake the pages that are made from code
 	$(VENV_PYTHON) -m common.lifecycle_page docs/lifecycle.md
+	$(VENV_PYTHON) setup/vllm_map.py docs/architecture.md
+	$(VENV_PYTHON) setup/house.py --write
 
-$(BENCH_ENVIRONMENT): $(ENVIRONMENT)
-	@$(PIP_INSTALL) --quiet -e '.[bench]'
+locks: $(ENVIRONMENT) ## make the lists of packages again, from pyproject.toml
+	$(VENV_PYTHON) setup/locks.py --make
+
+$(BENCH_ENVIRONMENT): $(ENVIRONMENT) locks/bench.txt
+	@$(PIP_INSTALL_LOCK) locks/bench.txt --quiet
 	@touch $@
 
 bench-router: $(BENCH_ENVIRONMENT) ## measure routing decisions against the peer's router

@@ -8,10 +8,18 @@ from pathlib import Path
 from vllm import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from common.discovery.base import Discovery
 from common.errors import ConfigurationError
 from common.identity import Incarnation, WorkerId
-from common.settings import add_common_arguments, env_default, transfer_mode
+from common.settings import (
+    add_common_arguments,
+    discovery,
+    env_default,
+    nixl_network,
+    transfer_mode,
+)
 from common.transfer.choice import TransferMode
+from common.transfer.nixl_network import NixlNetwork
 
 
 @dataclass(frozen=True)
@@ -32,11 +40,12 @@ class WorkerArgs:
     engine_given: frozenset[str]
     worker_id: WorkerId
     incarnation: Incarnation
-    discovery_dir: Path
+    discovery: Discovery
     fleet_key_file: Path | None
     host: str
     request_port: int
     transfer: TransferMode
+    nixl: NixlNetwork
     nixl_slots: int
     nixl_slot_bytes: int
     nixl_deadline_s: float
@@ -70,37 +79,40 @@ def parse(argv: list[str]) -> WorkerArgs:
     parser.add_argument(
         "--worker-port",
         type=int,
-        default=int(env_default("--worker-port", "0")),
+        default=env_default("--worker-port", "0"),
         help="port of the request plane, 0 for any free one (default: %(default)s)",
     )
     parser.add_argument(
         "--max-requests",
         type=int,
-        default=int(env_default("--max-requests", "0")),
+        default=env_default("--max-requests", "0"),
         help="requests taken at once, others are sent elsewhere; 0 for four times as many as "
         "the engine runs at once (default: %(default)s)",
     )
     parser.add_argument(
         "--nixl-slots",
         type=int,
-        default=int(env_default("--nixl-slots", "8")),
-        help="media items that fit into the memory registered with NIXL (default: %(default)s)",
+        default=env_default("--nixl-slots", "8"),
+        help="reads over NIXL that go on at the same time (default: %(default)s)",
     )
     parser.add_argument(
         "--nixl-slot-mb",
         type=int,
-        default=int(env_default("--nixl-slot-mb", "32")),
-        help="size of one of them; larger items are registered one by one (default: %(default)s)",
+        default=env_default("--nixl-slot-mb", "32"),
+        help="MiB that each of them takes at once; larger items come in pieces "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--nixl-deadline",
         type=float,
-        default=float(env_default("--nixl-deadline", "10")),
+        default=env_default("--nixl-deadline", "10"),
         help="seconds that one NIXL read may take (default: %(default)s)",
     )
     ours, rest = parser.parse_known_args(argv)
     try:
         transfer = transfer_mode()
+        nixl = nixl_network(ours)
+        cards = discovery(ours)
     except ConfigurationError as error:
         parser.error(str(error))
 
@@ -120,11 +132,12 @@ def parse(argv: list[str]) -> WorkerArgs:
         engine_given=given,
         worker_id=WorkerId(ours.worker_id),
         incarnation=incarnation,
-        discovery_dir=ours.discovery_dir,
+        discovery=cards,
         fleet_key_file=ours.fleet_key_file,
         host=ours.worker_host,
         request_port=ours.worker_port,
         transfer=transfer,
+        nixl=nixl,
         nixl_slots=ours.nixl_slots,
         nixl_slot_bytes=ours.nixl_slot_mb << 20,
         nixl_deadline_s=ours.nixl_deadline,

@@ -5,6 +5,7 @@ media are already processed, and reads how busy it is. Knows no sockets.
 """
 
 import asyncio
+import contextlib
 import copy
 import os
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
@@ -16,11 +17,9 @@ from typing import TypeVar
 
 import torch
 from vllm import AsyncEngineArgs
-from vllm.config import VllmConfig
-from vllm.config.kv_events import KVEventsConfig
+from vllm.config import KVEventsConfig, VllmConfig
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
-from vllm.inputs import EngineInput, mm_input, tokens_input
-from vllm.inputs.engine import embeds_input
+from vllm.inputs import EngineInput, embeds_input, mm_input, tokens_input
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 from vllm.multimodal.inputs import MultiModalKwargsItem, PlaceholderRange
 from vllm.outputs import RequestOutput
@@ -30,10 +29,18 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
-from vllm.version import __version__ as vllm_version
 
-from backend_worker.render import LocalRenderer
-from common.card import CacheSettings, Capacity, KvEventSource, ModelSettings
+from backend_worker.render import LocalRenderer, partitioned_hashes
+from common.card import (
+    CacheSettings,
+    Capacity,
+    EngineSettings,
+    KvEventSource,
+    ModelSettings,
+    OutputSettings,
+)
+from common.engine_arguments import check_arguments, check_configuration
+from common.engine_settings import engine_settings, model_settings, output_settings
 from common.errors import (
     EngineFailedError,
     EngineGoneError,
@@ -44,6 +51,7 @@ from common.errors import (
 from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash, WorkerId
 from common.protocol import MediaPart, Submit
+from common.renderer_patches import patch_renderer
 
 SHUTDOWN_S = 10.0
 """How long engine processes may take to clean up after themselves."""
@@ -120,10 +128,12 @@ def with_our_defaults(args: AsyncEngineArgs, given: frozenset[str]) -> AsyncEngi
         args: as vLLM's own parser made them; changed in place and returned.
         given: names of the arguments that the user gave.
     """
-    if Path(args.model).is_dir():
-        # The frontend reads the model too, from another working directory perhaps,
-        # and the model's name enters every media hash.
-        args.model = str(Path(args.model).absolute())
+    for name in ("model", "tokenizer", "hf_config_path", "generation_config"):
+        # The frontend reads them too, from another working directory perhaps, and the
+        # model's name enters every media hash.
+        value = getattr(args, name)
+        if value not in (None, "auto", "vllm") and Path(value).is_dir():
+            setattr(args, name, str(Path(value).absolute()))
     if "prefix_caching_hash_algo" not in given:
         args.prefix_caching_hash_algo = "sha256_cbor"
     if "kv_events_config" not in given:
@@ -163,7 +173,8 @@ class Engine:
         self._stats = stats
         self._args = args
         self._llm = llm
-        self._hf_runs = HfProcessorRuns(llm.renderer, side="worker", worker_id=worker_id)
+        self._hf_runs = HfProcessorRuns(side="worker", worker_id=worker_id)
+        patch_renderer(llm.renderer, runs=self._hf_runs, hashes=partitioned_hashes)
         cache = llm.renderer.mm_processor_cache
         self._cache = cache
         # A cache that keeps the tensors themselves (more than one rank behind one
@@ -175,12 +186,16 @@ class Engine:
         """Start the engine processes and wait until they can serve.
 
         Raises:
+            ConfigurationError: an argument that frontends can't follow.
             EngineGoneError: the engine died right after it had started.
             Whatever vLLM raises when a model can't be loaded: the caller ends.
         """
+        check_arguments(args)
+        config = args.create_engine_config()
+        check_configuration(config)
         stats = _StatsBoard()
         llm = AsyncLLM.from_vllm_config(
-            args.create_engine_config(),
+            config,
             stat_loggers=[stats],
             enable_log_requests=args.enable_log_requests,
             disable_log_stats=args.disable_log_stats,
@@ -224,32 +239,15 @@ class Engine:
 
     def model_settings(self) -> ModelSettings:
         """What a frontend needs to make the same tokens and media hashes."""
-        args, model = self._args, self._llm.model_config
-        return ModelSettings(
-            model=args.model,
-            tokenizer=args.tokenizer,
-            tokenizer_mode=args.tokenizer_mode,
-            revision=args.revision,
-            tokenizer_revision=args.tokenizer_revision,
-            code_revision=args.code_revision,
-            trust_remote_code=args.trust_remote_code,
-            dtype=str(model.dtype).removeprefix("torch."),
-            max_model_len=model.max_model_len,
-            skip_tokenizer_init=args.skip_tokenizer_init,
-            hf_overrides=args.hf_overrides if isinstance(args.hf_overrides, dict) else {},
-            config_format=args.config_format,
-            generation_config=args.generation_config,
-            override_generation_config=args.override_generation_config,
-            max_logprobs=args.max_logprobs,
-            language_model_only=args.language_model_only,
-            limit_mm_per_prompt=dict(args.limit_mm_per_prompt),
-            mm_processor_kwargs=args.mm_processor_kwargs,
-            media_io_kwargs=dict(args.media_io_kwargs),
-            mm_hasher_algorithm=args.mm_hasher_algorithm,
-            interleave_mm_strings=args.interleave_mm_strings,
-            enable_mm_embeds=args.enable_mm_embeds,
-            enable_prompt_embeds=args.enable_prompt_embeds,
-        )
+        return model_settings(self._llm.model_config)
+
+    def output_settings(self) -> OutputSettings:
+        """What a frontend needs to treat answers alike."""
+        return output_settings(self._llm.vllm_config)
+
+    def engine_settings(self) -> EngineSettings:
+        """What must be the same on all workers."""
+        return engine_settings(self._args)
 
     def cache_settings(self) -> CacheSettings:
         """What a frontend needs to make the same block hashes."""
@@ -276,11 +274,6 @@ class Engine:
     def num_ranks(self) -> int:
         """Data-parallel ranks behind this AsyncLLM."""
         return self._llm.vllm_config.parallel_config.data_parallel_size
-
-    @property
-    def vllm_version(self) -> str:
-        """Version of vLLM, without the build's local part (``+cpu``)."""
-        return vllm_version.partition("+")[0]
 
     def kv_event_sources(self) -> list[KvEventSource]:
         """Where the ranks publish KV events, as bound. Empty if they don't."""
@@ -370,10 +363,8 @@ class Engine:
         must not change under it. A round trip on the same ordered channel proves
         that they arrived.
         """
-        try:
-            await self._llm.is_sleeping()
-        except EngineDeadError:
-            return  # nobody is left to read them
+        with contextlib.suppress(EngineGoneError):  # nobody is left to read them
+            await answered(self._llm, self._llm.is_sleeping())
 
     def shutdown(self) -> None:
         """Stop the engine processes. Blocks until they are gone."""

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import zmq
-from vllm.config.kv_events import KVEventsConfig
-from vllm.config.utils import config
+from vllm.config import KVEventsConfig, config
 from vllm.distributed.kv_events import EventPublisherFactory, ZmqEventPublisher
 
 from common.errors import ConfigurationError

@@ -1,20 +1,28 @@
 """Processing a medium in the worker, for when transfer is turned off.
 
 Uses the engine's own renderer with its processor-only cache, on the renderer's own
-thread; an injected item's cache is never touched.
+thread; an injected item's cache is never touched. That cache too is kept apart by
+``cache_salt``: vLLM passes names of media on to what hashes them, and the name that we give
+each medium is its partition.
 """
 
 import base64
+import dataclasses
 from typing import Any
 
 from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.multimodal.media import MediaConnector
+from vllm.multimodal.processing import ProcessorInputs
 from vllm.renderers import BaseRenderer
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.transformers_utils.processor import get_video_processor_cls_name
 
+from common.cache_partition import Partition, hash_within
+from common.decoder_guard import guard_decoders
 from common.errors import CorruptSegmentError
 from common.identity import MmHash
+from common.media_formats import is_known_container
+from common.renderer_patches import ByContent
 from common.transfer.reference import MediaSource
 
 
@@ -22,15 +30,24 @@ class LocalRenderer:
     """Turns an encoded medium into tensors."""
 
     def __init__(self, renderer: BaseRenderer) -> None:
+        """
+        Args:
+            renderer: hashes media by :func:`partitioned_hashes`.
+        """
+        guard_decoders()
         self._renderer = renderer
 
     async def render(self, source: MediaSource) -> tuple[MmHash, MultiModalKwargsItem]:
-        """Decode and process one medium.
+        """Decode and process one medium. Its hash is the one within its partition.
 
         Raises:
             CorruptSegmentError: it can't be decoded or processed here, though the
                 frontend could.
         """
+        if source.modality != "image" and not is_known_container(source.encoded):
+            raise CorruptSegmentError(
+                f"the {source.modality} begins like none of the formats that are read"
+            )
         renderer = self._renderer
         connector = MediaConnector(media_io_kwargs=source.media_io_kwargs)
         url = "data:application/octet-stream;base64," + base64.b64encode(source.encoded).decode()
@@ -53,6 +70,7 @@ class LocalRenderer:
                 {
                     "prompt": text,
                     "multi_modal_data": {source.modality: [medium]},
+                    "multi_modal_uuids": {source.modality: [source.partition]},
                     "mm_processor_kwargs": source.mm_processor_kwargs,
                     "media_io_kwargs": source.media_io_kwargs,
                 },
@@ -65,3 +83,18 @@ class LocalRenderer:
         (item,) = rendered["mm_kwargs"][source.modality]
         (mm_hash,) = rendered["mm_hashes"][source.modality]
         return MmHash(mm_hash), item
+
+
+def partitioned_hashes(by_content: ByContent, inputs: ProcessorInputs) -> dict[str, list[MmHash]]:
+    """Hashes of media by content, within the partition that stands where their name would."""
+    found = by_content(dataclasses.replace(inputs, mm_uuid_items=None))
+    partitions = inputs.mm_uuid_items or {}
+    return {
+        modality: [
+            hash_within(mm_hash, Partition(partition or ""))
+            for mm_hash, partition in zip(
+                mm_hashes, partitions.get(modality) or [None] * len(mm_hashes), strict=True
+            )
+        ]
+        for modality, mm_hashes in found.items()
+    }

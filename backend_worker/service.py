@@ -2,23 +2,29 @@
 
 Every request is one task that obtains its media, runs it in the engine and streams
 the outputs back. What a task holds it gives back on every way out.
+
+The loops that serve all frontends wait for none of them, nor for the engine: what takes
+time is a task aside. What goes wrong with a message ends one request or one session.
 """
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
+import msgspec
 import zmq
 import zmq.asyncio
 from vllm.outputs import RequestOutput
 
 from backend_worker.engine import EngineLoad, Items
-from backend_worker.obtain import MediaInlet, Obtained
+from backend_worker.media_receiver import MediaReceiver, Obtained
 from common.errors import (
     ConfigurationError,
     EngineFailedError,
@@ -45,18 +51,22 @@ from common.protocol import (
     Hello,
     Leave,
     Nack,
+    Offer,
     Output,
     Ping,
     Status,
     Submit,
     Supply,
+    Terms,
     ToFrontend,
     ToWorker,
     Welcome,
 )
+from common.supervised import note_failure, supervise
 from common.telemetry import INTERNAL_ERRORS, UNDECODABLE_MESSAGES, stage
+from common.transfer.attachment import Attachment
 from common.transfer.handshake import TransferOffer, parse_offer
-from common.wire import Codec, Frame
+from common.wire import About, Codec, Frame
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +85,15 @@ has room."""
 SUPPLY_TIMEOUT_S = 30.0
 """How long a request waits for media it asked for."""
 
+CLOSE_S = 10.0
+"""How long the engine may take to let go of the requests of a worker that closes."""
+
+ATTACH_S = SESSION_TIMEOUT_S / 3
+"""How long a new session waits for its memory. NIXL may need longer, and the frontend doesn't
+wait for ever: the session then begins without, and gets it when it is there."""
+
+YIELD_EVERY = 16
+"""Messages read before others on the event loop get their turn."""
 
 MAX_FRAME_BYTES = 4 << 30
 """A frame holds at most one tensor of one media item. A sender of more is cut off."""
@@ -106,15 +125,24 @@ class _Request:
     )
 
 
-@dataclass
+@dataclass(eq=False)
 class _Session:
-    """One frontend. ``address`` is the ROUTER's name for its socket."""
+    """One frontend.
+
+    Attributes:
+        address: the ROUTER's name for its socket.
+        attachment: its hold on the frontend's memory.
+        last_heard: monotonic seconds.
+        ended: nothing is sent to it any more.
+    """
 
     address: bytes
     frontend_id: Incarnation
-    offer: TransferOffer
+    attachment: Attachment
     last_heard: float
     requests: dict[RequestId, _Request] = field(default_factory=dict)
+    renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    ended: bool = False
 
 
 class WorkerService:
@@ -123,7 +151,7 @@ class WorkerService:
     def __init__(
         self,
         engine: ServingEngine,
-        inlet: MediaInlet,
+        media_receiver: MediaReceiver,
         worker_id: WorkerId,
         incarnation: Incarnation,
         endpoint: str,
@@ -140,8 +168,11 @@ class WorkerService:
             ConfigurationError: the address can't be bound.
         """
         self._engine = engine
-        self._inlet = inlet
+        self._media_receiver = media_receiver
+        self._loops: list[asyncio.Task[None]] = []
         self._asides: set[asyncio.Task[None]] = set()
+        self._ending: dict[_Session, asyncio.Task[None]] = {}
+        self._closed = False
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._codec: Codec[ToWorker] = Codec(ToWorker)
@@ -170,25 +201,43 @@ class WorkerService:
         return str(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
     async def run(self) -> None:
-        """Serve until cancelled, or until the engine dies.
+        """Serve until cancelled or closed, or until the engine dies.
 
         Raises:
             EngineGoneError: the engine died; the worker should end.
         """
+        if self._closed:
+            return
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._receive(), name="request-plane")
-            group.create_task(self._keep_time(), name="request-plane-clock")
-            group.create_task(count_refusals(self._monitor, "request plane"), name="strangers")
+            self._loops = [
+                group.create_task(supervise(task, work, fatal=(EngineGoneError,)), name=task)
+                for task, work in (
+                    ("request plane", self._receive),
+                    ("request plane clock", self._keep_time),
+                    ("strangers", lambda: count_refusals(self._monitor, "request plane")),
+                )
+            ]
 
     async def close(self) -> None:
-        """Abort what runs, close every session, free the port."""
+        """Stop serving, abort what runs, close every session, free the port. The second and
+        later calls do nothing.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        # Before the sockets go: pyzmq reads and writes by a pointer that is freed with them,
+        # and may by then be another socket's.
+        await _stop(self._loops)
+        await _stop(self._asides)
         for session in list(self._sessions.values()):
-            await self._send_now(session.address, Goodbye("the worker is shutting down"))
-            await self._end_session(session)
-        for task in self._asides:
-            task.cancel()
-        await asyncio.gather(*self._asides, return_exceptions=True)
-        await self._inlet.close()
+            # Whoever dies closes the connection without a word.
+            goodbye = "" if self._engine.errored else "the worker is shutting down"
+            await self._end_session(session, goodbye)
+        if self._ending:
+            _, hanging = await asyncio.wait(self._ending.values(), timeout=CLOSE_S)
+            if hanging:
+                logger.warning("the engine did not let go of %d requests", self.active_requests)
+        await self._media_receiver.close()
         self._gate.close()
         self._context.destroy(linger=2000)  # ms: lets last outputs and goodbyes leave
 
@@ -205,36 +254,52 @@ class WorkerService:
 
     @property
     def active_requests(self) -> int:
-        """Requests of all sessions that have not ended."""
-        return sum(len(session.requests) for session in self._sessions.values())
+        """Requests that have not ended, those of sessions that have included."""
+        return sum(len(each.requests) for each in (*self._sessions.values(), *self._ending))
 
     async def _receive(self) -> None:
-        while True:
-            address, *frames = await self._socket.recv_multipart(copy=False)
+        for count in itertools.count(1):
+            address, *parts = await self._socket.recv_multipart(copy=False)
+            frames = [part.buffer for part in parts]
+            session = self._sessions.get(address.bytes)
+            if session is not None:
+                session.last_heard = time.monotonic()
             try:
-                message, media = self._codec.decode([frame.buffer for frame in frames])
-                await self._handle(address.bytes, message, media)
+                message, media = self._codec.decode(frames)
+                await self._handle(address.bytes, session, message, media)
             except ProtocolError as error:
                 UNDECODABLE_MESSAGES.labels("worker").inc()
-                logger.warning("message ignored: %s", error)
+                await self._not_understood(session, self._codec.about(frames), error)
+            except Exception:
+                # Our own mistake. Others go on, and this frontend must hear of it.
+                INTERNAL_ERRORS.labels("worker_session").inc()
+                logger.exception("a message could not be handled")
+                if session is not None:
+                    await self._end_session(session, "the worker made a mistake")
+            if count % YIELD_EVERY == 0:
+                await asyncio.sleep(0)
 
-    async def _handle(self, address: bytes, message: ToWorker, media: Sequence[memoryview]) -> None:
+    async def _handle(
+        self,
+        address: bytes,
+        session: _Session | None,
+        message: ToWorker,
+        media: Sequence[memoryview],
+    ) -> None:
+        """Act on a message, without waiting for anybody: what takes time goes aside."""
         if isinstance(message, Hello):
-            # Not awaited here: proving a transport takes time, and others go on.
             self._aside(self._open_session(address, message))
             return
-        session = self._sessions.get(address)
         if session is None:
-            await self._send(address, Goodbye("no session: say hello first"))
+            await self._send_now(address, Goodbye("no session: say hello first"))
             return
-        session.last_heard = time.monotonic()
         match message:
             case Submit():
                 if message.request_id in session.requests:
-                    raise ProtocolError(f"request {message.request_id} is already running")
+                    self._fail(session, message.request_id, "a request of this id is running")
+                    return
                 if refusal := self._refusal():
-                    # Not awaited here either: the frontend's queue may be full.
-                    self._aside(self._refuse(address, message.request_id, refusal))
+                    self._aside(self._refuse(session, message.request_id, refusal))
                     return
                 task = asyncio.create_task(self._serve(session, message, media))
                 session.requests[message.request_id] = _Request(task)
@@ -245,33 +310,59 @@ class WorkerService:
             case Abort():
                 request = session.requests.get(message.request_id)
                 if request is not None:
-                    request.task.cancel()
+                    _cancel(request.task)
             case Leave():
                 await self._end_session(session)
+            case Offer():
+                self._aside(self._renew_offer(session, parse_offer(message.offer)))
             case Ping():
                 pass
 
+    async def _not_understood(
+        self, session: _Session | None, about: About, error: ProtocolError
+    ) -> None:
+        """Somebody waits for what a message asked for: say that it won't come."""
+        if session is None:
+            logger.warning("message of a stranger ignored: %s", error)
+            return
+        logger.warning("message of frontend %s: %s", session.frontend_id, error)
+        if about.type == Submit.__struct_config__.tag and about.request_id:
+            self._fail(session, RequestId(about.request_id), str(error))
+        else:
+            await self._end_session(session, f"a message can't be read: {error}")
+
     def _refusal(self) -> str:
         """Why no request is taken now; empty if one is."""
+        if self._engine.errored:
+            return "its engine died"  # not of this one
         if self._draining:
             return "it is draining"
         if self.active_requests >= self._max_requests:
             return f"it has {self._max_requests} requests already"
         return ""
 
-    async def _refuse(self, address: bytes, request_id: RequestId, reason: str) -> None:
+    async def _refuse(self, session: _Session, request_id: RequestId, reason: str) -> None:
         """Nothing of the request was touched, so another worker may have it."""
-        await self._send(address, Ack(request_id, []))
-        await self._send(address, Failed(request_id, FailureKind.BUSY, reason))
+        await self._send(session, Ack(request_id, []))
+        await self._send(session, Failed(request_id, FailureKind.BUSY, reason))
 
-    def _aside(self, work: Coroutine[None, None, None]) -> None:
+    def _fail(self, session: _Session, request_id: RequestId, reason: str) -> None:
+        """A request was not taken. Without an Ack: one of its id may run and hold memory."""
+        logger.warning("request %s refused: %s", request_id, reason)
+        failed = Failed(request_id, FailureKind.PROTOCOL, _sendable(reason))
+        self._aside(self._send(session, failed))
+
+    def _aside(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Run what the loops must not wait for; what goes wrong there is counted."""
         task = asyncio.create_task(work)
         self._asides.add(task)
         task.add_done_callback(self._asides.discard)
+        task.add_done_callback(partial(note_failure, "request plane aside"))
+        return task
 
     async def _open_session(self, address: bytes, hello: Hello) -> None:
         if hello.version != PROTOCOL_VERSION:
-            await self._send(
+            await self._send_now(
                 address,
                 Goodbye(
                     f"frontend speaks request plane version {hello.version}, "
@@ -284,15 +375,25 @@ class WorkerService:
         except ProtocolError as error:
             UNDECODABLE_MESSAGES.labels("worker").inc()
             logger.warning("hello of frontend %s refused: %s", hello.frontend_id, error)
-            await self._send(address, Goodbye(str(error)))
+            await self._send_now(address, Goodbye(_sendable(str(error))))
             return
+        late = False
+        try:
+            async with asyncio.timeout(ATTACH_S):
+                reply, attachment = await self._media_receiver.attach(offer)
+        except TimeoutError:
+            late = True
+            reply, attachment = self._media_receiver.terms(offer), Attachment()
+        except Exception as error:
+            await self._send_now(address, Goodbye(_sendable(f"internal error: {error!r}")))
+            raise
         if previous := self._sessions.get(address):
             await self._end_session(previous)
-        reply = await self._inlet.attach(offer)
-        self._sessions[address] = _Session(address, hello.frontend_id, offer, time.monotonic())
+        session = _Session(address, hello.frontend_id, attachment, time.monotonic())
+        self._sessions[address] = session
         logger.info("frontend %s connected", hello.frontend_id)
         await self._send(
-            address,
+            session,
             Welcome(
                 PROTOCOL_VERSION,
                 self._worker_id,
@@ -300,16 +401,46 @@ class WorkerService:
                 reply.model_dump_json().encode(),
             ),
         )
-        await self._send(address, self._status())
+        await self._send(session, self._status())
+        if late:
+            await self._renew_offer(session, offer)
 
-    async def _end_session(self, session: _Session) -> None:
-        self._sessions.pop(session.address, None)
+    async def _renew_offer(self, session: _Session, offer: TransferOffer) -> None:
+        """Try what a frontend offers now. Its requests go on meanwhile."""
+        async with session.renewing:
+            reply, attachment = await self._media_receiver.attach(offer)
+            if session.ended:
+                attachment.detach()
+                return
+            former, session.attachment = session.attachment, attachment
+            former.detach()
+        await self._send(session, Terms(reply.model_dump_json().encode()))
+
+    async def _end_session(self, session: _Session, reason: str = "") -> None:
+        """Take nothing more from a frontend and tell it nothing more. Waits for nobody.
+
+        Args:
+            reason: told to the frontend, unless it left by itself.
+        """
+        if session.ended:
+            return
+        session.ended = True
+        if self._sessions.get(session.address) is session:
+            del self._sessions[session.address]
+        if reason:
+            await self._send_now(session.address, Goodbye(_sendable(reason)))
+        ending = self._ending[session] = asyncio.create_task(self._wind_up(session))
+        ending.add_done_callback(lambda _: self._ending.pop(session, None))
+        ending.add_done_callback(partial(note_failure, "request plane session end"))
+
+    async def _wind_up(self, session: _Session) -> None:
+        """Stop what a session runs, however long the engine takes, and let go of its memory."""
         tasks = [request.task for request in session.requests.values()]
         for task in tasks:
-            task.cancel()
+            _cancel(task)
         if tasks:
             await asyncio.wait(tasks)
-        self._inlet.detach(session.offer)
+        session.attachment.detach()
         logger.info("frontend %s disconnected", session.frontend_id)
 
     async def _serve(self, session: _Session, submit: Submit, media: Sequence[memoryview]) -> None:
@@ -327,14 +458,21 @@ class WorkerService:
                         await asyncio.shield(acking)
                     if output.finished:
                         # Before the end, so that whoever saw the end saw the counts too.
-                        await self._send(session.address, self._status())
-                    await self._send(session.address, _to_wire(request_id, output))
+                        await self._send(session, self._status())
+                    await self._send(session, _to_wire(request_id, output))
         except asyncio.CancelledError:
-            failure = Failed(request_id, FailureKind.ABORTED, "aborted")
+            died = self._engine.errored
+            failure = (
+                Failed(request_id, FailureKind.ENGINE_DEAD, "the worker's engine died")
+                if died
+                else Failed(request_id, FailureKind.ABORTED, "aborted")
+            )
         except TimeoutError:
             failure = Failed(request_id, FailureKind.LATE, "the request's time was over")
-        except (RequestRejectedError, ProtocolError) as error:
+        except RequestRejectedError as error:
             failure = Failed(request_id, FailureKind.INVALID, str(error))
+        except ProtocolError as error:
+            failure = Failed(request_id, FailureKind.PROTOCOL, str(error))
         except WorkerBusyError as error:
             failure = Failed(request_id, FailureKind.BUSY, str(error))
         except TransferError as error:
@@ -344,10 +482,8 @@ class WorkerService:
         except EngineFailedError as error:
             failure = Failed(request_id, FailureKind.ENGINE, str(error))
         except Exception as error:
-            # Our own mistake. The frontend must hear of it, or it would wait for ever.
-            INTERNAL_ERRORS.labels("worker_request").inc()
             logger.exception("request %s failed", request_id)
-            failure = Failed(request_id, FailureKind.ENGINE, f"internal error: {error!r}")
+            failure = _mistake(request_id, error)
         finally:
             # A second cancellation must not keep the frontend from hearing the end.
             await asyncio.shield(self._finish(session, submit, obtained, acking, failure))
@@ -360,17 +496,24 @@ class WorkerService:
         acking: asyncio.Task[None] | None,
         failure: Failed | None,
     ) -> None:
-        if acking is not None:
-            # Nobody may write to the memory before we are through with it.
-            await asyncio.wait([acking])
-        else:
-            if submit.media:
-                await self._engine.settled()
-            await self._ack(session, submit, obtained)
-        if failure is not None:
-            await self._send(session.address, failure)
-        await self._send(session.address, self._status())
-        session.requests.pop(submit.request_id, None)
+        try:
+            if acking is not None:
+                # Nobody may write to the memory before we are through with it.
+                await asyncio.wait([acking])
+            else:
+                if submit.media:
+                    await self._engine.settled()
+                await self._ack(session, submit, obtained)
+        except Exception as error:
+            logger.exception("request %s did not end well", submit.request_id)
+            failure = _mistake(submit.request_id, error)
+        try:
+            if failure is not None:
+                message = _sendable(failure.message)
+                await self._send(session, msgspec.structs.replace(failure, message=message))
+            await self._send(session, self._status())
+        finally:
+            session.requests.pop(submit.request_id, None)
 
     async def _outputs(
         self, session: _Session, submit: Submit, media: Sequence[memoryview], obtained: Obtained
@@ -385,7 +528,7 @@ class WorkerService:
         for _ in range(MAX_NACKS):
             try:
                 with stage("obtain"):
-                    await self._inlet.obtain(shipments, media, obtained)
+                    await self._media_receiver.obtain(shipments, media, obtained)
                 async for output in self._engine.generate(submit, obtained.items):
                     yield output
                 return
@@ -403,7 +546,7 @@ class WorkerService:
     async def _ask_for(
         self, session: _Session, request_id: RequestId, missing: list[MmHash], reason: str
     ) -> tuple[list[bytes], Sequence[memoryview]]:
-        await self._send(session.address, Nack(request_id, missing, reason))
+        await self._send(session, Nack(request_id, missing, reason))
         try:
             async with asyncio.timeout(SUPPLY_TIMEOUT_S):
                 supply, media = await session.requests[request_id].supplies.get()
@@ -418,7 +561,7 @@ class WorkerService:
         """The engine has its own copy: give the memory back, then say so."""
         await obtained.give_back()
         held = [p.mm_hash for p in submit.media if self._engine.holds(p.mm_hash)]
-        await self._send(session.address, Ack(submit.request_id, list(dict.fromkeys(held))))
+        await self._send(session, Ack(submit.request_id, list(dict.fromkeys(held))))
 
     async def _keep_time(self) -> None:
         while True:
@@ -431,7 +574,7 @@ class WorkerService:
                     logger.warning("frontend %s went silent", session.frontend_id)
                     await self._end_session(session)
                 else:
-                    await self._send(session.address, self._status())
+                    await self._send(session, self._status())
 
     def _status(self) -> Status:
         load = self._engine.load()
@@ -443,15 +586,17 @@ class WorkerService:
             self._engine.hf_processor_runs,
         )
 
-    async def _send(self, address: bytes, message: ToFrontend) -> None:
-        """Send, after waiting for room for as long as the session lasts."""
-        while not await self._send_now(address, message):
-            if isinstance(message, Status) or address not in self._sessions:
-                return  # another one follows, or nobody is waiting
+    async def _send(self, session: _Session, message: ToFrontend) -> None:
+        """Send, after waiting for room for as long as the session lasts. Not for a Status:
+        another one follows.
+        """
+        while not session.ended and not await self._send_now(session.address, message):
+            if isinstance(message, Status):
+                return
             await asyncio.sleep(FULL_PAUSE_S)
 
     async def _send_now(self, address: bytes, message: ToFrontend) -> bool:
-        """Send if there is room; says whether there was."""
+        """Send if there is room; says whether there was. Never waits."""
         frames: list[Frame] = self._codec.encode(message)
         try:
             await self._socket.send_multipart([address, *frames], flags=zmq.NOBLOCK)
@@ -465,6 +610,29 @@ class WorkerService:
             if session := self._sessions.get(address):
                 session.last_heard = -math.inf  # so it ends when the clock ticks next
         return True
+
+
+async def _stop(tasks: Iterable[asyncio.Task[None]]) -> None:
+    stopping = list(tasks)
+    for task in stopping:
+        task.cancel()
+    await asyncio.gather(*stopping, return_exceptions=True)
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    """Cancel a request in a later turn: one that never began would never say that it ended."""
+    asyncio.get_running_loop().call_soon(task.cancel)
+
+
+def _mistake(request_id: RequestId, error: Exception) -> Failed:
+    """Our own. The frontend must hear of it, or it would wait for ever."""
+    INTERNAL_ERRORS.labels("worker_request").inc()
+    return Failed(request_id, FailureKind.ENGINE, f"internal error: {error!r}")
+
+
+def _sendable(reason: str) -> str:
+    """Without what UTF-8 can't carry: errors quote whatever they were about."""
+    return reason.encode(errors="replace").decode()
 
 
 def _to_wire(request_id: RequestId, output: RequestOutput) -> Output:

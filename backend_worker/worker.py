@@ -13,14 +13,15 @@ import uvloop
 from backend_worker.args import WorkerArgs, parse
 from backend_worker.engine import Engine, prepare_environment, with_our_defaults
 from backend_worker.event_publisher import secured
-from backend_worker.obtain import MediaInlet
+from backend_worker.media_receiver import MediaReceiver
 from backend_worker.service import WorkerService
 from common.card import HostIdentity, WorkerCard, WorkerState
 from common.discovery.base import CardPublisher
-from common.discovery.file import FileCardPublisher
+from common.engine_settings import environment_settings
 from common.errors import (
     ArenaUnavailableError,
     ConfigurationError,
+    DiscoveryError,
     EngineGoneError,
     MmRouterError,
 )
@@ -32,8 +33,14 @@ from common.telemetry import enable_nvtx
 from common.transfer.arena_file import reap_orphans
 from common.transfer.choice import TransferMode
 from common.transfer.nixl import NixlReceiver
+from common.transfer.nixl_network import nixl_installed
+from common.transfer.registry import receivers
+from common.vllm_versions import INSTALLED
 
 logger = logging.getLogger("backend_worker")
+
+SAY_S = 5.0
+"""How long a leaving worker waits for a file system that hangs before it drains."""
 
 
 def run() -> None:
@@ -66,7 +73,7 @@ async def _run(args: WorkerArgs) -> None:
 async def _serve(args: WorkerArgs, engine: Engine, key: FleetKey | None) -> None:
     service = WorkerService(
         engine,
-        MediaInlet(make_nixl_receiver(args), engine.local_renderer().render),
+        MediaReceiver(receivers(engine.local_renderer().render, await make_nixl_receiver(args))),
         args.worker_id,
         args.incarnation,
         f"tcp://{args.host}:{args.request_port}",
@@ -74,7 +81,7 @@ async def _serve(args: WorkerArgs, engine: Engine, key: FleetKey | None) -> None
         args.max_requests or 4 * engine.capacity().max_num_seqs * engine.num_ranks,
     )
     try:
-        async with FileCardPublisher(args.discovery_dir) as publisher:
+        async with args.discovery.publisher(key) as publisher:
             card = await make_card(args, engine, service.endpoint, key)
             await publisher.publish(card)
             logger.info("worker %s serves %s at %s", *_summary(card))
@@ -83,23 +90,29 @@ async def _serve(args: WorkerArgs, engine: Engine, key: FleetKey | None) -> None
         await service.close()
 
 
-def make_nixl_receiver(args: WorkerArgs) -> NixlReceiver | None:
-    """The worker's end of NIXL, at start-up and not inside the first request.
+async def make_nixl_receiver(args: WorkerArgs) -> NixlReceiver | None:
+    """The worker's end of NIXL. Nothing is started before a frontend needs it, unless NIXL is
+    asked for: then at start-up, and not inside the first request.
 
     Raises:
         ConfigurationError: NIXL is asked for and can't be had.
     """
     if args.transfer in (TransferMode.SHM, TransferMode.DISABLED):
         return None
-    try:
-        return NixlReceiver(
-            slots=args.nixl_slots, slot_size=args.nixl_slot_bytes, deadline=args.nixl_deadline_s
-        )
-    except (ConfigurationError, ArenaUnavailableError) as error:
-        if args.transfer is TransferMode.NIXL:
-            raise
-        logger.warning("media will not be read over NIXL: %s", error)
+    if args.transfer is TransferMode.AUTO and not nixl_installed():
         return None
+    receiver = NixlReceiver(
+        args.nixl,
+        slots=args.nixl_slots,
+        slot_size=args.nixl_slot_bytes,
+        deadline=args.nixl_deadline_s,
+    )
+    if args.transfer is TransferMode.NIXL:
+        try:
+            await receiver.start()
+        except (ConfigurationError, ArenaUnavailableError) as error:
+            raise ConfigurationError(f"DYNAMO_MM_TRANSFER=nixl can't be had: {error}") from error
+    return receiver
 
 
 async def make_card(
@@ -110,10 +123,13 @@ async def make_card(
         worker_id=args.worker_id,
         incarnation=args.incarnation,
         state=WorkerState.READY,
-        vllm_version=engine.vllm_version,
+        vllm_version=INSTALLED,
         served_model_names=engine.served_model_names(),
         supported_tasks=await engine.supported_tasks(),
         model=engine.model_settings(),
+        output=engine.output_settings(),
+        environment=environment_settings(),
+        engine=engine.engine_settings(),
         cache=engine.cache_settings(),
         capacity=engine.capacity(),
         num_ranks=engine.num_ranks,
@@ -134,7 +150,12 @@ async def _leave(
     """Wait for a signal; then say on the card that we leave, and finish what is here."""
     signals = StopSignals()
     await signals.asked()
-    await publisher.publish(card.model_copy(update={"state": WorkerState.DRAINING}))
+    try:
+        async with asyncio.timeout(SAY_S):
+            await publisher.publish(card.model_copy(update={"state": WorkerState.DRAINING}))
+    except (DiscoveryError, TimeoutError) as error:
+        # Requests must not be lost for that: frontends learn it when they are refused.
+        logger.warning("the card can't say that this worker leaves: %s", str(error) or "no answer")
     logger.info("draining, %d requests are left", service.active_requests)
     draining = asyncio.create_task(service.drain())
     at_once = asyncio.create_task(signals.at_once(args.drain_timeout_s))

@@ -12,21 +12,34 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from common.errors import CardError, CardIncompatibleError
 from common.identity import Incarnation, WorkerId
 
-CARD_VERSION = 1
+CARD_VERSION = 2
 
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class _Version(BaseModel):
+    """What cards of all versions have."""
+
+    card_version: int | None = None
+    worker_id: str = ""
+
+
 class ModelSettings(_Frozen):
     """Engine arguments that decide tokens and media hashes.
 
     Every field has the name and meaning of the vLLM engine argument of that
-    name, so that a frontend can set it on vLLM's own argument namespace.
+    name, so that a frontend can set it on vLLM's own argument namespace. Values
+    are those that vLLM resolved: workers that mean the same have the same.
     """
 
     model: str
+    runner: str
+    convert: str
+    model_impl: str
+    model_class_overrides: dict[str, str]
+    hf_config_path: str | None
     tokenizer: str | None
     tokenizer_mode: str
     revision: str | None
@@ -41,14 +54,52 @@ class ModelSettings(_Frozen):
     generation_config: str
     override_generation_config: dict[str, JsonValue]
     max_logprobs: int
+    logprobs_mode: str
+    return_sampling_mask: bool
+    enable_trace_replay: bool
     language_model_only: bool
     limit_mm_per_prompt: dict[str, JsonValue]
     mm_processor_kwargs: dict[str, JsonValue] | None
     media_io_kwargs: dict[str, JsonValue]
-    mm_hasher_algorithm: str | None
+    mm_hasher_algorithm: str
+    mm_device_do_normalize: bool
+    video_pruning_rate: float | None
+    video_pruning_method: str
     interleave_mm_strings: bool
     enable_mm_embeds: bool
     enable_prompt_embeds: bool
+
+
+class OutputSettings(_Frozen):
+    """How structure is put into answers, and where their reasoning ends.
+
+    Fields are those of vLLM's ``structured_outputs_config`` and ``reasoning_config``.
+    """
+
+    backend: str
+    disable_any_whitespace: bool
+    disable_additional_properties: bool
+    enable_in_reasoning: bool
+    reasoning_parser: str
+    reasoning_start_str: str
+    reasoning_end_str: str
+
+
+class EnvironmentSettings(_Frozen):
+    """Environment variables of vLLM that decide tokens or media.
+
+    Attributes:
+        video_loader_backend: which frames of a video are taken.
+    """
+
+    video_loader_backend: str
+
+
+class EngineSettings(_Frozen):
+    """What changes answers in the engine alone. Compared, and of no use to a frontend."""
+
+    quantization: str | None
+    logits_processors: list[str]
 
 
 class CacheSettings(_Frozen):
@@ -114,6 +165,9 @@ class WorkerCard(_Frozen):
     served_model_names: list[str] = Field(min_length=1)
     supported_tasks: list[str]
     model: ModelSettings
+    output: OutputSettings
+    environment: EnvironmentSettings
+    engine: EngineSettings
     cache: CacheSettings
     capacity: Capacity
     num_ranks: int = Field(gt=0)
@@ -131,17 +185,18 @@ class WorkerCard(_Frozen):
                 card of another version.
         """
         try:
-            card = cls.model_validate_json(data)
+            # First, since cards of another version have other fields.
+            version = _Version.model_validate_json(data)
+            if version.card_version not in (CARD_VERSION, None):
+                raise CardError(
+                    f"card of worker {version.worker_id} has version {version.card_version}, "
+                    f"this frontend reads version {CARD_VERSION}"
+                )
+            return cls.model_validate_json(data)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "card"
             raise CardError(f"malformed card: {where}: {first['msg']}") from error
-        if card.card_version != CARD_VERSION:
-            raise CardError(
-                f"card of worker {card.worker_id} has version {card.card_version}, "
-                f"this frontend reads version {CARD_VERSION}"
-            )
-        return card
 
     def to_json(self) -> bytes:
         """Serialise for discovery."""
@@ -165,7 +220,7 @@ def check_compatible(ours: WorkerCard, theirs: WorkerCard) -> None:
             ours.served_model_names,
             theirs.served_model_names,
         )
-    for section in ("model", "cache"):
+    for section in ("model", "output", "environment", "engine", "cache"):
         our_part: BaseModel = getattr(ours, section)
         their_part: BaseModel = getattr(theirs, section)
         for field in type(our_part).model_fields:

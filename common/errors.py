@@ -27,11 +27,13 @@ class MmRouterError(Exception):
         status: HTTP status with which the error reaches a user.
         retryable: whether another worker may succeed where this one failed.
         blames_worker: whether it is held against the worker that it came from.
+        may_be_deadly: whether an engine may have died of the request.
     """
 
     status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
     retryable: ClassVar[bool] = False
     blames_worker: ClassVar[bool] = False
+    may_be_deadly: ClassVar[bool] = False
 
 
 class ConfigurationError(MmRouterError):
@@ -46,12 +48,22 @@ class ProtocolVersionError(ProtocolError):
     """Frontend and worker speak different versions of the request plane."""
 
 
+class DuplicateRequestError(ProtocolError):
+    """A request has the id of another one that has not ended."""
+
+
 class DiscoveryError(MmRouterError):
     """Cards can't be published or read."""
 
 
 class CardError(MmRouterError):
-    """A card is malformed."""
+    """A card is malformed.
+
+    Attributes:
+        field: dotted name of what is wrong with it, for counters.
+    """
+
+    field: str = "card"
 
 
 class CardIncompatibleError(CardError):
@@ -76,7 +88,19 @@ class CardIncompatibleError(CardError):
 class CardKeyError(CardError):
     """A worker's card says that it can't be trusted, or that it would not trust us."""
 
-    field: ClassVar[str] = "fleet_key"
+    field = "fleet_key"
+
+
+class CardNameError(CardError):
+    """Another worker already serves under the worker id of this card."""
+
+    field = "worker_id"
+
+
+class CardCodeError(CardError):
+    """A worker's model brings code of its own, which this frontend must not run."""
+
+    field = "model.trust_remote_code"
 
 
 class NoWorkerError(MmRouterError):
@@ -117,6 +141,10 @@ class NotRoutedError(MmRouterError):
     status = HTTPStatus.NOT_IMPLEMENTED
 
 
+class SaltLostError(MmRouterError):
+    """A request's ``cache_salt`` was not known when its media were looked up."""
+
+
 class WorkerLostError(MmRouterError):
     """The worker that had the request went away before finishing it."""
 
@@ -125,10 +153,20 @@ class WorkerLostError(MmRouterError):
     blames_worker = True
 
 
+class WorkerDiedError(WorkerLostError):
+    """The worker went away without a word, with the request in its hands."""
+
+    may_be_deadly = True
+
+
 class WorkerLeftError(WorkerLostError):
     """The worker ended the session, and said so."""
 
     blames_worker = False
+
+
+class WorkerGarbledError(WorkerLostError):
+    """The worker sent something that can't be read."""
 
 
 class WorkerStalledError(WorkerLostError):
@@ -171,7 +209,7 @@ class RetryBudgetError(MmRouterError):
 
 
 class EnginesDiedError(MmRouterError):
-    """Several engines died while they had the request and before they said anything on it.
+    """Several engines died while they had the request, at one place of its answer.
 
     Attributes:
         cause: the last death.
@@ -180,8 +218,8 @@ class EnginesDiedError(MmRouterError):
     def __init__(self, cause: MmRouterError, count: int) -> None:
         self.cause = cause
         super().__init__(
-            f"{cause}; it is engine number {count} that died before this request had any output "
-            "there, so no further one gets it"
+            f"{cause}; it is engine number {count} that died with this request at the same place "
+            "of its answer, so no further one gets it"
         )
 
 
@@ -201,6 +239,30 @@ class NotResumableError(MmRouterError):
         )
 
 
+class BodyError(MmRouterError):
+    """A request's body is not one that will be read to its end."""
+
+    status = HTTPStatus.BAD_REQUEST
+
+
+class BodyTooLargeError(BodyError):
+    """It is larger than the operator allows."""
+
+    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+
+
+class BodyTooSlowError(BodyError):
+    """It did not arrive in time."""
+
+    status = HTTPStatus.REQUEST_TIMEOUT
+
+
+class BodyEncodedError(BodyError):
+    """It is compressed; nothing is unpacked here."""
+
+    status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+
+
 class RequestRejectedError(MmRouterError):
     """The worker's engine found the request invalid."""
 
@@ -218,6 +280,7 @@ class EngineGoneError(EngineFailedError):
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     retryable = True
+    may_be_deadly = True
 
 
 class TransferError(MmRouterError):

@@ -39,10 +39,12 @@ class FleetKey:
     Attributes:
         worker: of all sockets that are connected to.
         frontend: of all sockets that connect; workers accept no other.
+        cards: authenticates cards, 32 bytes.
     """
 
     worker: KeyPair
     frontend: KeyPair
+    cards: bytes = field(repr=False)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -76,7 +78,9 @@ class FleetKey:
             raise ConfigurationError(
                 f"{path} holds no fleet key; make one with: python -m common.fleet_key new PATH"
             ) from None
-        return cls(_derive(seed, b"worker"), _derive(seed, b"frontend"))
+        return cls(
+            _derive(seed, b"worker"), _derive(seed, b"frontend"), cards=_secret(seed, b"cards")
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -100,8 +104,12 @@ def new(path: Path) -> None:
 
 def _derive(seed: bytes, role: bytes) -> KeyPair:
     # Any 32 bytes are a secret key of CURVE.
-    secret = z85.encode(hashlib.blake2b(role, key=seed, digest_size=_SEED_BYTES).digest())
+    secret = z85.encode(_secret(seed, role))
     return KeyPair(zmq.curve_public(secret), secret)
+
+
+def _secret(seed: bytes, role: bytes) -> bytes:
+    return hashlib.blake2b(role, key=seed, digest_size=_SEED_BYTES).digest()
 
 
 def main() -> None:

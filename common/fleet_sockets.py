@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 _DOMAIN = "mmrouter"
 
+_MAX_SOCKETS = 65_536
+"""A link takes three. ZeroMQ's own limit is 1,023, and beyond it no worker can be connected to."""
+
 REFUSALS = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -33,12 +36,27 @@ REFUSALS = (
 
 def frontend_context(key: FleetKey | None) -> zmq.asyncio.Context:
     """A context whose sockets connect to workers that have the key."""
+    _prepare_zero_copy()
     context = zmq.asyncio.Context()
+    context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
+    # libzmq starts its threads with the first socket, and ends the process if that fails for
+    # want of file handles. Later sockets only fail.
+    context.socket(zmq.DEALER).close(linger=0)
     if key is not None:
         context.setsockopt(zmq.CURVE_SERVERKEY, key.worker.public)
         context.setsockopt(zmq.CURVE_PUBLICKEY, key.frontend.public)
         context.setsockopt(zmq.CURVE_SECRETKEY, key.frontend.secret)
     return context
+
+
+def _prepare_zero_copy() -> None:
+    """Let pyzmq make now what it makes, once a process, for the first frame that is sent without a
+    copy: a thread, and sockets by which it hears that the frame has left.
+
+    That first frame may be media that can't travel otherwise, in the middle of a fault; a
+    frontend that has no file handle left then could not send it.
+    """
+    zmq.Frame(b"", copy=False)
 
 
 class Gate:

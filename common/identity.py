@@ -12,7 +12,8 @@ Incarnation = NewType("Incarnation", str)
 """One run of a process. A worker that restarts in place gets a new one."""
 
 RequestId = NewType("RequestId", str)
-"""Name of one ``generate`` call, unique within a frontend."""
+"""Name of one ``generate`` call, made by the frontend so that no other call anywhere has it
+and nobody can guess it. Never the id that a client chose."""
 
 MmHash = NewType("MmHash", str)
 """vLLM's content hash of one media item and its processor settings."""

@@ -16,6 +16,11 @@ Every request ends with exactly one finished :class:`Output` or one
 :class:`Failed`, and before it one :class:`Ack`, so that a frontend knows when
 memory it lent is free again. :class:`Ping` and :class:`Status` flow at all times;
 silence longer than :data:`SESSION_TIMEOUT_S` ends the session on either side.
+
+No message is passed over, since an answer would be missing or have a hole. A
+:class:`Submit` that can't be read, or has the id of a request that runs, is answered by
+:class:`Failed` alone; an answer that can't be read ends its request. Any other message
+that can't be read ends the session. Who has no session is told nothing but that.
 :mod:`common.lifecycle` has the states of a request, and what may happen in which.
 
 vLLM's own types ride inside, so sampling parameters and log probabilities need no
@@ -35,7 +40,7 @@ from vllm.v1.metrics.stats import RequestStateStats
 
 from common.identity import Incarnation, MmHash, RequestId, WorkerId
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 PING_INTERVAL_S = 1.0
 """How often each side says that it is alive."""
@@ -54,6 +59,7 @@ class FailureKind(StrEnum):
     ENGINE_DEAD = "engine_dead"  # the engine is gone: no request can succeed here
     ABORTED = "aborted"  # the frontend asked for it
     LATE = "late"  # its time was over
+    PROTOCOL = "protocol"  # the worker could not read it, or has one of that id already
 
 
 class MediaPart(msgspec.Struct, frozen=True, array_like=True):
@@ -83,6 +89,17 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
     version: int
     frontend_id: Incarnation
+    offer: bytes
+
+
+class Offer(msgspec.Struct, frozen=True, tag="offer"):
+    """The frontend offers other transports than when it said Hello; answered with
+    :class:`Terms`.
+
+    Attributes:
+        offer: as in :class:`Hello`.
+    """
+
     offer: bytes
 
 
@@ -136,7 +153,7 @@ class Leave(msgspec.Struct, frozen=True, tag="leave"):
     """The frontend ends the session; whatever it still has here is aborted."""
 
 
-ToWorker: TypeAlias = Hello | Submit | Supply | Abort | Ping | Leave
+ToWorker: TypeAlias = Hello | Offer | Submit | Supply | Abort | Ping | Leave
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -150,6 +167,16 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     version: int
     worker_id: WorkerId
     incarnation: Incarnation
+    reply: bytes
+
+
+class Terms(msgspec.Struct, frozen=True, tag="terms"):
+    """The worker's answer to an :class:`Offer`.
+
+    Attributes:
+        reply: as in :class:`Welcome`.
+    """
+
     reply: bytes
 
 
@@ -221,4 +248,4 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     hf_processor_runs: int
 
 
-ToFrontend: TypeAlias = Welcome | Goodbye | Ack | Nack | Output | Failed | Status
+ToFrontend: TypeAlias = Welcome | Terms | Goodbye | Ack | Nack | Output | Failed | Status

@@ -25,6 +25,12 @@ STAGE_FAILURES = Counter(
 )
 REQUESTS = Counter("mmrouter_requests", "Requests by outcome", ["outcome"])
 INFLIGHT_REQUESTS = Gauge("mmrouter_inflight_requests", "Requests that this frontend is working on")
+REQUEST_BODY_BYTES = Gauge(
+    "mmrouter_request_body_bytes", "Bytes of request bodies that arrive or are worked on"
+)
+CONNECTIONS_CUT = Counter(
+    "mmrouter_connections_cut", "Connections of clients that were closed on them", ["reason"]
+)
 TIME_TO_FIRST_TOKEN = Histogram(
     "mmrouter_time_to_first_token_seconds",
     "From the arrival of a request to its first token",
@@ -70,6 +76,13 @@ MEDIA_DECODES = Counter(
 MEDIA_CACHE_BYTES = Gauge(
     "mmrouter_media_cache_bytes", "Encoded and decoded bytes in the media cache"
 )
+MEDIA_HELD_BYTES = Gauge(
+    "mmrouter_media_held_bytes", "Encoded bytes of media held for requests, the cache aside"
+)
+MEDIA_HELD_PIXELS = Gauge(
+    "mmrouter_media_held_pixels",
+    "Pixels that are being decoded or are held decoded for requests, the cache aside",
+)
 ARENA_LEASES = Gauge("mmrouter_arena_leases", "Segments of the arena that are lent out")
 ARENA_BYTES_USED = Gauge("mmrouter_arena_bytes_used", "Bytes of the arena that hold items")
 TRANSFER_FALLBACKS = Counter(
@@ -83,6 +96,11 @@ ORPHANED_ARENAS = Counter(
 ARENA_PAGES_RESTORED = Counter(
     "mmrouter_arena_pages_restored",
     "Pages of a mapped arena that something in this worker wrote to and that were dropped",
+)
+NIXL_RESTARTS = Counter(
+    "mmrouter_nixl_restarts",
+    "Processes that hold a NIXL agent which ended and were replaced",
+    ["role"],
 )
 PREDICTED_CACHED_TOKENS = Counter(
     "mmrouter_predicted_cached_tokens", "Cached tokens that routing expected", ["worker_id"]
@@ -118,6 +136,16 @@ REFUSED_CONNECTIONS = Counter(
 )
 INTERNAL_ERRORS = Counter(
     "mmrouter_internal_errors", "Errors that are mistakes of ours, by place", ["where"]
+)
+TASK_FAILURES = Counter(
+    "mmrouter_task_failures",
+    "Times a long-lived task met an error that nobody expected and was begun again, by task",
+    ["task"],
+)
+DISCOVERY_ERRORS = Counter(
+    "mmrouter_discovery_errors",
+    "Entries and listings of the discovery directory that could not be used, by reason",
+    ["reason"],
 )
 WORKERS = Gauge("mmrouter_workers", "Workers by state", ["state"])
 

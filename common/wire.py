@@ -17,6 +17,20 @@ from common.errors import ProtocolError
 Frame: TypeAlias = bytes | bytearray | memoryview
 
 
+class About(msgspec.Struct, frozen=True):
+    """What can be read of a message that can't be read as a whole.
+
+    Attributes:
+        type: its tag; empty if it has none.
+        request_id: which request it is about; empty if that can't be told.
+        finished: whether it was the last output of that request.
+    """
+
+    type: str = ""
+    request_id: str = ""
+    finished: bool = False
+
+
 class _StrictEncoder(MsgpackEncoder):
     def enc_hook(self, obj: Any) -> Any:
         encoded = super().enc_hook(obj)
@@ -49,6 +63,7 @@ class Codec(Generic[M]):
         """
         self._encoder = _StrictEncoder()
         self._decoder = _StrictDecoder(incoming)
+        self._about = msgspec.msgpack.Decoder(About)
 
     def encode(self, message: msgspec.Struct, media_frames: Sequence[Frame] = ()) -> list[Frame]:
         """The frames of a message, media frames last. Copies no tensor.
@@ -58,7 +73,7 @@ class Codec(Generic[M]):
         """
         try:
             frames: list[Frame] = list(self._encoder.encode(message))
-        except TypeError as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ProtocolError(f"{type(message).__name__} can't be sent: {error}") from error
         count = len(frames).to_bytes(4, "little")
         return [count, *frames, *media_frames]
@@ -84,7 +99,15 @@ class Codec(Generic[M]):
             KeyError,
             TypeError,
             ValueError,
+            OverflowError,
             RuntimeError,
         ) as error:
             raise ProtocolError(f"undecodable message: {error}") from error
         return message, frames[1 + count :]
+
+    def about(self, frames: Sequence[memoryview]) -> About:
+        """What a message that :meth:`decode` refused was about, as far as that can be told."""
+        try:
+            return self._about.decode(frames[1])
+        except (msgspec.DecodeError, IndexError, ValueError, RecursionError):
+            return About()

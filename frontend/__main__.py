@@ -6,12 +6,10 @@ import logging
 import os
 import secrets
 import sys
-from argparse import Namespace
 
 import uvicorn
 import uvloop
 
-from common.discovery.file import FileCardWatcher
 from common.errors import MmRouterError
 from common.fleet_key import FleetKey
 from common.fleet_sockets import leaves_host
@@ -20,24 +18,26 @@ from common.settings import configure_logging
 from common.stop_signals import StopSignals
 from common.telemetry import enable_nvtx
 from common.transfer.choice import TransferMode
-from frontend import status
-from frontend.admission import Admission
-from frontend.api_keys import ApiKeyGuard
+from common.vllm_versions import INSTALLED
 from frontend.args import FrontendArgs, parse
 from frontend.asgi import App
-from frontend.drain import leave_when_asked
-from frontend.engine_client import RoutedEngineClient
-from frontend.fetch.connector import CONNECTOR_NAME, register
-from frontend.fetch.loader import MediaLoader
-from frontend.first_byte import FirstByte
-from frontend.fleet import Fleet
-from frontend.front_door import FrontDoor
-from frontend.media import MediaLender
-from frontend.preprocess import Preprocessor
-from frontend.retry_after import RetryAfter
-from frontend.router.events import ZmqFeeds
-from frontend.router.router import Router
-from frontend.server import VLLM_VERSION, build_vllm_app, uvicorn_config
+from frontend.fetch import CONNECTOR_NAME, MediaAllowances, MediaLoader, register
+from frontend.http import (
+    AdminGuard,
+    Admission,
+    EarlyStreamErrors,
+    ReadinessGate,
+    RetryAfter,
+    build_vllm_app,
+    graceful_shutdown,
+    raise_file_limit,
+    status_routes,
+    uvicorn_config,
+)
+from frontend.processing import Preprocessor
+from frontend.request import RequestRunner, RoutedEngineClient
+from frontend.router import Router, ZmqFeeds
+from frontend.workers import Fleet, MediaSender
 
 logger = logging.getLogger("frontend")
 
@@ -57,6 +57,7 @@ def main() -> None:
     if args.nvtx:
         enable_nvtx()
     os.environ.setdefault("VLLM_MEDIA_CONNECTOR", CONNECTOR_NAME)
+    raise_file_limit(args.http.max_connections)
     try:
         uvloop.run(_run(args))
     except MmRouterError as error:
@@ -66,33 +67,36 @@ def main() -> None:
 
 async def _run(args: FrontendArgs) -> None:
     key = FleetKey.read(args.fleet_key_file) if args.fleet_key_file else None
-    lender = await asyncio.to_thread(MediaLender.create, args.arena_bytes, args.transfer)
+    media_sender = await asyncio.to_thread(
+        MediaSender.create, args.arena_bytes, args.transfer, args.nixl
+    )
     router = Router(
         args.router, feeds=ZmqFeeds(args.router.silence_s, args.router.replay_timeout_s, key=key)
     )
     loader = MediaLoader(args.media, args.media.cache_bytes)
     register(loader)
     fleet = Fleet(
-        FileCardWatcher(args.discovery_dir),
+        args.discovery.watcher(key),
         router,
-        lender,
+        media_sender,
         Incarnation(secrets.token_hex(8)),
-        VLLM_VERSION,
+        INSTALLED,
         key,
+        trust_remote_code=args.serve.trust_remote_code,
     )
-    door = FrontDoor(fleet.check_available)
-    served = _guarded(RetryAfter(Admission(FirstByte(door), args.max_inflight)), args.serve)
-    server = _Server(uvicorn_config(served, args.serve))
+    gate = ReadinessGate(fleet.check_available)
+    guarded = _guarded(RetryAfter(gate), args)
+    server = _Server(uvicorn_config(guarded, args.serve, args.http))
     signals = StopSignals()
     closing = contextlib.AsyncExitStack()
     try:
         async with asyncio.TaskGroup() as group:
             following = group.create_task(fleet.run(), name="discovery")
             opening = group.create_task(
-                _open(args, door, server, fleet, router, lender, loader, closing)
+                _open(args, gate, server, fleet, router, media_sender, loader, closing)
             )
             leaving = group.create_task(
-                leave_when_asked(signals, server, door, fleet, args.drain_timeout_s), name="leave"
+                graceful_shutdown(signals, server, gate, fleet, args.drain_timeout_s), name="leave"
             )
             await server.serve()
             for task in (following, opening, leaving):
@@ -100,35 +104,41 @@ async def _run(args: FrontendArgs) -> None:
     except* MmRouterError as errors:
         raise errors.exceptions[0] from None
     finally:
-        await door.close()
+        await gate.close()
         await closing.aclose()
         await fleet.close()
         await router.close()
         await loader.close()
-        lender.close()
+        media_sender.close()
 
 
-def _guarded(app: App, serve: Namespace) -> App:
-    """The app, behind API keys if there are any."""
-    if serve.api_key:
-        return ApiKeyGuard(app, serve.api_key, serve.root_path or "")
-    if serve.uds is None and leaves_host(f"tcp://{serve.host}:{serve.port}"):
+def _guarded(app: App, args: FrontendArgs) -> App:
+    """The app, behind the keys of its users and of its admins, if there are any."""
+    serve = args.serve
+    if serve.uds is None and leaves_host(f"tcp://{serve.host}:{serve.port}") and not args.api_keys:
         logger.warning("anybody who reaches %s may use this API: set --api-key-file", serve.host)
-    return app
+    return AdminGuard(
+        app,
+        args.api_keys,
+        args.admin_keys,
+        root_path=serve.root_path or "",
+        unix_socket=serve.uds is not None,
+        isolate=args.isolate_api_keys,
+    )
 
 
 async def _open(
     args: FrontendArgs,
-    door: FrontDoor,
+    gate: ReadinessGate,
     server: uvicorn.Server,
     fleet: Fleet,
     router: Router,
-    lender: MediaLender,
+    media_sender: MediaSender,
     loader: MediaLoader,
     closing: contextlib.AsyncExitStack,
 ) -> None:
     """Wait for the first worker, then build vLLM's app from its card and let users in."""
-    logger.info("waiting for workers in %s", args.discovery_dir)
+    logger.info("waiting for workers in %s", args.discovery)
     card = await fleet.contract()
     try:
         preprocessor = await asyncio.to_thread(
@@ -136,17 +146,23 @@ async def _open(
             card,
             args.serve,
             loader=loader,
-            arena=lender.arena,
+            arena=media_sender.arena,
             processes=args.preprocess_workers,
             most_waiting=args.preprocess_queue,
             keep_sources=args.transfer is TransferMode.DISABLED,
         )
         closing.push_async_callback(preprocessor.close)
-        client = RoutedEngineClient(preprocessor, fleet, router, lender, args.faults)
+        runner = RequestRunner(preprocessor, fleet, router, media_sender, args.faults)
+        client = RoutedEngineClient(preprocessor, fleet, router, runner)
         app = await build_vllm_app(client, args.serve, preprocessor.tasks, server)
-        app.include_router(status.routes(fleet, router, lender))
+        app.include_router(status_routes(fleet, router, media_sender))
         preprocessor.hf_runs.reset()
-        await door.open(app)
+        served = Admission(
+            MediaAllowances(EarlyStreamErrors(app), args.media),
+            args.http,
+            several_keys=len(args.api_keys) > 1,
+        )
+        await gate.open(app, served)
     except BaseException:
         server.should_exit = True
         raise

@@ -1,6 +1,7 @@
 """The frontend's command line: our flags, then every API server flag of vLLM."""
 
 import argparse
+import os
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,14 +11,25 @@ from vllm import envs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from common.discovery.base import Discovery
 from common.errors import ConfigurationError
-from common.settings import add_common_arguments, env_default, env_path, transfer_mode
+from common.settings import (
+    add_common_arguments,
+    amount,
+    discovery,
+    env_default,
+    env_path,
+    env_switch,
+    nixl_network,
+    transfer_mode,
+)
 from common.transfer.choice import TransferMode
-from frontend.api_keys import read_keys
-from frontend.fault_settings import FaultSettings
-from frontend.fetch.settings import MediaSettings
-from frontend.processing.media_processing import MOST_WAITING
-from frontend.router.settings import RouterSettings
+from common.transfer.nixl_network import NixlNetwork
+from frontend.fetch import MediaSettings
+from frontend.http import HttpSettings, read_keys
+from frontend.processing import MOST_WAITING
+from frontend.request import FaultSettings
+from frontend.router import RouterSettings
 
 
 @dataclass(frozen=True)
@@ -26,22 +38,28 @@ class FrontendArgs:
 
     Attributes:
         serve: vLLM's API server arguments; its model arguments are filled in later.
+        api_keys: of users; none to let everybody in.
+        admin_keys: open what only admins may see; none if they come from this host.
         arena_bytes: size of the shared-memory arena, 0 for none.
-        max_inflight: requests worked on at once.
         drain_timeout_s: what requests may take to finish after SIGTERM.
+        isolate_api_keys: whether no two API keys share blocks or media that are kept.
         preprocess_workers: processes that process media, 0 to do it in the frontend's own.
         preprocess_queue: requests whose media may be processed, or wait for it.
     """
 
     serve: Namespace
+    http: HttpSettings
+    api_keys: list[str]
+    admin_keys: list[str]
     router: RouterSettings
     media: MediaSettings
     faults: FaultSettings
-    discovery_dir: Path
+    discovery: Discovery
     fleet_key_file: Path | None
     transfer: TransferMode
+    nixl: NixlNetwork
     arena_bytes: int
-    max_inflight: int
+    isolate_api_keys: bool
     drain_timeout_s: float
     preprocess_workers: int
     preprocess_queue: int
@@ -61,22 +79,30 @@ def parse(argv: list[str]) -> FrontendArgs:
     add_common_arguments(parser)
     parser.add_argument(
         "--mm-arena-gb",
-        type=float,
-        default=float(env_default("--mm-arena-gb", "1")),
+        type=amount,
+        default=env_default("--mm-arena-gb", "1"),
         help="size of the shared memory through which processed media reach workers "
         "on this host; 0 sends them inline (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--max-inflight",
-        type=int,
-        default=int(env_default("--max-inflight", "1024")),
-        help="requests worked on at once; one more is answered 429 (default: %(default)s)",
     )
     parser.add_argument(
         "--api-key-file",
         type=Path,
         default=env_path("--api-key-file"),
         help="file with one API key a line, in addition to --api-key",
+    )
+    parser.add_argument(
+        "--isolate-api-keys",
+        action=argparse.BooleanOptionalAction,
+        default=env_switch(parser, "--isolate-api-keys"),
+        help="give every API key a cache_salt of its own, so that no key can find out by time "
+        "what another sent, and none gains from it (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--admin-key-file",
+        type=Path,
+        default=env_path("--admin-key-file"),
+        help="file with one key a line that opens /mmrouter/* and vLLM's management routes; "
+        "without it they are open to clients on this host only",
     )
     parser.add_argument(
         "--preprocess-workers",
@@ -94,6 +120,7 @@ def parse(argv: list[str]) -> FrontendArgs:
         help="requests whose media may be processed, or wait for it, at the same time; more "
         "are answered with 429 (default: %(default)s)",
     )
+    HttpSettings.add_arguments(parser)
     RouterSettings.add_arguments(parser)
     MediaSettings.add_arguments(parser)
     FaultSettings.add_arguments(parser)
@@ -104,25 +131,34 @@ def parse(argv: list[str]) -> FrontendArgs:
         host="127.0.0.1",
         enable_prompt_tokens_details=True,  # cached tokens are what a router is for
         disable_access_log_for_endpoints="/health,/metrics",
+        trust_remote_code=env_switch(parser, "--trust-remote-code"),
     )
     serve = serve_parser.parse_args(rest)
     if serve.model_tag is not None:
         parser.error(f"unexpected argument {serve.model_tag!r}: the model comes from the workers")
-    if ours.max_inflight < 1:
-        parser.error(f"--max-inflight is {ours.max_inflight}; it must be at least 1")
     try:
         validate_parsed_serve_args(serve)
-        serve.api_key = _api_keys(serve, ours.api_key_file)
+        _refuse_stored_responses()
+        api_keys = _api_keys(serve, ours.api_key_file)
+        admin_keys = _admin_keys(api_keys, ours.admin_key_file)
+        if ours.isolate_api_keys and not api_keys:
+            parser.error("--isolate-api-keys isolates nobody without --api-key or --api-key-file")
+        # vLLM's own check comes after ours, which tells users and admins apart.
+        serve.api_key = api_keys + admin_keys if api_keys else None
         return FrontendArgs(
             serve=serve,
+            http=HttpSettings.from_args(ours),
+            api_keys=api_keys,
+            admin_keys=admin_keys,
             router=RouterSettings.from_args(ours),
             media=MediaSettings.with_vllms(ours, serve),
             faults=FaultSettings.from_args(ours),
-            discovery_dir=ours.discovery_dir,
+            discovery=discovery(ours),
             fleet_key_file=ours.fleet_key_file,
             transfer=transfer_mode(),
+            nixl=nixl_network(ours),
             arena_bytes=int(ours.mm_arena_gb * 2**30),
-            max_inflight=ours.max_inflight,
+            isolate_api_keys=ours.isolate_api_keys,
             drain_timeout_s=ours.drain_timeout,
             preprocess_workers=ours.preprocess_workers,
             preprocess_queue=ours.preprocess_queue,
@@ -133,12 +169,29 @@ def parse(argv: list[str]) -> FrontendArgs:
         parser.error(str(error))
 
 
-def _api_keys(serve: Namespace, file: Path | None) -> list[str] | None:
-    """All keys that users may show; None if nobody needs one."""
+def _api_keys(serve: Namespace, file: Path | None) -> list[str]:
+    """All keys that users may show, each once; none if nobody needs one."""
     keys = [key for key in serve.api_key or [envs.VLLM_API_KEY] if key]
     if file is not None:
         keys += read_keys(file)
-    return keys or None
+    return list(dict.fromkeys(keys))
+
+
+def _admin_keys(api_keys: list[str], file: Path | None) -> list[str]:
+    keys = [] if file is None else read_keys(file, "admin")
+    if not set(keys).isdisjoint(api_keys):
+        raise ConfigurationError(f"an admin key in {file} is an API key as well")
+    return keys
+
+
+def _refuse_stored_responses() -> None:
+    """vLLM's store finds responses by an id that clients choose, whoever's they are."""
+    value = os.environ.get("VLLM_ENABLE_RESPONSES_API_STORE", "0")
+    if value != "0":
+        raise ConfigurationError(
+            f"VLLM_ENABLE_RESPONSES_API_STORE={value!r} would let users read, continue and cancel "
+            "each other's responses, and keep them without limit: unset it"
+        )
 
 
 def _at_least(least: int) -> Callable[[str], int]:

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import Any, TypeAlias
 
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 
@@ -31,3 +32,18 @@ def error_answer(
 def overload_answer(error: OverloadedError) -> JSONResponse:
     """The same for a request that there is no room for."""
     return error_answer(str(error), error.status, {"Retry-After": str(error.retry_after_s)})
+
+
+def has_body(scope: Scope) -> bool:
+    """Whether a request's head announces a body, be it an empty one in pieces."""
+    headers = Headers(scope=scope)
+    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+
+
+def route_path(scope: Scope, root_path: str) -> str:
+    """The path by which routes are found.
+
+    Args:
+        root_path: prefix under which a proxy serves the app.
+    """
+    return str(scope["path"]).removeprefix(root_path)

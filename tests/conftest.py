@@ -1,6 +1,16 @@
-"""For all tests: nothing fails by chance, or because the machine is slow."""
+"""For all tests: nothing fails by chance, or because the machine is slow.
 
+Two processes share the tests (pytest-xdist), so no test may look at what all processes of the
+machine have: only at its own, and at those it started.
+"""
+
+import logging
+from collections.abc import Generator, Iterator
+
+import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 settings.register_profile(
     "repeatable",
@@ -10,3 +20,36 @@ settings.register_profile(
 )
 settings.register_profile("explore", settings.get_profile("repeatable"), derandomize=False)
 settings.load_profile("repeatable")
+
+
+class EnginesInOneProcess(LoadScopeScheduling):
+    """Tests with engines, which share them, go to one process; other modules to whoever is free."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = nodeid.partition("::")[0]
+        return "engines" if module.startswith("tests/e2e/") else module
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> EnginesInOneProcess:
+    """Called where ``-n`` is given."""
+    return EnginesInOneProcess(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What a test logs about text that is none must get from one process to the other."""
+    report = yield
+    report.sections = [
+        (name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections
+    ]
+    return report
+
+
+@pytest.fixture(autouse=True)
+def same_log_level() -> Iterator[None]:
+    """What vLLM's server imports while a test runs sets the level of all logs, and a later test
+    would not see the line that it looks for."""
+    level = logging.root.level
+    yield
+    logging.root.setLevel(level)

@@ -2,39 +2,61 @@
 
 A card stays valid for as long as its lease is renewed; a worker that dies without
 saying so disappears when the lease ends. The request plane notices a dead worker
-sooner; discovery decides who may be connected to at all.
+sooner, and a worker that it reaches lives whatever became of its card; discovery decides
+who may be connected to at all.
+
+A card belongs to one incarnation of a worker. Several under one worker id are told apart:
+none replaces or removes another's.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import ClassVar, Final, NamedTuple, Self
+from urllib.parse import SplitResult
 
 from common.card import WorkerCard
-from common.identity import WorkerId
+from common.errors import CardError
+from common.fleet_key import FleetKey
+from common.identity import Incarnation, WorkerId
+
+RENEW_S: Final = 1.0
+"""Also how long a frontend waits, when it starts, to see which workers live."""
 
 
 class CardPresent(NamedTuple):
-    """A worker appeared, restarted in place, or changed its card."""
+    """An incarnation of a worker appeared, or changed its card."""
 
     card: WorkerCard
 
 
 class CardGone(NamedTuple):
-    """A worker withdrew its card, or the lease ended."""
+    """The card of an incarnation was withdrawn or got lost, or its lease ended."""
 
     worker_id: WorkerId
+    incarnation: Incarnation
 
 
-CardChange = CardPresent | CardGone
+class CardRefused(NamedTuple):
+    """What lies there under the name of an incarnation is no card that can be used."""
+
+    worker_id: WorkerId
+    incarnation: Incarnation
+    error: CardError
+
+
+CardChange = CardPresent | CardGone | CardRefused
 
 
 class CardPublisher(ABC):
-    """A worker's side: publishes one card and renews its lease in the background."""
+    """A worker's side: publishes one card and renews its lease in the background.
+
+    A card that gets lost is published again by the next renewal.
+    """
 
     @abstractmethod
     async def publish(self, card: WorkerCard) -> None:
-        """Publish or replace the card.
+        """Publish the card, or replace what this publisher published before.
 
         Raises:
             DiscoveryError: the card can't be published here.
@@ -42,7 +64,7 @@ class CardPublisher(ABC):
 
     @abstractmethod
     async def withdraw(self) -> None:
-        """Remove the card now. Never raises for a card that is already gone."""
+        """Remove this publisher's card for good, and no other. Trouble is only logged."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -63,9 +85,45 @@ class CardWatcher(ABC):
     def changes(self) -> AsyncIterator[CardChange]:
         """All present cards, then every change, for ever.
 
-        A malformed card is logged and counted once, and otherwise ignored.
-        Cancelling the iteration leaves nothing behind.
+        What can't be read is logged and counted once, and otherwise ignored; while nothing
+        can be read, nothing changes. Cancelling the iteration leaves nothing behind, and
+        iterating again goes on after the last change that was given.
 
         Raises:
-            DiscoveryError: strangers could have written the cards.
+            DiscoveryError: at first sight, cards can't be read here, or strangers could
+                have written them.
+        """
+
+
+class Discovery(ABC):
+    """A place where cards are kept. Making one touches nothing. ``str`` of it is for operators.
+
+    Attributes:
+        form: its URL as an operator has to write it.
+    """
+
+    form: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def from_url(cls, url: SplitResult) -> Self:
+        """The place that a URL of this scheme names.
+
+        Raises:
+            ConfigurationError: it names none; the message begins with what is wrong with it.
+        """
+
+    @abstractmethod
+    def publisher(self, key: FleetKey | None = None, *, renew_s: float = RENEW_S) -> CardPublisher:
+        """
+        Args:
+            key: seals the card; None in fleets without one.
+            renew_s: seconds between renewals of the lease.
+        """
+
+    @abstractmethod
+    def watcher(self, key: FleetKey | None = None) -> CardWatcher:
+        """
+        Args:
+            key: of the fleet; cards that aren't sealed with it are refused.
         """

@@ -10,5 +10,7 @@
   ``NixlReceiver``), :mod:`inline` (``InlineSender``, ``InlineReceiver``), :mod:`reference`
   (``refer``, ``ReferenceReceiver``), :mod:`memory` (``MemorySender``, ``MemoryReceiver``)
 - :mod:`handshake`: ``TransferOffer``, ``TransferReply``
+- NIXL, none of it in the frontend's or the worker's own process: :mod:`nixl_server` serves the
+  arena, :mod:`nixl_reader` reads for a worker, :mod:`nixl_process` looks after them
 - :mod:`codec`: ``encode``, ``decode``
 """

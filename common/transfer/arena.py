@@ -65,6 +65,7 @@ class _Segment:
     generation: int
     complete: bool = False
     note: object = None
+    checksum: bytes = b""
 
 
 class Lease:
@@ -91,6 +92,27 @@ class Lease:
     def release(self) -> None:
         """End the lease. The second and later calls do nothing; safe from any thread."""
         self._arena._release(self)
+
+    @property
+    def checksum(self) -> bytes:
+        """What :meth:`keep_checksum` was given; it goes when the item is evicted."""
+        return self._segment.checksum
+
+    def keep_checksum(self, checksum: bytes) -> None:
+        """Keep a checksum of the segment for later leases."""
+        self._segment.checksum = checksum
+
+    @property
+    def memory(self) -> memoryview:
+        """All of the segment, header included.
+
+        Raises:
+            ArenaUnavailableError: the arena was closed.
+        """
+        memory = self._arena.memory[self.offset : self.offset + self.layout.length]
+        if memory.nbytes != self.layout.length:
+            raise ArenaUnavailableError("the arena was closed")
+        return memory
 
     def annotate(self, note: object) -> None:
         """Attach a note to an item that has none."""
@@ -228,6 +250,18 @@ class Arena:
     def memory(self) -> memoryview:
         """All of the arena, for a transport that reads it by other means than mapping."""
         return self._memory
+
+    def open(self, *, writable: bool) -> int:
+        """A descriptor through which the arena can be mapped, for reading only or not.
+
+        Raises:
+            ArenaUnavailableError: the arena was closed.
+        """
+        mode = os.O_RDWR if writable else os.O_RDONLY
+        try:
+            return os.open(self._path, mode | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise ArenaUnavailableError(f"can't open the arena: {error}") from error
 
     def put(self, mm_hash: MmHash, encoded: EncodedItem, note: object = None) -> Lease:
         """Write an item, or find it already there, and lend it.

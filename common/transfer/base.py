@@ -9,13 +9,15 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar
+from typing import ClassVar, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from common.errors import CorruptSegmentError
 from common.identity import MmHash
 from common.telemetry import stage
+from common.transfer.attachment import Attachment
+from common.transfer.handshake import TransferOffer, TransferReply
 from common.transfer.metadata import (
     InlineMetadata,
     MemoryMetadata,
@@ -157,6 +159,18 @@ class Received:
         self.release()
 
 
+class Accepted(NamedTuple):
+    """A worker can use what a frontend offered: it has read the probe.
+
+    Attributes:
+        reply: the answer, with what this transport says.
+        attachment: the session's hold on the frontend's memory.
+    """
+
+    reply: TransferReply
+    attachment: Attachment
+
+
 class MmKwargsSender(ABC):
     """The frontend's end of a transport."""
 
@@ -193,6 +207,16 @@ class MmKwargsSender(ABC):
             self._count(loan)
         return loan
 
+    def add_offer(self, offer: TransferOffer) -> TransferOffer:
+        """The offer with what this transport offers now. One that workers need not prove, or
+        that isn't ready, adds nothing.
+        """
+        return offer
+
+    def proven(self, reply: TransferReply) -> bool:
+        """Whether a worker's answer says that it has read the probe as it is now."""
+        return False
+
     def _count(self, loan: Loan) -> None:
         if self._on_sent is not None:
             self._on_sent(self.transport, loan.metadata.nbytes)
@@ -218,6 +242,27 @@ class MmKwargsReceiver(ABC, Generic[_Metadata]):
 
     def __init__(self) -> None:
         self._turns = Turns()
+
+    def add_prospects(self, reply: TransferReply) -> TransferReply:
+        """The answer with what this transport says before it was offered: from where the two
+        processes are.
+        """
+        return reply
+
+    def obstacle(self, reply: TransferReply) -> str:
+        """Why it leads nowhere, in a sentence, given :meth:`add_prospects`; empty if it may."""
+        return ""
+
+    async def accept(self, offer: TransferOffer, reply: TransferReply) -> Accepted | None:
+        """Try what a frontend offers of this transport; None if it offers nothing.
+
+        Cancelling it leaves nothing behind.
+
+        Raises:
+            TransferError: it can't be used here; another transport may.
+            ConfigurationError: likewise.
+        """
+        return None
 
     async def receive(
         self, metadata: TransferMetadata, frames: Sequence[memoryview] = ()

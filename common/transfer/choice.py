@@ -3,10 +3,10 @@
 Pure: the environment is read where the process starts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
@@ -14,6 +14,7 @@ from common.errors import ArenaFullError, ArenaUnavailableError, ConfigurationEr
 from common.identity import MmHash
 from common.telemetry import TRANSFER_FALLBACKS
 from common.transfer.base import Loan, MmKwargsReceiver, MmKwargsSender, Received
+from common.transfer.handshake import TransferOffer, TransferReply
 from common.transfer.metadata import TransferMetadata, Transport
 
 
@@ -54,24 +55,28 @@ class Choice:
     reason: str = ""
 
 
-def choose_transport(mode: TransferMode, *, shm_proven: bool, nixl_ready: bool) -> Choice:
+_WANTED: Final[dict[TransferMode, tuple[Transport, ...]]] = {
+    TransferMode.AUTO: ("shm", "nixl"),
+    TransferMode.SHM: ("shm",),
+    TransferMode.NIXL: ("nixl",),
+}
+"""Preferred first. Where none is proven media travel inline."""
+
+_UNPROVEN: Final[dict[Transport, str]] = {"shm": "not_readable", "nixl": "not_connected"}
+
+
+def choose_transport(mode: TransferMode, proven: Collection[Transport]) -> Choice:
     """Pick the transport for one worker.
 
     Args:
-        shm_proven: the worker has read the arena's probe.
-        nixl_ready: both sides have an agent and the worker knows the frontend's.
+        proven: those by which the worker has read the probe, as it is now.
     """
-    match mode:
-        case TransferMode.SHM:
-            return Choice("shm") if shm_proven else Choice("inline", "shm", "not_readable")
-        case TransferMode.NIXL:
-            return Choice("nixl") if nixl_ready else Choice("inline", "nixl", "not_connected")
-        case TransferMode.DISABLED:
-            return Choice("reference")
-        case TransferMode.AUTO:
-            if shm_proven:
-                return Choice("shm")
-            return Choice("nixl" if nixl_ready else "inline", "shm", "not_readable")
+    if mode is TransferMode.DISABLED:
+        return Choice("reference")
+    wanted = _WANTED[mode]
+    chosen: Transport = next((each for each in wanted if each in proven), "inline")
+    first = wanted[0]
+    return Choice(chosen) if chosen == first else Choice(chosen, first, _UNPROVEN[first])
 
 
 class SenderSet:
@@ -82,10 +87,24 @@ class SenderSet:
         Args:
             senders: one of each transport in use; the inline one must be among them.
         """
-        self._senders: Mapping[Transport, MmKwargsSender] = {
+        self._senders: dict[Transport, MmKwargsSender] = {
             sender.transport: sender for sender in senders
         }
         self._inline = self._senders["inline"]
+
+    def add(self, sender: MmKwargsSender) -> None:
+        """Have one more transport from now on."""
+        self._senders[sender.transport] = sender
+
+    def add_offers(self, offer: TransferOffer) -> TransferOffer:
+        """The offer with what every transport offers now."""
+        for sender in self._senders.values():
+            offer = sender.add_offer(offer)
+        return offer
+
+    def proven(self, reply: TransferReply) -> list[Transport]:
+        """By which transports a worker has read the probe, as it says."""
+        return [name for name, sender in self._senders.items() if sender.proven(reply)]
 
     def send(self, choice: Choice, mm_hash: MmHash, item: MultiModalKwargsItem) -> Loan:
         """Send an item; blocks as :meth:`MmKwargsSender.send` does.
@@ -127,6 +146,9 @@ class ReceiverSet:
             receivers: one of each transport in use.
         """
         self._receivers = {receiver.transport: receiver for receiver in receivers}
+
+    def __contains__(self, transport: str) -> bool:
+        return transport in self._receivers
 
     async def receive(
         self, metadata: TransferMetadata, frames: Sequence[memoryview] = ()

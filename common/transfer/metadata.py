@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
+from common.cache_partition import SHARED, Partition
 from common.errors import CorruptSegmentError
 from common.identity import MmHash
 from common.transfer.segment import SegmentLayout
@@ -66,12 +67,14 @@ class NixlMetadata(_ItemMetadata):
         agent: name of the frontend's NIXL agent, as in its offer.
         offset: of the segment's header, from the start of the registered arena.
         generation: what the segment's header must say.
+        checksum: hexadecimal; of all behind the header, keyed as the offer says.
     """
 
     transport: Literal["nixl"] = "nixl"
     agent: _Name
     offset: _Count
     generation: _Generation
+    checksum: Annotated[str, Field(pattern="^([0-9a-f]{32})+$", max_length=1 << 16)]
 
 
 class InlineMetadata(_ItemMetadata):
@@ -98,6 +101,7 @@ class ReferenceMetadata(_ItemMetadata):
         modality: vLLM's name of it.
         mm_processor_kwargs: what the request told the HF processor.
         media_io_kwargs: what the request told the decoder.
+        partition: whose it is; part of ``mm_hash``.
     """
 
     transport: Literal["reference"] = "reference"
@@ -105,6 +109,7 @@ class ReferenceMetadata(_ItemMetadata):
     modality: _Name
     mm_processor_kwargs: dict[str, JsonValue]
     media_io_kwargs: dict[str, JsonValue]
+    partition: Annotated[Partition, Field(max_length=64)] = SHARED
 
 
 class MemoryMetadata(_ItemMetadata):

@@ -1,157 +1,269 @@
-"""Other hosts: the arena is registered with NIXL once, and workers READ from it."""
+"""Other hosts: the arena is registered with NIXL, and workers READ from it.
+
+Neither side has an agent in its own process, see :mod:`common.transfer.nixl_process`.
+"""
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import ClassVar, Final
 
-from common.errors import ArenaUnavailableError, CorruptSegmentError
-from common.transfer import pages
+from common.errors import ArenaUnavailableError, ConfigurationError, CorruptSegmentError
+from common.identity import MmHash
 from common.transfer.arena import Arena, Lease
 from common.transfer.arena_layout import SEGMENTS_START
 from common.transfer.arena_sender import ArenaSender
-from common.transfer.base import Loan, MmKwargsReceiver, Received, SentHook
+from common.transfer.attachment import Attachment, Attachments
+from common.transfer.base import Accepted, Loan, MmKwargsReceiver, Received, SentHook
+from common.transfer.checksum import checksum, new_key
+from common.transfer.handshake import TransferOffer, TransferReply
 from common.transfer.metadata import NixlMetadata, Transport
-from common.transfer.nixl_agent import NixlAgent, NixlOffer
+from common.transfer.nixl_messages import FromServer, Lending, Serving, ToServer
+from common.transfer.nixl_network import NixlNetwork
+from common.transfer.nixl_offer import NixlOffer
 from common.transfer.nixl_peers import NixlPeers
-from common.transfer.nixl_reader import NixlReader
+from common.transfer.nixl_process import NixlProcess
+from common.transfer.nixl_reading import NixlReading
+from common.transfer.segment import HEADER_SIZE
 
-_IDLE_PAUSE: Final = 0.02
-_LENDING_PAUSE: Final = 0.001
+_SERVER: Final = "common.transfer.nixl_server"
+
+
+def _nothing() -> None:
+    pass
 
 
 class NixlSender(ArenaSender):
     """Lends segments of an arena to workers anywhere.
 
     Attributes:
-        offer: goes to workers, once.
+        on_change: called in a thread when :attr:`offer` has changed.
     """
 
     transport: ClassVar[Transport] = "nixl"
 
-    def __init__(self, arena: Arena, *, on_sent: SentHook | None = None) -> None:
-        """Make the agent and register the arena: about half a second, once.
+    def __init__(
+        self,
+        arena: Arena,
+        network: NixlNetwork,
+        *,
+        on_sent: SentHook | None = None,
+        on_change: Callable[[], None] = _nothing,
+        given_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Start the process that serves the arena, and wait for it: a second, not on the
+        event loop.
+
+        Where devices register no memory but what can be written, items are lent from a second
+        arena of the same size: what somebody writes there is nobody's truth.
 
         Close this before the arena.
 
+        Args:
+            given_up: whether nobody waits for it any more; asked now and then.
+
         Raises:
             ConfigurationError: NIXL can't be used here.
-            ArenaUnavailableError: the arena can't be registered.
         """
+        writable = network.registers_for_writing
+        self._own: Arena | None = None
+        if writable:
+            try:
+                self._own = arena = Arena(arena.offer.size)
+            except ArenaUnavailableError as error:
+                raise ConfigurationError(f"no arena for NIXL alone: {error}") from error
         super().__init__(arena, on_sent=on_sent)
-        # Keeps the memory mapped for as long as it is registered.
-        self._memory = arena.memory
-        self._agent = NixlAgent("frontend")
-        address = pages.address_of(self._memory)
-        self._registration = self._agent.register(address, self._memory.nbytes)
-        self.offer = NixlOffer(
-            agent=self._agent.name,
-            metadata=NixlOffer.pack_metadata(self._agent.metadata()),
-            address=address,
-            arena=arena.offer,
-        )
+        self.on_change = on_change
+        self._key = new_key()
+        self._offer: NixlOffer | None = None
         self._loans = 0
-        self._closed = False
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._serve, name="nixl-frontend", daemon=True)
-        self._thread.start()
+        self._counting = threading.Lock()
+        self._process: NixlProcess[ToServer, FromServer] = NixlProcess(
+            _SERVER,
+            network,
+            partial(arena.open, writable=writable),
+            arena.offer.size,
+            writable,
+            FromServer,
+            on_message=self._serving,
+            on_lost=self._lost,
+        )
+        try:
+            self._process.wait_until_ready(given_up)
+        except ConfigurationError:
+            self.close()
+            raise
+
+    @property
+    def offer(self) -> NixlOffer | None:
+        """Goes to workers; another one after each restart, None in between."""
+        return self._offer
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that serves the arena."""
+        return self._process.pid
+
+    def add_offer(self, offer: TransferOffer) -> TransferOffer:
+        return offer.model_copy(update={"nixl": self._offer})
+
+    def proven(self, reply: TransferReply) -> bool:
+        offer = self._offer
+        return offer is not None and reply.nixl == offer.agent
+
+    def _serving(self, message: FromServer) -> None:
+        if isinstance(message, Serving):
+            self._offer = NixlOffer(
+                agent=message.agent,
+                metadata=NixlOffer.pack_metadata(message.metadata),
+                address=message.address,
+                arena=self._arena.offer,
+                checksum_key=self._key.hex(),
+            )
+            with self._counting:
+                self._say(bool(self._loans))
+            self.on_change()
+
+    def _lost(self) -> None:
+        self._offer = None
+        self.on_change()
+
+    def _send_held(self, mm_hash: MmHash) -> Loan | None:
+        lease = self._arena.lease(mm_hash)
+        if lease is None:
+            return None
+        if lease.checksum and self._offer is not None:
+            return self._loan(lease)
+        lease.release()  # what is missing takes long, or an error
+        return None
 
     def _describe(self, lease: Lease) -> NixlMetadata:
+        offer = self._offer
+        if offer is None:
+            raise ArenaUnavailableError("the process that serves the arena is being replaced")
+        if not lease.checksum:
+            lease.keep_checksum(
+                checksum(self._key, lease.generation, lease.mm_hash, lease.memory[HEADER_SIZE:])
+            )
         return NixlMetadata(
             mm_hash=lease.mm_hash,
             envelope_size=lease.layout.envelope_size,
             buffer_sizes=lease.layout.buffer_sizes,
-            agent=self.offer.agent,
+            agent=offer.agent,
             offset=lease.offset,
             generation=lease.generation,
+            checksum=lease.checksum.hex(),
         )
 
     def _loan(self, lease: Lease) -> Loan:
-        with self._changed:
-            self._loans += 1
-            if self._loans == 1:
-                self._changed.notify()
+        try:
+            metadata = self._describe(lease)
+        except BaseException:
+            lease.release()
+            raise
+        self._lent(1)
 
         def end() -> None:
             lease.release()
-            with self._changed:
-                self._loans -= 1
+            self._lent(-1)
 
-        return Loan(self._describe(lease), on_release=end)
+        return Loan(metadata, on_release=end)
 
-    def _serve(self) -> None:
-        """Move what others read from us.
+    def _lent(self, change: int) -> None:
+        with self._counting:
+            before, self._loans = self._loans, self._loans + change
+            if bool(before) != bool(self._loans):
+                self._say(bool(self._loans))
 
-        Over RDMA or within a host a READ needs that for connecting only. Over TCP this
-        process sends the bytes itself, so it looks often while somebody is about to read;
-        not more often than a reader notices, since each look takes the interpreter's lock.
-        """
-        while True:
-            with self._changed:
-                if not self._closed:
-                    self._changed.wait(_LENDING_PAUSE if self._loans else _IDLE_PAUSE)
-                if self._closed:
-                    return
-            self._agent.progress()
+    def _say(self, lending: bool) -> None:
+        try:
+            self._process.send(Lending(lending))
+        except ArenaUnavailableError:
+            return  # the next one is told when it is ready
 
     def close(self) -> None:
-        """Stop serving and deregister the arena. The second and later calls do nothing."""
-        with self._changed:
-            if self._closed:
-                return
-            self._closed = True
-            self._changed.notify()
-        self._thread.join()
-        self._agent.deregister(self._registration)
-        del self._agent
-        self._memory = memoryview(b"")
+        """Stop serving. The second and later calls do nothing."""
+        self._process.close()
+        if self._own is not None:
+            self._own.close()
 
 
 class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
-    """Reads segments into registered memory of its own."""
+    """Reads segments by way of a process of its own.
+
+    Attributes:
+        network: what it may use.
+    """
 
     transport: ClassVar[Transport] = "nixl"
     metadata_type = NixlMetadata
 
     def __init__(
-        self, *, slots: int = 8, slot_size: int = 32 << 20, deadline: float = 10.0
+        self,
+        network: NixlNetwork,
+        *,
+        slots: int = 8,
+        slot_size: int = 32 << 20,
+        deadline: float = 10.0,
     ) -> None:
-        """Make the agent and its pool of memory: about half a second.
+        """Starts nothing: the process comes with the first frontend that needs it.
 
         Args:
-            slots: how many items the pool holds.
-            slot_size: bytes of the largest; larger ones, or more of them, get memory that is
-                registered for the time.
+            slots: how many reads go on at the same time.
+            slot_size: bytes that each takes at once; larger segments come in pieces.
             deadline: seconds that a read may take.
 
         Raises:
-            ConfigurationError: NIXL can't be used here.
-            ArenaUnavailableError: the pool can't be registered.
+            ConfigurationError: the network is impossible.
         """
         super().__init__()
-        self._reader = NixlReader(slots, slot_size)
-        self._peers = NixlPeers(self._reader, deadline)
+        network.transports()
+        self.network = network
+        self._reading = NixlReading(network, slots, slot_size)
+        self._peers = NixlPeers(self._reading, deadline)
+        self._attachments = Attachments(self._peers.detach)
+
+    async def start(self) -> None:
+        """Start the process now: about a second.
+
+        Raises:
+            ConfigurationError: NIXL can't be used here.
+        """
+        await self._reading.start()
 
     @property
     def free_slots(self) -> int:
-        """Slots of the pool that hold no item."""
-        return self._reader.buffers.free
+        """Slots that nothing is read to."""
+        return self._reading.free_slots
 
-    async def attach(self, offer: NixlOffer) -> None:
+    def add_prospects(self, reply: TransferReply) -> TransferReply:
+        reaches = self.network.reaches(same_ipc=reply.same_ipc, same_loopback=reply.same_loopback)
+        return reply.model_copy(update={"could_nixl": reaches})
+
+    def obstacle(self, reply: TransferReply) -> str:
+        if reply.could_nixl:
+            return ""
+        return "this worker's NIXL doesn't lead there without --nixl-interface"
+
+    async def accept(self, offer: TransferOffer, reply: TransferReply) -> Accepted | None:
+        if offer.nixl is None:
+            return None
+        attachment = await self.attach(offer.nixl)
+        return Accepted(reply.model_copy(update={"nixl": offer.nixl.agent}), attachment)
+
+    async def attach(self, offer: NixlOffer) -> Attachment:
         """Connect to a frontend and prove it by reading the arena's probe. A connection that
-        breaks later is made anew, until :meth:`detach`.
+        breaks later is made anew, until all who attached it have detached.
 
         Raises:
             ArenaUnavailableError: it can't be reached, or the probe is wrong.
+            ConfigurationError: NIXL can't be used here.
             TransferTimeoutError: it doesn't answer within the deadline.
         """
+        await self._reading.start()
         await self._peers.attach(offer)
-
-    def detach(self, agent: str) -> None:
-        """Let go of a frontend that left, or can't be reached for a while; items received from
-        it stay usable.
-        """
-        self._peers.detach(agent)
+        return self._attachments.add(offer.agent)
 
     async def _receive(self, metadata: NixlMetadata, frames: Sequence[memoryview]) -> Received:
         offer = self._peers.offer(metadata.agent)
@@ -163,7 +275,7 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
             )
         try:
             return await self._peers.within_deadline(
-                metadata.agent, self._reader.read(offer, metadata), Received.release
+                metadata.agent, self._reading.read(offer, metadata)
             )
         except ArenaUnavailableError:
             self._peers.broke(offer)
@@ -171,4 +283,4 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
 
     async def close(self) -> None:
         self._peers.close()
-        await asyncio.to_thread(self._reader.thread.close)
+        await asyncio.shield(self._reading.close())

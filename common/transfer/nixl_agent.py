@@ -1,70 +1,30 @@
 """Our use of NIXL's Python binding: one class, its errors mapped, and no progress thread.
 
+Only for the processes that hold nothing else: whoever reaches an agent's port may read and
+write all memory of its process.
+
 The stock progress thread spins on a whole core from the first transfer on. Without it,
 whoever owns an agent moves its transfers by calling it, from one thread at a time.
 """
 
-import base64
-import importlib.util
 import secrets
-from typing import Annotated, Any, Final
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any, Final
 
 from common.errors import ArenaUnavailableError, ConfigurationError
-from common.transfer.arena_layout import ArenaOffer
 
 _BACKEND: Final = "UCX"
 _MEMORY: Final = "DRAM"
 
 
-class NixlOffer(BaseModel):
-    """What a frontend tells a worker about its NIXL agent.
-
-    Attributes:
-        agent: name of the agent, unique to this run of the frontend.
-        metadata: NIXL's own description of how to reach the agent; base64.
-        address: of the arena in the frontend, as registered.
-        arena: what the worker must find there.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    agent: Annotated[str, Field(min_length=1, max_length=255)]
-    metadata: Annotated[str, Field(max_length=1 << 20)]
-    address: Annotated[int, Field(gt=0, lt=2**64)]
-    arena: ArenaOffer
-
-    @staticmethod
-    def pack_metadata(metadata: bytes) -> str:
-        """Agent metadata as it stands in an offer."""
-        return base64.b64encode(metadata).decode()
-
-    def unpack_metadata(self) -> bytes:
-        """Agent metadata as NIXL wants it.
-
-        Raises:
-            ArenaUnavailableError: it is not base64.
-        """
-        try:
-            return base64.b64decode(self.metadata, validate=True)
-        except ValueError as error:
-            raise ArenaUnavailableError(f"the offer of {self.agent} is malformed") from error
-
-
-def nixl_installed() -> bool:
-    """Whether NIXL can be imported; doesn't import it."""
-    return importlib.util.find_spec("nixl") is not None
-
-
 class NixlAgent:
     """A NIXL agent with the UCX backend. Not for use by two threads at once."""
 
-    def __init__(self, role: str) -> None:
+    def __init__(self, role: str, error_handling: str) -> None:
         """Takes about half a second.
 
         Args:
             role: begins the agent's name, for logs.
+            error_handling: how UCX treats a peer that dies, ``peer`` or ``none``.
 
         Raises:
             ConfigurationError: NIXL is not installed here, or without UCX.
@@ -93,14 +53,16 @@ class NixlAgent:
         self.name = f"mmrouter-{role}-{secrets.token_hex(8)}"
         try:
             self._agent = _api.nixl_agent(
-                self.name, _api.nixl_agent_config(enable_prog_thread=False, backends=[_BACKEND])
+                self.name, _api.nixl_agent_config(enable_prog_thread=False, backends=[])
             )
+            if _BACKEND not in self._agent.plugin_list:
+                raise ConfigurationError(
+                    f"NIXL has no {_BACKEND} backend here, only "
+                    f"{', '.join(self._agent.plugin_list)}"
+                )
+            self._agent.create_backend(_BACKEND, {"ucx_error_handling_mode": error_handling})
         except (*self._errors, RuntimeError) as error:
             raise ConfigurationError(f"a NIXL agent can't be made: {error}") from error
-        if _BACKEND not in self._agent.backends:
-            raise ConfigurationError(
-                f"NIXL has no {_BACKEND} backend here, only {', '.join(self._agent.plugin_list)}"
-            )
 
     def register(self, address: int, size: int) -> Any:
         """Make memory known to the network; gives a handle for :meth:`deregister`.

@@ -3,13 +3,13 @@
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple, TypeVar
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Final, NamedTuple, TypeVar
 
 from common.errors import ArenaUnavailableError, TransferError, TransferTimeoutError
-from common.transfer.nixl_agent import NixlOffer
-from common.transfer.nixl_reader import NixlReader
-from common.transfer.nixl_thread import Steps
+from common.supervised import supervise
+from common.transfer.nixl_offer import NixlOffer
+from common.transfer.nixl_reading import NixlReading
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +40,10 @@ class NixlPeers:
         deadline: seconds that a read may take.
     """
 
-    def __init__(self, reader: NixlReader, deadline: float) -> None:
+    def __init__(self, reading: NixlReading, deadline: float) -> None:
         self.deadline = deadline
-        self._reader = reader
+        self._reader = reading
+        reading.on_lost = self._all_broke
         self._offers: dict[str, NixlOffer] = {}
         self._left: dict[str, _Left] = {}
         self._mending: dict[str, asyncio.Task[None]] = {}
@@ -92,7 +93,7 @@ class NixlPeers:
                 self._left[agent].watch.cancel()
                 self._forget(agent)
             await self.within_deadline(
-                agent, self._reader.connect(offer), lambda _: self._disconnect(agent)
+                agent, self._reader.connect(offer), lambda: self._disconnect(agent)
             )
             self._offers[agent] = offer
 
@@ -109,7 +110,9 @@ class NixlPeers:
         if self._offers.get(agent) is offer:  # the first that notices
             self._stop_mending(agent)
             self._let_go(agent, broken=True)
-            self._mending[agent] = asyncio.create_task(self._mend(offer), name=f"mend-{agent}")
+            self._mending[agent] = asyncio.create_task(
+                supervise("NIXL mending", lambda: self._mend(offer)), name=f"mend-{agent}"
+            )
 
     def close(self) -> None:
         """Let go of all. Reads under way go on."""
@@ -122,45 +125,75 @@ class NixlPeers:
     async def within_deadline(
         self,
         agent: str,
-        steps: Steps[_Result],
-        discard: Callable[[_Result], None] = lambda _: None,
+        work: Coroutine[Any, Any, _Result],
+        undo: Callable[[], None] = lambda: None,
     ) -> _Result:
-        """What some steps of the reader give.
+        """What some work of the reader gives. It goes on to its end also when nobody waits for
+        it any more, since a read can't be stopped.
 
         Args:
-            agent: whom they read from.
-            discard: gets the result if nobody waits for it any more.
+            agent: whom it reads from.
+            undo: called if it succeeds and nobody waits for it any more.
 
         Raises:
-            TransferTimeoutError: they go on, and hold their buffer, but nobody waits for them.
+            TransferTimeoutError: it goes on, and holds its slot, but nobody waits for it.
         """
-        ended = overdue = False
+        overdue = abandoned = False
         self._reading[agent] += 1
+        task = asyncio.create_task(work, name=f"nixl-{agent}")
 
-        def finished() -> None:
-            nonlocal ended
-            ended = True
+        def late() -> None:
+            # Also if nobody waits for it any more: it holds its slot all the same.
+            nonlocal overdue
+            overdue = True
+            self._overdue[agent] += 1
+            self._free_slots_by_force()
+
+        lateness = asyncio.get_running_loop().call_later(self.deadline, late)
+
+        def finished(_: object) -> None:
+            lateness.cancel()
             self._reading[agent] -= 1
             if overdue:
                 self._overdue[agent] -= 1
+            if task.cancelled():
+                return
+            if error := task.exception():
+                logger.debug("a NIXL read ended: %s", error)
+            elif abandoned:
+                undo()
 
+        task.add_done_callback(finished)
         try:
             async with asyncio.timeout(self.deadline):
-                return await self._reader.thread.run_async(
-                    steps, discard=discard, finished=finished
-                )
-        except TimeoutError as error:
-            if not ended:
-                overdue = True
-                self._overdue[agent] += 1
-            raise TransferTimeoutError(
-                f"{agent} could not be read over NIXL within {self.deadline} s"
-            ) from error
+                return await asyncio.shield(task)
+        except BaseException as error:
+            abandoned = True
+            if task.done() and not task.cancelled() and task.exception() is None:
+                undo()  # it succeeded in the turn in which its caller was cancelled
+            if isinstance(error, TimeoutError):
+                raise TransferTimeoutError(
+                    f"{agent} could not be read over NIXL within {self.deadline} s"
+                ) from error
+            raise
+
+    def _free_slots_by_force(self) -> None:
+        """If all slots are held by frontends that don't answer, the others must not suffer."""
+        if sum(self._overdue.values()) >= self._reader.slots and not self._reader.free_slots:
+            logger.warning("all reads over NIXL are overdue: giving them up")
+            self._reader.restart()
+
+    def _all_broke(self) -> None:
+        for offer in list(self._offers.values()):
+            self.broke(offer)
 
     def _let_go(self, agent: str, *, broken: bool) -> None:
         offer = self._offers.pop(agent, None)
         if offer is not None:
-            watch = asyncio.create_task(self._forget_once_gone(offer), name=f"forget-{agent}")
+            watch = asyncio.create_task(
+                supervise("NIXL watch", lambda: self._forget_once_gone(offer)),
+                name=f"forget-{agent}",
+            )
             self._left[agent] = _Left(offer, broken, watch)
 
     async def _mend(self, offer: NixlOffer) -> None:
@@ -214,7 +247,7 @@ class NixlPeers:
         self._disconnect(agent)
 
     def _disconnect(self, agent: str) -> None:
-        self._reader.thread.start(self._reader.disconnect(agent))
+        self._reader.disconnect(agent)
 
 
 def _pauses() -> Iterator[float]:

@@ -1,108 +1,157 @@
-"""What a worker does with its NIXL agent: tasks for the thread that owns it."""
+"""The process that reads from frontends over NIXL, into memory that a worker maps too.
 
-from common.transfer.arena_layout import HEAD_SIZE, check_head
-from common.transfer.base import Received
-from common.transfer.codec import decode
-from common.transfer.metadata import NixlMetadata
-from common.transfer.nixl_agent import NixlOffer, NixlRead
-from common.transfer.nixl_buffers import ReadBuffer, ReadBuffers
-from common.transfer.nixl_thread import NixlThread, Steps
-from common.transfer.segment import HEADER_SIZE, check_envelope, check_header
+    python -m common.transfer.nixl_reader ...
+
+The worker copies out what came and checks the copy, so what somebody writes to this process
+over the network changes nothing: at most it ends this process, and another one is started.
+"""
+
+import mmap
+import os
+import sys
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from common.errors import ArenaUnavailableError, ConfigurationError
+from common.transfer.nixl_agent import NixlAgent, NixlRead
+from common.transfer.nixl_child import (
+    Start,
+    begin,
+    confine,
+    no_more_processes,
+    orphaned,
+    wait,
+)
+from common.transfer.nixl_messages import (
+    Channel,
+    Connect,
+    Disconnect,
+    Done,
+    Failed,
+    FromReader,
+    Ping,
+    Pong,
+    Read,
+    Reading,
+    ToReader,
+    Unusable,
+)
+
+_SPIN_SECONDS: Final = 2e-3
+_LONGEST_PAUSE: Final = 1e-3
+_OVERDUE_AFTER: Final = 5.0
+_OVERDUE_PAUSE: Final = 0.05
+_IDLE_PAUSE: Final = 1.0
 
 
-class NixlReader:
-    """Connects to frontends and reads segments of their arenas.
+def pause(age: float) -> float:
+    """How long to wait before transfers are looked at again.
 
-    Attributes:
-        thread: runs what the methods here give.
-        buffers: where segments go.
+    Proportional to how long they already take, so that neither a short one waits noticeably
+    longer than it must nor a long one takes a core from whoever serves it.
+
+    Args:
+        age: seconds since the youngest of them began.
     """
+    if age < _SPIN_SECONDS:
+        return 0.0
+    return min(age / 8, _LONGEST_PAUSE) if age < _OVERDUE_AFTER else _OVERDUE_PAUSE
 
-    def __init__(self, slots: int, slot_size: int) -> None:
-        """Make agent and pool: about half a second.
 
-        Args:
-            slots: of the pool.
-            slot_size: bytes of each.
+@dataclass(frozen=True, eq=False)
+class _Transfer:
+    number: int
+    read: NixlRead
+    began: float
+
+
+class _Reader:
+    def __init__(
+        self, agent: NixlAgent, channel: Channel[FromReader, ToReader], address: int
+    ) -> None:
+        self._agent = agent
+        self._channel = channel
+        self._address = address
+        self._transfers: list[_Transfer] = []
+
+    def run(self, start: Start) -> None:
+        """Read until nobody wants it any more.
 
         Raises:
-            ConfigurationError: NIXL can't be used here.
-            ArenaUnavailableError: the pool can't be registered.
+            EOFError: the worker is gone.
+            OSError: likewise.
         """
-        self.thread = NixlThread("worker")
-        self.buffers = self.thread.run(self._make_buffers(slots, slot_size))
+        while not orphaned(start):
+            if wait(self._channel.fileno(), self._pause()):
+                self._handle(self._channel.receive())
+            for transfer in list(self._transfers):
+                self._look_at(transfer)
 
-    def _make_buffers(self, slots: int, slot_size: int) -> Steps[ReadBuffers]:
-        buffers = ReadBuffers(self.thread.agent, slots, slot_size)
-        yield
-        return buffers
+    def _pause(self) -> float:
+        if not self._transfers:
+            return _IDLE_PAUSE
+        return pause(time.monotonic() - self._transfers[-1].began)
 
-    def connect(self, offer: NixlOffer) -> Steps[None]:
-        """Connect to a frontend and check that it is the one."""
-        agent = self.thread.agent
-        agent.connect(offer.unpack_metadata())
+    def _handle(self, message: ToReader) -> None:
+        match message:
+            case Connect(number, _, metadata):
+                try:
+                    self._agent.connect(metadata)
+                except ArenaUnavailableError as error:
+                    self._channel.send(Failed(number, str(error)))
+                else:
+                    self._channel.send(Done(number))
+            case Read(number, agent, remote, offset, size):
+                try:
+                    read = self._agent.read(agent, self._address + offset, remote, size)
+                except ArenaUnavailableError as error:
+                    self._channel.send(Failed(number, str(error)))
+                else:
+                    self._transfers.append(_Transfer(number, read, time.monotonic()))
+            case Ping():
+                self._channel.send(Pong())
+            case Disconnect(agent):
+                try:
+                    self._agent.disconnect(agent)
+                except ArenaUnavailableError:
+                    return  # it never was connected
+
+    def _look_at(self, transfer: _Transfer) -> None:
         try:
-            yield from self.check(offer)
-        except Exception:
-            agent.disconnect(offer.agent)
-            raise
-
-    def check(self, offer: NixlOffer) -> Steps[None]:
-        """Read the probe of a connected frontend's arena."""
-        buffer = self.buffers.take(HEAD_SIZE)
-        try:
-            yield from _copied(
-                self.thread.agent.read(
-                    offer.agent, buffer.segment_address, offer.address, HEAD_SIZE
-                )
-            )
-            check_head(buffer.segment, offer.arena)
-        except Exception:
-            # No error comes from above while a transfer is under way.
-            self.buffers.give_back(buffer)
-            raise
-        self.buffers.give_back(buffer)
-
-    def read(self, offer: NixlOffer, metadata: NixlMetadata) -> Steps[Received]:
-        """Read a segment and build the item over it."""
-        agent, layout = self.thread.agent, metadata.layout
-        source = offer.address + metadata.offset
-        buffer = self.buffers.take(layout.length)
-        try:
-            yield from _copied(
-                agent.read(offer.agent, buffer.segment_address, source, layout.length)
-            )
-            # The header once more, and this one counts: it is overwritten before the bytes
-            # behind it are, so if it is valid now, they were the item's when they came.
-            yield from _copied(agent.read(offer.agent, buffer.spare_address, source, HEADER_SIZE))
-            crc = check_header(
-                buffer.spare, offer.arena.key, metadata.generation, metadata.mm_hash, layout
-            )
-            envelope, parts = layout.split(buffer.segment)
-            check_envelope(envelope, crc, metadata.mm_hash)
-            item = decode(envelope, parts)
-        except Exception:
-            self.buffers.give_back(buffer)  # as above
-            raise
-        return Received(metadata.mm_hash, item, on_release=lambda: self._release(buffer))
-
-    def disconnect(self, name: str) -> Steps[None]:
-        """Forget a frontend that nothing is read from any more."""
-        self.thread.agent.disconnect(name)
-        yield
-
-    def _release(self, buffer: ReadBuffer) -> None:
-        """Give a buffer back from any thread."""
-        if buffer.registration is None:
-            self.buffers.give_back(buffer)
-        else:
-            self.thread.start(self._deregister(buffer))
-
-    def _deregister(self, buffer: ReadBuffer) -> Steps[None]:
-        self.buffers.give_back(buffer)
-        yield
+            if not transfer.read.poll():
+                return
+            answer: Done | Failed = Done(transfer.number)
+        except ArenaUnavailableError as error:
+            answer = Failed(transfer.number, str(error))
+        self._transfers.remove(transfer)
+        self._channel.send(answer)
 
 
-def _copied(read: NixlRead) -> Steps[None]:
-    while not read.poll():
-        yield
+def main() -> None:
+    """Read until the process that started this one is gone, or closes its end."""
+    start = Start.parse(sys.argv[1:])
+    begin(start)
+    channel: Channel[FromReader, ToReader] = Channel(start.socket(), ToReader)
+    confine(start)
+    try:
+        agent = NixlAgent("worker", start.error_handling)
+        memory = mmap.mmap(start.memory, start.size)
+        address = int(np.frombuffer(memory, dtype=np.uint8).ctypes.data)
+        agent.register(address, start.size)
+    except (ConfigurationError, ArenaUnavailableError, OSError) as error:
+        channel.send(Unusable(str(error)))
+        return
+    os.close(start.memory)
+    no_more_processes()
+    channel.send(Reading())
+    try:
+        _Reader(agent, channel, address).run(start)
+    except (EOFError, OSError):
+        return
+
+
+if __name__ == "__main__":
+    main()

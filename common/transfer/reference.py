@@ -12,6 +12,7 @@ from typing import ClassVar
 from pydantic import JsonValue
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
+from common.cache_partition import SHARED, Partition
 from common.errors import CorruptSegmentError
 from common.identity import MmHash
 from common.transfer.base import Loan, MmKwargsReceiver, Received
@@ -27,16 +28,18 @@ class MediaSource:
         encoded: the file as fetched, a JPEG for example.
         mm_processor_kwargs: what the request told the HF processor.
         media_io_kwargs: what the request told the decoder.
+        partition: whose it is.
     """
 
     modality: str
     encoded: bytes
     mm_processor_kwargs: dict[str, JsonValue]
     media_io_kwargs: dict[str, JsonValue]
+    partition: Partition = SHARED
 
 
 Render = Callable[[MediaSource], Awaitable[tuple[MmHash, MultiModalKwargsItem]]]
-"""Decodes and processes a medium; gives its hash and tensors."""
+"""Decodes and processes a medium; gives its hash, within its partition, and tensors."""
 
 
 def refer(mm_hash: MmHash, source: MediaSource) -> Loan:
@@ -48,6 +51,7 @@ def refer(mm_hash: MmHash, source: MediaSource) -> Loan:
         modality=source.modality,
         mm_processor_kwargs=source.mm_processor_kwargs,
         media_io_kwargs=source.media_io_kwargs,
+        partition=source.partition,
     )
     return Loan(metadata, [source.encoded])
 
@@ -70,6 +74,7 @@ class ReferenceReceiver(MmKwargsReceiver[ReferenceMetadata]):
             bytes(frames[metadata.first_frame]),
             metadata.mm_processor_kwargs,
             metadata.media_io_kwargs,
+            metadata.partition,
         )
         mm_hash, item = await self._render(source)
         if mm_hash != metadata.mm_hash:

@@ -1,5 +1,6 @@
 """Same host: the worker maps the frontend's arena and builds tensors over it, no copy."""
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -11,8 +12,10 @@ from common.transfer.arena_file import SHARED_MEMORY
 from common.transfer.arena_layout import ArenaOffer
 from common.transfer.arena_mapping import ArenaMapping
 from common.transfer.arena_sender import ArenaSender
-from common.transfer.base import MmKwargsReceiver, Received
+from common.transfer.attachment import Attachment, Attachments
+from common.transfer.base import Accepted, MmKwargsReceiver, Received
 from common.transfer.codec import decode
+from common.transfer.handshake import TransferOffer, TransferReply
 from common.transfer.metadata import ShmMetadata, Transport
 from common.transfer.pages import PrivatePages
 from common.transfer.segment import HEADER_SIZE, aligned, check_envelope, check_header
@@ -23,6 +26,12 @@ class ShmSender(ArenaSender):
     """Lends segments of an arena to workers that have it mapped."""
 
     transport: ClassVar[Transport] = "shm"
+
+    def add_offer(self, offer: TransferOffer) -> TransferOffer:
+        return offer.model_copy(update={"shm": self._arena.offer})
+
+    def proven(self, reply: TransferReply) -> bool:
+        return reply.shm
 
     def _describe(self, lease: Lease) -> ShmMetadata:
         return ShmMetadata(
@@ -49,29 +58,51 @@ class ShmReceiver(MmKwargsReceiver[ShmMetadata]):
         super().__init__()
         self._directory = directory
         self._mappings: dict[str, ArenaMapping] = {}
+        self._attachments = Attachments(self._unmap)
         self._pages = PrivatePages()
 
-    def attach(self, offer: ArenaOffer) -> ArenaMapping:
-        """Map a frontend's arena, unless it is mapped already.
+    async def accept(self, offer: TransferOffer, reply: TransferReply) -> Accepted | None:
+        if offer.shm is None:
+            return None
+        attachment = await self.attach(offer.shm)
+        return Accepted(reply.model_copy(update={"shm": True}), attachment)
+
+    async def attach(self, offer: ArenaOffer) -> Attachment:
+        """Map a frontend's arena, unless it is mapped already. It stays mapped until all who
+        attached it have detached.
+
+        Cancelling it leaves nothing behind.
 
         Raises:
             ArenaUnavailableError: it can't be read here. The frontend must then choose
                 another transport for this worker.
         """
-        mapping = self._mappings.get(offer.name)
-        if mapping is None or mapping.offer != offer:
-            mapping = ArenaMapping.open(offer, self._directory)
-            self._mappings[offer.name] = mapping
+        if not self._is_mapped(offer):
+            mapping = await asyncio.to_thread(ArenaMapping.open, offer, self._directory)
+            if not self._is_mapped(offer):  # nobody was faster
+                self._mappings[offer.name] = mapping
+        return self._attachments.add(offer.name)
+
+    def mapping(self, name: str) -> ArenaMapping:
+        """A frontend's arena.
+
+        Raises:
+            ArenaUnavailableError: it isn't mapped here.
+        """
+        mapping = self._mappings.get(name)
+        if mapping is None:
+            raise ArenaUnavailableError(f"the arena {name} isn't mapped here")
         return mapping
 
-    def detach(self, name: str) -> None:
-        """Let go of a frontend that left; items received from it stay usable."""
+    def _is_mapped(self, offer: ArenaOffer) -> bool:
+        mapping = self._mappings.get(offer.name)
+        return mapping is not None and mapping.offer == offer
+
+    def _unmap(self, name: str) -> None:
         self._mappings.pop(name, None)
 
     async def _receive(self, metadata: ShmMetadata, frames: Sequence[memoryview]) -> Received:
-        mapping = self._mappings.get(metadata.arena)
-        if mapping is None:
-            raise ArenaUnavailableError(f"the arena {metadata.arena} isn't mapped here")
+        mapping = self.mapping(metadata.arena)
         layout = metadata.layout
         segment = mapping.segment(metadata.offset, layout.length)
 

@@ -9,7 +9,7 @@
 #   MODEL                   directory or name of the model (needed)
 #   WORKERS                 number of workers (2)
 #   HOST, PORT              where the frontend listens (127.0.0.1, any free port)
-#   ROUTER_MODE             kv, round-robin or random (kv)
+#   ROUTER_MODE             kv, round-robin, random, power-of-two or least-loaded (kv)
 #   ENGINE_ARGS             more vLLM engine flags for every worker, quoted as in a shell
 #   FRONTEND_ARGS           more flags for the frontend
 #   SINGLE_GPU              true: all workers share the first GPU
@@ -47,6 +47,8 @@ tools() { "$python" -S "$here/launch_tools.py" "$@"; }
 eval "engine_args=($ENGINE_ARGS)"
 eval "frontend_args=($FRONTEND_ARGS)"
 engine_args+=("$@")
+# Frontends run a model's own code only if they are told so themselves.
+[[ " ${engine_args[*]} " != *" --trust-remote-code "* ]] || frontend_args+=(--trust-remote-code)
 
 # --- one clean-up ---------------------------------------------------------------------------------
 # Every process runs in a session of its own, which its children (vLLM's engine) share, so Ctrl-C
@@ -199,7 +201,8 @@ wait_for() { # WORKER...: until the frontend is healthy and has them all; fails 
 PORT=$(tools port "$HOST" "${PORT:-0}") || fail "choose another one with PORT="
 url=http://$HOST:$PORT
 [[ $HOST != 0.0.0.0 ]] || url=http://127.0.0.1:$PORT
-mkdir -p "$RUN_DIR" "$scratch/discovery"
+mkdir -p "$RUN_DIR"
+mkdir -m 700 "$scratch/discovery"
 [[ ! -d $MODEL ]] || export HF_HUB_OFFLINE=1
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 export PYTHONUNBUFFERED=1

@@ -1,1 +1,28 @@
-"""Getting media that a request refers to: safely, off the event loop, and once."""
+"""Media are fetched, checked and decoded."""
+
+from frontend.fetch.allowance import MediaAllowances, RequestAllowance, current_allowance
+from frontend.fetch.connector import CONNECTOR_NAME, for_user, register
+from frontend.fetch.content import Content
+from frontend.fetch.decoders import MISLED_DECODER_ERRORS, decode, limit_decoders
+from frontend.fetch.deferred import DeferredMedium
+from frontend.fetch.loader import MediaLoader
+from frontend.fetch.mode import decoding_mode, freeze
+from frontend.fetch.settings import MediaSettings
+
+__all__ = [
+    "CONNECTOR_NAME",
+    "MISLED_DECODER_ERRORS",
+    "Content",
+    "DeferredMedium",
+    "MediaAllowances",
+    "MediaLoader",
+    "MediaSettings",
+    "RequestAllowance",
+    "current_allowance",
+    "decode",
+    "decoding_mode",
+    "for_user",
+    "freeze",
+    "limit_decoders",
+    "register",
+]

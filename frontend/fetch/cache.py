@@ -5,7 +5,7 @@ picture under an old URL can't be answered with the old one.
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from common.telemetry import MEDIA_CACHE_BYTES
@@ -88,7 +88,8 @@ class MediaCache:
     def _entry(self, content: Content) -> _Entry:
         entry = self._entries.get(content.digest)
         if entry is None:
-            entry = self._entries[content.digest] = _Entry(content, len(content.data))
+            # A copy: what is reserved for a content lasts as long as that object.
+            entry = self._entries[content.digest] = _Entry(replace(content), len(content.data))
             self._used += entry.nbytes
         self._entries.move_to_end(content.digest)
         return entry

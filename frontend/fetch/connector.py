@@ -5,6 +5,7 @@ names the place as the user wrote it, without what may be a secret.
 """
 
 import asyncio
+import contextvars
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -25,12 +26,21 @@ from vllm.multimodal.media import (
     VideoMediaIO,
 )
 
+from common.errors import OverloadedError
+from common.telemetry import MEDIA_HELD_BYTES, MEDIA_HELD_PIXELS
+from frontend.fetch.allowance import HeldBytes, current_allowance
 from frontend.fetch.data_url import is_data_url
-from frontend.fetch.decode import LED_ASTRAY, limit_decoders
+from frontend.fetch.decoders import MISLED_DECODER_ERRORS, limit_decoders
 from frontend.fetch.deferred import DeferredMedium
-from frontend.fetch.errors import MediaError, RefusedError, TooLargeError, UnfetchableError
 from frontend.fetch.loader import MediaLoader
-from frontend.fetch.policy import parse_url
+from frontend.media_limits import (
+    MediaError,
+    RefusedError,
+    TooLargeError,
+    UnfetchableError,
+    parse_url,
+)
+from frontend.vllm_errors import as_vllm_error
 
 CONNECTOR_NAME = "mmrouter"
 _DEFERRABLE = (AudioMediaIO, ImageMediaIO, VideoMediaIO)
@@ -69,22 +79,27 @@ class FrontendMediaConnector(MediaConnector):
             VLLMUnprocessableEntityError: it can't be fetched; 422.
             VLLMValidationError, ValueError: the policy refuses it, or it can't be
                 decoded; 400.
+            VLLMError: there is no room for it at this moment; 429.
         """
         try:
+            current_allowance(self._loader.policy).take_medium()
             if self._loader.defers and isinstance(media_io, _DEFERRABLE):
                 content = await self._loader.fetch(url, media_io)
                 return DeferredMedium(content, media_io, _place(url))
             return await self._loader.load(url, media_io)
         except MediaError as error:
             raise for_user(error, _place(url)) from error
+        except OverloadedError as error:
+            raise as_vllm_error(error) from error
 
     def load_from_url(
         self, url: str, media_io: MediaIO[Any], *, fetch_timeout: int | None = None
     ) -> Any:
         """The same for vLLM's synchronous parser: under the policy, but without cache."""
 
+        context = contextvars.copy_context()  # the request's, with its allowance
         with ThreadPoolExecutor(1) as thread:
-            return thread.submit(asyncio.run, self._load_alone(url, media_io)).result()
+            return thread.submit(context.run, asyncio.run, self._load_alone(url, media_io)).result()
 
     async def fetch_image_embedding_async(self, data: str) -> torch.Tensor:
         """A tensor in base64; a 400 if it is none."""
@@ -99,23 +114,36 @@ class FrontendMediaConnector(MediaConnector):
         return await self._tensor(super().fetch_video_embedding_async(data), data)
 
     async def _tensor(self, loading: Coroutine[Any, Any, torch.Tensor], data: str) -> torch.Tensor:
-        max_bytes = self._loader.policy.max_bytes
+        policy = self._loader.policy
+        nbytes = len(data) * 3 // 4
         try:
-            if len(data) * 3 // 4 > max_bytes + 2:
-                loading.close()
-                raise TooLargeError(max_bytes)
-            return await loading
+            allowance = current_allowance(policy)
+            allowance.take_medium()
+            if nbytes > policy.max_bytes + 2:
+                raise TooLargeError(policy.max_bytes)
+            held = HeldBytes(allowance, self._loader.budgets.held)
+            held.grow(nbytes)
+            tensor = await loading
+            held.keep_with(tensor)
+            return tensor
         except TooLargeError as error:
             raise VLLMUnprocessableEntityError(
                 f"Failed to load embeddings: {error.reason}"
             ) from error
-        except (*LED_ASTRAY, MemoryError) as error:
+        except RefusedError as error:
+            raise VLLMValidationError(f"Failed to load embeddings: {error.reason}") from error
+        except OverloadedError as error:
+            raise as_vllm_error(error) from error
+        except (*MISLED_DECODER_ERRORS, MemoryError) as error:
             raise VLLMValidationError(
                 f"Failed to load embeddings: they are no tensor ({type(error).__name__})"
             ) from error
+        finally:
+            loading.close()
 
     async def _load_alone(self, url: str, media_io: MediaIO[Any]) -> Any:
-        alone = FrontendMediaConnector(MediaLoader(self._loader.policy, 0))
+        loader = MediaLoader(self._loader.policy, 0, budgets=self._loader.budgets)
+        alone = FrontendMediaConnector(loader)
         try:
             return await alone.load_from_url_async(url, media_io)
         finally:
@@ -125,6 +153,8 @@ class FrontendMediaConnector(MediaConnector):
 def register(loader: MediaLoader) -> None:
     """Make vLLM load media through a loader, under its policy, from now on."""
     limit_decoders(loader.policy)
+    MEDIA_HELD_BYTES.set_function(lambda: loader.budgets.held.reserved)
+    MEDIA_HELD_PIXELS.set_function(lambda: loader.budgets.decoding.reserved)
     make: Callable[..., FrontendMediaConnector] = partial(FrontendMediaConnector, loader)
     MEDIA_CONNECTOR_REGISTRY.register(CONNECTOR_NAME)(make)
 

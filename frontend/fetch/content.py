@@ -4,10 +4,12 @@ Where they came from plays no part: a picture is the same by URL, data URL or fi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NewType, Self
 
 from blake3 import blake3
+
+from common.cache_partition import SHARED, Partition
 
 Digest = NewType("Digest", bytes)
 
@@ -18,7 +20,7 @@ class Content:
 
     Attributes:
         data: the bytes.
-        digest: BLAKE3 of the bytes and of ``jpeg_frames``.
+        digest: BLAKE3 of the bytes, of ``jpeg_frames`` and of the partition.
         jpeg_frames: the bytes are vLLM's ``video/jpeg``: pictures, each in base64, with
             commas between them.
     """
@@ -38,3 +40,11 @@ class Content:
     def joined(cls, chunks: Sequence[bytes]) -> Self:
         """Digest bytes that came in pieces."""
         return cls.of(chunks[0] if len(chunks) == 1 else b"".join(chunks))
+
+    def within(self, partition: Partition) -> Self:
+        """The same bytes under a digest of that partition. To be asked for once."""
+        if partition == SHARED:
+            return self
+        hasher = blake3(f"partition {partition} ".encode())
+        hasher.update(self.digest)
+        return replace(self, digest=Digest(hasher.digest()))

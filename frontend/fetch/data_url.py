@@ -3,7 +3,7 @@
 import pybase64
 
 from frontend.fetch.content import Content
-from frontend.fetch.errors import RefusedError, TooLargeError
+from frontend.media_limits import RefusedError, TooLargeError
 
 PREFIX = "data:"
 

@@ -11,6 +11,8 @@ import torch
 from PIL import Image
 from vllm.multimodal.media import MediaWithBytes
 
+from frontend.fetch.sound_limit import resampled_bytes
+
 _PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2}
 """Of Pillow's storage, by image mode; four for every other."""
 
@@ -32,6 +34,23 @@ def weight(value: object) -> int | None:
     if value is None or isinstance(value, (bool, int, float, str, bytes, dict, list)):
         return 0  # sampling rates and a video's metadata
     return None
+
+
+def processing_weight(value: object) -> int:
+    """The same while a model's processor has it: a sound as it may be resampled."""
+    match value:
+        case (np.ndarray() as samples, int() | float() as rate) if rate > 0:
+            return resampled_bytes(samples.nbytes, rate)
+    return weight(value) or 0
+
+
+def holder(value: Any) -> Any:
+    """The part of a decoded medium that is there for as long as its pixels are."""
+    if isinstance(value, MediaWithBytes):
+        return holder(value.media)
+    if isinstance(value, (tuple, list)) and value:
+        return holder(value[0])
+    return value
 
 
 def own_copy(value: Any) -> Any:

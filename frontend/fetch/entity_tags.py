@@ -8,6 +8,7 @@ from collections import OrderedDict
 from blake3 import blake3
 from yarl import URL
 
+from common.cache_partition import SHARED, Partition
 from frontend.fetch.cache import MediaCache
 from frontend.fetch.content import Content, Digest
 
@@ -22,17 +23,19 @@ class EntityTags:
         # By the URL's digest: URLs hold secrets and have thousands of characters.
         self._tags: OrderedDict[bytes, tuple[str, Digest]] = OrderedDict()
 
-    def remember(self, url: URL, etag: str, content: Content) -> None:
+    def remember(
+        self, url: URL, etag: str, content: Content, partition: Partition = SHARED
+    ) -> None:
         """A server gave that content under that tag."""
-        key = _key(url)
+        key = _key(url, partition)
         self._tags[key] = (etag, content.digest)
         self._tags.move_to_end(key)
         if len(self._tags) > MAX_URLS:
             self._tags.popitem(last=False)
 
-    def recall(self, url: URL) -> tuple[str, Content] | None:
+    def recall(self, url: URL, partition: Partition = SHARED) -> tuple[str, Content] | None:
         """Tag and content that a URL had, if the content is still at hand."""
-        known = self._tags.get(_key(url))
+        known = self._tags.get(_key(url, partition))
         if known is None:
             return None
         etag, digest = known
@@ -40,5 +43,5 @@ class EntityTags:
         return None if content is None else (etag, content)
 
 
-def _key(url: URL) -> bytes:
-    return blake3(str(url).encode()).digest()
+def _key(url: URL, partition: Partition) -> bytes:
+    return blake3(f"{partition} {url}".encode()).digest()

@@ -15,9 +15,15 @@ from dataclasses import dataclass
 import aiohttp
 from yarl import URL
 
-from frontend.fetch.errors import RefusedError, TooLargeError, UnfetchableError
-from frontend.fetch.policy import FetchPolicy, parse_url
+from frontend.fetch.allowance import HeldBytes
 from frontend.fetch.resolver import CheckedResolver, Lookup, system_lookup
+from frontend.media_limits import (
+    FetchPolicy,
+    RefusedError,
+    TooLargeError,
+    UnfetchableError,
+    parse_url,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -98,16 +104,22 @@ class HttpFetcher:
         )
 
     async def fetch(
-        self, url: str, max_bytes: int, known_etag: Callable[[URL], str | None] = lambda _: None
+        self,
+        url: str,
+        max_bytes: int,
+        known_etag: Callable[[URL], str | None] = lambda _: None,
+        held: HeldBytes | None = None,
     ) -> Body | Unchanged:
         """Fetch a URL. Cancelling closes the connection.
 
         Args:
             max_bytes: largest body, decompressed.
             known_etag: the tag under which the body of a URL is at hand.
+            held: counts the body's bytes as they arrive.
 
         Raises:
-            RefusedError: the policy forbids the URL.
+            RefusedError: the policy forbids the URL, or more bytes than may be held.
+            OverloadedError: there is no room for the bytes at this moment.
             UnfetchableError: it can't be had, in time or at all.
         """
         start = parse_url(url)
@@ -116,7 +128,7 @@ class HttpFetcher:
             async with asyncio.timeout(self._policy.timeout_s):
                 for attempt in range(ATTEMPTS):
                     try:
-                        return await self._follow(start, max_bytes, known_etag)
+                        return await self._follow(start, max_bytes, known_etag, held)
                     except UnfetchableError as error:
                         if not error.transient or attempt + 1 == ATTEMPTS:
                             raise
@@ -132,10 +144,14 @@ class HttpFetcher:
         await self._resolver.close()
 
     async def _follow(
-        self, url: URL, max_bytes: int, known_etag: Callable[[URL], str | None]
+        self,
+        url: URL,
+        max_bytes: int,
+        known_etag: Callable[[URL], str | None],
+        held: HeldBytes | None,
     ) -> Body | Unchanged:
         for _ in range(self._policy.max_redirects + 1):
-            answer = await self._hop(url, max_bytes, known_etag(url))
+            answer = await self._hop(url, max_bytes, known_etag(url), held)
             if not isinstance(answer, str):
                 return answer
             try:
@@ -148,7 +164,9 @@ class HttpFetcher:
             f"it redirects more than {self._policy.max_redirects} times", "redirect"
         )
 
-    async def _hop(self, url: URL, max_bytes: int, etag: str | None) -> Body | Unchanged | str:
+    async def _hop(
+        self, url: URL, max_bytes: int, etag: str | None, held: HeldBytes | None
+    ) -> Body | Unchanged | str:
         """One request. A string is where it redirects to."""
         headers = {} if etag is None else {"If-None-Match": etag}
         try:
@@ -163,7 +181,7 @@ class HttpFetcher:
                         "status",
                         transient=response.status >= 500,
                     )
-                chunks = await _read(response, max_bytes)
+                chunks = await _read(response, max_bytes, held)
                 return Body(chunks, url, _strong_etag(response))
         except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as error:
             raise UnfetchableError("no secure connection is possible", "unreachable") from error
@@ -188,16 +206,25 @@ class HttpFetcher:
         return socket.socket(family, kind, protocol)
 
 
-async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> list[bytes]:
+async def _read(
+    response: aiohttp.ClientResponse, max_bytes: int, held: HeldBytes | None
+) -> list[bytes]:
     if (response.content_length or 0) > max_bytes:
         raise TooLargeError(max_bytes)
     chunks = []
     size = 0
-    async for chunk in response.content.iter_any():
-        size += len(chunk)
-        if size > max_bytes:
-            raise TooLargeError(max_bytes)
-        chunks.append(chunk)
+    try:
+        async for chunk in response.content.iter_any():
+            size += len(chunk)
+            if size > max_bytes:
+                raise TooLargeError(max_bytes)
+            if held is not None:
+                held.grow(len(chunk))
+            chunks.append(chunk)
+    except BaseException:
+        if held is not None:
+            held.drop()
+        raise
     return chunks
 
 

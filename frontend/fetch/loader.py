@@ -1,35 +1,44 @@
 """From a reference in a request to a decoded medium.
 
 The one way in: whatever the modality and wherever the bytes come from, they pass the
-policy, the cache and the limits on decoding here.
+policy, the cache, the budgets and the limits on decoding here.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from vllm.multimodal.media import MediaIO
+from vllm.multimodal.media import MediaIO, VideoMediaIO
 from vllm.multimodal.media.connector import global_thread_pool
-from vllm.multimodal.media.video import VideoMediaIO
 from yarl import URL
 
+from common.cache_partition import SHARED, Partition
+from common.errors import OverloadedError
 from common.telemetry import MEDIA_DECODES, MEDIA_FETCHED_BYTES, MEDIA_FETCHES
+from frontend.fetch.allowance import HeldBytes, RequestAllowance, current_allowance
 from frontend.fetch.cache import CacheStatistics, MediaCache
 from frontend.fetch.content import Content
 from frontend.fetch.data_url import is_data_url, read_data_url
-from frontend.fetch.decode import decode
-from frontend.fetch.decoded import own_copy
+from frontend.fetch.decoded import holder, own_copy, processing_weight
+from frontend.fetch.decoders import PIXEL_BYTES, decode
 from frontend.fetch.entity_tags import EntityTags
-from frontend.fetch.errors import MediaError
 from frontend.fetch.http import HttpFetcher, Unchanged
 from frontend.fetch.local_file import read_local_file
 from frontend.fetch.mode import decoding_mode
-from frontend.fetch.policy import FetchPolicy, parse_url
 from frontend.fetch.single_flight import SingleFlight
+from frontend.media_limits import (
+    FetchPolicy,
+    MediaBudgets,
+    MediaError,
+    RequestLimitError,
+    Reservation,
+    parse_url,
+)
+from frontend.tenancy import current_partition
 
 T = TypeVar("T")
 
@@ -49,6 +58,7 @@ class MediaLoader:
     Attributes:
         policy: what may be loaded.
         defers: whether vLLM gets media encoded, since what takes them from it wants them so.
+        budgets: what all requests may hold together.
     """
 
     def __init__(
@@ -58,21 +68,25 @@ class MediaLoader:
         *,
         http: HttpFetcher | None = None,
         pool: Executor = global_thread_pool,
+        budgets: MediaBudgets | None = None,
     ) -> None:
         """
         Args:
             cache_bytes: budget of the cache, 0 for none.
             http: the HTTP client, made here unless given.
             pool: threads that decode.
+            budgets: made of the policy unless given.
         """
         self.policy = policy
         self.defers = False
+        self.budgets = budgets or MediaBudgets.of(policy)
         self._http = HttpFetcher(policy) if http is None else http
         self._pool = pool
         self._cache = MediaCache(cache_bytes)
         self._tags = EntityTags(self._cache)
-        self._fetches: SingleFlight[Content] = SingleFlight()
-        self._decodes: SingleFlight[tuple[Any, bool]] = SingleFlight()
+        own = (RequestLimitError,)
+        self._fetches: SingleFlight[Content] = SingleFlight(not_shared=own)
+        self._decodes: SingleFlight[tuple[Any, bool]] = SingleFlight(not_shared=own)
 
     def statistics(self) -> LoaderStatistics:
         """What is going on and what is kept."""
@@ -82,12 +96,13 @@ class MediaLoader:
         """Fetch and decode a medium, which is then the caller's alone.
 
         The same URL, or the same bytes to be decoded alike, are worked on once for all
-        who ask at the same time. Cancelling leaves nothing behind once the last of
+        of a partition who ask at the same time. Cancelling leaves nothing behind once the last of
         them is cancelled; a thread that is decoding finishes, for nobody.
 
         Raises:
             MediaError: it can't be had; 400 or 422.
             ValueError: it can't be decoded; 400.
+            OverloadedError: there is no room for it at this moment; 429.
         """
         return await self.decode(await self._fetched(url, media_io), media_io)
 
@@ -96,6 +111,7 @@ class MediaLoader:
 
         Raises:
             MediaError: it can't be had; 400 or 422.
+            OverloadedError: there is no room for it at this moment; 429.
         """
         content = await self._fetched(url, media_io)
         self._cache.keep(content)
@@ -104,24 +120,28 @@ class MediaLoader:
     async def decode(self, content: Content, media_io: MediaIO[Any]) -> Any:
         """Decode a medium, which is then the caller's alone. Raises as :meth:`load`."""
         mode = decoding_mode(media_io)
+        allowance = current_allowance(self.policy)
         if mode is None:
             MEDIA_DECODES.labels("decoded").inc()
-            return await self._in_pool(decode, content, media_io, self.policy)
+            decoded, _ = await self._in_pool(self._decode, content, media_io, allowance)
+            return decoded
         cached = self._cache.get(content.digest, mode)
         if cached is not None:
             MEDIA_DECODES.labels("cached").inc()
-            return await self._in_pool(own_copy, cached)
+            return await self._in_pool(self._copy, cached)
 
         async def decode_and_keep() -> tuple[Any, bool]:
-            decoded = await self._in_pool(decode, content, media_io, self.policy)
-            return decoded, self._cache.add(content, mode, decoded)
+            decoded, reservation = await self._in_pool(self._decode, content, media_io, allowance)
+            kept = self._cache.add(content, mode, decoded)
+            if kept:
+                reservation.release()  # the cache has a budget of its own
+            return decoded, kept
 
         key = (content.digest, mode)
         MEDIA_DECODES.labels("shared" if key in self._decodes else "decoded").inc()
-        decoded: Any
         (decoded, kept), shared = await self._decodes.run(key, decode_and_keep)
         if kept or shared:
-            decoded = await self._in_pool(own_copy, decoded)
+            decoded = await self._in_pool(self._copy, decoded)
         return decoded
 
     async def close(self) -> None:
@@ -131,49 +151,103 @@ class MediaLoader:
         await self._http.close()
         self._cache.clear()
 
+    def _decode(
+        self, content: Content, media_io: MediaIO[Any], allowance: RequestAllowance
+    ) -> tuple[Any, Reservation]:
+        """A decoded medium, and what is reserved for it while it is held. Blocks."""
+        with self.budgets.decoding.reserve() as reservation:
+
+            def admit(pixels: int) -> None:
+                allowance.take_pixels(pixels)
+                reservation.grow(pixels)
+
+            decoded = decode(content, media_io, self.policy, admit)
+            return decoded, reservation.moved_to(holder(decoded))
+
+    def _copy(self, decoded: Any) -> Any:
+        pixels = -(-processing_weight(decoded) // PIXEL_BYTES)
+        with self.budgets.decoding.reserve(pixels) as reservation:
+            copy = own_copy(decoded)
+            reservation.moved_to(holder(copy))
+            return copy
+
     async def _fetched(self, url: str, media_io: MediaIO[Any]) -> Content:
         max_bytes = min(self.policy.max_bytes, media_io.get_max_bytes() or self.policy.max_bytes)
         return await self._content(url, max_bytes, isinstance(media_io, VideoMediaIO))
 
     async def _content(self, url: str, max_bytes: int, video: bool) -> Content:
+        partition = current_partition()
+        allowance = current_allowance(self.policy)
+        held = HeldBytes(allowance, self.budgets.held)
         if is_data_url(url):
             with _counted("data"):
-                return await self._in_pool(
-                    partial(read_data_url, url, max_bytes, jpeg_frames=video)
-                )
+                held.grow(min(len(url) * 3 // 4, max_bytes))
+                read = partial(read_data_url, url, max_bytes, jpeg_frames=video)
+                return await self._in_pool(_keeping, held, read, partition)
         if url[:5].lower() == "file:":
             with _counted("file"):
                 root = self.policy.local_root
-                return await self._in_pool(read_local_file, parse_url(url), root, max_bytes)
-        key = (url, max_bytes)
+                read = partial(read_local_file, parse_url(url), root, max_bytes, held)
+                return await self._in_pool(_keeping, held, read, partition)
+        key = (partition, url, max_bytes)
         if key in self._fetches:
             MEDIA_FETCHES.labels("http", "shared").inc()
-        content, _ = await self._fetches.run(key, lambda: self._fetch(url, max_bytes))
+        own = False
+
+        def start() -> Coroutine[Any, Any, Content]:
+            nonlocal own
+            own = True
+            return self._fetch(url, max_bytes, held, partition)
+
+        content, _ = await self._fetches.run(key, start)
+        if not own:
+            allowance.take_bytes(len(content.data))
         return content
 
-    async def _fetch(self, url: str, max_bytes: int) -> Content:
+    async def _fetch(
+        self, url: str, max_bytes: int, held: HeldBytes, partition: Partition
+    ) -> Content:
         at_hand: dict[URL, Content] = {}  # also if the cache drops it meanwhile
 
         def known_etag(hop: URL) -> str | None:
-            known = self._tags.recall(hop)
+            known = self._tags.recall(hop, partition)
             if known is None or len(known[1].data) > max_bytes:
                 return None
             at_hand[hop] = known[1]
             return known[0]
 
         with _counted("http") as outcome:
-            answer = await self._http.fetch(url, max_bytes, known_etag)
+            answer = await self._http.fetch(url, max_bytes, known_etag, held)
             if isinstance(answer, Unchanged):
                 outcome.name = "unchanged"
-                return at_hand[answer.url]
-            content = await self._in_pool(Content.joined, answer.chunks)
+                return _keeping(held, partial(replace, at_hand[answer.url]))
+            joined = partial(Content.joined, answer.chunks)
+            content = await self._in_pool(_keeping, held, joined, partition)
         MEDIA_FETCHED_BYTES.inc(len(content.data))
         if answer.etag is not None:
-            self._tags.remember(answer.url, answer.etag, content)
+            self._tags.remember(answer.url, answer.etag, content, partition)
         return content
 
     async def _in_pool(self, function: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+
+
+def _keeping(
+    held: HeldBytes, make: Callable[[], Content], partition: Partition = SHARED
+) -> Content:
+    """A content for whose bytes there is room, for as long as it is somebody's.
+
+    Args:
+        partition: whose it becomes; what was kept before is somebody's already.
+    """
+    try:
+        content = make().within(partition)
+        held.grow_to(len(content.data))
+    except BaseException:
+        held.drop()
+        raise
+    held.keep_with(content)
+    return content
 
 
 @dataclass
@@ -191,6 +265,9 @@ def _counted(source: str) -> Iterator[_Outcome]:
         raise
     except MediaError as error:
         outcome.name = error.outcome
+        raise
+    except OverloadedError:
+        outcome.name = "overloaded"
         raise
     except ValueError:
         outcome.name = "refused"

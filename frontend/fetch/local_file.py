@@ -8,15 +8,18 @@ from pathlib import Path
 
 from yarl import URL
 
+from frontend.fetch.allowance import HeldBytes
 from frontend.fetch.content import Content
-from frontend.fetch.errors import RefusedError, TooLargeError, UnfetchableError
+from frontend.media_limits import RefusedError, TooLargeError, UnfetchableError
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Not blocking, or a named pipe would hold the thread for ever.
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
-def read_local_file(url: URL, root: Path | None, max_bytes: int) -> Content:
+def read_local_file(
+    url: URL, root: Path | None, max_bytes: int, held: HeldBytes | None = None
+) -> Content:
     """Read a ``file:`` URL. Blocks.
 
     Symbolic links are followed if they end below the root. What they end in is then
@@ -24,9 +27,11 @@ def read_local_file(url: URL, root: Path | None, max_bytes: int) -> Content:
 
     Args:
         root: resolved already; None if no files may be read.
+        held: counts the file's bytes.
 
     Raises:
-        RefusedError: files may not be read, or not this one.
+        RefusedError: files may not be read, or not this one, or more bytes than may be held.
+        OverloadedError: there is no room for it at this moment.
         UnfetchableError: there is no such file, or it can't be read.
     """
     if root is None:
@@ -40,14 +45,14 @@ def read_local_file(url: URL, root: Path | None, max_bytes: int) -> Content:
     if not url.path.startswith("/") or not steps:
         raise RefusedError("it is outside the directory of --allowed-local-media-path")
     try:
-        return Content.of(_read(root, steps, max_bytes))
+        return Content.of(_read(root, steps, max_bytes, held))
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
             raise _no_such_file() from error
         raise UnfetchableError("the file can't be read", "file") from error
 
 
-def _read(root: Path, steps: tuple[str, ...], max_bytes: int) -> bytes:
+def _read(root: Path, steps: tuple[str, ...], max_bytes: int, held: HeldBytes | None) -> bytes:
     with contextlib.ExitStack() as opened:
 
         def keep(descriptor: int) -> int:
@@ -63,10 +68,12 @@ def _read(root: Path, steps: tuple[str, ...], max_bytes: int) -> bytes:
             raise _no_such_file()
         if found.st_size > max_bytes:
             raise TooLargeError(max_bytes)
+        if held is not None:
+            held.grow(found.st_size)
         with open(descriptor, "rb", closefd=False) as file:
-            data = file.read(max_bytes + 1)  # it may have grown
-    if len(data) > max_bytes:
-        raise TooLargeError(max_bytes)
+            data = file.read(found.st_size + 1)  # it may have grown
+    if len(data) > found.st_size:
+        raise UnfetchableError("the file is being written to", "file")
     return data
 
 

@@ -12,8 +12,7 @@ from typing import TypeAlias
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from frontend.fetch.errors import UnfetchableError
-from frontend.fetch.policy import FetchPolicy
+from frontend.media_limits import FetchPolicy, UnfetchableError
 
 Lookup: TypeAlias = Callable[[str], Sequence[str]]
 """Blocking: the addresses of a name. Raises socket.gaierror if it has none."""

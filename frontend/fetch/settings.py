@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 from pydantic import Field
 
 from common.flag_settings import FlagSettings
-from frontend.fetch.policy import FetchPolicy
+from frontend.media_limits import FetchPolicy
 
 _FROM_VLLM = {
     "allowed_domains": "allowed_media_domains",

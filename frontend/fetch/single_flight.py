@@ -15,13 +15,19 @@ class _Flight(Generic[T]):
     def __init__(self, task: asyncio.Task[T]) -> None:
         self.task = task
         self.passengers = 0
-        self.aboard = 0
+        self.waiters = 0
 
 
 class SingleFlight(Generic[T]):
     """Calls under way, by key."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, not_shared: tuple[type[Exception], ...] = ()) -> None:
+        """
+        Args:
+            not_shared: errors that concern only the caller who started the call. Others
+                who joined it start one of their own then.
+        """
+        self._not_shared = not_shared
         self._flights: dict[Hashable, _Flight[T]] = {}
 
     def __len__(self) -> int:
@@ -45,21 +51,39 @@ class SingleFlight(Generic[T]):
 
         Raises what the call raised, to every caller.
         """
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = self._flights[key] = _Flight(asyncio.create_task(start()))
-            flight.task.add_done_callback(lambda task: self._land(key, task))
+        while True:
+            flight = self._flights.get(key)
+            if flight is None:
+                return await self._board(key, self._start(key, start))
+            try:
+                return await self._board(key, flight)
+            except self._not_shared:
+                continue
+            finally:
+                del flight  # see _board
+
+    def _start(self, key: Hashable, start: Callable[[], Coroutine[Any, Any, T]]) -> _Flight[T]:
+        flight = self._flights[key] = _Flight(asyncio.create_task(start()))
+        flight.task.add_done_callback(lambda task: self._land(key, task))
+        return flight
+
+    async def _board(self, key: Hashable, flight: _Flight[T]) -> tuple[T, bool]:
         flight.passengers += 1
-        flight.aboard += 1
+        flight.waiters += 1
         try:
             await asyncio.wait([flight.task])
         finally:
-            flight.aboard -= 1
-            if flight.aboard == 0 and not flight.task.done():
+            flight.waiters -= 1
+            if flight.waiters == 0 and not flight.task.done():
                 self._land(key, flight.task)  # nobody must join what is being cancelled
                 flight.task.cancel()
                 await asyncio.wait([flight.task])
-        return flight.task.result(), flight.passengers > 1
+        try:
+            return flight.task.result(), flight.passengers > 1
+        finally:
+            # An error refers to this frame and the flight to the error: whatever the frames
+            # of an error hold, budgets too, would wait for the garbage collector.
+            del flight
 
     async def close(self) -> None:
         """Cancel every call under way; its callers are cancelled with it."""

@@ -1,51 +1,59 @@
 """Refusing videos whose frames would not fit into memory, before they are decoded.
 
 vLLM limits the size of one frame; a few hundred kilobytes of video can still hold
-gigabytes of frames.
+gigabytes of frames, or claim so many that reading them takes hours.
 """
 
-from collections.abc import Iterator
-from io import BytesIO
+import time
+from collections.abc import Callable, Iterator
+from copy import copy
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import cv2
 import pybase64
-from vllm.multimodal.image import open_image
-from vllm.multimodal.media import MediaIO
-from vllm.multimodal.media.video import VideoMediaIO
+from vllm.multimodal.media import VideoMediaIO
 from vllm.multimodal.video import VideoLoader
 
 from frontend.fetch.content import Content
-from frontend.fetch.errors import RefusedError
+from frontend.fetch.picture_limit import picture_pixels
+from frontend.media_limits import FetchPolicy, RefusedError
 
 
-def limit_video(media_io: MediaIO[Any], content: Content, max_pixels: int) -> None:
-    """Make decoding of a video stop before its frames take more than so many pixels.
+def limit_video(
+    media_io: VideoMediaIO, content: Content, policy: FetchPolicy, admit: Callable[[int], None]
+) -> VideoMediaIO:
+    """A decoder that stops before a video's frames take more than they may.
 
     For videos that OpenCV decodes, which is what vLLM does without a GPU, and for
-    sequences of JPEGs. Other media are left alone.
+    sequences of JPEGs.
+
+    Args:
+        media_io: stays as it is, since media are decoded again where a batch fails.
+        admit: called with the pixels of all frames together, before any is decoded.
 
     Raises:
         RefusedError: the sequence has more; for OpenCV, decoding will raise it.
         ValueError, OSError: a picture of the sequence is none.
+
+    What ``admit`` raises is raised here, or by decoding.
     """
-    if not isinstance(media_io, VideoMediaIO):
-        return
     if content.jpeg_frames:
-        _check_sequence(content.data, media_io.num_frames, max_pixels)
-    else:
-        loader = type(media_io.video_loader)
-        counting = type("Counting", (_CountingLoader, loader), {"max_pixels": max_pixels})
-        media_io.video_loader = counting()
+        admit(_sequence_pixels(content.data, media_io.num_frames, policy))
+        return media_io
+    loader = type(media_io.video_loader)
+    limits = {"policy": policy, "admit": staticmethod(admit)}
+    limited = copy(media_io)
+    limited.video_loader = type("Counting", (_CountingLoader, loader), limits)()
+    return limited
 
 
-def _check_sequence(data: bytes, num_frames: int, max_pixels: int) -> None:
+def _sequence_pixels(data: bytes, num_frames: int, policy: FetchPolicy) -> int:
     pixels = 0
     for frame in islice(_frames(data), num_frames if num_frames > 0 else None):
-        with open_image(BytesIO(pybase64.b64decode(frame, validate=True))) as image:
-            pixels += image.width * image.height
-        _check(pixels, max_pixels)
+        pixels += picture_pixels(pybase64.b64decode(frame, validate=True), policy)
+        _check(pixels, policy.max_video_pixels)
+    return pixels
 
 
 def _frames(data: bytes) -> Iterator[bytes]:
@@ -57,18 +65,67 @@ def _frames(data: bytes) -> Iterator[bytes]:
     yield data[start:]
 
 
+_MOST_MISSING: Final = 10_000
+"""Frames in a row that can't be read, which takes a moment."""
+
+
 class _CountingLoader(VideoLoader):
     """Counts pixels where vLLM has chosen the frames and is about to read them."""
 
-    max_pixels: ClassVar[int]
+    policy: ClassVar[FetchPolicy]
+    admit: ClassVar[Callable[[int], None]]
 
     @classmethod
     def read_frames(
         cls, cap: cv2.VideoCapture, frame_idx: list[int], *args: Any, **kwargs: Any
     ) -> Any:
         size = cap.get(cv2.CAP_PROP_FRAME_WIDTH) * cap.get(cv2.CAP_PROP_FRAME_HEIGHT)
-        _check(int(size) * len(frame_idx), cls.max_pixels)
-        return super().read_frames(cap, frame_idx, *args, **kwargs)
+        pixels = int(size) * len(frame_idx)
+        _check(pixels, cls.policy.max_video_pixels)
+        cls.admit(pixels)
+        watched = _Watched(cap, int(size), time.monotonic() + cls.policy.decode_timeout_s)
+        return super().read_frames(watched, frame_idx, *args, **kwargs)
+
+
+class _Watched:
+    """A video whose frames are as large as it says, and are read in time.
+
+    OpenCV decodes every frame up to the last one that is wanted, and a header may claim
+    billions.
+    """
+
+    def __init__(self, cap: cv2.VideoCapture, pixels: int, deadline: float) -> None:
+        self._cap = cap
+        self._pixels = pixels
+        self._deadline = deadline
+        self._missing = 0
+
+    def grab(self) -> bool:
+        self._check_time()
+        good = self._cap.grab()
+        self._missing = 0 if good else self._missing + 1
+        if self._missing > _MOST_MISSING:
+            raise RefusedError("it has far fewer frames than it says")
+        return good
+
+    def retrieve(self) -> tuple[bool, Any]:
+        return self._checked(*self._cap.retrieve())
+
+    def read(self) -> tuple[bool, Any]:
+        self._check_time()
+        return self._checked(*self._cap.read())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cap, name)
+
+    def _check_time(self) -> None:
+        if time.monotonic() > self._deadline:
+            raise RefusedError("its frames can't be read in time")
+
+    def _checked(self, good: bool, frame: Any) -> tuple[bool, Any]:
+        if good and frame is not None and frame.shape[0] * frame.shape[1] > self._pixels:
+            raise RefusedError("its frames are larger than it says")
+        return good, frame
 
 
 def _check(pixels: int, max_pixels: int) -> None:

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 from vllm.multimodal.media import MediaIO
 from vllm.renderers import BaseRenderer
 
-from frontend.fetch.content import Content
+from frontend.fetch import Content, current_allowance
+from frontend.media_limits import FetchPolicy
 from frontend.processing.batch import Batch, Processed, process
 from frontend.processing.errors import AbandonedError
 from frontend.processing.pool import ProcessPool
@@ -18,12 +19,12 @@ class Flight:
     """One medium being processed, for everybody who wants it.
 
     Attributes:
-        aboard: how many do, at this moment.
+        waiters: how many do, at this moment.
         outcome: what comes of it.
     """
 
     def __init__(self) -> None:
-        self.aboard = 0
+        self.waiters = 0
         self.outcome: asyncio.Future[Processed] = asyncio.get_running_loop().create_future()
 
 
@@ -51,7 +52,8 @@ class Backend(Protocol):
 
         Raises:
             MediaError, ValueError: a medium is no good.
-            AbandonedError: nobody was aboard any of the flights when its turn came.
+            OverloadedError: there is no room for what they decode to at this moment.
+            AbandonedError: nobody waited for any of the flights when its turn came.
             MmRouterError: other errors.
         """
         ...
@@ -75,7 +77,7 @@ class OwnBackend:
         )
 
         def work() -> list[Processed]:
-            if not any(flight.aboard for flight in flights):
+            if not any(flight.waiters for flight in flights):
                 raise AbandonedError("nobody waits for it")
             return [self._store.put(each) for each in process(self._processor, batch, decoded)]
 
@@ -85,8 +87,9 @@ class OwnBackend:
 class PoolBackend:
     """Processes of our own, which decode too."""
 
-    def __init__(self, pool: ProcessPool) -> None:
+    def __init__(self, pool: ProcessPool, policy: FetchPolicy) -> None:
         self._pool = pool
+        self._policy = policy
 
     @property
     def width(self) -> int:
@@ -95,5 +98,9 @@ class PoolBackend:
 
     async def run(self, batch: Batch, flights: Sequence[Flight]) -> list[Processed]:
         """See :class:`Backend`."""
-        job = self._pool.submit(batch, lambda: not any(flight.aboard for flight in flights))
+        job = self._pool.submit(
+            batch,
+            lambda: not any(flight.waiters for flight in flights),
+            current_allowance(self._policy),
+        )
         return await asyncio.wrap_future(job)

@@ -9,14 +9,13 @@ from typing import Any
 
 from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.multimodal.media import MediaIO
-from vllm.multimodal.processing import BaseMultiModalProcessor
-from vllm.multimodal.processing.context import TimingContext
-from vllm.multimodal.processing.inputs import ProcessorInputs
+from vllm.multimodal.processing import BaseMultiModalProcessor, ProcessorInputs, TimingContext
 from vllm.multimodal.processing.processor import ResolvedPromptUpdate
 from vllm.utils.torch_utils import set_default_torch_num_threads
 
+from common.cache_partition import SHARED, Partition, hash_within
 from common.identity import MmHash
-from frontend.fetch.content import Content
+from frontend.fetch import Content
 
 
 @dataclass(frozen=True)
@@ -26,12 +25,10 @@ class Medium:
     Attributes:
         content: its encoded bytes.
         media_io: how to decode them.
-        uuid: the client's name for it, which vLLM takes for its hash.
     """
 
     content: Content
     media_io: MediaIO[Any]
-    uuid: str | None
 
 
 @dataclass(frozen=True)
@@ -43,12 +40,14 @@ class Batch:
         media: in the order of the request.
         mm_processor_kwargs: what the request tells the HF processor.
         media_io_kwargs: what the request told the decoder; part of hashes.
+        partition: whose it is; part of hashes.
     """
 
     modality: str
     media: Sequence[Medium]
     mm_processor_kwargs: Mapping[str, object]
     media_io_kwargs: Mapping[str, Mapping[str, object]]
+    partition: Partition = SHARED
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Processed:
     """What vLLM's processor makes of one medium.
 
     Attributes:
-        mm_hash: vLLM's hash of it.
+        mm_hash: vLLM's hash of it, within its partition.
         item: the tensors.
         prompt_updates: how vLLM puts its placeholders into a prompt.
     """
@@ -87,18 +86,16 @@ def process(
         ValueError: the processor refuses them.
     """
     items = processor.info.parse_mm_data({batch.modality: list(decoded)})
-    uuids = [medium.uuid for medium in batch.media]
     inputs = ProcessorInputs(
         [],
         items,
-        {batch.modality: uuids} if any(uuid is not None for uuid in uuids) else {},
         hf_processor_mm_kwargs=batch.mm_processor_kwargs,
         media_io_kwargs=batch.media_io_kwargs,
     )
     with set_default_torch_num_threads():
         result = processor._apply_hf_processor(inputs, TimingContext(enabled=False))
     return [
-        Processed(MmHash(mm_hash), item, updates)
+        Processed(hash_within(MmHash(mm_hash), batch.partition), item, updates)
         for mm_hash, item, updates in zip(
             result.hashes[batch.modality],
             result.kwargs[batch.modality],

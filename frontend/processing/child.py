@@ -15,27 +15,34 @@ import cloudpickle
 
 from common.errors import UnsupportedItemError
 from common.hf_processor_runs import HfProcessorRuns
+from common.renderer_patches import patch_renderer
 from common.transfer.arena_mapping import ArenaMapping
 from common.transfer.codec import EncodedItem, encode
 from common.transfer.segment import SegmentLayout, write_parts
-from frontend.fetch.decode import decode, limit_decoders
-from frontend.fetch.errors import MediaError
-from frontend.fetch.policy import FetchPolicy
-from frontend.processing.batch import Batch, Processed, process
-from frontend.processing.messages import (
+from frontend.fetch import decode, limit_decoders
+from frontend.media_limits import FetchPolicy, MediaError
+from frontend.media_processes import (
+    Answer,
     Failed,
     Fault,
     NoRoom,
-    Order,
+    Offsets,
     Ready,
     Result,
     Results,
-    Rooms,
+    StartUp,
+    Wants,
     Written,
+    end_with_parent,
 )
-from frontend.renderer import build_renderer
+from frontend.processing.batch import Batch, Processed, process
+from frontend.processing.renderer import build_renderer
 
 logger = logging.getLogger("frontend.processing.child")
+
+
+class _DeniedError(Exception):
+    """The frontend has no room for what a medium decodes to, and says so to its users."""
 
 
 class Child:
@@ -44,13 +51,14 @@ class Child:
     def __init__(self, connection: "Connection[Any, Any]") -> None:
         """Take the order and get ready for it: seconds."""
         self._connection = connection
-        order: Order = connection.recv()
+        order: StartUp = connection.recv()
         limit_decoders(order.policy)
         self._policy: FetchPolicy = order.policy
         self._arena = None if order.arena is None else _map(order)
         renderer = build_renderer(order.card, order.serve_args)
         renderer.warmup_mm()
-        self._runs = HfProcessorRuns(renderer, side="frontend", worker_id=None)
+        self._runs = HfProcessorRuns(side="frontend", worker_id=None)
+        patch_renderer(renderer, runs=self._runs)
         self._processor = renderer.get_mm_processor()
         connection.send(Ready())
 
@@ -62,7 +70,10 @@ class Child:
             except (EOFError, ConnectionResetError):
                 return
             before = self._runs.total
-            outcome = self._process(batch)
+            try:
+                outcome = self._process(batch)
+            except _DeniedError:
+                continue
             if isinstance(outcome, Failed):
                 self._connection.send(outcome)
                 continue
@@ -72,10 +83,13 @@ class Child:
     def _process(self, batch: Batch) -> Failed | tuple[list[EncodedItem], list[Processed]]:
         try:
             decoded = [
-                decode(medium.content, medium.media_io, self._policy) for medium in batch.media
+                decode(medium.content, medium.media_io, self._policy, self._admit)
+                for medium in batch.media
             ]
             processed = process(self._processor, batch, decoded)
             return [encode(each.item) for each in processed], processed
+        except _DeniedError:
+            raise
         except MediaError as error:
             return Failed(Fault.REFUSED, error.reason)
         except (ValueError, UnsupportedItemError) as error:
@@ -83,6 +97,15 @@ class Child:
         except Exception as error:  # told to the frontend, which raises it
             logger.exception("processing of %s media failed", batch.modality)
             return Failed(Fault.BROKEN, f"{type(error).__name__}: {error}")
+
+    def _admit(self, pixels: int) -> None:
+        try:
+            self._connection.send(Wants(pixels))
+            answer: Answer = self._connection.recv()
+        except (EOFError, ConnectionError):  # which decoding would take for a broken medium
+            sys.exit("the frontend is gone")
+        if answer is not Answer.GRANTED:
+            raise _DeniedError
 
     def _deliver(
         self, encoded: Sequence[EncodedItem], processed: Sequence[Processed], hf_runs: int
@@ -98,7 +121,7 @@ class Child:
                 hf_runs,
             )
         )
-        rooms: Rooms = self._connection.recv()
+        rooms: Offsets = self._connection.recv()
         for each, layout, offset in zip(encoded, layouts, rooms.offsets, strict=True):
             if offset is NoRoom.SEND:
                 for buffer in each.buffers:
@@ -114,13 +137,14 @@ def _layout(encoded: EncodedItem) -> SegmentLayout:
     return SegmentLayout(len(encoded.envelope), tuple(buffer.nbytes for buffer in encoded.buffers))
 
 
-def _map(order: Order) -> ArenaMapping:
+def _map(order: StartUp) -> ArenaMapping:
     assert order.arena is not None
     return ArenaMapping.open(order.arena, writable=True)
 
 
 def main() -> None:
     """Serve the frontend at the other end of a socket pair."""
+    end_with_parent()
     # Ctrl-C reaches the whole group; the frontend says when it is over.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))

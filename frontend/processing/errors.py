@@ -15,5 +15,9 @@ class ProcessLostError(MmRouterError):
     """A process that processes media ended by itself."""
 
 
+class ProcessHungError(MmRouterError):
+    """A process that processes media did not answer in time and was killed."""
+
+
 class AbandonedError(MmRouterError):
     """Work was left undone because everybody who wanted it had gone."""

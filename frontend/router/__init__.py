@@ -1,1 +1,21 @@
-"""Which worker runs a request: hashing, the index of blocks, cost and decision."""
+"""Which worker gets a request: the one for which it costs least."""
+
+from frontend.router.decision import Decision, MediaMove
+from frontend.router.events import EventSource, ZmqFeeds
+from frontend.router.hashing import LoraKey, MediaSpan
+from frontend.router.router import MediaNeed, RoutableWorker, Router, RoutingRequest
+from frontend.router.settings import RouterSettings
+
+__all__ = [
+    "Decision",
+    "EventSource",
+    "LoraKey",
+    "MediaMove",
+    "MediaNeed",
+    "MediaSpan",
+    "RoutableWorker",
+    "Router",
+    "RouterSettings",
+    "RoutingRequest",
+    "ZmqFeeds",
+]

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from common.identity import MmHash, RequestId, Target, WorkerId
-from frontend.router.index_state import Knowledge
-from frontend.router.load import TargetLoad
-from frontend.router.selector import Work
+from frontend.router.index import Knowledge
+from frontend.router.selection import TargetLoad, Work
+
+CLIENT_ID_LENGTH = 256
+"""Characters of a client's id that are kept: it may be as long as a body may be."""
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
@@ -92,8 +94,11 @@ class Decision(msgspec.Struct):
     """One routing decision.
 
     Attributes:
-        request_id: of the engine call; the response id of the API is its prefix.
+        request_id: of the engine call.
+        client_id: what the client calls it; the response id of the API is its prefix. Others
+            may call theirs the same. Cut after :data:`CLIENT_ID_LENGTH` characters.
         worker_id, rank: the chosen target.
+        incarnation: which run of the worker.
         mode: routing mode in force.
         reason: why this target, one of a handful of constant words.
         index: what is known of the chosen target's cache.
@@ -124,6 +129,8 @@ class Decision(msgspec.Struct):
     candidates_total: int
     realised_cached_tokens: int | None = None
     media: list[MediaMove] = msgspec.field(default_factory=list)
+    client_id: str = ""
+    incarnation: str = ""
 
     @property
     def candidates(self) -> list[Candidate]:
@@ -131,8 +138,9 @@ class Decision(msgspec.Struct):
         return [one.candidate() for one in self.considered]
 
     def as_json(self) -> dict[str, Any]:
-        """The decision as JSON-able builtins, with its candidates."""
+        """The decision as JSON-able builtins, with its candidates, under the client's id."""
         built: dict[str, Any] = msgspec.to_builtins(self)
+        built["request_id"] = built.pop("client_id")
         del built["considered"]
         return built | {"candidates": msgspec.to_builtins(self.candidates)}
 
@@ -168,9 +176,11 @@ class DecisionLog:
     def find(self, response_id: str) -> list[Decision]:
         """Decisions for an API response, oldest first.
 
-        One response can have several requests, each with a suffix to its id.
+        One response can have several requests, each with a suffix to its id, and several
+        responses can have one id, since clients choose it.
         """
-        return [one for one in self._decisions if one.request_id.startswith(response_id)]
+        prefix = response_id[:CLIENT_ID_LENGTH]
+        return [one for one in self._decisions if one.client_id.startswith(prefix)]
 
     def last(self, count: int | None = None) -> list[Decision]:
         """The last ``count`` decisions, newest first; all of them without a count."""

@@ -131,7 +131,7 @@ def decode_batch(payload: bytes) -> Batch:
 
     Raises:
         MalformedEventError: not a batch of KV events, or hashes of another kind than
-            :mod:`frontend.router.hashing` computes.
+            :mod:`frontend.router.hashing.block_hasher` computes.
     """
     try:
         batch = _decoder.decode(payload)

@@ -29,7 +29,7 @@ class RoutingRequest:
     """What the router must know of a request.
 
     Attributes:
-        request_id: of the engine call.
+        request_id: of the engine call; no other has it.
         token_ids: the prompt.
         media: its items, by offset, as vLLM keeps them.
         lora: its adapter.
@@ -39,6 +39,7 @@ class RoutingRequest:
             not so with prompt log-probabilities, for instance.
         hashes: what :meth:`Router.hash` returned for it, if that was called before,
             in another thread.
+        client_id: what the client calls it, for people who look at decisions.
     """
 
     request_id: RequestId
@@ -49,3 +50,4 @@ class RoutingRequest:
     prompt_embeds_digests: Sequence[bytes] | None = None
     reads_cache: bool = True
     hashes: Mapping[HashScheme, list[BlockHash]] | None = None
+    client_id: str = ""

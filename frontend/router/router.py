@@ -13,34 +13,46 @@ from typing import NamedTuple
 
 from common.errors import FleetBusyError, MmRouterError, NoWorkerError
 from common.identity import BlockHash, Incarnation, MmHash, RequestId, Target, WorkerId
+from common.supervised import supervise
 from common.telemetry import (
     BUSY_WORKERS,
     DECISIONS,
     PREDICTED_CACHED_TOKENS,
     REALISED_CACHED_TOKENS,
 )
-from frontend.router.approximate import PredictionStatistics
-from frontend.router.candidates import Candidates, cheapest
-from frontend.router.decision import Considered, Decision, DecisionLog, MediaMove
-from frontend.router.ejection import Ejection, Standing
-from frontend.router.estimate import Estimate, Estimator
-from frontend.router.event_stream import StreamStatistics
-from frontend.router.events import ZmqFeeds
-from frontend.router.feed import Feed, FeedMaker
-from frontend.router.hash_memo import HashMemo
-from frontend.router.hashing import (
-    BlockHasher,
-    BlockMmInfos,
-    HashScheme,
-    block_mm_infos,
+from frontend.router.decision import (
+    CLIENT_ID_LENGTH,
+    Considered,
+    Decision,
+    DecisionLog,
+    MediaMove,
 )
-from frontend.router.index import IndexStatistics
-from frontend.router.index_state import IndexState, Knowledge, approximate
-from frontend.router.indexes import BlockIndexes
-from frontend.router.load import BusyThresholds, LoadTracker, TargetLoad
-from frontend.router.media_placement import MediaPlacement, MediaStatistics
+from frontend.router.events import Feed, FeedMaker, StreamStatistics, ZmqFeeds
+from frontend.router.hashing import BlockHasher, BlockMmInfos, HashMemo, HashScheme, block_mm_infos
+from frontend.router.index import (
+    BlockIndexes,
+    IndexState,
+    IndexStatistics,
+    Knowledge,
+    PredictionStatistics,
+    approximate,
+)
 from frontend.router.request import MediaNeed, RoutingRequest
-from frontend.router.selector import Selector, Work
+from frontend.router.selection import (
+    BusyThresholds,
+    Candidates,
+    Circuit,
+    Ejection,
+    Estimate,
+    Estimator,
+    LoadTracker,
+    MediaPlacement,
+    MediaStatistics,
+    Selector,
+    TargetLoad,
+    Work,
+    cheapest,
+)
 from frontend.router.settings import RouterSettings
 from frontend.router.worker import RoutableWorker
 
@@ -182,7 +194,9 @@ class Router:
             feed.start()
         self._list_fleet()
         if self._housekeeper is None:
-            self._housekeeper = asyncio.create_task(self._keep_house(), name="router housekeeping")
+            self._housekeeper = asyncio.create_task(
+                supervise("router housekeeping", self._keep_house), name="router housekeeping"
+            )
 
     async def remove_worker(self, worker_id: WorkerId) -> None:
         """Forget a worker: its blocks, media, load and events. Unknown ids are ignored.
@@ -304,6 +318,8 @@ class Router:
             predicted_cached_tokens=work.overlap_blocks * worker.block_size,
             considered=self._considered(candidates, costs, estimate, choice.position),
             candidates_total=len(candidates.targets),
+            client_id=request.client_id[:CLIENT_ID_LENGTH],
+            incarnation=worker.incarnation,
         )
         self._follow(request, decision, target, worker, work, hashes[worker.scheme], state, now)
         decision.micros = (time.perf_counter() - started) * 1e6
@@ -347,9 +363,14 @@ class Router:
             feed.served(flight.target.rank, flight.routed_at)
 
     def failed(self, decision: Decision, error: MmRouterError) -> None:
-        """A request failed where it was decided to run; perhaps it was the worker's fault."""
+        """A request failed where it was decided to run; perhaps it was the worker's fault.
+
+        Not that of its successor under the same name.
+        """
         worker = self._workers.get(decision.worker_id)
-        if worker is not None and error.blames_worker:
+        if worker is None or worker.incarnation != decision.incarnation:
+            return
+        if error.blames_worker:
             self._ejection.failed(worker.worker_id, worker.incarnation, type(error).__name__)
 
     # Workers' news
@@ -366,9 +387,9 @@ class Router:
         """A worker is gone for good: nothing is held against its successor."""
         self._ejection.forget(worker_id)
 
-    def standing(self, worker_id: WorkerId) -> tuple[Standing, str]:
+    def circuit(self, worker_id: WorkerId) -> tuple[Circuit, str]:
         """How far a worker is trusted, and why no further."""
-        return self._ejection.standing(worker_id)
+        return self._ejection.circuit(worker_id)
 
     def is_busy(self, target: Target) -> bool:
         """Whether a target gets no new requests because it has too much to do."""

@@ -1,24 +1,14 @@
 """The router's flags. The cost formula that they weigh is in ``selector.py``."""
 
-from enum import StrEnum
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from common.flag_settings import FlagSettings
+from frontend.router.modes import RouterMode
 
 Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-
-
-class RouterMode(StrEnum):
-    """How a worker is chosen."""
-
-    KV = "kv"
-    ROUND_ROBIN = "round-robin"
-    RANDOM = "random"
-    POWER_OF_TWO = "power-of-two"
-    LEAST_LOADED = "least-loaded"
 
 
 class RouterSettings(FlagSettings):
@@ -27,7 +17,11 @@ class RouterSettings(FlagSettings):
     flag_group: ClassVar[str] = "routing"
     flag_prefix: ClassVar[str] = "router-"
 
-    mode: RouterMode = Field(RouterMode.KV, description="how a worker is chosen for each request")
+    mode: RouterMode = Field(
+        RouterMode.KV,
+        description="how a worker is chosen for each request. "
+        + "; ".join(f"{mode}: {mode.description}" for mode in RouterMode),
+    )
     temperature: Weight = Field(
         0.0,
         description="softmax temperature over costs divided by the prompt's length; "

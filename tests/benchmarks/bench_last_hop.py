@@ -30,10 +30,10 @@ from common.identity import Incarnation, RequestId
 from common.protocol import Nack, Output, Submit
 from common.transfer.choice import TransferMode
 from frontend.fetch.loader import MediaLoader
-from frontend.fetch.policy import FetchPolicy
-from frontend.media import MediaLender
-from frontend.preprocess import Preprocessor, ProcessedPrompt
-from frontend.worker_link import WorkerLink
+from frontend.media_limits.policy import FetchPolicy
+from frontend.processing.preprocessor import Preprocessor, ProcessedPrompt
+from frontend.workers.link import WorkerLink
+from frontend.workers.media_sender import MediaSender
 from tests.e2e.processes import environment, start_worker
 from tests.e2e.test_last_hop import HOPS
 from tests.pictures import data_uri, picture
@@ -56,12 +56,12 @@ async def prompt(preprocessor: Preprocessor, name: str, question: str) -> Proces
 
 
 async def first_output_ms(
-    link: WorkerLink, lender: MediaLender, asked: ProcessedPrompt, name: str, *, ship: bool
+    link: WorkerLink, media_sender: MediaSender, asked: ProcessedPrompt, name: str, *, ship: bool
 ) -> float:
     """Milliseconds from dispatch to first output; lending is not timed."""
     worker = link.card.worker_id
     media = list(asked.items().values())
-    loans = await lender.lend(worker, media if ship else [])
+    loans = await media_sender.lend(worker, media if ship else [])
     submit = Submit(
         RequestId(name),
         asked.token_ids,
@@ -73,7 +73,7 @@ async def first_output_ms(
     async with aclosing(link.dispatch(submit, loans)) as answers:
         async for answer in answers:
             if isinstance(answer, Nack):
-                await link.supply(answer.request_id, await lender.lend(worker, media))
+                await link.supply(answer.request_id, await media_sender.lend(worker, media))
             if isinstance(answer, Output):
                 return (time.perf_counter() - started) * 1e3
     raise RuntimeError(f"{name} got no output")
@@ -83,30 +83,30 @@ async def measure(card: WorkerCard, images: int) -> tuple[float, float]:
     """Medians over fresh pictures and over the same ones asked about again."""
     parser = FlexibleArgumentParser()
     make_arg_parser(parser)
-    lender = MediaLender.create(1 << 29, TransferMode.SHM)
+    media_sender = MediaSender.create(1 << 29, TransferMode.SHM)
     loader = MediaLoader(FetchPolicy(), 0)
     preprocessor = await asyncio.to_thread(
-        Preprocessor, card, parser.parse_args([]), loader=loader, arena=lender.arena
+        Preprocessor, card, parser.parse_args([]), loader=loader, arena=media_sender.arena
     )
     context = zmq.asyncio.Context()
     link = WorkerLink(card, context, Incarnation("bench"), lambda status: None)
     fresh: list[float] = []
     again: list[float] = []
     try:
-        await link.open(lender.offer())
-        lender.connect(card.worker_id, link.reply)
+        await link.open(media_sender.offer())
+        media_sender.connect(card.worker_id, link.reply)
         for n in range(images + 2):
             name = f"{card.worker_id}-{n}"
             first = await prompt(preprocessor, name, "What is this?")
-            fresh.append(await first_output_ms(link, lender, first, f"{name}-a", ship=True))
+            fresh.append(await first_output_ms(link, media_sender, first, f"{name}-a", ship=True))
             second = await prompt(preprocessor, name, "And what is that?")
-            again.append(await first_output_ms(link, lender, second, f"{name}-b", ship=False))
+            again.append(await first_output_ms(link, media_sender, second, f"{name}-b", ship=False))
     finally:
         await link.close()
         context.destroy(linger=0)
         await preprocessor.close()
         await loader.close()
-        lender.close()
+        media_sender.close()
     return statistics.median(fresh[2:]), statistics.median(again[2:])  # two to warm up
 
 

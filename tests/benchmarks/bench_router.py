@@ -34,14 +34,19 @@ from common.identity import (
     Target,
     WorkerId,
 )
-from frontend.router.event_stream import EventStream, StreamStatistics
-from frontend.router.hashing import BlockHasher, MediaSpan, block_mm_infos, none_hash_for
-from frontend.router.index import KvIndex
-from frontend.router.index_state import EXACT, IndexState
-from frontend.router.indexes import BlockIndexes
+from frontend.router.events.event_stream import EventStream, StreamStatistics
+from frontend.router.hashing.block_hasher import (
+    BlockHasher,
+    MediaSpan,
+    block_mm_infos,
+    none_hash_for,
+)
+from frontend.router.index.index_state import EXACT, IndexState
+from frontend.router.index.indexes import BlockIndexes
+from frontend.router.index.kv_index import KvIndex
+from frontend.router.index.target_blocks import TargetBlocks
 from frontend.router.router import MediaNeed, RoutableWorker, Router, RoutingRequest
 from frontend.router.settings import RouterSettings
-from frontend.router.target_blocks import TargetBlocks
 from frontend.router.worker import EventSource
 
 BLOCK_SIZE = 16

@@ -29,14 +29,15 @@ from common.identity import (
     Target,
     WorkerId,
 )
-from frontend.router.event_stream import StreamStatistics
 from frontend.router.event_wire import Batch, Need, Removed, Stored
-from frontend.router.hashing import BlockHasher, MediaSpan, none_hash_for
-from frontend.router.index_state import EXACT, IndexState
-from frontend.router.indexes import BlockIndexes
+from frontend.router.events.event_stream import StreamStatistics
+from frontend.router.hashing.block_hasher import BlockHasher, MediaSpan, none_hash_for
+from frontend.router.index.index_state import EXACT, IndexState
+from frontend.router.index.indexes import BlockIndexes
+from frontend.router.index.target_blocks import TargetBlocks
+from frontend.router.modes import RouterMode
 from frontend.router.router import MediaNeed, RoutableWorker, Router, RoutingRequest
-from frontend.router.settings import RouterMode, RouterSettings
-from frontend.router.target_blocks import TargetBlocks
+from frontend.router.settings import RouterSettings
 from frontend.router.worker import EventSource
 
 MODES = (RouterMode.KV, RouterMode.POWER_OF_TWO, RouterMode.ROUND_ROBIN)

@@ -27,6 +27,7 @@ from multiprocessing import resource_tracker, shared_memory
 from statistics import median
 from typing import Any, Final, TypeVar
 
+import psutil
 import torch
 import zmq
 import zmq.asyncio
@@ -37,17 +38,20 @@ from vllm.multimodal.inputs import (
 )
 
 from common.identity import MmHash
+from common.settings import env_default
 from common.transfer import pages
 from common.transfer.arena import Arena
 from common.transfer.arena_layout import ArenaOffer
 from common.transfer.arena_sender import ArenaSender
 from common.transfer.base import Loan, MmKwargsReceiver, receive_all
+from common.transfer.checksum import checksum, new_key
 from common.transfer.codec import decode, encode
 from common.transfer.inline import InlineReceiver, InlineSender
 from common.transfer.metadata import TransferMetadata, decode_metadata, encode_metadata
 from common.transfer.nixl import NixlReceiver, NixlSender
-from common.transfer.nixl_agent import NixlOffer, nixl_installed
-from common.transfer.nixl_thread import Steps
+from common.transfer.nixl_agent import NixlAgent
+from common.transfer.nixl_network import NixlNetwork, nixl_installed
+from common.transfer.nixl_offer import NixlOffer
 from common.transfer.segment import aligned
 from common.transfer.shm import ShmReceiver, ShmSender
 from tests.unit.common.transfer.process import Process
@@ -76,6 +80,9 @@ SEND_THREADS: Final = max(1, (os.cpu_count() or 1) - 1)
 STALL_RUNS: Final = 15
 IDLE_SECONDS: Final = 3.0
 
+NETWORK: Final = NixlNetwork(allow_tcp=env_default("--nixl-allow-tcp", "0") == "1")
+"""What NIXL may use: copies between processes, or TCP over loopback as our flag says."""
+
 
 def make_item(shape: tuple[int, int], dtype: torch.dtype) -> MultiModalKwargsItem:
     pixels = torch.randint(0, 255, shape, dtype=torch.uint8).to(dtype)
@@ -98,6 +105,12 @@ def milliseconds(function: Callable[[], object]) -> float:
     began = time.perf_counter()
     function()
     return (time.perf_counter() - began) * 1e3
+
+
+def cpu_seconds(pid: int | None) -> float:
+    """Processor time of another process, in steps of 10 ms."""
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 class TimedSelector(selectors.DefaultSelector):
@@ -206,7 +219,7 @@ class Frontend:
         self.arena = Arena(ARENA_SIZE)
         self.shm = ShmSender(self.arena)
         self.inline = InlineSender()
-        self.nixl = NixlSender(self.arena) if nixl_installed() else None
+        self.nixl = NixlSender(self.arena, NETWORK) if nixl_installed() else None
         self.push: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
         self.address = f"ipc:///tmp/mmrouter-bench-{os.getpid()}"
         self.push.bind(self.address)
@@ -218,7 +231,10 @@ class Frontend:
         self.sent = 0
 
     def offers(self) -> dict[str, Any]:
-        nixl = None if self.nixl is None else self.nixl.offer.model_dump()
+        nixl = None
+        if self.nixl is not None:
+            assert self.nixl.offer is not None
+            nixl = self.nixl.offer.model_dump()
         return {"shm": self.arena.offer.model_dump(), "nixl": nixl, "inline": self.address}
 
     def shape(self, name: str) -> None:
@@ -304,7 +320,19 @@ class Frontend:
         return run_timed(run)
 
     def cpu(self) -> float:
-        return time.process_time()
+        """Seconds of the process that serves the arena, or of this one if it used more."""
+        served = 0.0 if self.nixl is None else cpu_seconds(self.nixl.pid)
+        return max(time.process_time(), served)
+
+    def checksums(self) -> list[float]:
+        """Times of one checksum of an item that is no longer in the caches."""
+        key = new_key()
+        return [
+            milliseconds(
+                partial(checksum, key, index, MmHash("a"), memoryview(pixels.numpy()).cast("B"))
+            )
+            for index, pixels in enumerate(each["pixel_values"].data for each in self.sources)
+        ]
 
     def close(self) -> None:
         self.release()
@@ -358,12 +386,24 @@ class Worker:
         self.pull.connect(self.offers["inline"])
         self.nixl: NixlReceiver | None = None
         self.bare_offset = 0
+        self.bare: NixlAgent | None = None
+        self.bare_memory = memoryview(b"")
 
     async def attach(self) -> None:
-        self.shm.attach(ArenaOffer.model_validate(self.offers["shm"])).prefault()
+        offer = ArenaOffer.model_validate(self.offers["shm"])
+        await self.shm.attach(offer)
+        self.shm.mapping(offer.name).prefault()
         if self.offers["nixl"] is not None:
-            self.nixl = NixlReceiver(slots=BURST, slot_size=32 << 20)
-            await self.nixl.attach(NixlOffer.model_validate(self.offers["nixl"]))
+            self.nixl = NixlReceiver(NETWORK, slots=BURST, slot_size=32 << 20)
+            served = NixlOffer.model_validate(self.offers["nixl"])
+            await self.nixl.attach(served)
+            # NIXL alone, in this process: what our own reads are compared with.
+            os.environ.update(NETWORK.environment({}, []))
+            self.bare = NixlAgent("bare", NETWORK.error_handling)
+            self.bare_memory = pages.private_memory(32 << 20)
+            pages.populate(self.bare_memory, for_writing=True)
+            self.bare.register(pages.address_of(self.bare_memory), self.bare_memory.nbytes)
+            self.bare.connect(served.unpack_metadata())
 
     async def close(self) -> None:
         await self.shm.close()
@@ -409,11 +449,13 @@ class Worker:
             self._receiver(transport), [decode_metadata(metadata.encode())]
         )
         offer = ArenaOffer.model_validate(self.offers["shm"])
-        start = pages.address_of(self.shm.attach(offer).memory)
+        start = pages.address_of(self.shm.mapping(offer.name).memory)
         pixels = received.item["pixel_values"].data.data_ptr()
         received.release()
         self.ask("release")
-        return float(copies + (not start <= pixels < start + offer.size))
+        copies += not start <= pixels < start + offer.size
+        # What is read over NIXL arrives in another process, and is copied before it is checked.
+        return float(copies + (transport == "nixl"))
 
     async def inline_round(self, count: int) -> list[list[float]]:
         began = self.ask("send_inline", count)
@@ -431,28 +473,20 @@ class Worker:
         return rows
 
     def bare_round(self, size: int, requests: int) -> list[list[float]]:
-        """READs between registered memory, by a thread that does nothing else."""
-        assert self.nixl is not None
-        # While something is lent the frontend serves often, as it does for our own reads.
+        """READs between registered memory, by an agent of this process."""
+        assert self.bare is not None
+        # While something is lent the arena is served often, as it is for our own reads.
         self.ask("send", "nixl", 1, 1, False)
-        reader, offer = self.nixl._reader, NixlOffer.model_validate(self.offers["nixl"])
-
-        def steps() -> Steps[list[list[float]]]:
-            rows = []
-            for _ in range(requests):
-                buffer = reader.buffers.take(size)
-                self.bare_offset = (self.bare_offset + aligned(size, 4096)) % (ARENA_SIZE - size)
-                source = offer.address + self.bare_offset
-                began = time.perf_counter()
-                read = reader.thread.agent.read(offer.agent, buffer.segment_address, source, size)
-                while not read.poll():
-                    pass
-                rows.append([(time.perf_counter() - began) * 1e3])
-                reader.buffers.give_back(buffer)
-            yield
-            return rows
-
-        rows = reader.thread.run(steps())
+        offer = NixlOffer.model_validate(self.offers["nixl"])
+        target = pages.address_of(self.bare_memory)
+        rows = []
+        for _ in range(requests):
+            self.bare_offset = (self.bare_offset + aligned(size, 4096)) % (ARENA_SIZE - size)
+            began = time.perf_counter()
+            read = self.bare.read(offer.agent, target, offer.address + self.bare_offset, size)
+            while not read.poll():
+                pass
+            rows.append([(time.perf_counter() - began) * 1e3])
         self.ask("release")
         return rows
 
@@ -472,11 +506,16 @@ class Worker:
         return worst
 
     async def idle_cpu(self) -> float:
-        """Fraction of a core that the busier of the two processes uses, doing nothing."""
-        began, ours, theirs = time.monotonic(), time.process_time(), self.ask("cpu")
+        """Fraction of a core that the busiest of the processes uses, doing nothing."""
+        began, before = time.monotonic(), self._cpu()
         await asyncio.sleep(IDLE_SECONDS)
         elapsed = time.monotonic() - began
-        return float(max(time.process_time() - ours, self.ask("cpu") - theirs) / elapsed)
+        used = [now - then for now, then in zip(self._cpu(), before, strict=True)]
+        return float(max(used) / elapsed)
+
+    def _cpu(self) -> list[float]:
+        reading = 0.0 if self.nixl is None else cpu_seconds(self.nixl._reading.pid)
+        return [time.process_time(), reading, self.ask("cpu")]
 
     def _receiver(self, transport: str) -> MmKwargsReceiver[Any]:
         receiver = {"shm": self.shm, "nixl": self.nixl}[transport]
@@ -595,6 +634,9 @@ async def run(selector: TimedSelector) -> dict[str, float | None]:
             print(f"{label:26}{await worker.copies(transport, held=held):12.1f}")
     print(f"{'inline':26}{0:12.1f}  and what the sockets copy")
     print(f"{'segment per request':26}{PEER_COPIES:12.1f}")
+    worker.ask("shape", "6.4 MB")
+    sums = median(worker.ask("checksums"))
+    print(f"\nchecksum of 6.4 MB, computed on each side once: {sums:.3f} ms")
     idle = await worker.idle_cpu()
     print(f"\ncores used by a process while nothing moves: {idle:.4f}\n")
     await worker.close()
@@ -605,6 +647,7 @@ async def run(selector: TimedSelector) -> dict[str, float | None]:
         "shm_vs_memcpy_26mb": large["shm"] / large["memcpy"],
         "held_ms": six["shm held"],
         "nixl_vs_bare_6mb": six["nixl"] / (six["bare"] + six["memcpy"]) if nixl else None,
+        "nixl_checksum_ms_6mb": sums,
         "nixl_idle_cpu": idle if nixl else None,
         "loop_stall_ms_max": max(own for key, (own, _) in stalls.items() if key != "no transfer"),
         "peer_vs_ours_6mb": six["peer"] / six["shm"],
@@ -615,7 +658,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print(
         f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
-        f"UCX_TLS {os.environ.get('UCX_TLS', 'unset')}\n"
+        f"NIXL over {', '.join(NETWORK.transports())}\n"
     )
     figures = run_timed(run)
     print(json.dumps({k: None if v is None else round(v, 4) for k, v in figures.items()}))

@@ -15,7 +15,7 @@ from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.outputs import CompletionOutput, RequestOutput
 
 from backend_worker.engine import EngineLoad, Items
-from backend_worker.obtain import MediaInlet
+from backend_worker.media_receiver import MediaReceiver
 from backend_worker.service import WorkerService
 from common.card import Capacity
 from common.discovery.file import FileCardPublisher
@@ -23,6 +23,7 @@ from common.errors import CorruptSegmentError, MediaMissingError
 from common.identity import Incarnation, MmHash, WorkerId
 from common.protocol import Submit
 from common.transfer.reference import MediaSource
+from common.transfer.registry import receivers
 from tests.unit.common.cards import make_card
 
 
@@ -60,7 +61,7 @@ async def _no_rendering(source: MediaSource) -> tuple[MmHash, MultiModalKwargsIt
 async def run(model: str, directory: Path, max_model_len: int, media: int) -> None:
     service = WorkerService(
         InstantEngine(),
-        MediaInlet(None, _no_rendering),
+        MediaReceiver(receivers(_no_rendering)),
         WorkerId("instant"),
         Incarnation("i0"),
         "tcp://127.0.0.1:0",
@@ -70,7 +71,8 @@ async def run(model: str, directory: Path, max_model_len: int, media: int) -> No
         model={
             "model": model,
             "max_model_len": max_model_len,
-            "limit_mm_per_prompt": {"image": media},
+            "limit_mm_per_prompt": {"image": {"count": media}},
+            "tokenizer": model,
         },
         capacity=Capacity(num_blocks=1 << 20, max_num_seqs=1024, max_num_batched_tokens=1 << 20),
         request_endpoint=service.endpoint,

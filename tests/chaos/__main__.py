@@ -4,10 +4,11 @@
 
 32 clients stream from two frontends over three workers, all of them real and on this machine.
 First undisturbed, which gives the answers to compare with; then while workers are killed,
-stopped and restarted in place, a frontend is killed, KV events are lost and shared memory fills
-up. It has namespaces of its own for shared memory and processes, so that it can't fill up
-anybody else's and whatever stays is seen. Ends with one line of JSON; docs/faults.md says what
-its fields mean.
+stopped and restarted in place, a frontend is killed, KV events are lost, shared memory fills
+up, the discovery directory is lost or has odd things in it, clocks jump, strangers send hostile
+bodies, a process for media hangs and file handles run out. Many requests bear the same id. It has
+namespaces of its own for shared memory and processes, so that it can't fill up anybody else's and
+whatever stays is seen. Ends with one line of JSON; docs/faults.md says what its fields mean.
 """
 
 import argparse
@@ -28,9 +29,10 @@ from pathlib import Path
 import aiohttp
 
 from tests.chaos import census
-from tests.chaos.clients import Answer, Clients, Outcome, Prompt, ask, make_prompts
+from tests.chaos.clients import ALIKE_SHARE, Answer, Clients, Outcome, Prompt, ask, make_prompts
 from tests.chaos.faults import SHARES, Faults
 from tests.chaos.fleet import Fleet
+from tests.chaos.travel import Travel
 
 INSIDE = "MMROUTER_CHAOS_INSIDE"
 SHARED_MEMORY_MIB = 3072
@@ -109,23 +111,26 @@ async def soak(options: argparse.Namespace, directory: Path) -> dict[str, float]
             print(f"undisturbed: {len(expected)} answers, twice; now {options.faults} faults")
 
             started = time.monotonic()
-            clients = Clients(fleet, prompts, expected, random_, options.pause)
+            clients = Clients(fleet, prompts, expected, random_, options.pause, options.alike)
             faults = Faults(fleet, random_)
+            travel = Travel(fleet, clients)
             async with asyncio.TaskGroup() as group:
                 for _ in range(options.clients):
                     group.create_task(clients.one())
                 keeping = [group.create_task(worker.keep()) for worker in fleet.workers]
                 progress = group.create_task(report(clients, faults, started))
-                await faults.run(options.faults)
+                watching = group.create_task(travel.watch())
+                await faults.run(options.faults, options.only)
                 clients.enough.set()
                 await asyncio.sleep(LAST_DEATHS_S)
                 await fleet.ready()
-                for task in (progress, *keeping):
+                for task in (progress, watching, *keeping):
                     task.cancel()
             seconds = time.monotonic() - started
             # Everybody is back: now each answer must be there and right.
             for prompt in prompts:
                 await clients.request(prompt, leaves=False)
+            await travel.settle()
             after = await settled(fleet, before)
             counted: Counter[str] = Counter()
             lost_events = 0
@@ -140,8 +145,12 @@ async def soak(options: argparse.Namespace, directory: Path) -> dict[str, float]
         leaks.append(f"exit statuses {statuses}")
 
     tally = clients.tally
-    print_table(faults.inflicted, before, after, tally.complaints, leaks, statuses)
+    complaints = tally.complaints + faults.complaints
+    for (frontend_name, worker_name), times in travel.lasting.items():
+        complaints[f"media from {frontend_name} to {worker_name} keep going another way"] = times
+    print_table(faults.inflicted, before, after, complaints, leaks, statuses)
     outcomes = {str(outcome): tally.outcomes[outcome] for outcome in Outcome}
+    outcomes[str(Outcome.WRONG)] += faults.complaints.total()
     return {
         "faults": faults.inflicted.total(),
         "sent": tally.sent,
@@ -149,7 +158,10 @@ async def soak(options: argparse.Namespace, directory: Path) -> dict[str, float]
         "migrated": int(counted["mmrouter_migrations_total"]),
         "retried": int(counted["mmrouter_retries_total"]),
         "resent": tally.resent,
+        "alike": tally.alike,
         "leaked": len(leaks),
+        "fallbacks": travel.fallbacks,
+        "fallbacks_lasting": travel.lasting.total(),
         "events_dropped": lost_events,
         "worker_starts": sum(worker.starts for worker in fleet.workers),
         "engine_stop_s": round(statistics.median(stops), 2),
@@ -192,6 +204,12 @@ def print_table(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--faults", type=int, default=100)
+    parser.add_argument(
+        "--only", nargs="+", choices=SHARES, default=tuple(SHARES), metavar="KIND", help="of faults"
+    )
+    parser.add_argument(
+        "--alike", type=float, default=ALIKE_SHARE, help="share of requests under the same id"
+    )
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pause", type=float, default=15.0, help="mean seconds between a client's")

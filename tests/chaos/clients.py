@@ -4,7 +4,7 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -18,6 +18,13 @@ SILENCE_S = WORKER_WAIT_S + 2 * STALL_S
 """Without a byte for so long, a request hangs. Longer than all time limits of the fleet."""
 
 LONGEST_S = 4 * WORKER_WAIT_S
+
+ALIKE = "everybody"
+"""The id that many requests bear at the same time: clients choose as they like."""
+
+ALIKE_SHARE = 1 / 3
+PROBE_TOKENS = 3
+RESEND_PAUSE_S = 0.2
 
 
 class Outcome(StrEnum):
@@ -67,7 +74,15 @@ Result = Answer | Refused | Broken
 
 
 class CutError(Exception):
-    """The connection to the frontend broke."""
+    """The connection to the frontend broke.
+
+    Attributes:
+        begun: whether the answer had begun.
+    """
+
+    def __init__(self, why: str, *, begun: bool) -> None:
+        super().__init__(why)
+        self.begun = begun
 
 
 def make_prompts(count: int, random_: random.Random) -> list[Prompt]:
@@ -98,8 +113,26 @@ def make_prompts(count: int, random_: random.Random) -> list[Prompt]:
     return prompts
 
 
+def fresh_prompt(name: str) -> Prompt:
+    """About a picture that nobody has seen, so that it must travel; a short answer."""
+    url = data_uri(picture(f"fresh-{name}", (280, 280)))
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What?"}]
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": PROBE_TOKENS,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
+    return Prompt(-1, body)
+
+
 async def ask(
-    http: aiohttp.ClientSession, frontend: Frontend, prompt: Prompt, leave_after: int | None = None
+    http: aiohttp.ClientSession,
+    frontend: Frontend,
+    prompt: Prompt,
+    leave_after: int | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> Result | None:
     """Send a prompt and read its answer; None if we left after so many events.
 
@@ -109,8 +142,10 @@ async def ask(
     """
     limits = aiohttp.ClientTimeout(total=LONGEST_S, sock_read=SILENCE_S)
     url = f"{frontend.url}/v1/chat/completions"
+    begun = False
     try:
-        async with http.post(url, json=prompt.body, timeout=limits) as reply:
+        async with http.post(url, json=prompt.body, timeout=limits, headers=headers) as reply:
+            begun = True
             if reply.status != 200:
                 error = json.loads(await reply.text())["error"]
                 return Refused(reply.status, error["message"])
@@ -120,7 +155,7 @@ async def ask(
     except aiohttp.ServerTimeoutError as error:
         raise TimeoutError from error
     except (aiohttp.ClientError, ConnectionError) as error:
-        raise CutError(repr(error)) from error
+        raise CutError(repr(error), begun=begun) from error
 
 
 def _whole(reply: dict[str, Any]) -> Answer:
@@ -159,12 +194,14 @@ class Tally:
     """What came of all requests.
 
     Attributes:
-        resent: requests sent again because their frontend was killed.
+        resent: requests sent again because their frontend was killed or didn't take them.
+        alike: requests under an id that others bear too.
         complaints: what was wrong with those that were not right.
     """
 
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     resent: int = 0
+    alike: int = 0
     complaints: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -177,6 +214,17 @@ class Tally:
             self.complaints[f"{outcome}: {complaint}"] += 1
 
 
+def _excused(frontend: Frontend, deaths: int, shortages: int, error: CutError) -> bool:
+    """Whether a connection broke since its frontend was killed, or could take none.
+
+    Args:
+        deaths, shortages: of the frontend, before.
+    """
+    died = frontend.down or frontend.deaths != deaths
+    short = frontend.short or frontend.shortages != shortages
+    return died or (short and not error.begun)
+
+
 class Clients:
     """Users who ask at random, each one request after the other."""
 
@@ -187,6 +235,7 @@ class Clients:
         expected: dict[int, Answer],
         random_: random.Random,
         pause_s: float,
+        alike_share: float,
     ) -> None:
         self.tally = Tally()
         self.enough = asyncio.Event()
@@ -195,6 +244,7 @@ class Clients:
         self._expected = expected
         self._random = random_
         self._pause_s = pause_s
+        self._alike_share = alike_share
 
     async def one(self) -> None:
         """A user, until there is enough."""
@@ -210,19 +260,21 @@ class Clients:
         if leaves and "stream" in prompt.body and self._random.random() < 0.05:
             leave_after = self._random.randint(1, 10)
         refused: Refused | None = None
+        sent, headers = self._named(prompt)
         while frontends:
             frontend = frontends.pop(0)
-            deaths = frontend.deaths
+            deaths, shortages = frontend.deaths, frontend.shortages
             try:
-                result = await ask(self._fleet.http, frontend, prompt, leave_after)
+                result = await ask(self._fleet.http, frontend, sent, leave_after, headers)
             except TimeoutError:
                 self.tally.add(Outcome.HUNG, f"prompt {prompt.number} at {frontend.name}")
                 return
             except CutError as error:
-                if frontend.deaths == deaths and not frontend.down:
+                if not _excused(frontend, deaths, shortages, error):
                     self.tally.add(Outcome.LOST, f"{frontend.name}: {error}")
                     return
                 self.tally.resent += 1
+                await asyncio.sleep(RESEND_PAUSE_S)
                 frontends = frontends or [self._fleet.survivor]
                 continue
             if isinstance(result, Refused) and result.status in (429, 503):
@@ -232,6 +284,34 @@ class Clients:
             return
         assert refused is not None
         self.tally.add(Outcome.REJECTED, f"{refused.status} {refused.reason}")
+
+    async def probe(self, frontend: Frontend, name: str) -> None:
+        """Ask one frontend about a picture that must travel, and count what comes of it."""
+        deaths, shortages = frontend.deaths, frontend.shortages
+        prompt = fresh_prompt(name)
+        try:
+            result = await ask(self._fleet.http, frontend, prompt)
+        except TimeoutError:
+            self.tally.add(Outcome.HUNG, f"a new picture at {frontend.name}")
+        except CutError as error:
+            if not _excused(frontend, deaths, shortages, error):
+                self.tally.add(Outcome.LOST, f"{frontend.name}: {error}")
+        else:
+            if isinstance(result, Answer):
+                whole = (result.finish_reason, result.tokens) == ("length", PROBE_TOKENS)
+                complaint = "" if whole else f"a new picture at {frontend.name}: {result}"
+                self.tally.add(Outcome.CORRECT if whole else Outcome.WRONG, complaint)
+            else:
+                self._judge(prompt, frontend, result)
+
+    def _named(self, prompt: Prompt) -> tuple[Prompt, dict[str, str]]:
+        """A prompt, some of them under the same id, in the header or in the body."""
+        if self._random.random() >= self._alike_share:
+            return prompt, {}
+        self.tally.alike += 1
+        if self._random.random() < 0.5:
+            return prompt, {"X-Request-Id": ALIKE}
+        return Prompt(prompt.number, prompt.body | {"request_id": ALIKE}), {}
 
     def _judge(self, prompt: Prompt, frontend: Frontend, result: Result | None) -> None:
         where = f"prompt {prompt.number} at {frontend.name}"

@@ -9,25 +9,28 @@ import asyncio
 import contextlib
 import random
 import signal
+import stat
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from common.card import WorkerCard
+from common.errors import MmRouterError
 from common.identity import Incarnation
 from tests.chaos.report import Report
 from tests.e2e.processes import (
     HttpServer,
     Process,
-    engine_pid,
     start_frontend,
     start_worker,
-    worker_pid,
 )
 from tests.ports import free_port
 
@@ -36,7 +39,20 @@ STALL_S = 40.0
 WORKER_WAIT_S = 300.0
 """How long a request waits for a worker. Engines start slowly while everything else goes on."""
 
+MEDIA_CACHE = "--mm-processor-cache-gb=0.05"
+"""Of a worker. New pictures are sent all the time: what vLLM keeps of them, up to 4 GiB, would
+look like a leak of its engine."""
+
+MEDIA_PROCESSES = 2
+"""Of the frontend that lives through everything; the other one processes media itself."""
+
+LARGEST_CARD = 1 << 20
+"""Bytes. What is larger in the discovery directory is one of the faults."""
+
 Metrics = dict[str, float]
+
+Moved = dict[tuple[str, str], float]
+"""Bytes of media by worker and transport."""
 
 
 class Worker:
@@ -44,11 +60,13 @@ class Worker:
 
     Attributes:
         busy: held while a fault happens to it.
+        incarnation: when it was last seen to be there.
     """
 
     def __init__(self, name: str, fleet: "Fleet") -> None:
         self.name = name
         self.busy = asyncio.Lock()
+        self.incarnation: Incarnation | None = None
         self.starts = 0
         self._fleet = fleet
         self.process = self._start()
@@ -57,22 +75,42 @@ class Worker:
         self.starts += 1
         logs = self._fleet.directory / f"{self.name}-{self.starts}"
         logs.mkdir()
-        return start_worker(self.name, self._fleet.model, self._fleet.cards, logs)
+        return start_worker(self.name, self._fleet.model, self._fleet.cards, logs, MEDIA_CACHE)
 
     def card(self) -> WorkerCard:
-        """What it says of itself."""
-        path = self._fleet.cards / f"{self.name}.json"
-        return WorkerCard.from_json(path.read_bytes())
+        """What it says of itself, among all else that lies there.
+
+        Raises:
+            FileNotFoundError: nothing of this process.
+        """
+        pid = self.pid
+        for path in self._fleet.cards.iterdir():
+            with contextlib.suppress(OSError, ValueError, MmRouterError):
+                about = path.lstat()
+                if not stat.S_ISREG(about.st_mode) or about.st_size > LARGEST_CARD:
+                    continue
+                card = WorkerCard.from_json(path.read_bytes())
+                if card.worker_id == self.name and card.host.pid == pid:
+                    return card
+        raise FileNotFoundError(f"no card of worker {self.name}")
 
     @property
     def pid(self) -> int:
-        """Of the process that frontends talk to."""
-        return worker_pid(self._fleet.cards, self.name)
+        """Of the process that frontends talk to, a child of the one that was started."""
+        return _only(
+            child
+            for child in psutil.Process(self.process.pid).children()
+            if "backend_worker" in child.cmdline()
+        )
 
     @property
     def engine_pid(self) -> int:
         """Of the process that computes."""
-        return engine_pid(self._fleet.cards, self.name)
+        return _only(
+            child
+            for child in psutil.Process(self.pid).children(recursive=True)
+            if "EngineCore" in " ".join(child.cmdline())
+        )
 
     async def keep(self) -> None:
         """Start it again in its place whenever it ends, as whoever runs services does."""
@@ -86,22 +124,33 @@ class Frontend:
     """One of the frontends.
 
     Attributes:
+        port: where it serves.
+        transport: how media travel from it when all is well.
+        busy: held while a fault happens to this process.
         deaths: how often it was killed: a request that saw it die is sent again.
         down: whether it is being started again.
+        short: whether it can open nothing more.
+        shortages: how often that was: a request that it did not take is sent again.
         counted, losses: what its killed predecessors had counted, and events they lost.
     """
 
-    def __init__(self, name: str, fleet: "Fleet", *flags: str, **extra_env: str) -> None:
+    def __init__(
+        self, name: str, fleet: "Fleet", transport: str, *flags: str, **extra_env: str
+    ) -> None:
         self.name = name
+        self.transport = transport
+        self.busy = asyncio.Lock()
         self.deaths = 0
         self.down = False
+        self.short = False
+        self.shortages = 0
         self.counted: Metrics = {}
         self.losses = 0
         self.starts = 0
         self._fleet = fleet
         self._flags = flags
         self._extra_env = extra_env
-        self._port = free_port()
+        self.port = free_port()
         self.process = self._start()
 
     def _start(self) -> HttpServer:
@@ -118,7 +167,7 @@ class Frontend:
             f"--worker-wait={WORKER_WAIT_S}",
             *self._flags,
             module=("tests.chaos.watched_frontend", str(self._report)),
-            port=self._port,
+            port=self.port,
             env=self._extra_env,
         )
 
@@ -129,11 +178,28 @@ class Frontend:
     async def metrics(self) -> Metrics:
         """What it has counted, by name, summed over labels."""
         found: Metrics = dict(self.counted)
-        async with self._fleet.http.get(f"{self.url}/metrics") as reply:
-            for family in text_string_to_metric_families(await reply.text()):
-                for sample in family.samples:
-                    found[sample.name] = found.get(sample.name, 0.0) + sample.value
+        for sample in await self._samples():
+            found[sample.name] = found.get(sample.name, 0.0) + sample.value
         return found
+
+    async def moved(self) -> Moved:
+        """How media travelled from this process."""
+        return {
+            (sample.labels["worker_id"], sample.labels["transport"]): sample.value
+            for sample in await self._samples()
+            if sample.name == "mmrouter_tensor_bytes_sent_total"
+        }
+
+    @property
+    def media_pids(self) -> list[int]:
+        """Of the processes that process media for it."""
+        children = psutil.Process(self.process.pid).children()
+        return [each.pid for each in children if "frontend.processing.child" in each.cmdline()]
+
+    async def _samples(self) -> list[Sample]:
+        async with self._fleet.http.get(f"{self.url}/metrics") as reply:
+            families = text_string_to_metric_families(await reply.text())
+            return [sample for family in families for sample in family.samples]
 
     async def report(self) -> Report:
         """What it says of itself."""
@@ -189,17 +255,17 @@ class Fleet:
         self.cards = directory / "cards"
         self.http = http
         self.workers = [Worker(name, self) for name in ("w0", "w1", "w2")]
-        self.survivor = Frontend("a", self)
-        self.doomed = Frontend("b", self, DYNAMO_MM_TRANSFER="nixl")
+        self.survivor = Frontend("a", self, "shm", f"--preprocess-workers={MEDIA_PROCESSES}")
+        self.doomed = Frontend("b", self, "nixl", DYNAMO_MM_TRANSFER="nixl")
 
     @property
     def frontends(self) -> tuple[Frontend, Frontend]:
         return self.survivor, self.doomed
 
     async def ready(self) -> None:
-        """Wait for everybody."""
+        """Wait for everybody. Nobody starts a frontend again that ends by itself."""
         for frontend in self.frontends:
-            await self.serves(frontend)
+            await self._until(partial(self._lives, frontend), frontend.process)
         for worker in self.workers:
             await self.has(worker)
 
@@ -220,7 +286,9 @@ class Fleet:
     async def _until(self, there: Callable[[], Awaitable[bool]], process: Process) -> None:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            with contextlib.suppress(
+                aiohttp.ClientError, TimeoutError, OSError, ValueError, psutil.Error
+            ):
                 if await there():
                     return
             await asyncio.sleep(0.5)
@@ -230,12 +298,17 @@ class Fleet:
         async with self.http.get(f"{frontend.url}/health") as reply:
             return reply.status == 200
 
+    async def _lives(self, frontend: Frontend) -> bool:
+        frontend.process.check_alive()
+        return await self._healthy(frontend)
+
     async def _exact(self, worker: Worker, former: Incarnation | None) -> bool:
         incarnation = worker.card().incarnation
         if incarnation == former:
             return False
         for view in await self.views(self.survivor):
             if view["worker_id"] == worker.name and view["incarnation"] == incarnation:
+                worker.incarnation = incarnation
                 return view["connected"] and {rank["index"] for rank in view["ranks"]} == {"exact"}
         return False
 
@@ -250,6 +323,18 @@ class Fleet:
         for process in everybody:
             process.stop()
         return statuses
+
+
+def _only(processes: Iterable[psutil.Process]) -> int:
+    """The pid of one process that must be there alone.
+
+    Raises:
+        FileNotFoundError: it isn't there, as while its worker starts.
+    """
+    pids = [process.pid for process in processes]
+    if len(pids) != 1:
+        raise FileNotFoundError(f"{len(pids)} processes instead of one")
+    return pids[0]
 
 
 def pick(workers: list[Worker], random_: random.Random) -> Worker:

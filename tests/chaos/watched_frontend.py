@@ -1,9 +1,10 @@
-"""The frontend with two handles: arguments are the frontend's, after a FILE.
+"""The frontend with handles: arguments are the frontend's, after a FILE.
 
     python -m tests.chaos.watched_frontend FILE ARGUMENTS...
 
 On SIGUSR1 the next few messages of KV events are lost before they are read, as a full queue
-loses them. On SIGUSR2 it writes a report to FILE.
+loses them. On SIGUSR2 it writes a report to FILE. On SIGRTMIN its clock on the wall jumps, as far
+as Python's ``time`` shows it, and on SIGRTMIN+1 it is right again.
 """
 
 import asyncio
@@ -13,20 +14,22 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
-import zmq.utils.garbage
+import zmq
 from vllm.multimodal.media.connector import global_thread_pool
 
 from frontend import __main__ as frontend
 from frontend.args import FrontendArgs
-from frontend.router.event_stream import Command, EventStream
+from frontend.router.events.event_stream import Command, EventStream
 from tests.chaos.report import Report
 
 MOST_LOST_AT_ONCE = 20
+FARTHEST_JUMP_S = 86_400.0
 
 
 def full(pool: ThreadPoolExecutor) -> ThreadPoolExecutor:
@@ -37,11 +40,30 @@ def full(pool: ThreadPoolExecutor) -> ThreadPoolExecutor:
     return pool
 
 
+class WallClock:
+    """``time.time`` with an error. Linux has no clock on the wall for one process alone."""
+
+    def __init__(self) -> None:
+        self._right = time.time
+        self._error_s = 0.0
+
+    def install(self) -> None:
+        time.time = lambda: self._right() + self._error_s
+        time.time_ns = lambda: int(time.time() * 1e9)
+
+    def jump(self) -> None:
+        self._error_s = random.choice((-1, 1)) * FARTHEST_JUMP_S ** random.random()
+
+    def put_right(self) -> None:
+        self._error_s = 0.0
+
+
 class Handles:
-    """What the two signals do."""
+    """What the signals do."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
+        self._clock = WallClock()
         self._to_lose = 0
         self._lost = 0
         self._on_live = EventStream.on_live
@@ -63,21 +85,34 @@ class Handles:
         # What is made when it is first needed would look like a leak.
         loop.set_default_executor(full(ThreadPoolExecutor(thread_name_prefix="asyncio")))
         full(global_thread_pool)
-        zmq.utils.garbage.gc.start()  # has a context and a thread, for frames sent without a copy
-        zmq.utils.garbage.gc._push_socket  # noqa: B018 # is made by asking for it
         loop.add_signal_handler(signal.SIGUSR1, self._lose)
         loop.add_signal_handler(signal.SIGUSR2, self._write)
+        self._clock.install()
+        loop.add_signal_handler(signal.SIGRTMIN, self._clock.jump)
+        loop.add_signal_handler(signal.SIGRTMIN + 1, self._clock.put_right)
 
     def _lose(self) -> None:
         self._to_lose = random.randint(1, MOST_LOST_AT_ONCE)
 
     def _write(self) -> None:
+        gc.unfreeze()  # vLLM's server hides from it what there was at start: the first sockets
         gc.collect()
         partial = self._file.with_suffix(".partial")
         threads = Counter(re.sub(r"[\d_-]+$", "", each.name) for each in threading.enumerate())
-        report = Report(len(asyncio.all_tasks()), self._lost, dict(threads))
+        report = Report(len(asyncio.all_tasks()), self._lost, dict(threads), _open_sockets())
         partial.write_bytes(msgspec.json.encode(report))
         partial.rename(self._file)
+
+
+def _open_sockets() -> dict[str, int]:
+    """Those that pyzmq knows, but for views of others."""
+    return dict(
+        Counter(
+            str(each.socket_type)
+            for each in gc.get_objects()
+            if isinstance(each, zmq.Socket) and not each.closed and not each._shadow
+        )
+    )
 
 
 def main() -> None:

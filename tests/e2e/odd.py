@@ -1,5 +1,6 @@
 """Asking for something odd: what plain vLLM answers, or a 4xx with a reason."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -7,20 +8,29 @@ import httpx
 from tests.e2e.conftest import Endpoint
 
 
-def compare(
-    router: Endpoint, plain: Endpoint, *parts: dict[str, Any], **options: Any
+def ask(
+    endpoint: Endpoint,
+    *parts: dict[str, Any],
+    headers: Mapping[str, str] | None = None,
+    **options: Any,
 ) -> httpx.Response:
-    """Our reply: the same answer as plain vLLM's, or a 4xx with a reason where it has none."""
+    """The reply to a question about some media; options are fields of the body."""
     body = {
         "model": "demo",
         "messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "What?"}]}],
         "max_tokens": 4,
         "temperature": 0,
     } | options
-    ours = router.http.post("/v1/chat/completions", json=body)
+    return endpoint.http.post("/v1/chat/completions", json=body, headers=headers)
+
+
+def compare(
+    router: Endpoint, plain: Endpoint, *parts: dict[str, Any], **options: Any
+) -> httpx.Response:
+    """Our reply: the same answer as plain vLLM's, or a 4xx with a reason where it has none."""
+    ours = ask(router, *parts, **options)
     # After a 500, vLLM's server drops the connection, at some moment of the next request.
-    close = {"Connection": "close"}
-    theirs = plain.http.post("/v1/chat/completions", json=body, headers=close)
+    theirs = ask(plain, *parts, headers={"Connection": "close"}, **options)
     if theirs.status_code == 200:
         assert ours.status_code == 200, ours.text
         assert ours.json()["choices"] == theirs.json()["choices"]

@@ -136,9 +136,19 @@ def start_worker(
     return Process(name, command, logs / f"{name}.log", **env)
 
 
+def card_path(discovery: Path, name: str) -> Path:
+    """The file of a worker's card; one that was killed may have left its own."""
+    return max(discovery.glob(f"{name}.*.json"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def card_of(discovery: Path, name: str) -> WorkerCard:
+    """What a worker says of itself."""
+    return WorkerCard.from_json(card_path(discovery, name).read_bytes())
+
+
 def worker_pid(discovery: Path, name: str) -> int:
     """Of the process that frontends talk to, which is a child of the one that was started."""
-    return WorkerCard.from_json((discovery / f"{name}.json").read_bytes()).host.pid
+    return card_of(discovery, name).host.pid
 
 
 def engine_pid(discovery: Path, name: str) -> int:
@@ -221,6 +231,7 @@ def start_plain_vllm(model: Path, logs: Path, *flags: str, name: str = "plain-vl
     return HttpServer(name, command, logs / f"{name}.log", port)
 
 
-def our_shared_memory() -> set[str]:
-    """Names of mmrouter's segments in shared memory."""
-    return {path.name for path in Path("/dev/shm").glob("mmrouter-*")}
+def shared_memory_of(*pids: int) -> set[str]:
+    """Names of what processes have, or left, in shared memory. Others may remove what they left."""
+    names = {path.name for path in Path("/dev/shm").glob("mmrouter-arena-*")}
+    return {name for name in names if int(name.split("-")[2]) in pids}

@@ -10,9 +10,11 @@ import pytest
 
 from common import fleet_key
 from tests.e2e.conftest import Endpoint, LetGo, wait_for_workers
+from tests.e2e.odd import ask
 from tests.e2e.processes import HttpServer, Process, start_frontend, start_worker
 from tests.e2e.test_scenarios import image
 from tests.pictures import data_uri, picture
+from tests.waiting import until
 
 QUESTION = {"model": "demo", "prompt": "one two three four " * 20, "max_tokens": 4}
 
@@ -32,16 +34,23 @@ def locked(
     """A worker and a frontend with a fleet key; users need a key of their own."""
     directory = tmp_path_factory.mktemp("locked")
     fleet_key.new(directory / "fleet.key")
-    (directory / "users").write_text("sesame\n")
-    (directory / "users").chmod(0o600)
+    for who, keys in (("users", "sesame\nopal\n"), ("admins", "open\n")):
+        (directory / who).write_text(keys)
+        (directory / who).chmod(0o600)
     discovery, logs = directory / "discovery", directory
     key = f"--fleet-key-file={directory / 'fleet.key'}"
     # Any loopback address but the usual one.
     worker = start_worker("locked", model, discovery, logs, key, "--worker-host=127.0.0.2")
-    flags = [key, f"--api-key-file={directory / 'users'}", "--no-trust-request-mm-kwargs"]
+    flags = [
+        key,
+        f"--api-key-file={directory / 'users'}",
+        f"--admin-key-file={directory / 'admins'}",
+        "--no-trust-request-mm-kwargs",
+        "--max-body-mb=1",
+    ]
     frontend = start_frontend("locked-frontend", discovery, logs, *flags)
     try:
-        wait_for_workers(frontend, [worker], headers={"Authorization": "Bearer sesame"})
+        wait_for_workers(frontend, [worker], headers={"Authorization": "Bearer open"})
         yield Locked(worker, frontend, discovery, logs)
     finally:
         let_go(worker, frontend)
@@ -55,14 +64,52 @@ def user(locked: Locked) -> Iterator[Endpoint]:
     endpoint.close()
 
 
-def test_requests_run_and_events_come_over_encrypted_sockets(user: Endpoint) -> None:
+@pytest.fixture
+def other_user(locked: Locked) -> Iterator[Endpoint]:
+    endpoint = Endpoint(locked.frontend.url)
+    endpoint.http.headers["Authorization"] = "Bearer opal"
+    yield endpoint
+    endpoint.close()
+
+
+@pytest.fixture
+def admin(locked: Locked) -> Iterator[Endpoint]:
+    endpoint = Endpoint(locked.frontend.url)
+    endpoint.http.headers["Authorization"] = "Bearer open"
+    yield endpoint
+    endpoint.close()
+
+
+def test_a_name_that_one_key_planted_is_unknown_to_another(
+    user: Endpoint, other_user: Endpoint
+) -> None:
+    def answer(endpoint: Endpoint, shown: str | None, salt: str | None = None) -> str:
+        url = None if shown is None else {"url": data_uri(picture(shown))}
+        part = {"type": "image_url", "image_url": url, "uuid": "guessed"}
+        reply = ask(endpoint, part, cache_salt=salt)
+        if reply.status_code == 400:
+            assert "nothing is kept under its uuid" in reply.text
+            return "unknown"
+        return str(reply.json()["choices"][0]["message"]["content"])
+
+    mine = answer(user, "of one user")
+    assert answer(other_user, None) == "unknown"
+    assert answer(user, None, "pepper") == "unknown"
+    yours = answer(other_user, "of another user")
+    assert answer(user, None) == mine != yours
+    assert answer(other_user, None) == yours
+
+
+def test_requests_run_and_events_come_over_encrypted_sockets(
+    user: Endpoint, admin: Endpoint
+) -> None:
     user.http.post("/v1/completions", json=QUESTION).raise_for_status()
     again = user.http.post("/v1/completions", json=QUESTION).json()
     assert again["choices"][0]["text"]
     # The worker's events, and not a prediction alone, say what it holds.
-    (rank,) = user.workers()["locked"]["ranks"]
+    (rank,) = admin.workers()["locked"]["ranks"]
     assert rank["index"] == "exact"
-    decision = user.decision(again["id"])
+    decision = admin.decision(again["id"])
     assert decision["predicted_cached_tokens"] == decision["realised_cached_tokens"]
 
 
@@ -76,6 +123,25 @@ def test_users_without_a_key_see_nothing(locked: Locked, key: str | None) -> Non
         assert http.post("/tokenize", json={"prompt": "x"}).status_code == 401
         assert http.get("/health").status_code == 200
         assert "mmrouter_" in http.get("/metrics").text
+
+
+def test_what_all_asked_for_is_for_admins_who_ask_for_nothing(
+    user: Endpoint, admin: Endpoint
+) -> None:
+    for path in ("/mmrouter/workers", "/mmrouter/workers/refused", "/mmrouter/decisions"):
+        refused = user.http.get(path)
+        assert refused.status_code == 403, path
+        assert "--admin-key-file" in refused.json()["error"]["message"]
+        assert admin.http.get(path).status_code == 200, path
+    assert user.http.post("/scale_elastic_ep", json={}).status_code == 403
+    assert admin.http.post("/v1/completions", json=QUESTION).status_code == 401
+
+
+def test_a_body_that_is_too_large_is_refused_in_a_sentence(user: Endpoint) -> None:
+    reply = user.http.post("/v1/completions", json=QUESTION | {"prompt": "x" * (1 << 20)})
+    assert reply.status_code == 413
+    assert "--max-body-mb" in reply.json()["error"]["message"]
+    assert user.http.post("/v1/completions", json=QUESTION).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -95,12 +161,12 @@ def test_options_of_processing_need_trust(user: Endpoint, options: dict[str, Any
     assert user.http.post("/v1/chat/completions", json=body).status_code == 200
 
 
-def test_a_frontend_without_the_key_is_told_so(locked: Locked) -> None:
+async def test_a_frontend_without_the_key_is_told_so(locked: Locked) -> None:
     stranger = start_frontend("stranger", locked.discovery, locked.logs)
     try:
         stranger.wait_for_status(503)
-        reply = httpx.get(stranger.url + "/v1/models")
-        assert "--fleet-key-file" in reply.json()["error"]["message"]
+        # A card counts once it was renewed while the frontend looks on.
+        await until(lambda: "--fleet-key-file" in httpx.get(stranger.url + "/v1/models").text)
     finally:
         stranger.stop()
 

@@ -4,6 +4,7 @@ Also the way back: media that a worker evicted are asked for again.
 """
 
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,12 +95,17 @@ def test_a_worker_that_sees_other_shared_memory_is_reached_by_nixl(
     allowed = subprocess.run([*ELSEWHERE, "true"], capture_output=True, check=False)
     if allowed.returncode != 0:
         pytest.skip(f"namespaces can't be made here: {allowed.stderr.decode().strip()}")
-    worker = start_worker("elsewhere", stack.model, tmp_path, stack.logs, within=ELSEWHERE)
-    frontend = start_frontend("frontend-elsewhere", tmp_path, stack.logs)
+    tcp = "--nixl-allow-tcp"  # UCX's shared memory doesn't reach into other namespaces
+    worker = start_worker("elsewhere", stack.model, tmp_path, stack.logs, tcp, within=ELSEWHERE)
+    frontend = start_frontend("frontend-elsewhere", tmp_path, stack.logs, tcp)
     try:
         wait_for_workers(frontend, [worker])
         endpoint = Endpoint(frontend.url)
-        assert endpoint.workers()["elsewhere"]["transport"] == "nixl"
+        # Inline until both sides have started NIXL, which nobody needed before.
+        deadline = time.monotonic() + 60
+        while endpoint.workers()["elsewhere"]["transport"] != "nixl":
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
         lab = Lab("nixl", endpoint, plain, pictures_url)
         one, two = lab.drawn("elsewhere-1"), lab.drawn("elsewhere-2")
         assert len(lab.ask(one, two, WHAT).shipped) == 2

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.e2e.processes import Process, environment, our_shared_memory
+from tests.e2e.processes import Process, environment, shared_memory_of
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -72,9 +72,7 @@ def test_it_serves_until_ctrl_c_and_leaves_nothing(model: Path, tmp_path: Path) 
         script.signal(signal.SIGINT)
         script.wait()
         assert living(mark) == []
-        # mmrouter-arena-<pid of its owner>-…
-        owners = {int(name.split("-")[2]) for name in our_shared_memory()}
-        assert not owners & pids
+        assert not shared_memory_of(*pids)
     finally:
         script.stop()
 

@@ -16,8 +16,8 @@ from tests.e2e.conftest import Endpoint, Stack, wait_for_workers
 from tests.e2e.processes import (
     HttpServer,
     engine_pid,
-    our_shared_memory,
     paused,
+    shared_memory_of,
     start_frontend,
     start_worker,
 )
@@ -207,8 +207,7 @@ async def test_a_frontend_that_leaves_finishes_streams_until_it_is_told_to_hurry
         assert long.finish_reason is None
         assert long.error is not None and "shutting down" in long.error["message"]
     assert await asyncio.to_thread(frontend.wait) == 0, frontend.tail()
-    arenas = [name for name in our_shared_memory() if f"-{frontend.pid}-" in name]
-    assert not arenas
+    assert not shared_memory_of(frontend.pid)
 
 
 async def test_a_rolling_restart_of_all_workers_under_load_loses_no_request(

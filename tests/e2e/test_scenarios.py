@@ -201,6 +201,23 @@ def test_another_image(lab: Lab) -> None:
     assert other.bytes_sent > 0
 
 
+def test_equal_images_under_two_salts_share_nothing(lab: Lab) -> None:
+    one, two, again = (
+        lab.ask(lab.drawn("salted"), WHAT, cache_salt=f"{salt}-{lab.way}")
+        for salt in ("one", "two", "one")
+    )
+    assert text(one.response) == text(two.response) == text(again.response)
+    assert one.hf_runs["frontend"] == two.hf_runs["frontend"] == 1
+    assert one.bytes_sent > 0 and two.bytes_sent > 0
+    assert two.cached == 0
+    assert again.cached > 0
+    assert again.cached == again.decision["predicted_cached_tokens"]
+    assert again.bytes_sent == 0
+    assert again.hf_runs == {"frontend": 0, "worker": 0}
+    (salted,), (unsalted,) = one.media, lab.ask(lab.drawn("salted"), WHAT).media
+    assert salted["mm_hash"] != unsalted["mm_hash"]
+
+
 def test_several_images(lab: Lab) -> None:
     asked = lab.ask(lab.drawn("a"), words("and"), lab.drawn("b"), lab.drawn("c"), words("Compare."))
     assert len(asked.shipped) == 3

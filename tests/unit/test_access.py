@@ -16,7 +16,7 @@ from zmq.utils import z85
 from backend_worker.args import parse
 from backend_worker.engine import with_our_defaults
 from backend_worker.event_publisher import KeyedEventPublisher, KeyedEventsConfig, secured
-from backend_worker.obtain import MediaInlet
+from backend_worker.media_receiver import MediaReceiver
 from backend_worker.service import WorkerService
 from common.errors import ConfigurationError, WorkerLostError
 from common.fleet_key import FleetKey, KeyPair, new
@@ -25,11 +25,12 @@ from common.identity import Incarnation, WorkerId
 from common.protocol import PROTOCOL_VERSION, Hello, Ping, ToFrontend
 from common.telemetry import REFUSED_CONNECTIONS
 from common.transfer.choice import TransferMode
+from common.transfer.registry import receivers
 from common.wire import Codec
-from frontend import worker_link
-from frontend.media import MediaLender
-from frontend.router.events import EventSource, ZmqFeeds
-from frontend.worker_link import WorkerLink
+from frontend.router.events.subscriber import EventSource, ZmqFeeds
+from frontend.workers import link as worker_link
+from frontend.workers.link import WorkerLink
+from frontend.workers.media_sender import MediaSender
 from tests.unit.common.cards import make_card
 from tests.unit.frontend.router.kv_events import stored
 from tests.unit.frontend.router.test_events import Listener
@@ -52,7 +53,7 @@ def key(key_file: Path) -> FleetKey:
 async def service(key: FleetKey) -> AsyncIterator[WorkerService]:
     service = WorkerService(
         ScriptedEngine(),
-        MediaInlet(None, no_rendering),
+        MediaReceiver(receivers(no_rendering)),
         WorkerId("w0"),
         Incarnation("i0"),
         "tcp://127.0.0.1:0",
@@ -70,12 +71,12 @@ async def check_it_serves(service: WorkerService, key: FleetKey | None) -> None:
     context = frontend_context(key)
     card = make_card(request_endpoint=service.endpoint)
     link = WorkerLink(card, context, Incarnation("f"), lambda status: None)
-    lender = MediaLender(None, TransferMode.AUTO)
+    media_sender = MediaSender(None, TransferMode.AUTO)
     try:
-        await link.open(lender.offer())
+        await link.open(media_sender.offer())
         await link.close()
     finally:
-        lender.close()
+        media_sender.close()
         context.destroy(linger=0)
 
 
@@ -114,8 +115,8 @@ async def test_a_stranger_gets_nothing_and_others_are_served(
     theirs = {
         "no key": None,
         "another key": another(tmp_path),
-        "knows the worker's public key": FleetKey(KeyPair(key.worker.public, b""), pair()),
-        "has the worker's key": FleetKey(key.worker, key.worker),
+        "knows the worker's public key": FleetKey(KeyPair(key.worker.public, b""), pair(), b""),
+        "has the worker's key": FleetKey(key.worker, key.worker, b""),
     }[stranger]
     before = refused()
     with pytest.raises(WorkerLostError, match="did not answer"):
@@ -253,7 +254,7 @@ async def test_events_reach_nobody_else(
     theirs = {
         "no key": None,
         "another key": another(tmp_path),
-        "knows the public key": FleetKey(KeyPair(key.worker.public, b""), pair()),
+        "knows the public key": FleetKey(KeyPair(key.worker.public, b""), pair(), b""),
     }[stranger]
     context = frontend_context(theirs)
     live, replay = context.socket(zmq.SUB), context.socket(zmq.DEALER)

@@ -52,11 +52,11 @@ from common.transfer.metadata import (
     decode_metadata,
     encode_metadata,
 )
-from common.transfer.nixl_agent import NixlOffer
+from common.transfer.nixl_offer import NixlOffer
 from common.wire import Codec, Frame
 from frontend.fetch.data_url import read_data_url
-from frontend.fetch.errors import MediaError
-from frontend.fetch.policy import FetchPolicy, parse_url
+from frontend.media_limits.errors import MediaError
+from frontend.media_limits.policy import FetchPolicy, parse_url
 from frontend.router.event_wire import MalformedEventError, decode_batch, decode_sequence
 from tests.unit.common.cards import make_card
 from tests.unit.frontend.router.kv_events import cleared, encode, removed, stored
@@ -70,7 +70,8 @@ ARENA = ArenaOffer(
     name="mmrouter-arena-1-2-" + "0" * 16, size=1 << 20, generation=3, nonce="0" * 64
 )
 OFFER = TransferOffer(
-    shm=ARENA, nixl=NixlOffer(agent="f", metadata="AAAA", address=4096, arena=ARENA)
+    shm=ARENA,
+    nixl=NixlOffer(agent="f", metadata="AAAA", address=4096, arena=ARENA, checksum_key="ab" * 32),
 )
 
 TO_WORKER: list[msgspec.Struct] = [
@@ -236,7 +237,7 @@ METADATA = [
     encode_metadata(each)
     for each in (
         ShmMetadata(arena="a", offset=4096, generation=3, **ITEM),
-        NixlMetadata(agent="f", offset=4096, generation=3, **ITEM),
+        NixlMetadata(agent="f", offset=4096, generation=3, checksum="ab" * 16, **ITEM),
         InlineMetadata(**ITEM),
         ReferenceMetadata(
             modality="image", mm_processor_kwargs={"a": [1]}, media_io_kwargs={}, **ITEM
@@ -268,7 +269,7 @@ async def test_inline_items(data: st.DataObject) -> None:
 
 
 OFFERS = [OFFER.model_dump_json().encode(), TransferOffer(shm=ARENA).model_dump_json().encode()]
-REPLIES = [TransferReply(nixl=True, refusals=("no",)).model_dump_json().encode()]
+REPLIES = [TransferReply(nixl="f", refusals=("no",)).model_dump_json().encode()]
 
 
 @given(damaged_bytes(OFFERS) | hostile_json(OFFERS))

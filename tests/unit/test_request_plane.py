@@ -16,13 +16,14 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import SamplingParams
 
 from backend_worker.engine import EngineLoad, Items
-from backend_worker.obtain import MediaInlet, Obtained
+from backend_worker.media_receiver import MediaReceiver, Obtained
 from backend_worker.service import WorkerService
 from common.errors import (
     CorruptSegmentError,
     EngineFailedError,
     MediaMissingError,
     RequestRejectedError,
+    WorkerDiedError,
     WorkerLostError,
 )
 from common.identity import Incarnation, MmHash, RequestId, WorkerId
@@ -35,15 +36,18 @@ from common.protocol import (
     Output,
     Status,
     Submit,
+    ToFrontend,
 )
 from common.transfer.arena import Arena
 from common.transfer.base import Loan
 from common.transfer.choice import TransferMode
 from common.transfer.nixl import NixlReceiver
+from common.transfer.nixl_network import NixlNetwork
 from common.transfer.reference import MediaSource
-from frontend.media import MediaLender
-from frontend.preprocess import MediaItem
-from frontend.worker_link import Answer, WorkerLink
+from common.transfer.registry import receivers
+from frontend.processing.preprocessor import MediaItem
+from frontend.workers.link import Answer, WorkerLink
+from frontend.workers.media_sender import MediaSender
 from tests.unit.common.cards import make_card
 from tests.waiting import until
 
@@ -126,7 +130,7 @@ def media(name: str, value: int) -> MediaItem:
 
 
 class Plane:
-    """A service, a link and a lender, as a frontend and a worker have them."""
+    """A service, a link and a media_sender, as a frontend and a worker have them."""
 
     def __init__(
         self,
@@ -138,16 +142,21 @@ class Plane:
         self.engine = engine
         self.service = service
         self.arena = arena
-        self.lender = MediaLender(arena, mode)
+        self.media_sender = MediaSender(arena, mode)
         self.statuses: list[Status] = []
         self.serving = asyncio.create_task(service.run())
         card = make_card(request_endpoint=service.endpoint)
         self.context = zmq.asyncio.Context()
         self.link = WorkerLink(card, self.context, Incarnation("f"), self.statuses.append)
+        self.link._on_terms = lambda reply: self.media_sender.answered(WorkerId("w0"), reply)
+        self._mode = mode
 
     async def open(self) -> None:
-        await self.link.open(self.lender.offer())
-        self.lender.connect(WorkerId("w0"), self.link.reply)
+        await self.link.open(self.media_sender.offer())
+        self.media_sender.connect(WorkerId("w0"), self.link.reply)
+        if self.arena is not None and self._mode in (TransferMode.SHM, TransferMode.NIXL):
+            # A worker doesn't let us wait for long: NIXL may be ready after the session began.
+            await until(lambda: self.media_sender.transport(WorkerId("w0")) == self._mode.value)
 
     async def close(self) -> None:
         await self.link.close()
@@ -155,10 +164,10 @@ class Plane:
         await asyncio.gather(self.serving, return_exceptions=True)
         await self.service.close()
         self.context.destroy(linger=0)
-        self.lender.close()
+        self.media_sender.close()
 
     async def lend(self, *items: MediaItem) -> list[Loan]:
-        return await self.lender.lend(WorkerId("w0"), items)
+        return await self.media_sender.lend(WorkerId("w0"), items)
 
     def leases(self) -> int:
         assert self.arena is not None
@@ -180,10 +189,12 @@ async def no_rendering(source: MediaSource) -> tuple[MmHash, MultiModalKwargsIte
 @pytest.fixture(params=["shm", "nixl", "inline"])
 async def plane(request: pytest.FixtureRequest) -> AsyncIterator[Plane]:
     engine = ScriptedEngine()
-    nixl = NixlReceiver(slots=2, slot_size=1 << 16) if request.param == "nixl" else None
+    nixl = (
+        NixlReceiver(NixlNetwork(), slots=2, slot_size=1 << 12) if request.param == "nixl" else None
+    )
     service = WorkerService(
         engine,
-        MediaInlet(nixl, no_rendering),
+        MediaReceiver(receivers(no_rendering, nixl)),
         WorkerId("w0"),
         Incarnation("i0"),
         "tcp://127.0.0.1:0",
@@ -191,7 +202,7 @@ async def plane(request: pytest.FixtureRequest) -> AsyncIterator[Plane]:
     mode = TransferMode.NIXL if request.param == "nixl" else TransferMode.SHM
     plane = Plane(engine, service, None if request.param == "inline" else Arena(1 << 20), mode)
     await plane.open()
-    assert plane.lender.transport(WorkerId("w0")) == request.param
+    assert plane.media_sender.transport(WorkerId("w0")) == request.param
     yield plane
     await plane.close()
 
@@ -361,6 +372,35 @@ async def test_a_worker_that_goes_away_loses_its_requests_and_returns_the_loans(
         assert plane.leases() == 0
 
 
+async def test_a_request_is_blamed_for_a_death_only_if_the_worker_lived_when_it_came(
+    plane: Plane,
+) -> None:
+    plane.engine.script = never
+    before = asyncio.ensure_future(anext(plane.dispatch(name="before")))
+    await until(lambda: plane.engine.running == 1)
+    dispatch = plane.link._dispatches[RequestId("before")]
+    await until(lambda: plane.link._last_heard > dispatch.since)
+
+    async def unsent(address: bytes, message: ToFrontend) -> bool:
+        return True
+
+    plane.service._send_now = unsent  # type: ignore[method-assign]
+    after = asyncio.ensure_future(anext(plane.dispatch(name="after")))
+    await until(lambda: plane.engine.running == 2)
+    plane.link._lose("silent for long", WorkerDiedError)
+    late = asyncio.ensure_future(anext(plane.dispatch(name="late")))
+    for asking, deadly in ((before, True), (after, False), (late, False)):
+        with pytest.raises(WorkerLostError, match="silent for long") as caught:
+            await asking
+        assert caught.value.may_be_deadly is deadly
+
+
+async def test_a_worker_takes_nothing_more_once_its_engine_died(plane: Plane) -> None:
+    plane.engine.errored = True
+    failed = (await collect(plane.dispatch()))[-1]
+    assert isinstance(failed, Failed) and failed.kind is FailureKind.BUSY
+
+
 async def test_a_frontend_that_leaves_ends_its_requests_on_the_worker(plane: Plane) -> None:
     plane.engine.script = never
     waiting = asyncio.ensure_future(anext(plane.dispatch()))
@@ -378,6 +418,9 @@ async def test_a_frontend_that_vanishes_ends_its_requests_on_the_worker(plane: P
     cat = media("cat", 7)
     waiting = asyncio.ensure_future(anext(plane.dispatch(cat, loans=await plane.lend(cat))))
     await until(lambda: plane.engine.running == 1)
+    for task in plane.link._tasks:
+        task.cancel()
+    await asyncio.gather(*plane.link._tasks, return_exceptions=True)
     plane.link._close_socket()
     await until(lambda: plane.engine.aborted == 1)
     waiting.cancel()
@@ -405,7 +448,7 @@ async def test_another_incarnation_at_the_address_is_not_our_worker(plane: Plane
     card = make_card(request_endpoint=plane.service.endpoint, incarnation="other")
     link = WorkerLink(card, plane.context, Incarnation("f2"), plane.statuses.append)
     with pytest.raises(WorkerLostError, match="no longer worker w0"):
-        await link.open(plane.lender.offer())
+        await link.open(plane.media_sender.offer())
 
 
 async def test_nonsense_on_the_port_changes_nothing(plane: Plane) -> None:

@@ -1,7 +1,9 @@
 """What the request plane refuses and holds back: drain and bounds, over real sockets."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -10,15 +12,31 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
 from backend_worker.engine import Items
-from backend_worker.obtain import MediaInlet
+from backend_worker.media_receiver import MediaReceiver
 from backend_worker.service import WorkerService
-from common.errors import SlowClientError, WorkerBusyError, WorkerStalledError
+from common.errors import (
+    SlowClientError,
+    WorkerBusyError,
+    WorkerDiedError,
+    WorkerStalledError,
+)
 from common.identity import Incarnation, RequestId, WorkerId
-from common.protocol import Ack, Failed, FailureKind, Output, Submit
+from common.protocol import (
+    Ack,
+    Failed,
+    FailureKind,
+    Output,
+    Ping,
+    Submit,
+    ToFrontend,
+    ToWorker,
+)
 from common.transfer.arena import Arena
 from common.transfer.choice import TransferMode
-from frontend.backlog import Backlog
-from frontend.worker_link import WorkerLink
+from common.transfer.registry import receivers
+from frontend.workers import link as worker_link
+from frontend.workers.backlog import Backlog
+from frontend.workers.link import WorkerLink
 from tests.unit.common.cards import make_card
 from tests.unit.test_request_plane import (
     Plane,
@@ -37,11 +55,11 @@ MAX_REQUESTS = 60
 @pytest.fixture
 async def plane(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Plane]:
     monkeypatch.setattr("backend_worker.service.SEND_QUEUE", 4)
-    monkeypatch.setattr("frontend.worker_link.RECEIVE_QUEUE", 4)
+    monkeypatch.setattr("frontend.workers.link.RECEIVE_QUEUE", 4)
     engine = ScriptedEngine()
     service = WorkerService(
         engine,
-        MediaInlet(None, no_rendering),
+        MediaReceiver(receivers(no_rendering)),
         WorkerId("w0"),
         Incarnation("i0"),
         "tcp://127.0.0.1:0",
@@ -137,7 +155,7 @@ async def test_a_frontend_that_reads_slowly_holds_up_only_its_own_requests(plane
     await until(lambda: made > 0)
 
     other = WorkerLink(plane.link.card, plane.context, Incarnation("other"), lambda status: None)
-    await other.open(plane.lender.offer())
+    await other.open(plane.media_sender.offer())
     quick = other.dispatch(Submit(RequestId("quick"), [1], SamplingParams(), [], []), [])
     assert len(await collect(quick)) == 101
     assert made < 99 + 99, "the slow one waits"
@@ -151,7 +169,7 @@ async def test_a_frontend_that_reads_slowly_holds_up_only_its_own_requests(plane
 async def test_a_client_that_does_not_read_is_given_up(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("frontend.worker_link.UNREAD_ANSWERS", 4)
+    monkeypatch.setattr("frontend.workers.link.UNREAD_ANSWERS", 4)
 
     async def endless(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
         while True:
@@ -171,7 +189,7 @@ async def test_a_worker_that_answers_nothing_has_stalled(plane: Plane) -> None:
     plane.engine.script = never
     card = make_card(request_endpoint=plane.service.endpoint)
     link = WorkerLink(card, plane.context, Incarnation("f2"), lambda status: None, stall_s=0.5)
-    await link.open(plane.lender.offer())
+    await link.open(plane.media_sender.offer())
     try:
         with pytest.raises(WorkerStalledError, match=r"no answer .* for 0\.5 s"):
             await collect(link.dispatch(Submit(RequestId("r"), [1], SamplingParams(), [], []), []))
@@ -180,10 +198,51 @@ async def test_a_worker_that_answers_nothing_has_stalled(plane: Plane) -> None:
     await until(lambda: plane.engine.running == 0)
 
 
+async def test_who_stood_still_does_not_take_that_for_the_silence_of_a_worker(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later_s = 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + later_s)
+    monkeypatch.setattr(worker_link, "time", clock)
+    monkeypatch.setattr(worker_link, "PING_INTERVAL_S", 0.02)
+    card = make_card(request_endpoint=plane.service.endpoint)
+    link = WorkerLink(card, plane.context, Incarnation("f2"), lambda status: None)
+    await link.open(plane.media_sender.offer())
+
+    async def unsent(address: bytes, message: ToFrontend) -> bool:
+        return True
+
+    pings = 0
+    send = link._send
+
+    async def counted(message: ToWorker) -> None:
+        nonlocal pings
+        pings += isinstance(message, Ping)
+        await send(message)
+
+    monkeypatch.setattr(plane.service, "_send_now", unsent)  # what it says is not read yet
+    monkeypatch.setattr(link, "_send", counted)
+
+    def ticked() -> bool:
+        return pings > 2 or link._lost.done()
+
+    try:
+        await until(ticked)
+        later_s, pings = 20.0, 0
+        await until(ticked)
+        assert not link._lost.done()
+        while not link._lost.done():  # now it is the worker
+            later_s, pings = later_s + 1.0, 0
+            await until(ticked)
+        assert isinstance(await link.lost(), WorkerDiedError)
+    finally:
+        await link.close()
+
+
 async def test_too_many_bytes_on_the_way_are_refused_and_nothing_stays(plane: Plane) -> None:
     plane.link._backlog = Backlog(max_bytes=0)
     cat = media("cat", 7)
-    loans = await plane.lender.lend(WorkerId("w0"), [cat], inline=True)
+    loans = await plane.media_sender.lend(WorkerId("w0"), [cat], inline=True)
     with pytest.raises(WorkerBusyError, match="slow to read"):
         await collect(plane.dispatch(cat, loans=loans))
     assert plane.link.active_requests == 0

@@ -1,23 +1,47 @@
 """Fails loudly when a surface of vLLM that we rely on moves."""
 
+import dataclasses
 import inspect
+import tomllib
+from pathlib import Path
 
+import pytest
+from fastapi.routing import APIRoute
+from packaging.requirements import Requirement
+from pydantic import BaseModel
 from vllm import AsyncEngineArgs
 from vllm.engine.protocol import EngineClient
+from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.openai.chat_completion.protocol import (
+    BatchChatCompletionRequest,
+    ChatCompletionRequest,
+)
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
+from vllm.multimodal import image
 from vllm.multimodal.cache.base import BaseMultiModalProcessorCache
+from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, audio
 from vllm.multimodal.processing import BaseMultiModalProcessor
+from vllm.multimodal.processing.inputs import ProcessorInputs
+from vllm.multimodal.video_decoders import opencv, torchcodec
 from vllm.renderers import BaseRenderer
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.engine.input_processor import InputProcessor
-from vllm.version import __version__
 
 from common.card import ModelSettings
-from frontend.engine_client import RoutedEngineClient
+from common.media_formats import IMAGE_FORMATS
+from common.vllm_versions import INSTALLED, SUPPORTED
+from frontend.args import parse
+from frontend.http.admin import MANAGEMENT, is_for_admins
 from frontend.processing.vllm_cache import StoreCache
+from frontend.request.engine_client import RoutedEngineClient
+
+ROOT = Path(__file__).parents[2]
 
 
 def parameters(function: object) -> list[str]:
@@ -25,7 +49,15 @@ def parameters(function: object) -> list[str]:
 
 
 def test_the_version_is_the_one_that_this_was_built_on() -> None:
-    assert __version__.partition("+")[0] == "0.32.0"
+    assert INSTALLED in SUPPORTED
+
+
+@pytest.mark.parametrize("extra", ["cpu", "cuda"])
+def test_the_project_installs_the_versions_that_are_supported(extra: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (vllm,) = map(Requirement, project["optional-dependencies"][extra])
+    assert tuple(each.version for each in vllm.specifier) == SUPPORTED
+    assert {each.operator for each in vllm.specifier} == {"=="}
 
 
 def test_we_implement_exactly_what_is_abstract() -> None:
@@ -45,6 +77,51 @@ def test_the_server_is_assembled_as_before() -> None:
     assert parameters(init_app_state) == ["engine_client", "state", "args", "supported_tasks"]
 
 
+OF_USERS = {
+    "/detokenize",
+    "/generative_scoring",
+    "/health",
+    "/inference/v1/generate",
+    "/invocations",
+    "/load",
+    "/metrics",
+    "/ping",
+    "/tokenize",
+    "/v1/chat/completions",
+    "/v1/chat/completions/batch",
+    "/v1/chat/completions/derender",
+    "/v1/chat/completions/render",
+    "/v1/completions",
+    "/v1/completions/derender",
+    "/v1/completions/render",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/messages/render",
+    "/v1/models",
+    "/v1/responses",
+    "/v1/responses/render",
+    "/v1/responses/{response_id}",
+    "/v1/responses/{response_id}/cancel",
+    "/v1/systemone",
+    "/version",
+}
+
+
+def test_every_route_is_for_users_or_for_admins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new one of vLLM's: may every user call it? If not, it belongs into http/admin.py."""
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+    monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
+    args = parse([]).serve
+    args.enable_fault_tolerance = True
+    app = build_app(args, ("generate",), None)
+    paths = {route.path for route in app.routes if isinstance(route, APIRoute)}
+    assert {path for path in paths if not is_for_admins(path)} == OF_USERS
+    ours = {f"/{name}" for name in MANAGEMENT}
+    # The profiler's are there if there is one.
+    unknown = {name for name in ours if not any(path.startswith(name) for path in paths)}
+    assert unknown == {"/start_profile", "/stop_profile"}
+
+
 def test_media_are_injected_as_before() -> None:
     assert parameters(InputProcessor.inject_into_mm_cache) == ["self", "mm_hashes", "mm_kwargs"]
 
@@ -60,7 +137,7 @@ def test_a_detokenizer_is_made_and_read_as_before() -> None:
 
 
 def test_every_sampling_parameter_was_thought_about() -> None:
-    """A new one may be state that an answer can't go on without: see frontend/seam.py."""
+    """A new one may be state that an answer can't go on without: see frontend/request/resume.py."""
     assert len(SamplingParams.__struct_fields__) == 43
 
 
@@ -95,5 +172,45 @@ def test_media_are_processed_as_before() -> None:
     assert BaseMultiModalProcessorCache.__abstractmethods__ <= set(vars(StoreCache))
 
 
+def test_names_of_media_reach_what_hashes_them() -> None:
+    assert "mm_uuid_items" in {field.name for field in dataclasses.fields(ProcessorInputs)}
+    assert 'prompt.get("multi_modal_uuids")' in inspect.getsource(
+        BaseRenderer._process_tokens_async
+    )
+
+
+@pytest.mark.parametrize(
+    "request_type",
+    [
+        AnthropicMessagesRequest,
+        BatchChatCompletionRequest,
+        ChatCompletionRequest,
+        CompletionRequest,
+        GenerateRequest,
+        ResponsesRequest,
+    ],
+)
+def test_salts_come_in_bodies_under_one_name(request_type: type[BaseModel]) -> None:
+    assert request_type.model_fields["cache_salt"].validation_alias is None
+
+
 def test_model_settings_are_engine_arguments() -> None:
     assert set(ModelSettings.model_fields) <= set(inspect.signature(AsyncEngineArgs).parameters)
+
+
+def test_decoders_are_where_they_are_guarded() -> None:
+    """See common/decoder_guard.py and frontend/fetch/video_limit.py."""
+    assert "av.open(path)" in inspect.getsource(audio.load_audio_pyav)
+    assert "AudioDecoder is None" in inspect.getsource(audio.load_audio_torchcodec)
+    assert "VideoDecoder(" in inspect.getsource(
+        torchcodec.TorchCodecVideoBackendMixin.make_torchcodec_decoder
+    )
+    assert "formats=ALLOWED_IMAGE_FORMATS" in inspect.getsource(image.open_image)
+    assert "open_image(" in inspect.getsource(ImageMediaIO.load_bytes)
+    assert set(IMAGE_FORMATS) <= set(image.ALLOWED_IMAGE_FORMATS)
+    assert audio.AUDIO_BACKENDS == ("auto", "soundfile", "pyav", "torchcodec")
+    assert "loader_cls.read_frames(" in inspect.getsource(opencv.decode_opencv)
+    # Ours does the same, for fewer bytes.
+    source = inspect.getsource(AudioMediaIO.load_bytes)
+    for part in ("_validate_encoded_size(", "sr=None", "backend=self.audio_backend"):
+        assert part in source

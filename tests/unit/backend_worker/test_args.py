@@ -3,6 +3,7 @@ import pytest
 from backend_worker.args import parse
 from backend_worker.engine import with_our_defaults
 from common.transfer.choice import TransferMode
+from common.transfer.nixl_network import NixlNetwork
 
 
 def test_engine_flags_reach_vllm_and_ours_do_not() -> None:
@@ -53,6 +54,18 @@ def test_the_transfer_mode_comes_from_the_environment(
     assert parse(["--model", "m"]).transfer is mode
 
 
+def test_nixl_stays_on_this_host_unless_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse(["--model", "m"]).nixl == NixlNetwork()
+    flags = ["--model", "m", "--nixl-interface", "eth0", "--nixl-allow-tcp"]
+    assert parse(flags).nixl == NixlNetwork("eth0", allow_tcp=True)
+    monkeypatch.setenv("MMROUTER_NIXL_INTERFACE", "mlx5_0:1,mlx5_1:1")
+    monkeypatch.setenv("UCX_TLS", "rc")
+    assert parse(["--model", "m"]).nixl == NixlNetwork("mlx5_0:1,mlx5_1:1", narrowed_to=("rc",))
+    monkeypatch.setenv("MMROUTER_NIXL_ALLOW_TCP", "1")
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    assert parse(["--model", "m"]).nixl.allow_tcp
+
+
 @pytest.mark.parametrize(
     ("argv", "environment", "complaint"),
     [
@@ -65,6 +78,15 @@ def test_the_transfer_mode_comes_from_the_environment(
             "turns transfer off",
         ),
         (["--model", "m", "--no-such-flag"], {}, "no-such-flag"),
+        (["--model", "m", "--nixl-interface", "all"], {}, "must name devices"),
+        (["--model", "m", "--nixl-interface", "^lo"], {}, "must name devices"),
+        (["--model", "m"], {"UCX_TLS": "tcp"}, "--nixl-allow-tcp"),
+        (["--model", "m", "--discovery", "etcd://host"], {}, "must be at file:///"),
+        (
+            ["--model", "m", "--discovery", "file:///a", "--discovery-dir", "/a"],
+            {},
+            "--discovery and --discovery-dir both say",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_a_sentence(
@@ -80,3 +102,17 @@ def test_a_wrong_command_line_is_a_sentence(
         parse(argv)
     assert caught.value.code == 2
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "variable",
+    ["WORKER_PORT", "MAX_REQUESTS", "NIXL_SLOTS", "NIXL_SLOT_MB", "NIXL_DEADLINE"],
+)
+def test_a_wrong_value_in_the_environment_is_a_sentence(
+    variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(f"MMROUTER_{variable}", "many")
+    with pytest.raises(SystemExit) as stopped:
+        parse(["--model", "m"])
+    assert stopped.value.code == 2
+    assert "'many'" in capsys.readouterr().err

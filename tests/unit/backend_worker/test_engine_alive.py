@@ -8,7 +8,7 @@ import pytest
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from backend_worker import engine
-from backend_worker.engine import answered
+from backend_worker.engine import Engine, answered
 from common.errors import EngineGoneError
 
 
@@ -40,6 +40,15 @@ async def test_an_engine_that_was_dead_before_says_so() -> None:
         await answered(llm(errored=True), ask())
 
 
+async def test_an_engine_that_died_has_settled() -> None:
+    """Or a request that it died of would never end."""
+    unanswered = asyncio.get_running_loop().create_future()
+    started = object.__new__(Engine)
+    started._llm = SimpleNamespace(errored=True, is_sleeping=lambda: unanswered)
+    async with asyncio.timeout(30):
+        await started.settled()
+
+
 async def test_who_gives_up_takes_the_question_back() -> None:
     unanswered = asyncio.get_running_loop().create_future()
     asking = asyncio.create_task(answered(llm(errored=False), unanswered))
@@ -49,3 +58,14 @@ async def test_who_gives_up_takes_the_question_back() -> None:
         await asking
     await asyncio.sleep(0)
     assert unanswered.cancelled()
+
+
+async def test_a_dead_engine_has_settled() -> None:
+    """Whoever waits for it to have taken a request's media would wait for ever."""
+
+    async def is_sleeping() -> bool:
+        await asyncio.Event().wait()
+        return False
+
+    dead = SimpleNamespace(errored=True, is_sleeping=is_sleeping)
+    await asyncio.wait_for(Engine.settled(SimpleNamespace(_llm=dead)), 60)  # type: ignore[arg-type]

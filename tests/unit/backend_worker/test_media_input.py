@@ -13,7 +13,7 @@ from backend_worker.engine import media_input
 from common.errors import RequestRejectedError
 from common.protocol import MediaPart, Submit, ToWorker
 from common.wire import Codec
-from frontend.preprocess import Preprocessor
+from frontend.processing.preprocessor import Preprocessor
 from tests.unit.common.transfer.items import image
 
 MASK = torch.tensor([True, False, True, True])

@@ -40,6 +40,15 @@ def test_another_card_version_is_refused() -> None:
         WorkerCard.from_json(json.dumps(raw).encode())
 
 
+def test_a_card_of_another_version_says_so_whatever_else_it_holds() -> None:
+    raw = json.loads(make_card().to_json())
+    raw["card_version"] = CARD_VERSION - 1
+    del raw["model"]["runner"]
+    raw["new"] = 1
+    with pytest.raises(CardError, match=f"worker w0 has version {CARD_VERSION - 1}"):
+        WorkerCard.from_json(json.dumps(raw).encode())
+
+
 def test_workers_may_differ_in_what_does_not_change_hashes() -> None:
     ours = make_card()
     check_compatible(ours, make_card("w1", request_endpoint="tcp://127.0.0.1:2", num_ranks=2))

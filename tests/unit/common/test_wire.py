@@ -143,3 +143,31 @@ def test_a_damaged_message_gives_a_message_or_a_protocol_error(place: int, byte:
     frames[1][place % len(frames[1])] = byte
     with contextlib.suppress(ProtocolError):
         codec.decode(views(list(frames)))
+
+
+def test_what_a_message_that_cannot_be_read_was_about() -> None:
+    codec: Codec[ToFrontend] = Codec(ToFrontend)
+
+    def about(head: object) -> tuple[str, str, bool]:
+        frames = [memoryview((1).to_bytes(4, "little")), memoryview(msgspec.msgpack.encode(head))]
+        found = codec.about(frames)
+        return found.type, found.request_id, found.finished
+
+    output = {"type": "output", "request_id": "r", "outputs": 7, "finished": True}
+    with pytest.raises(ProtocolError):
+        codec.decode([memoryview(b"\1\0\0\0"), memoryview(msgspec.msgpack.encode(output))])
+    assert about(output) == ("output", "r", True)
+    assert about({"type": "failed", "request_id": "r"}) == ("failed", "r", False)
+    heads: list[object] = [[], 7, {"type": 7}, {"request_id": None}, {"finished": "no"}]
+    for strange in heads:
+        assert about(strange) == ("", "", False)
+    for frames in ([], [b""], [b"\1\0\0\0", b"\xc1"], [b"", b"\x91" * 5_000], [b"", b"\xa1\xff"]):
+        assert codec.about([memoryview(frame) for frame in frames]).request_id == ""
+
+
+@pytest.mark.parametrize("text", ["half a letter \ud83d", 2**70])
+def test_what_has_no_encoding_is_refused(text: object) -> None:
+    codec: Codec[ToFrontend] = Codec(ToFrontend)
+    with pytest.raises(ProtocolError, match="Goodbye can't be sent"):
+        codec.encode(Goodbye(text))  # type: ignore[arg-type]
+    assert codec.encode(Goodbye("fine"))

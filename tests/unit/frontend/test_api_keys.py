@@ -7,9 +7,10 @@ import pytest
 from starlette.responses import PlainTextResponse
 
 from common.errors import ConfigurationError
-from frontend.api_keys import OPEN, ApiKeyGuard, read_keys
 from frontend.args import parse
 from frontend.asgi import Message, Receive, Scope, Send
+from frontend.http.api_keys import OPEN, ApiKeyGuard, read_keys
+from frontend.tenancy.tenant import EVERYBODY, current_tenant
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -58,6 +59,14 @@ async def test_probes_scrapers_and_preflights_need_no_key() -> None:
         for path in (*OPEN, "/under/health", "/metrics/"):
             assert (await http.get(path)).text == "served"
         assert (await http.options("/v1/chat/completions")).text == "served"
+
+
+async def test_strangers_send_no_bodies_anywhere() -> None:
+    async with client(ApiKeyGuard(app, ["one"])) as http:
+        for method, path in (("POST", "/ping"), ("GET", "/health"), ("OPTIONS", "/v1/models")):
+            reply = await http.request(method, path, content=b"x" * 1000)
+            assert (reply.status_code, reply.headers["connection"]) == (401, "close")
+            assert (await http.request(method, path)).text == "served"
 
 
 async def test_a_websocket_without_a_key_is_closed() -> None:
@@ -115,3 +124,16 @@ def test_a_missing_file_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         parse(["--api-key-file", str(tmp_path / "nowhere")])
     assert "can't be read" in capsys.readouterr().err
+
+
+async def test_each_key_is_a_tenant_of_its_own() -> None:
+    async def tell(scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse(current_tenant.get())(scope, receive, send)
+
+    async with client(ApiKeyGuard(tell, ["one", "two"])) as http:
+        tenants = [
+            (await http.get("/v1/models", headers={"Authorization": f"Bearer {key}"})).text
+            for key in ("one", "two", "one")
+        ]
+    assert tenants[0] == tenants[2] != tenants[1]
+    assert EVERYBODY not in tenants

@@ -11,7 +11,7 @@ from vllm.multimodal.inputs import (
 )
 
 from common.errors import RequestRejectedError
-from frontend.client_embeds import check_embeds
+from frontend.processing.client_embeds import check_embeds
 
 
 def feature(name: str, shape: tuple[int, ...], position: PlaceholderRange) -> MultiModalFeatureSpec:

@@ -8,9 +8,9 @@ import pytest
 from common.errors import DeadlineExceededError, OutputTimeoutError
 from common.identity import RequestId, WorkerId
 from common.protocol import Ack
-from frontend.deadlines import Deadlines
-from frontend.fault_settings import FaultSettings
-from frontend.worker_link import Answer
+from frontend.request.deadlines import Deadlines
+from frontend.request.settings import FaultSettings
+from frontend.workers.link import Answer
 
 ACK = Ack(RequestId("r"), [])
 NEVER = 1000.0

@@ -1,25 +1,43 @@
 """Who gets into the fleet, with a watcher of our own and a worker that answers."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import errno
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Any
 
 import pytest
+import zmq
+import zmq.asyncio
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import SamplingParams
 
-from backend_worker.obtain import MediaInlet
+from backend_worker.engine import Items
+from backend_worker.media_receiver import MediaReceiver
 from backend_worker.service import WorkerService
-from common.card import WorkerCard, WorkerState
-from common.discovery.base import CardChange, CardGone, CardPresent, CardWatcher
-from common.errors import NoWorkerError, WorkerLeftError, WorkerLostError
-from common.identity import Incarnation, WorkerId
+from common.card import HostIdentity, WorkerCard, WorkerState
+from common.discovery.base import CardChange, CardGone, CardPresent, CardRefused, CardWatcher
+from common.errors import (
+    CardError,
+    DiscoveryError,
+    NoWorkerError,
+    WorkerLeftError,
+    WorkerLostError,
+)
+from common.identity import Incarnation, RequestId, WorkerId
+from common.protocol import Output, Submit, Terms
+from common.telemetry import INTERNAL_ERRORS, REFUSED_CARDS, TASK_FAILURES, WORKERS
 from common.transfer.choice import TransferMode
-from frontend.fleet import Fleet
-from frontend.media import MediaLender
-from frontend.router.ejection import Standing
+from common.transfer.handshake import TransferReply
+from common.transfer.registry import receivers
 from frontend.router.router import Router
+from frontend.router.selection.ejection import Circuit
 from frontend.router.settings import RouterSettings
+from frontend.workers.fleet import Fleet, Member
+from frontend.workers.link import WorkerLink
+from frontend.workers.media_sender import MediaSender
 from tests.unit.common.cards import make_card
-from tests.unit.test_request_plane import ScriptedEngine, no_rendering
+from tests.unit.test_request_plane import ScriptedEngine, no_rendering, output
 from tests.waiting import until
 
 
@@ -27,47 +45,98 @@ class Announcements(CardWatcher):
     """Changes as a test makes them."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[CardChange] = asyncio.Queue()
+        self._queue: asyncio.Queue[CardChange | Exception] = asyncio.Queue()
 
     def say(self, change: CardChange) -> None:
         self._queue.put_nowait(change)
 
+    def fail(self, error: Exception) -> None:
+        self._queue.put_nowait(error)
+
     async def changes(self) -> AsyncIterator[CardChange]:
         while True:
-            yield await self._queue.get()
+            change = await self._queue.get()
+            if isinstance(change, Exception):
+                raise change
+            yield change
+
+
+class Worker:
+    """One run of a worker, without discovery."""
+
+    def __init__(self, incarnation: str) -> None:
+        self.engine = ScriptedEngine()
+        self.incarnation = Incarnation(incarnation)
+        self.service = WorkerService(
+            self.engine,
+            MediaReceiver(receivers(no_rendering)),
+            WorkerId("w0"),
+            self.incarnation,
+            "tcp://127.0.0.1:0",
+        )
+        self._endpoint = self.service.endpoint
+        self._serving: asyncio.Task[None] | None = asyncio.create_task(self.service.run())
+
+    def card(self, worker_id: str = "w0", **changes: Any) -> WorkerCard:
+        changes = {"incarnation": self.incarnation, **changes}
+        return make_card(worker_id, request_endpoint=self._endpoint, **changes)
+
+    async def close(self) -> None:
+        if self._serving is None:
+            return
+        self._serving.cancel()
+        await asyncio.gather(self._serving, return_exceptions=True)
+        self._serving = None
+        await self.service.close()
 
 
 class Town:
-    """A fleet, and one worker that cards may point at."""
+    """A fleet, and one worker that cards may point at; more may come."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, trust_remote_code: bool = False) -> None:
         self.news = Announcements()
         self.router = Router(RouterSettings())
-        self.lender = MediaLender(None, TransferMode.AUTO)
-        self.fleet = Fleet(self.news, self.router, self.lender, Incarnation("f"), "0.32.0")
-        self.service = WorkerService(
-            ScriptedEngine(),
-            MediaInlet(None, no_rendering),
-            WorkerId("w0"),
-            Incarnation("i0"),
-            "tcp://127.0.0.1:0",
+        self.media_sender = MediaSender(None, TransferMode.AUTO)
+        self.fleet = Fleet(
+            self.news,
+            self.router,
+            self.media_sender,
+            Incarnation("f"),
+            "0.32.0",
+            trust_remote_code=trust_remote_code,
         )
-        self.tasks = [
-            asyncio.create_task(self.service.run()),
-            asyncio.create_task(self.fleet.run()),
-        ]
+        self.workers: list[Worker] = []
+        self.worker = self.start("i0")
+        self.following = asyncio.create_task(self.fleet.run())
+
+    def start(self, incarnation: str) -> Worker:
+        """Another run of the same worker."""
+        self.workers.append(Worker(incarnation))
+        return self.workers[-1]
 
     def card(self, worker_id: str = "w0", **changes: Any) -> WorkerCard:
-        return make_card(worker_id, request_endpoint=self.service.endpoint, **changes)
+        return self.worker.card(worker_id, **changes)
+
+    def serving(self) -> Incarnation | None:
+        """Which run of the worker serves, for the fleet and for the router alike."""
+        routed = [worker.incarnation for worker in self.router.workers()]
+        if not self.fleet.connected:
+            return None
+        serving = self.fleet.link(WorkerId("w0")).card.incarnation
+        return serving if routed == [serving] else None
 
     async def close(self) -> None:
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        self.following.cancel()
+        await asyncio.gather(self.following, return_exceptions=True)
         await self.fleet.close()
         await self.router.close()
-        await self.service.close()
-        self.lender.close()
+        for worker in self.workers:
+            await worker.close()
+        self.media_sender.close()
+
+
+def gone(card: WorkerCard) -> CardGone:
+    return CardGone(card.worker_id, card.incarnation)
 
 
 @pytest.fixture
@@ -89,11 +158,44 @@ async def test_a_worker_joins_and_leaves(town: Town) -> None:
     await until(lambda: town.fleet.connected)
     assert town.fleet.link(WorkerId("w0")).card == town.card()
     assert town.router.targets()
-    town.news.say(CardGone(WorkerId("w0")))
-    await until(lambda: not town.fleet.connected)
+    town.news.say(gone(town.card()))
+    await town.worker.close()
+    await until(lambda: not town.fleet.members())
+    assert not town.fleet.connected
     assert town.router.targets() == []
     with pytest.raises(WorkerLostError):
         town.fleet.link(WorkerId("w0"))
+    assert town.fleet._names == {}
+
+
+async def test_a_worker_whose_link_lives_stays_whatever_became_of_its_card(town: Town) -> None:
+    town.news.say(CardPresent(town.card()))
+    await until(lambda: town.fleet.connected)
+    link = town.fleet.link(WorkerId("w0"))
+    town.news.say(gone(town.card()))
+    (member,) = town.fleet.members()
+    await until(lambda: not member.present)
+    assert town.fleet.link(WorkerId("w0")) is link and town.router.targets()
+    # Its card comes back, and goes again; then the link is lost as well.
+    town.news.say(CardPresent(town.card()))
+    await until(lambda: member.present)
+    assert town.fleet.link(WorkerId("w0")) is link
+    link._lose("for the test")
+    await until(lambda: town.fleet.connected and town.fleet.link(WorkerId("w0")) is not link)
+    town.news.say(gone(town.card()))
+    await until(lambda: not member.present)
+    town.fleet.link(WorkerId("w0"))._lose("for the test")
+    await until(lambda: not town.fleet.members())
+    assert town.router.targets() == []
+
+
+async def test_a_worker_without_a_link_goes_with_its_card(town: Town) -> None:
+    card = make_card("nobody")
+    town.news.say(CardPresent(card))
+    await until(town.fleet.members)
+    town.news.say(gone(card))
+    await until(lambda: not town.fleet.members())
+    await until(lambda: not town.fleet._tasks and not town.fleet._names)
 
 
 async def test_another_version_of_vllm_never_becomes_the_contract(town: Town) -> None:
@@ -111,7 +213,7 @@ async def test_the_second_card_must_agree_with_the_first(town: Town) -> None:
     town.news.say(CardPresent(town.card("w1", cache={"block_size": 16})))
     await until(lambda: bool(town.fleet.refused()))
     assert "cache.block_size is 16" in town.fleet.refused()[WorkerId("w1")]
-    town.news.say(CardGone(WorkerId("w1")))
+    town.news.say(CardGone(WorkerId("w1"), Incarnation("i0")))
     await until(lambda: not town.fleet.refused())
 
 
@@ -121,16 +223,299 @@ async def test_a_draining_worker_gets_no_more_requests_but_keeps_its_link(town: 
     town.news.say(CardPresent(town.card(state=WorkerState.DRAINING)))
     await until(lambda: not town.fleet.connected)
     assert town.router.targets() == []
-    assert town.fleet.link(WorkerId("w0")).active_requests == 0
+    (member,) = town.fleet.members()
+    assert member.link is not None
 
 
 async def test_a_worker_that_restarts_in_place_is_a_new_one(town: Town) -> None:
     town.news.say(CardPresent(town.card()))
+    await until(lambda: town.serving() == "i0")
+    await town.worker.close()
+    successor = town.start("i1")
+    town.news.say(CardPresent(successor.card()))
+    # At once, though the old card is still there: nobody waits for its lease to end.
+    await until(lambda: town.serving() == "i1")
+    assert town.router.circuit(WorkerId("w0"))[0] is Circuit.CLOSED
+    assert not town.fleet.refused()
+    town.news.say(gone(town.card()))
+    await until(lambda: len(town.fleet._members) == 1)
+    assert town.serving() == "i1"
+
+
+async def test_a_successor_serves_while_its_predecessor_finishes(town: Town) -> None:
+    """A rolling restart under one worker id, at the moment when both are there."""
+    go_on = asyncio.Event()
+
+    async def slow(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        yield output("a", finished=False)
+        await go_on.wait()
+        yield output("b", finished=True)
+
+    old = town.worker
+    old.engine.script = slow
+    town.news.say(CardPresent(town.card()))
+    await until(lambda: town.serving() == "i0")
+    link = town.fleet.link(WorkerId("w0"))
+
+    async def ask() -> list[str]:
+        answers = link.dispatch(Submit(RequestId("r"), [1], SamplingParams(), [], []), [])
+        async with asyncio.timeout(60), aclosing(answers):
+            return [one.outputs[0].text async for one in answers if isinstance(one, Output)]
+
+    asking = asyncio.create_task(ask())
+    await until(lambda: old.engine.running)
+
+    new = town.start("i1")
+    town.news.say(CardPresent(new.card()))
+    town.news.say(CardPresent(town.card(state=WorkerState.DRAINING)))
+    # Also when the old card goes before the old link.
+    draining = asyncio.create_task(old.service.drain())
+    town.news.say(gone(town.card()))
+    await until(lambda: town.serving() == "i1")
+    assert town.fleet.link(WorkerId("w0")) is not link
+    go_on.set()
+    assert await asking == ["a", "b"]
+    await draining
+    await old.close()
+    await until(lambda: [each.card.incarnation for each in town.fleet.members()] == ["i1"])
+    assert town.serving() == "i1" and not town.fleet.refused()
+    assert town.media_sender.transport(WorkerId("w0")) is not None
+
+
+async def test_what_a_predecessor_says_of_its_transports_is_not_the_successors(town: Town) -> None:
+    """It answers late to an offer while it drains. Nothing would go by shared memory to the
+    successor, or everything by a way that it doesn't have."""
+    town.news.say(CardPresent(town.card()))
+    await until(lambda: town.serving() == "i0")
+    former = town.fleet.link(WorkerId("w0"))
+    town.news.say(CardPresent(town.card(state=WorkerState.DRAINING)))
+    successor = town.start("i1")
+    town.news.say(CardPresent(successor.card()))
+    await until(lambda: town.serving() == "i1")
+    terms = town.media_sender._workers[WorkerId("w0")].terms
+    (session,) = town.worker.service._sessions.values()
+    late = TransferReply(shm=not terms.shm, nixl="an agent that has ended")
+    await town.worker.service._send(session, Terms(late.model_dump_json().encode()))
+    # Whoever has read what was sent after the terms has read these.
+    seen: list[object] = []
+    former._on_status = seen.append
+    await until(lambda: len(seen) > 1)
+    assert town.media_sender._workers[WorkerId("w0")].terms == terms
+
+
+async def test_of_two_living_workers_under_one_id_the_first_serves_and_the_other_is_named(
+    town: Town,
+) -> None:
+    town.news.say(CardPresent(town.card()))
+    await until(lambda: town.serving() == "i0")
+    counted = REFUSED_CARDS.labels("worker_id")._value.get()
+    other = town.start("i1")
+    town.news.say(CardPresent(other.card(host=HostIdentity(hostname="there", pid=77))))
+    await until(town.fleet.refused)
+    reason = town.fleet.refused()[WorkerId("w0")]
+    assert "process 77 on there" in reason and "process 1 on here" in reason
+    assert "--worker-id" in reason
+    assert REFUSED_CARDS.labels("worker_id")._value.get() == counted + 1
+    assert WORKERS.labels("refused")._value.get() == 1
+    assert town.serving() == "i0" and len(town.fleet.members()) == 1
+    # Once the first is gone, the other serves, and needs nobody to say so.
+    await town.worker.close()
+    await until(lambda: town.serving() == "i1")
+    assert not town.fleet.refused()
+    # And if the first is there again, it waits in turn.
+    again = town.start("i2")
+    town.news.say(CardPresent(again.card()))
+    await until(town.fleet.refused)
+    assert town.serving() == "i1"
+    town.news.say(gone(again.card()))
+    await until(lambda: not town.fleet.refused())
+
+
+async def test_a_worker_that_stood_still_does_not_push_its_successor_out(town: Town) -> None:
+    town.news.say(CardPresent(town.card()))
+    await until(lambda: town.serving() == "i0")
+    town.fleet.link(WorkerId("w0"))._lose("silent", WorkerLostError)
+    new = town.start("i1")
+    town.news.say(CardPresent(new.card()))
     await until(lambda: town.fleet.connected)
-    town.news.say(CardPresent(town.card(incarnation="i1")))
+    # Whoever was first, only one of them serves, and the other is told of.
+    await until(lambda: town.serving() is not None)
+    await until(town.fleet.refused)
+    assert len(town.fleet.members()) == 1
+
+
+async def test_code_of_a_model_runs_here_only_if_this_frontend_says_so(town: Town) -> None:
+    card = town.card(model={"trust_remote_code": True})
+    town.news.say(CardPresent(card))
+    await until(town.fleet.refused)
+    assert "--trust-remote-code" in town.fleet.refused()[WorkerId("w0")]
+    assert not town.fleet._contract.done(), "or its model would be loaded"
+    trusting = Town(trust_remote_code=True)
+    try:
+        trusting.news.say(CardPresent(trusting.card(model={"trust_remote_code": True})))
+        await until(lambda: trusting.fleet.connected)
+        # Nor does the flag of the frontend make code run that workers don't run.
+        trusting.news.say(CardPresent(trusting.card("w1")))
+        await until(trusting.fleet.refused)
+    finally:
+        await trusting.close()
+
+
+async def test_a_card_that_can_not_be_read_is_named_until_it_is_gone(town: Town) -> None:
+    town.news.say(CardRefused(WorkerId("odd"), Incarnation("i0"), CardError("malformed card: x")))
+    await until(town.fleet.refused)
+    with pytest.raises(NoWorkerError, match="malformed card: x"):
+        town.fleet.check_available()
+    town.news.say(CardGone(WorkerId("odd"), Incarnation("i0")))
+    await until(lambda: not town.fleet.refused())
+
+
+async def test_a_card_that_is_right_again_is_refused_no_more(town: Town) -> None:
+    town.news.say(CardPresent(town.card()))
+    await until(lambda: town.fleet.connected)
+    town.news.say(gone(town.card()))  # its lease ended, its link lives
+    town.news.say(CardRefused(WorkerId("w0"), Incarnation("i0"), CardError("malformed card: x")))
+    await until(town.fleet.refused)
+    town.news.say(CardPresent(town.card()))
+    await until(lambda: not town.fleet.refused())
+
+
+async def test_terms_of_a_worker_that_left_its_name_change_nothing_of_its_successors(
+    town: Town,
+) -> None:
+    town.news.say(CardPresent(town.card()))
+    await until(lambda: town.serving() == "i0")
+    old = town.fleet.link(WorkerId("w0"))
+    town.news.say(CardPresent(town.card(state=WorkerState.DRAINING)))
     await until(lambda: not town.fleet.connected)
-    # Nobody of that incarnation answers there, so it stays out.
-    assert [member.link for member in town.fleet.members()] == [None]
+    town.news.say(CardPresent(town.start("i1").card()))
+    await until(lambda: town.serving() == "i1")
+    way = town.media_sender.transport(WorkerId("w0"))
+    old._on_terms(TransferReply(shm=True).model_dump_json().encode())
+    assert town.media_sender.transport(WorkerId("w0")) == way == "inline"
+
+
+# Errors that nobody expects
+
+
+async def test_too_many_open_files_when_connecting_are_survived(
+    town: Town, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("frontend.workers.fleet.RECONNECT_S", 0.01)
+    before = TASK_FAILURES.labels("worker keeper")._value.get()
+    with monkeypatch.context() as patch:
+        full = OSError(errno.EMFILE, "Too many open files")
+        patch.setattr("frontend.workers.fleet.WorkerLink", raises(full))
+        town.news.say(CardPresent(town.card()))
+        await until(lambda: TASK_FAILURES.labels("worker keeper")._value.get() >= before + 2)
+        # Discovery goes on meanwhile.
+        town.news.say(CardPresent(town.card("w1")))
+        await until(lambda: len(town.fleet.members()) == 2)
+        town.news.say(CardGone(WorkerId("w1"), Incarnation("i0")))
+        await until(lambda: len(town.fleet.members()) == 1)
+        assert not town.following.done()
+    assert any(record.exc_info for record in caplog.records), "with its trace"
+    await until(lambda: town.fleet.connected)
+
+
+async def test_a_link_that_can_not_be_had_whole_leaves_no_socket(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[zmq.asyncio.Socket] = []
+
+    def fails(socket: zmq.asyncio.Socket, *_: object, **__: object) -> None:
+        made.append(socket)
+        raise zmq.ZMQError(errno.EMFILE)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(zmq.asyncio.Socket, "get_monitor_socket", fails)
+        town.news.say(CardPresent(town.card()))
+        await until(lambda: made)
+    assert all(socket.closed for socket in made)
+    await until(lambda: town.fleet.connected)
+
+
+async def test_a_mistake_of_ours_about_one_card_keeps_no_other_worker_out(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(card: WorkerCard, _: object) -> None:
+        if card.worker_id == "w1":
+            raise LookupError("a mistake")
+
+    monkeypatch.setattr("frontend.workers.fleet.check_card", check)
+    before = INTERNAL_ERRORS.labels("discovery")._value.get()
+    town.news.say(CardPresent(town.card("w1")))
+    town.news.say(CardPresent(town.card()))
+    await until(lambda: town.fleet.connected)
+    assert INTERNAL_ERRORS.labels("discovery")._value.get() == before + 1
+
+
+async def test_discovery_that_fails_is_followed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("common.supervised.FIRST_PAUSE_S", 0.01)
+    town = Town()
+    try:
+        town.news.fail(RuntimeError("a mistake"))
+        town.news.say(CardPresent(town.card()))
+        await until(lambda: town.fleet.connected)
+        town.news.fail(DiscoveryError("strangers could have written the cards"))
+        with pytest.raises(DiscoveryError):
+            await town.following
+    finally:
+        await town.close()
+
+
+async def test_no_one_waits_for_a_link_that_closes_slowly(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closing, may_close = asyncio.Event(), asyncio.Event()
+    real = WorkerLink.close
+
+    async def slow(link: WorkerLink, reason: str = "") -> None:
+        closing.set()
+        await may_close.wait()
+        await real(link, reason)
+
+    town.news.say(CardPresent(town.card()))
+    await until(lambda: town.fleet.connected)
+    monkeypatch.setattr(WorkerLink, "close", slow)
+    town.fleet.link(WorkerId("w0"))._lose("for the test")
+    await closing.wait()
+    town.news.say(gone(town.card()))
+    await until(lambda: not town.fleet.members())
+    new = town.start("i1")
+    town.news.say(CardPresent(new.card()))
+    await until(lambda: town.serving() == "i1")
+    may_close.set()
+    await until(lambda: len(town.fleet._tasks) == 1)
+    assert town.serving() == "i1" and town.media_sender.transport(WorkerId("w0")) is not None
+
+
+@pytest.mark.parametrize("task", ["_read", "_keep_time", "_watch_connection"])
+async def test_a_link_one_of_whose_tasks_fails_is_lost_and_opened_again(
+    town: Town, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    async def fails(_: WorkerLink) -> None:
+        raise RuntimeError("a mistake")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkerLink, task, fails)
+        town.news.say(CardPresent(town.card()))
+        (member,) = await members_of(town)
+        await until(lambda: member.joined > float("-inf"))
+        await until(lambda: member.link is None)
+    await until(lambda: town.fleet.connected)
+
+
+async def members_of(town: Town) -> list[Member]:
+    await until(town.fleet.members)
+    return town.fleet.members()
+
+
+def raises(error: Exception) -> Callable[..., WorkerLink]:
+    def fails(*_: object, **__: object) -> WorkerLink:
+        raise error
+
+    return fails
 
 
 async def test_a_lost_worker_is_connected_again(town: Town) -> None:
@@ -143,14 +528,28 @@ async def test_a_lost_worker_is_connected_again(town: Town) -> None:
     assert town.fleet.link(WorkerId("w0")) is not link
 
 
+async def test_a_worker_that_forgot_our_session_is_connected_again(town: Town) -> None:
+    """As after a pause of ours that was longer than the worker waits."""
+    town.news.say(CardPresent(town.card()))
+    await until(lambda: town.fleet.connected)
+    link = town.fleet.link(WorkerId("w0"))
+    (session,) = town.worker.service._sessions.values()
+    await town.worker.service._end_session(session)
+    lost = await asyncio.wait_for(link.lost(), 60)
+    assert isinstance(lost, WorkerLeftError) and "say hello first" in str(lost)
+    await until(lambda: not town.fleet.connected)
+    await until(lambda: town.fleet.connected)
+    assert town.fleet.link(WorkerId("w0")) is not link
+
+
 async def test_a_lost_worker_is_not_trusted_at_once_and_one_that_left_is(town: Town) -> None:
     town.news.say(CardPresent(town.card()))
     await until(lambda: town.fleet.connected)
-    for kind, standing in ((WorkerLeftError, Standing.IN), (WorkerLostError, Standing.OUT)):
+    for kind, circuit in ((WorkerLeftError, Circuit.CLOSED), (WorkerLostError, Circuit.OPEN)):
         link = town.fleet.link(WorkerId("w0"))
         link._lose("for the test", kind)
         await until(lambda: not town.fleet.connected)
-        assert town.router.standing(WorkerId("w0"))[0] is standing
+        assert town.router.circuit(WorkerId("w0"))[0] is circuit
         await until(lambda: town.fleet.connected)
 
 
@@ -159,9 +558,10 @@ async def test_a_draining_worker_that_is_connected_again_still_gets_nothing(town
     await until(lambda: town.fleet.connected)
     town.news.say(CardPresent(town.card(state=WorkerState.DRAINING)))
     await until(lambda: not town.fleet.connected)
-    link = town.fleet.link(WorkerId("w0"))
-    link._lose("for the test")
     (member,) = town.fleet.members()
+    link = member.link
+    assert link is not None
+    link._lose("for the test")
     await until(lambda: member.link not in (None, link))
     assert town.router.targets() == []
 

@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from starlette.requests import Request
 
-from frontend import large_json
+from frontend.http import large_json
 
 PAD = "x" * large_json.LARGE
 

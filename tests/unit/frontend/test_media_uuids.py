@@ -1,15 +1,21 @@
-"""A client's name for a medium never reaches workers; what they know it by is its content."""
+"""A client's name for a medium is its API key's own, and no hash of anything."""
 
-from types import SimpleNamespace
+import gc
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 
-from frontend.media_uuids import content_hash, name_by_content, own_names
+from common.cache_partition import SHARED, Partition, partition_of
+from common.identity import MmHash
+from frontend.processing.uuids import HashedItems, MediaNames, Namespace, check_uuids, content_hash
+from frontend.tenancy.tenant import Tenant
 
-ALGORITHM = "blake3"
+MINE = Namespace(Tenant("me"), SHARED, ({}, {}))
+H, OTHER = MmHash("h"), MmHash("other")
 
 
 def item(value: float, size: int = 4) -> MultiModalKwargsItem:
@@ -17,65 +23,96 @@ def item(value: float, size: int = 4) -> MultiModalKwargsItem:
     return MultiModalKwargsItem({"pixels": MultiModalFieldElem(tensor, MultiModalBatchedField())})
 
 
-class Renderer:
-    """Has what the real one has, and remembers the names that it was given."""
-
-    def __init__(self, **items: list[MultiModalKwargsItem]) -> None:
-        self.items = items
-        self.names: Any = None
-        config = SimpleNamespace(mm_hasher_algorithm=ALGORITHM)
-        self.model_config = SimpleNamespace(get_multimodal_config=lambda: config)
-
-    async def _process_multimodal_async(
-        self, prompt: list[int], data: Any, names: Any, *_: Any, skip_mm_cache: bool
-    ) -> dict[str, Any]:
-        self.names = names
-        hashes = {
-            modality: [
-                (names or {}).get(modality, [None] * len(items))[index] or f"hash-{index}"
-                for index in range(len(items))
-            ]
-            for modality, items in self.items.items()
-        }
-        return {"mm_hashes": hashes, "mm_kwargs": self.items}
+def test_a_name_stands_for_what_was_last_shown_under_it() -> None:
+    names = MediaNames()
+    assert names.recall(MINE, "image", "logo") is None
+    for mm_hash in (H, OTHER):
+        names.remember(MINE, "image", "logo", mm_hash)
+        assert names.recall(MINE, "image", "logo") == mm_hash
+    names.clear()
+    assert names.recall(MINE, "image", "logo") is None
 
 
-async def hashes(uuids: Any, **items: list[MultiModalKwargsItem]) -> tuple[Any, Any]:
-    renderer = Renderer(**items)
-    name_by_content(renderer)
-    rendered = await renderer._process_multimodal_async([], {}, uuids, None, None)  # type: ignore[call-arg]
-    return rendered["mm_hashes"], renderer.names
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        {"tenant": Tenant("you")},
+        {"partition": partition_of("salt")},
+        {"options": ({"max_pixels": 9}, {})},
+        {"options": ({}, {"image": {"image_mode": "L"}})},
+    ],
+    ids=lambda elsewhere: next(iter(elsewhere)),
+)
+def test_a_name_means_nothing_elsewhere(elsewhere: Mapping[str, Any]) -> None:
+    names = MediaNames()
+    names.remember(MINE, "image", "logo", H)
+    other = replace(MINE, **elsewhere)
+    assert names.recall(other, "image", "logo") is None
+    names.remember(other, "image", "logo", OTHER)
+    assert names.recall(MINE, "image", "logo") == H
 
 
-async def test_a_name_gives_way_to_the_content() -> None:
-    found, _ = await hashes({"image": ["logo", None]}, image=[item(1.0), item(2.0)])
-    assert found == {"image": [content_hash("image", item(1.0), ALGORITHM), "hash-1"]}
+def test_names_of_two_modalities_are_two_names() -> None:
+    names = MediaNames()
+    names.remember(MINE, "image", "x", H)
+    assert names.recall(MINE, "audio", "x") is None
 
 
-async def test_one_name_for_two_contents_is_two_items() -> None:
-    """Two frontends, or one that has forgotten the first."""
-    one, _ = await hashes({"image": ["logo"]}, image=[item(1.0)])
-    for other in (item(2.0), item(1.0, size=5)):
-        assert (await hashes({"image": ["logo"]}, image=[other]))[0] != one
-
-
-async def test_names_of_two_modalities_are_two_names() -> None:
-    uuids = {"image": ["x"], "audio": ["x"]}
-    found, names = await hashes(uuids, image=[item(1.0)], audio=[item(1.0)])
-    assert names["image"] != names["audio"]
-    assert found["image"] != found["audio"]
-
-
-async def test_without_names_nothing_changes() -> None:
-    for uuids in (None, {"image": [None]}):
-        found, names = await hashes(uuids, image=[item(1.0)])
-        assert found == {"image": ["hash-0"]}
-        assert names is uuids
+def test_names_do_not_run_into_what_stands_beside_them() -> None:
+    names = MediaNames()
+    names.remember(replace(MINE, partition=Partition("a")), "image", "b", H)
+    assert names.recall(replace(MINE, partition=Partition("")), "image", 'a", "image", "b') is None
+    assert names.recall(replace(MINE, partition=Partition('a", "image')), "image", "b") is None
 
 
 @pytest.mark.parametrize("uuid", ["", "\ud800", "é" * 10_000, "a" * 64])
 def test_any_string_is_a_name(uuid: str) -> None:
-    names = own_names({"image": [uuid]})
-    assert names is not None
-    assert len(str(names["image"][0])) == 69
-    assert names["image"][0] != uuid
+    names = MediaNames()
+    check_uuids({"image": [uuid, None]})
+    names.remember(MINE, "image", uuid, H)
+    assert names.recall(MINE, "image", uuid) == H
+    assert names.recall(MINE, "image", uuid + "x") is None
+
+
+@pytest.mark.parametrize("uuid", [1, [], {"a": 1}, True])
+def test_nothing_else_is_a_name(uuid: Any) -> None:
+    with pytest.raises(ValueError, match="must be a string"):
+        check_uuids({"image": [None, uuid]})
+
+
+def test_one_tenants_names_push_out_no_others() -> None:
+    names = MediaNames(most=3)
+    greedy = replace(MINE, tenant=Tenant("greedy"))
+    names.remember(MINE, "image", "logo", H)
+    for n in range(10):
+        names.remember(greedy, "image", str(n), OTHER)
+    assert names.recall(MINE, "image", "logo") == H
+    assert [n for n in range(10) if names.recall(greedy, "image", str(n))] == [7, 8, 9]
+
+
+def test_options_that_can_not_be_compared_are_no_place_for_names() -> None:
+    names = MediaNames()
+    odd = replace(MINE, options=({"a": object()}, {}))
+    names.remember(odd, "image", "logo", H)
+    assert names.recall(odd, "image", "logo") is None
+
+
+def test_items_are_told_apart_by_what_they_are_made_of() -> None:
+    hashes = {
+        content_hash("image", item(1.0), "blake3"),
+        content_hash("image", item(2.0), "blake3"),
+        content_hash("image", item(1.0, size=5), "blake3"),
+        content_hash("audio", item(1.0), "blake3"),
+    }
+    assert len(hashes) == 4
+    assert content_hash("image", item(1.0), "blake3") in hashes
+
+
+def test_only_the_very_item_is_one_that_we_hashed() -> None:
+    hashed, ours = HashedItems(), item(1.0)
+    hashed.add(ours)
+    assert ours in hashed
+    assert item(1.0) not in hashed
+    del ours
+    gc.collect()
+    assert not any(item(1.0) in hashed for _ in range(100))  # which may get its address

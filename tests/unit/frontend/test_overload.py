@@ -9,10 +9,11 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, StreamingResponse
 
 from common.errors import FleetBusyError, OverloadedError
-from frontend.admission import Admission
 from frontend.asgi import App, overload_answer
-from frontend.first_byte import FirstByte
-from frontend.retry_after import RetryAfter
+from frontend.http.admission import Admission
+from frontend.http.early_stream_errors import EarlyStreamErrors
+from frontend.http.retry_after import RetryAfter
+from frontend.http.settings import HttpSettings
 from tests.waiting import until
 
 ERROR = (
@@ -65,14 +66,14 @@ class Workshop:
 
 async def test_one_request_too_many_is_refused_while_health_answers() -> None:
     shop = Workshop()
-    async with client(Admission(shop.app, limit=2)) as http:
+    async with client(Admission(shop.app, HttpSettings(max_inflight=2))) as http:
         busy = [asyncio.create_task(http.post("/work")) for _ in range(2)]
         await shop.until_started(2)
         refused = await http.post("/work")
         assert refused.status_code == 429
         assert refused.headers["retry-after"] == "1"
         assert refused.json()["error"]["code"] == 429
-        assert "2 requests already" in refused.json()["error"]["message"]
+        assert "no room for more requests in flight" in refused.json()["error"]["message"]
         assert (await http.get("/health")).status_code == 200
         shop.done.set()
         assert [reply.status_code for reply in await asyncio.gather(*busy)] == [200, 200]
@@ -83,13 +84,13 @@ async def test_a_request_that_fails_or_is_cancelled_makes_room() -> None:
     async def broken(scope: object, receive: object, send: object) -> None:
         raise ValueError("broken")
 
-    gate = Admission(broken, limit=1)
+    gate = Admission(broken, HttpSettings(max_inflight=1))
     async with client(gate) as http:
         for _ in range(3):
             with pytest.raises(ValueError, match="broken"):
                 await http.post("/work")
     shop = Workshop()
-    async with client(Admission(shop.app, limit=1)) as http:
+    async with client(Admission(shop.app, HttpSettings(max_inflight=1))) as http:
         given_up = asyncio.create_task(http.post("/work"))
         await shop.until_started(1)
         given_up.cancel()
@@ -99,7 +100,7 @@ async def test_a_request_that_fails_or_is_cancelled_makes_room() -> None:
 
 
 async def test_a_stream_that_begins_with_an_error_is_an_error() -> None:
-    async with client(RetryAfter(FirstByte(streaming(ERROR, DONE)))) as http:
+    async with client(RetryAfter(EarlyStreamErrors(streaming(ERROR, DONE)))) as http:
         reply = await http.post("/stream")
     assert reply.status_code == 503
     assert reply.headers["content-type"] == "application/json"
@@ -119,7 +120,7 @@ async def test_a_stream_that_begins_with_an_error_is_an_error() -> None:
     ],
 )
 async def test_any_other_stream_passes_unchanged(events: tuple[bytes, ...]) -> None:
-    async with client(FirstByte(streaming(*events))) as http:
+    async with client(EarlyStreamErrors(streaming(*events))) as http:
         reply = await http.post("/stream")
     assert reply.status_code == 200
     assert reply.headers["content-type"].startswith("text/event-stream")

@@ -5,7 +5,7 @@ from prometheus_client import REGISTRY
 
 from common.errors import EngineFailedError, RetryBudgetError, WorkerLostError
 from common.identity import WorkerId
-from frontend.retry import FLOOR, RECENT_S, Attempts, RetryBudget
+from frontend.request.retry import FLOOR, RECENT_S, Attempts, RetryBudget
 
 
 class Clock:
@@ -61,7 +61,7 @@ def test_retries_stay_a_fraction_when_everything_fails() -> None:
         attempts = Attempts(3, budget)
         try:
             for n in range(10):
-                attempts.failed(WorkerId(f"w{n}"), WorkerLostError("gone"), silent=True)
+                attempts.failed(WorkerId(f"w{n}"), WorkerLostError("gone"))
                 attempts.pay()
                 retries += 1
         except (RetryBudgetError, WorkerLostError):
@@ -71,16 +71,16 @@ def test_retries_stay_a_fraction_when_everything_fails() -> None:
 
 def test_one_request_is_tried_as_often_as_the_limit_says() -> None:
     attempts = Attempts(2, RetryBudget(1.0))
-    attempts.failed(WorkerId("a"), WorkerLostError("gone"), silent=True)
-    attempts.failed(WorkerId("b"), WorkerLostError("gone too"), silent=True)
+    attempts.failed(WorkerId("a"), WorkerLostError("gone"))
+    attempts.failed(WorkerId("b"), WorkerLostError("gone too"))
     assert attempts.tried.keys() == {"a", "b"} and attempts.count == 2
     with pytest.raises(WorkerLostError, match="gone again"):
-        attempts.failed(WorkerId("c"), WorkerLostError("gone again"), silent=True)
+        attempts.failed(WorkerId("c"), WorkerLostError("gone again"))
 
 
 def test_no_limit_means_no_retry() -> None:
     with pytest.raises(WorkerLostError):
-        Attempts(0, RetryBudget(1.0)).failed(WorkerId("a"), WorkerLostError("gone"), silent=True)
+        Attempts(0, RetryBudget(1.0)).failed(WorkerId("a"), WorkerLostError("gone"))
 
 
 def test_a_kept_failure_keeps_nothing_else() -> None:
@@ -91,7 +91,7 @@ def test_a_kept_failure_keeps_nothing_else() -> None:
         except KeyError as cause:
             raise WorkerLostError("gone") from cause
     except WorkerLostError as error:
-        attempts.failed(WorkerId("a"), error, silent=True)
+        attempts.failed(WorkerId("a"), error)
     last = attempts.take_failure()
     assert isinstance(last, WorkerLostError) and last.__traceback__ is None
     assert last.__cause__ is not None and last.__cause__.__traceback__ is None
@@ -100,16 +100,14 @@ def test_a_kept_failure_keeps_nothing_else() -> None:
 
 def test_what_would_fail_again_is_not_tried_again() -> None:
     with pytest.raises(EngineFailedError):
-        Attempts(3, RetryBudget(1.0)).failed(
-            WorkerId("a"), EngineFailedError("broken"), silent=True
-        )
+        Attempts(3, RetryBudget(1.0)).failed(WorkerId("a"), EngineFailedError("broken"))
 
 
 def test_an_exhausted_budget_names_the_failure_too() -> None:
     budget = RetryBudget(0.0, Clock())
     takes(budget)
     attempts = Attempts(3, budget)
-    attempts.failed(WorkerId("w0"), WorkerLostError("w0 burnt down"), silent=True)
+    attempts.failed(WorkerId("w0"), WorkerLostError("w0 burnt down"))
     with pytest.raises(RetryBudgetError, match="w0 burnt down; it was not tried again") as caught:
         attempts.pay()
     assert caught.value.status == 503
@@ -139,7 +137,7 @@ def test_each_try_is_paid_and_counted_once() -> None:
     clock.now += 1000 * RECENT_S
     takes(budget)
     before = exhausted()
-    attempts.failed(WorkerId("a"), WorkerLostError("gone"), silent=True)
+    attempts.failed(WorkerId("a"), WorkerLostError("gone"))
     for _ in range(3):
         with pytest.raises(RetryBudgetError):
             attempts.pay()
@@ -147,7 +145,7 @@ def test_each_try_is_paid_and_counted_once() -> None:
     attempts.pay()
     attempts.pay()
     assert takes(budget) == FLOOR - 1
-    attempts.failed(WorkerId("b"), WorkerLostError("gone"), silent=True)
+    attempts.failed(WorkerId("b"), WorkerLostError("gone"))
     with pytest.raises(RetryBudgetError):
         attempts.pay()
     assert exhausted() == before + 2

@@ -1,27 +1,30 @@
 """What the second process of the two-process tests does: own an arena."""
 
+import time
 from collections.abc import Generator
 from typing import Any
 
 from common.transfer.arena import Arena
 from common.transfer.arena_sender import ArenaSender
 from common.transfer.nixl import NixlSender
+from common.transfer.nixl_network import NixlNetwork
 from common.transfer.shm import ShmSender
 from tests.unit.common.transfer.items import image, image_hash
 
 
-def frontend(transport: str, size: int) -> Generator[Any, Any, None]:
+def frontend(transport: str, size: int, allow_tcp: bool = False) -> Generator[Any, Any, None]:
     """Yields the offer; then, for each (command, seed, rows), what the command gives.
 
-    ``send`` gives the metadata and keeps the loan; ``release`` ends it.
+    ``send`` gives the metadata and keeps the loan; ``release`` ends it; ``offer`` gives the pid of
+    the process that serves the arena now, and its offer.
     """
     with Arena(size) as arena:
         if transport == "shm":
             sender: ArenaSender = ShmSender(arena)
             offer = arena.offer.model_dump()
         else:
-            sender = NixlSender(arena)
-            offer = sender.offer.model_dump()
+            sender = NixlSender(arena, NixlNetwork(allow_tcp=allow_tcp))
+            offer = None
         loans = {}
         answer: Any = offer
         try:
@@ -30,6 +33,11 @@ def frontend(transport: str, size: int) -> Generator[Any, Any, None]:
                 if command == "send":
                     loans[seed] = sender.send(image_hash(seed), image(seed, *rows))
                     answer = loans[seed].metadata.model_dump()
+                elif command == "offer":
+                    assert isinstance(sender, NixlSender)
+                    while (current := sender.offer) is None:
+                        time.sleep(0.01)  # it is being replaced
+                    answer = [sender.pid, current.model_dump()]
                 else:
                     loans.pop(seed).release()
                     answer = None

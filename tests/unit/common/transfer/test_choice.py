@@ -14,6 +14,7 @@ from common.transfer.choice import (
     parse_transfer_mode,
 )
 from common.transfer.inline import InlineReceiver, InlineSender
+from common.transfer.metadata import Transport
 from common.transfer.shm import ShmReceiver, ShmSender
 from tests.unit.common.transfer.items import image, image_hash, is_image
 
@@ -52,7 +53,8 @@ def test_unknown_modes(value: str) -> None:
     ],
 )
 def test_choices(mode: TransferMode, shm: bool, nixl: bool, choice: Choice) -> None:
-    assert choose_transport(mode, shm_proven=shm, nixl_ready=nixl) == choice
+    proven: dict[Transport, bool] = {"nixl": nixl, "shm": shm}
+    assert choose_transport(mode, [name for name, yes in proven.items() if yes]) == choice
 
 
 def fallbacks(transport: str, reason: str) -> float:
@@ -63,7 +65,7 @@ async def test_a_full_arena_sends_inline_and_counts(make_arena: Callable[..., Ar
     arena = make_arena(100_000)
     senders = SenderSet([ShmSender(arena), InlineSender()])
     shm = ShmReceiver()
-    shm.attach(arena.offer)
+    await shm.attach(arena.offer)
     receivers = ReceiverSet([shm, InlineReceiver()])
     before = fallbacks("shm", "arena_full")
     loans = [senders.send(Choice("shm"), image_hash(seed), image(seed)) for seed in range(2)]

@@ -40,7 +40,7 @@ async def ends(request: pytest.FixtureRequest, make_arena: MakeArena) -> AsyncIt
         case "shm":
             arena = make_arena()
             shm = ShmReceiver()
-            shm.attach(arena.offer)
+            await shm.attach(arena.offer)
             ends = Ends(ShmSender(arena), shm)
         case "inline":
             ends = Ends(InlineSender(), InlineReceiver())
@@ -65,7 +65,7 @@ async def ends(request: pytest.FixtureRequest, make_arena: MakeArena) -> AsyncIt
         2.5,
         None,
     ],
-    ids=str,
+    ids=["float32", "bfloat16", "transposed", "empty", "scalar", "nested", "list", "float", "none"],
 )
 async def test_items_arrive_as_they_were(ends: Ends, data: object) -> None:
     item = MultiModalKwargsItem({"x": MultiModalFieldElem(data=data, field=SHARED)})

@@ -20,7 +20,7 @@ from common.transfer.metadata import (
 ITEM: Any = {"mm_hash": MmHash("ab" * 32), "envelope_size": 10, "buffer_sizes": (5, 0)}
 ALL: list[TransferMetadata] = [
     ShmMetadata(arena="a", offset=4096, generation=2**64 - 1, **ITEM),
-    NixlMetadata(agent="f", offset=4096, generation=3, **ITEM),
+    NixlMetadata(agent="f", offset=4096, generation=3, checksum="ab" * 16, **ITEM),
     InlineMetadata(first_frame=3, **ITEM),
     MemoryMetadata(slot=1, **ITEM),
 ]

@@ -1,5 +1,8 @@
+import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -8,6 +11,7 @@ from common.identity import MmHash
 from common.telemetry import ARENA_PAGES_RESTORED
 from common.transfer import shm
 from common.transfer.arena import Arena
+from common.transfer.arena_mapping import ArenaMapping
 from common.transfer.base import Loan
 from common.transfer.codec import decode
 from common.transfer.metadata import ShmMetadata
@@ -15,6 +19,7 @@ from common.transfer.pages import PrivatePages
 from common.transfer.segment import HEADER_SIZE
 from common.transfer.shm import ShmReceiver, ShmSender
 from tests.unit.common.transfer.items import image, image_hash, is_image, same
+from tests.waiting import until
 
 MakeArena = Callable[..., Arena]
 
@@ -26,21 +31,24 @@ class Pair:
         self.arena = arena
         self.sender = ShmSender(arena)
         self.receiver = ShmReceiver()
-        self.receiver.attach(arena.offer)
+
+    async def attach(self) -> None:
+        self.attachment = await self.receiver.attach(self.arena.offer)
 
     def send(self, seed: int, rows: int = 64) -> Loan:
         return self.sender.send(image_hash(seed), image(seed, rows))
 
 
-MakePair = Callable[..., Pair]
+MakePair = Callable[..., Awaitable[Pair]]
 
 
 @pytest.fixture
 async def make_pair(make_arena: MakeArena) -> AsyncIterator[MakePair]:
-    made = []
+    made: list[Pair] = []
 
-    def make(*arguments: int) -> Pair:
+    async def make(*arguments: int) -> Pair:
         made.append(Pair(make_arena(*arguments)))
+        await made[-1].attach()
         return made[-1]
 
     yield make
@@ -49,8 +57,8 @@ async def make_pair(make_arena: MakeArena) -> AsyncIterator[MakePair]:
 
 
 @pytest.fixture
-def pair(make_pair: MakePair) -> Pair:
-    return make_pair()
+async def pair(make_pair: MakePair) -> Pair:
+    return await make_pair()
 
 
 async def test_tensors_lie_in_the_arena(pair: Pair) -> None:
@@ -74,18 +82,57 @@ async def test_many_readers_of_one_segment(pair: Pair) -> None:
 async def test_an_arena_that_is_not_mapped(pair: Pair) -> None:
     loan = pair.send(1)
     received = await pair.receiver.receive(loan.metadata)
-    pair.receiver.detach(pair.arena.offer.name)
+    pair.attachment.detach()
     with pytest.raises(ArenaUnavailableError, match="isn't mapped"):
         await pair.receiver.receive(loan.metadata)
     assert is_image(received.item, 1)
 
 
 async def test_attaching_again_maps_once(pair: Pair) -> None:
-    assert pair.receiver.attach(pair.arena.offer) is pair.receiver.attach(pair.arena.offer)
+    mapping = pair.receiver.mapping(pair.arena.offer.name)
+    await asyncio.gather(*(pair.receiver.attach(pair.arena.offer) for _ in range(3)))
+    assert pair.receiver.mapping(pair.arena.offer.name) is mapping
+
+
+async def test_an_old_sessions_end_takes_nothing_from_a_newer_one(pair: Pair) -> None:
+    loan = pair.send(1)
+    newer = await pair.receiver.attach(pair.arena.offer)
+    pair.attachment.detach()
+    pair.attachment.detach()
+    with await pair.receiver.receive(loan.metadata) as received:
+        assert is_image(received.item, 1)
+    newer.detach()
+    with pytest.raises(ArenaUnavailableError, match="isn't mapped"):
+        await pair.receiver.receive(loan.metadata)
+
+
+async def test_attaching_that_is_cancelled_keeps_nothing_mapped(
+    make_arena: MakeArena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
+    opens = ArenaMapping.open
+
+    def slow(*arguments: Any) -> ArenaMapping:
+        began.set()
+        go_on.wait()
+        return opens(*arguments)
+
+    monkeypatch.setattr(ArenaMapping, "open", slow)
+    arena, receiver = make_arena(), ShmReceiver()
+    attaching = asyncio.create_task(receiver.attach(arena.offer))
+    await until(began.is_set)
+    attaching.cancel()
+    await asyncio.gather(attaching, return_exceptions=True)
+    go_on.set()
+    # It is mapped again, and so let go of by the one who attached it.
+    (await receiver.attach(arena.offer)).detach()
+    with pytest.raises(ArenaUnavailableError, match="isn't mapped"):
+        receiver.mapping(arena.offer.name)
+    await receiver.close()
 
 
 async def test_a_reclaimed_segment_is_stale(make_pair: MakePair) -> None:
-    pair = make_pair(100_000)
+    pair = await make_pair(100_000)
     late = pair.send(1)
     late.release()
     pair.send(2)
@@ -94,7 +141,7 @@ async def test_a_reclaimed_segment_is_stale(make_pair: MakePair) -> None:
 
 
 async def test_a_segment_reclaimed_while_in_use_is_found_out(make_pair: MakePair) -> None:
-    pair = make_pair(100_000)
+    pair = await make_pair(100_000)
     loan = pair.send(1)
     received = await pair.receiver.receive(loan.metadata)
     received.verify()
@@ -108,7 +155,7 @@ async def test_a_segment_reclaimed_while_in_use_is_found_out(make_pair: MakePair
 async def test_a_segment_reclaimed_during_decoding_is_found_out(
     make_pair: MakePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pair = make_pair(100_000)
+    pair = await make_pair(100_000)
     loan = pair.send(1)
 
     def meanwhile(*arguments: object) -> object:
@@ -162,7 +209,7 @@ async def test_what_an_engine_writes_is_not_seen_by_the_next_item(
 ) -> None:
     if not pagemap:
         monkeypatch.setattr(PrivatePages, "_count_private", lambda *_: None)
-    pair = make_pair(100_000)
+    pair = await make_pair(100_000)
     restored = ARENA_PAGES_RESTORED._value.get()
     loan = pair.send(1)
     received = await pair.receiver.receive(loan.metadata)

@@ -52,7 +52,7 @@ def test_pixels_and_hashes_stay_together(make_arena: Callable[..., Arena], seed:
 
     async def read() -> tuple[int, int]:
         receiver = ShmReceiver()
-        receiver.attach(arena.offer)
+        await receiver.attach(arena.offer)
         good = stale = 0
         while True:
             with changed:

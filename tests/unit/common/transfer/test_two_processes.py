@@ -28,7 +28,7 @@ async def test_a_worker_reads_and_outlives_its_frontend(frontend: Process) -> No
     offer = ArenaOffer.model_validate(frontend.read())
     path = SHARED_MEMORY / offer.name
     receiver = ShmReceiver()
-    receiver.attach(offer)
+    attachment = await receiver.attach(offer)
 
     first = ShmMetadata.model_validate(frontend.ask(["send", 1]))
     received = await receiver.receive(first)
@@ -46,10 +46,10 @@ async def test_a_worker_reads_and_outlives_its_frontend(frontend: Process) -> No
     received = await receiver.receive(second)
     assert is_image(received.item, 2)
 
-    assert reap_orphans() == 0 or path.exists()
+    reap_orphans()
+    assert path.exists()
     frontend.kill()
-    assert path.exists(), "nobody could tidy up after kill -9"
-    assert reap_orphans() >= 1
+    reap_orphans()
     assert not path.exists()
 
     # What is mapped stays: both what was received and what was not yet.
@@ -58,9 +58,9 @@ async def test_a_worker_reads_and_outlives_its_frontend(frontend: Process) -> No
     with await receiver.receive(second) as again:
         assert is_image(again.item, 2)
     received.release()
-    receiver.detach(offer.name)
+    attachment.detach()
     with pytest.raises(ArenaUnavailableError):
-        receiver.attach(offer)
+        await receiver.attach(offer)
     await receiver.close()
 
 

@@ -10,11 +10,11 @@ from typing import TypeAlias
 import pytest
 import uvloop
 
-from frontend.fetch import addresses, policy
-from frontend.fetch.addresses import Address
 from frontend.fetch.http import HttpFetcher
 from frontend.fetch.loader import MediaLoader
-from frontend.fetch.policy import FetchPolicy
+from frontend.media_limits import addresses, policy
+from frontend.media_limits.addresses import Address
+from frontend.media_limits.policy import FetchPolicy
 from tests.unit.frontend.fetch.sites import OTHER_PUBLIC, PRIVATE, PUBLIC, Site, serving
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from frontend.fetch.addresses import is_own, is_public, parse_address
+from frontend.media_limits.addresses import is_own, is_public, parse_address
 
 PUBLIC = [
     "8.8.8.8",

@@ -29,7 +29,7 @@ def test_what_was_kept_is_found_by_content_and_mode() -> None:
     assert cache.get(Content.of(b"x" * 100).digest, RGB) is kept
     assert cache.get(content.digest, GREY) is None
     assert cache.get(Content.of(b"y").digest, RGB) is None
-    assert cache.content(content.digest) is content
+    assert cache.content(content.digest) == content
     assert cache.statistics().bytes_used == 300
     cache.add(content, GREY, array(50))
     cache.add(content, GREY, array(50))

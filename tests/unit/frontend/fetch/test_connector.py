@@ -21,7 +21,7 @@ from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector, Medi
 
 from frontend.fetch.connector import CONNECTOR_NAME, FrontendMediaConnector, register
 from frontend.fetch.loader import MediaLoader
-from frontend.fetch.policy import FetchPolicy
+from frontend.media_limits.policy import FetchPolicy
 from tests.pictures import data_uri, picture
 from tests.unit.frontend.fetch.conftest import MakeLoader
 from tests.unit.frontend.fetch.sites import PRIVATE, Site, answer, redirect, silence

@@ -6,7 +6,7 @@ import binascii
 import pytest
 
 from frontend.fetch.data_url import is_data_url, read_data_url
-from frontend.fetch.errors import RefusedError, TooLargeError
+from frontend.media_limits.errors import RefusedError, TooLargeError
 
 PAYLOAD = base64.b64encode(b"picture").decode()
 

@@ -5,6 +5,7 @@ import io
 import random
 import struct
 import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,11 @@ from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMedi
 
 from frontend.fetch.content import Content
 from frontend.fetch.data_url import read_data_url
-from frontend.fetch.decode import decode, limit_decoders
-from frontend.fetch.errors import MediaError, RefusedError
-from frontend.fetch.policy import FetchPolicy
+from frontend.fetch.decoders import decode, limit_decoders
+from frontend.fetch.mode import decoding_mode
+from frontend.fetch.picture_limit import picture_pixels
+from frontend.media_limits.errors import MediaError, RefusedError
+from frontend.media_limits.policy import FetchPolicy
 from tests.pictures import blank_picture, picture
 from tests.unit.frontend.fetch.videos import jpeg, jpeg_sequence, video
 
@@ -35,7 +38,11 @@ def limited(**limits: object) -> FetchPolicy:
 
 
 def decoded(data: bytes, policy: FetchPolicy, media_io: MediaIO[object] | None = None) -> object:
-    return decode(Content.of(data), media_io or ImageMediaIO(), policy)
+    return decode(Content.of(data), media_io or ImageMediaIO(), policy, anything)
+
+
+def anything(pixels: int) -> None:
+    """Admits it."""
 
 
 def calls_of(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[tuple[object, ...]]:
@@ -54,7 +61,7 @@ def calls_of(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[tu
 def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     bomb = blank_picture(20_000)
     unpacked = calls_of(monkeypatch, ImageFile.ImageFile, "load")
-    with pytest.raises(RefusedError, match="more than 178956970 pixels"):
+    with pytest.raises(RefusedError, match="more than 50000000 pixels"):
         decoded(bomb, limited())
     assert not unpacked
 
@@ -85,6 +92,66 @@ def test_a_bomb_of_text() -> None:
         decoded(buffer.getvalue(), limited())
 
 
+def test_a_tile_larger_than_its_picture() -> None:
+    """It is decoded whole: 4 MB of a TIFF of 10x10 pixels took a gigabyte."""
+    side = 1024
+    tile = zlib.compress(bytes(side * side))
+    tags = {
+        256: 10,
+        257: 10,
+        258: 8,
+        259: 8,
+        262: 1,
+        277: 1,  # 10x10, one byte each, deflated
+        322: side,
+        323: side,
+        324: 8,
+        325: len(tile),
+    }
+    tiff = struct.pack("<2sHI", b"II", 42, 8 + len(tile)) + tile
+    tiff += struct.pack("<H", len(tags))
+    tiff += b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    tiff += bytes(4)
+    assert picture_pixels(tiff, FetchPolicy()) == side * side
+    with pytest.raises(RefusedError, match="more than 1000000 pixels"):
+        decoded(tiff, limited(max_pixels=1_000_000))
+
+
+@pytest.mark.parametrize("format_", ["AVIF", "JPEG2000"])
+def test_pictures_that_may_be_larger_than_they_say(format_: str) -> None:
+    """Their headers said 10x10, while the stream behind was decoded with 64 megapixels."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (10, 10)).save(buffer, format_)
+    admitted: list[int] = []
+    policy = limited()
+    with pytest.raises(ValueError, match="cannot identify"):
+        decode(Content.of(buffer.getvalue()), ImageMediaIO(), policy, admitted.append)
+    assert not admitted
+
+
+def test_a_jpeg_of_many_scans() -> None:
+    """Each goes over all pixels: 230 KB took a minute."""
+    with io.BytesIO() as buffer:
+        Image.new("L", (64, 64), 128).save(buffer, "JPEG", progressive=True)
+        whole = buffer.getvalue()
+    last_scan = whole[whole.rindex(b"\xff\xda") : -2]
+    policy = limited()
+    many = whole[:-2] + 100 * last_scan + whole[-2:]
+    with pytest.raises(RefusedError, match="scans"):
+        decoded(many, policy)
+    # What looks like scans in its comments, or follows its end, as films do, is none.
+    comment = b"\xff\xfe" + struct.pack(">H", 2 + 600) + 300 * b"\xff\xda"
+    decoded(whole[:2] + comment + whole[2:] + 300 * b"\xff\xda", policy)
+
+
+def test_a_picture_in_plain_text() -> None:
+    """A megabyte of comments took a minute."""
+    policy = limited()
+    with pytest.raises(ValueError, match="plain text is not read"):
+        decoded(b"P2\n2 2\n255\n0 1 2 3\n", policy)
+    decoded(b"P5\n2 2\n255\n\0\1\2\3", policy)
+
+
 def test_an_animation_costs_its_first_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing counts or decodes the rest: here 2,000 frames of a megapixel."""
     buffer = io.BytesIO()
@@ -107,6 +174,15 @@ def test_a_video_is_decoded_as_by_vllm(tmp_path: Path) -> None:
         assert np.array_equal(ours.media[0], theirs.media[0])  # type: ignore[attr-defined]
         assert ours.media[1] == theirs.media[1]  # type: ignore[attr-defined]
         assert ours.original_bytes == theirs.original_bytes == data  # type: ignore[attr-defined]
+
+
+def test_a_video_is_decoded_again_where_its_batch_failed(tmp_path: Path) -> None:
+    """With the same decoder, in the same way, also for others who wait for it."""
+    policy, media_io = limited(), VideoMediaIO(ImageMediaIO())
+    mode = decoding_mode(media_io)
+    for _ in range(2):
+        decoded(video(tmp_path), policy, media_io)
+        assert decoding_mode(media_io) == mode
 
 
 @pytest.mark.parametrize("backend", ["opencv", "opencv_dynamic", "qwen3_vl"])
@@ -139,6 +215,7 @@ def test_a_sequence_of_jpegs_is_limited(frames: int) -> None:
             content,
             VideoMediaIO(ImageMediaIO(), frames),
             limited(max_video_pixels=max_pixels),
+            anything,
         )
 
     ours = load(3 * 64 * 48)
@@ -154,8 +231,8 @@ def test_a_sequence_of_commas() -> None:
     policy = limited()
     tracemalloc.start()
     try:
-        with pytest.raises(RefusedError, match="can't be decoded"):
-            decode(content, VideoMediaIO(ImageMediaIO(), -1), policy)
+        with pytest.raises(ValueError, match="cannot identify"):
+            decode(content, VideoMediaIO(ImageMediaIO(), -1), policy, anything)
         assert tracemalloc.get_traced_memory()[1] < 1_000_000, "it is not taken apart"
     finally:
         tracemalloc.stop()

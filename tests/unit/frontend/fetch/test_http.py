@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from frontend.fetch import http
-from frontend.fetch.errors import RefusedError, TooLargeError, UnfetchableError
 from frontend.fetch.http import Body, Unchanged
+from frontend.media_limits.errors import RefusedError, TooLargeError, UnfetchableError
 from tests.unit.frontend.fetch.conftest import MakeFetcher, Names
 from tests.unit.frontend.fetch.sites import (
     OTHER_PUBLIC,

@@ -14,15 +14,17 @@ from PIL import Image
 from prometheus_client import REGISTRY
 from vllm.multimodal.media import ImageMediaIO, MediaWithBytes, VideoMediaIO
 
-from frontend.fetch import decode as decode_module
+from frontend.fetch import decoders as decode_module
 from frontend.fetch import loader as loader_module
-from frontend.fetch.errors import RefusedError, TooLargeError, UnfetchableError
 from frontend.fetch.loader import MediaLoader
-from frontend.fetch.policy import FetchPolicy
+from frontend.media_limits.errors import RefusedError, TooLargeError, UnfetchableError
+from frontend.media_limits.policy import FetchPolicy
 from tests.pictures import data_uri, picture
+from tests.unit.frontend.asking import asking
 from tests.unit.frontend.fetch.conftest import MakeLoader
 from tests.unit.frontend.fetch.sites import Site, answer, gated, hang_up, in_turn, revalidated
 from tests.unit.frontend.fetch.videos import jpeg_sequence, video
+from tests.waiting import until
 
 
 class Decodes:
@@ -119,6 +121,52 @@ async def test_a_tag_is_not_sent_without_the_bytes(make_loader: MakeLoader, site
     for _ in range(2):
         assert np.array_equal(image(await loader.load(site.url(), ImageMediaIO())), truth(A))
     assert all("If-None-Match" not in request.headers for request in site.requests)
+
+
+async def test_salts_share_no_bytes_tags_or_decoded_pictures(
+    make_loader: MakeLoader, site: Site, decodes: Decodes, tmp_path: Path
+) -> None:
+    (tmp_path / "a.png").write_bytes(A)
+    site.routes["/x.png"] = revalidated(A, '"a"')
+    loader = make_loader(local_root=tmp_path)
+    for count, salt in enumerate((None, "one", "two"), 1):
+        with asking(salt=salt):
+            for url in (site.url(), data_uri(A), f"file://{tmp_path}/a.png", site.url()):
+                assert np.array_equal(image(await loader.load(url, ImageMediaIO())), truth(A))
+        assert decodes.count == count
+    asked = ["If-None-Match" in request.headers for request in site.requests]
+    assert asked == [False, True] * 3
+
+
+async def test_isolated_keys_share_nothing_either(
+    make_loader: MakeLoader, decodes: Decodes
+) -> None:
+    loader = make_loader()
+    for key in ("me", "you", "me"):
+        with asking(key=key, apart=True):
+            await loader.load(data_uri(A), ImageMediaIO())
+    assert decodes.count == 2
+    for key in ("me", "you"):  # but do without isolation, as in vLLM
+        with asking(key=key):
+            await loader.load(data_uri(A), ImageMediaIO())
+    assert decodes.count == 3
+
+
+async def test_what_is_under_way_is_not_shared_across_salts(
+    make_loader: MakeLoader, site: Site, decodes: Decodes
+) -> None:
+    opened = asyncio.Event()
+    site.routes["/x.png"] = gated(opened, answer(A))
+    loader = make_loader()
+    loading = []
+    for salt in ("one", "two", "one"):
+        with asking(salt=salt):
+            loading.append(asyncio.create_task(loader.load(site.url(), ImageMediaIO())))
+    await until(lambda: len(site.requests) == 2)
+    opened.set()
+    for loaded in await asyncio.gather(*loading):
+        assert np.array_equal(image(loaded), truth(A))
+    assert len(site.requests) == decodes.count == 2
 
 
 async def test_modes_are_told_apart(make_loader: MakeLoader, decodes: Decodes) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from yarl import URL
 
-from frontend.fetch.errors import MediaError, RefusedError, TooLargeError, UnfetchableError
 from frontend.fetch.local_file import read_local_file
+from frontend.media_limits.errors import MediaError, RefusedError, TooLargeError, UnfetchableError
 from tests.open_files import open_files
 
 

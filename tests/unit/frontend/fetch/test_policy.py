@@ -6,9 +6,9 @@ import pytest
 from pydantic import ValidationError
 from yarl import URL
 
-from frontend.fetch import policy as policy_module
-from frontend.fetch.errors import RefusedError
-from frontend.fetch.policy import MAX_URL_CHARACTERS, FetchPolicy, parse_url
+from frontend.media_limits import policy as policy_module
+from frontend.media_limits.errors import RefusedError
+from frontend.media_limits.policy import MAX_URL_CHARACTERS, FetchPolicy, parse_url
 
 ODD = [
     # literals that are not public

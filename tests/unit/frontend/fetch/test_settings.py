@@ -24,6 +24,29 @@ def test_defaults_are_safe() -> None:
     assert chosen.local_root is None
     assert chosen.max_bytes == 256 * 2**20
     assert chosen.cache_bytes == 256 * 2**20
+    assert chosen.max_pixels == 50_000_000
+    assert chosen.max_request_bytes < chosen.held_bytes
+    assert chosen.max_request_pixels < chosen.decoding_pixels
+
+
+def test_limits_of_a_request_and_of_all() -> None:
+    chosen = settings(
+        "--media-max-per-request=5",
+        "--media-max-request-mb=2",
+        "--media-max-request-megapixels=1.5",
+        "--media-decode-timeout=7",
+        MMROUTER_MEDIA_HELD_MB="4",
+        MMROUTER_MEDIA_DECODING_MEGAPIXELS="3",
+    )
+    assert chosen.max_per_request == 5
+    assert (chosen.max_request_bytes, chosen.held_bytes) == (2 << 20, 4 << 20)
+    assert (chosen.max_request_pixels, chosen.decoding_pixels) == (1_500_000, 3_000_000)
+    assert chosen.decode_timeout_s == 7.0
+
+
+def test_a_request_may_never_have_more_than_there_is() -> None:
+    chosen = settings("--media-held-mb=1", "--media-decoding-megapixels=1")
+    assert (chosen.max_request_bytes, chosen.max_request_pixels) == (1 << 20, 1_000_000)
 
 
 def test_flags_beat_the_environment() -> None:

@@ -12,7 +12,7 @@ from vllm.renderers import BaseRenderer
 from common.card import WorkerCard
 from common.transfer.arena import Arena
 from frontend.args import parse
-from frontend.renderer import build_renderer
+from frontend.processing.renderer import build_renderer
 from tests.unit.common.cards import make_card
 
 REPOSITORY = Path(__file__).parents[4]
@@ -24,7 +24,7 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> WorkerCard:
     directory = tmp_path_factory.mktemp("model")
     script = REPOSITORY / "examples" / "demo_model.py"
     subprocess.run([sys.executable, str(script), str(directory)], check=True, timeout=120)
-    return make_card(model={"model": str(directory)})
+    return make_card(model={"model": str(directory), "tokenizer": str(directory)})
 
 
 @pytest.fixture(scope="package")

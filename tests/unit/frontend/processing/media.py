@@ -20,7 +20,7 @@ def broken_image(encoded: bytes) -> DeferredMedium:
 
 
 def batch_of(*images: DeferredMedium) -> Batch:
-    media = [Medium(each.content, each.media_io, None) for each in images]
+    media = [Medium(each.content, each.media_io) for each in images]
     return Batch("image", media, {}, {})
 
 

@@ -1,29 +1,42 @@
 """Our processing of media against vLLM's own, and what it does not do twice."""
 
 import asyncio
+import contextlib
+import dataclasses
+import gc
 from argparse import Namespace
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import pytest_asyncio
+import torch
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
+from vllm.multimodal.media import ImageMediaIO
 from vllm.renderers import BaseRenderer
 
+from backend_worker.render import LocalRenderer, partitioned_hashes
 from common.card import WorkerCard
-from common.errors import MmRouterError
+from common.errors import MmRouterError, OverloadedError
+from common.hf_processor_runs import HfProcessorRuns
+from common.renderer_patches import patch_renderer
 from common.transfer.arena import Arena
 from frontend.fetch.deferred import DeferredMedium
-from frontend.fetch.errors import RefusedError
 from frontend.fetch.loader import MediaLoader
-from frontend.fetch.policy import FetchPolicy
+from frontend.media_limits.errors import RefusedError, RequestLimitError
+from frontend.media_limits.policy import FetchPolicy
+from frontend.processing import backends
 from frontend.processing.backends import Flight, OwnBackend
 from frontend.processing.batch import Batch, Processed
 from frontend.processing.errors import AbandonedError
 from frontend.processing.media_processing import MediaProcessing
+from frontend.processing.renderer import build_renderer
 from frontend.processing.sources import MediaSources
 from frontend.processing.store import ArenaStore
-from frontend.renderer import build_renderer
+from frontend.tenancy.cache_salt import current_partition
+from tests.clips import data_url
+from tests.pictures import picture
+from tests.unit.frontend.asking import asking
 from tests.unit.frontend.processing.media import broken_image, image, same
 from tests.waiting import until
 
@@ -65,8 +78,10 @@ class Setting:
             most_waiting=3,
             sources=self.sources,
         )
+        self.runs = HfProcessorRuns(side="frontend", worker_id=None)
+        self.processing.take_over(self.runs)
 
-    async def show(self, *images: DeferredMedium, **options: Any) -> Any:
+    async def show(self, *images: DeferredMedium | None, **options: Any) -> Any:
         kwargs = options.pop("mm_processor_kwargs", None)
         uuids = options.pop("uuids", None)
         return await self.renderer._process_multimodal_async(
@@ -76,6 +91,11 @@ class Setting:
             kwargs,
             options.pop("media_io_kwargs", None),
         )
+
+
+def decoded(name: str) -> Any:
+    medium = image(name)
+    return medium.media_io.load_bytes(medium.content.data)
 
 
 def prompt(renderer: BaseRenderer, images: int) -> list[int]:
@@ -95,6 +115,13 @@ async def setting(
 
 
 @pytest.fixture
+def workers_renderer(card: WorkerCard, serve_args: Namespace) -> Iterator[BaseRenderer]:
+    renderer = build_renderer(card, serve_args)
+    yield renderer
+    renderer.shutdown()
+
+
+@pytest.fixture
 def our_renderer(card: WorkerCard, serve_args: Namespace) -> Any:
     renderer = build_renderer(card, serve_args)
     yield renderer
@@ -103,11 +130,11 @@ def our_renderer(card: WorkerCard, serve_args: Namespace) -> Any:
 
 def by_vllm(renderer: BaseRenderer, *images: DeferredMedium, **options: Any) -> Any:
     """What vLLM makes of the same media, all by itself."""
-    decoded = [each.media_io.load_bytes(each.content.data) for each in images]
+    pictures = [each.media_io.load_bytes(each.content.data) for each in images]
     return renderer._process_multimodal(
         prompt(renderer, len(images)),
-        {"image": decoded},
-        None if options.get("uuids") is None else {"image": options["uuids"]},
+        {"image": pictures},
+        None,
         options.get("mm_processor_kwargs"),
         options.get("media_io_kwargs"),
     )
@@ -127,8 +154,6 @@ def assert_equal(ours: Any, theirs: Any) -> None:
         {},
         {"mm_processor_kwargs": SMALLER},
         {"media_io_kwargs": {"image": {"image_mode": "RGB"}}},
-        {"uuids": ["mine", None, "mine too"]},
-        {"uuids": ["mine", None, None], "mm_processor_kwargs": SMALLER},
     ],
 )
 async def test_the_result_is_vllms_own(
@@ -136,9 +161,12 @@ async def test_the_result_is_vllms_own(
 ) -> None:
     images = [image("a"), image("b", (224, 56)), image("c")]
     theirs = by_vllm(vllm_renderer, *images, **options)
+    named = ["mine", None, "mine too"]
     assert_equal(await setting.show(*images, **options), theirs)
-    # and again, when nothing is processed any more
+    # and again, when nothing is processed any more, whether they have names or are only named
     assert_equal(await setting.show(*images, **options), theirs)
+    assert_equal(await setting.show(*images, uuids=named, **options), theirs)
+    assert_equal(await setting.show(None, images[1], None, uuids=named, **options), theirs)
     assert sum(setting.backend.batches) == 3
 
 
@@ -210,6 +238,64 @@ async def test_too_many_requests_get_a_429(setting: Setting) -> None:
     await setting.show(image("d"))
 
 
+async def test_pixels_of_all_requests_that_are_too_many_get_a_429(setting: Setting) -> None:
+    decoding = setting.loader.budgets.decoding
+    with decoding.reserve(2_000_000_000 - 112 * 112):
+        with pytest.raises(GracefulHTTPError) as refused:
+            await setting.show(image("a"), image("b"))
+        assert refused.value.http_status == 429
+        assert isinstance(refused.value.__cause__, OverloadedError)
+    del refused
+    await setting.show(image("a"), image("b"))
+    await until(lambda: decoding.reserved == 0)
+
+
+async def test_what_a_failed_request_held_is_given_back_at_once(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not when the garbage collector comes, until which others would get 429."""
+
+    def refuses(*_: object) -> None:
+        raise ValueError("its sides are too different")
+
+    monkeypatch.setattr(backends, "process", refuses)
+    budgets = setting.loader.budgets
+    gc.collect()
+    gc.disable()
+    try:
+        encoded = data_url("image/png", picture("big"))
+        content = await setting.loader.fetch(encoded, ImageMediaIO())
+        medium = DeferredMedium(content, ImageMediaIO(), "a data URL")
+        del content
+        with contextlib.suppress(ValueError):
+            await setting.show(medium)
+        del medium
+        await until(lambda: budgets.decoding.reserved == 0 and budgets.held.reserved == 0)
+    finally:
+        gc.enable()
+
+
+async def test_what_one_request_may_not_have_another_may(setting: Setting) -> None:
+    """Who joined the processing that was begun for the first."""
+    first = True
+
+    def fails(_: Batch) -> Exception | None:
+        nonlocal first
+        was, first = first, False
+        return RequestLimitError("too many pixels") if was else None
+
+    setting.backend.fails = fails
+    setting.backend.open.clear()
+    greedy = asyncio.create_task(setting.show(image("a"), image("b")))
+    await until(lambda: setting.backend.batches)
+    modest = asyncio.create_task(setting.show(image("a")))
+    await until(lambda: setting.processing._waiting == 2)
+    setting.backend.open.set()
+    with pytest.raises(VLLMValidationError, match="from a data URL: too many pixels"):
+        await greedy
+    assert (await modest)["mm_hashes"]["image"]
+
+
 async def test_who_leaves_takes_nothing_from_the_others(setting: Setting) -> None:
     setting.backend.open.clear()
     leaving = asyncio.create_task(setting.show(image("a")))
@@ -256,13 +342,14 @@ async def test_no_lease_outlives_a_request(setting: Setting) -> None:
 async def test_media_that_cannot_be_put_off_are_decoded_for_vllm(
     setting: Setting, vllm_renderer: BaseRenderer
 ) -> None:
-    """Some are named only: vLLM's own way with its cache, over our store."""
-    await setting.show(image("a"), uuids=["mine"])
-    mixed = await setting.renderer._process_multimodal_async(
-        prompt(setting.renderer, 2), {"image": [None, image("b")]}, {"image": ["mine", None]}, None
-    )
-    theirs = by_vllm(vllm_renderer, image("a"), image("b"), uuids=["mine", None])
-    assert_equal(mixed, theirs)
+    """Some came decoded: vLLM's own way with its cache, over our store."""
+    theirs = by_vllm(vllm_renderer, image("a"), image("b"))
+    for _ in range(2):
+        assert_equal(await setting.show(image("a"), decoded("b"), uuids=["mine", "too"]), theirs)
+    assert_equal(await setting.show(None, decoded("b"), uuids=["mine", None]), theirs)
+    assert_equal(await setting.show(decoded("a"), None, uuids=[None, "too"]), theirs)
+    assert_equal(await setting.show(None, None, uuids=["mine", "too"]), theirs)
+    assert not setting.backend.batches
 
 
 async def test_sources_are_kept_for_workers_that_process_media_themselves(
@@ -282,3 +369,165 @@ async def test_cleared_media_are_processed_anew(setting: Setting) -> None:
     setting.processing.clear()
     await setting.show(image("a"))
     assert setting.backend.batches == [1, 1]
+
+
+# Names
+
+SHOWN = pytest.mark.parametrize("shown", [image, decoded], ids=["encoded", "decoded"])
+"""Pictures that we process, and such that vLLM does."""
+
+
+def made_of(result: Any) -> Any:
+    (item,) = result["mm_kwargs"]["image"]
+    return item["pixel_values"].data
+
+
+async def assert_unknown(setting: Setting, name: str) -> None:
+    with pytest.raises(ValueError, match="image 1 is only named, and nothing is kept"):
+        await setting.show(None, uuids=[name])
+
+
+@SHOWN
+async def test_a_name_is_its_api_keys_own(setting: Setting, shown: Callable[[str], Any]) -> None:
+    with asking(key="me"):
+        mine = made_of(await setting.show(shown("mine"), uuids=["logo"]))
+    with asking(key="you"):
+        await assert_unknown(setting, "logo")
+        yours = made_of(await setting.show(shown("yours"), uuids=["logo"]))
+        assert torch.equal(made_of(await setting.show(None, uuids=["logo"])), yours)
+    with asking(key="me"):
+        assert torch.equal(made_of(await setting.show(None, uuids=["logo"])), mine)
+        with asking(key="me", salt="pepper"):
+            await assert_unknown(setting, "logo")
+    assert not torch.equal(mine, yours)
+
+
+@SHOWN
+async def test_what_comes_under_a_known_name_is_looked_at(
+    setting: Setting, shown: Callable[[str], Any]
+) -> None:
+    expected = {name: made_of(await setting.show(shown(name))) for name in "ab"}
+    for name in "aba":
+        assert torch.equal(made_of(await setting.show(shown(name), uuids=["logo"])), expected[name])
+        assert torch.equal(made_of(await setting.show(None, uuids=["logo"])), expected[name])
+
+
+async def test_a_medium_is_shown_or_named(setting: Setting) -> None:
+    for shown, uuids in (
+        ((None,), None),
+        ((image("a"), None), None),
+        ((image("a"), None), ["logo", None]),
+    ):
+        with pytest.raises(ValueError, match="has neither content nor a uuid"):
+            await setting.show(*shown, uuids=uuids)
+
+
+async def test_a_name_is_no_hash_of_somebody_elses_medium(setting: Setting) -> None:
+    """Guessed, or read where hashes are shown."""
+    (mm_hash,) = (await setting.show(image("a")))["mm_hashes"]["image"]
+    await assert_unknown(setting, mm_hash)
+    planted = await setting.show(image("b"), uuids=[mm_hash])
+    assert planted["mm_hashes"]["image"] != [mm_hash]
+    again = await setting.show(image("a"))
+    assert again["mm_hashes"]["image"] == [mm_hash]
+    assert not torch.equal(made_of(again), made_of(planted))
+
+
+async def test_a_name_stands_for_a_medium_processed_in_one_way(setting: Setting) -> None:
+    await setting.show(image("a"), uuids=["logo"])
+    with pytest.raises(ValueError, match="only named"):
+        await setting.show(None, uuids=["logo"], mm_processor_kwargs=SMALLER)
+
+
+async def test_a_name_is_forgotten_with_what_it_stood_for(setting: Setting) -> None:
+    await setting.show(image("a"), uuids=["logo"])
+    setting.store.clear()
+    await assert_unknown(setting, "logo")
+    await setting.show(image("a"), uuids=["logo"])
+    setting.processing.clear()
+    await assert_unknown(setting, "logo")
+
+
+async def test_a_medium_that_is_no_good_gets_no_name(setting: Setting) -> None:
+    await setting.show(image("a"), uuids=["logo"])
+    with pytest.raises(ValueError, match="cannot identify image"):
+        await setting.show(broken_image(b"not a picture"), uuids=["logo"])
+    with pytest.raises(ValueError, match="cannot identify image"):
+        await setting.show(broken_image(b"not a picture"), uuids=["other"])
+    await setting.show(None, uuids=["logo"])
+    await assert_unknown(setting, "other")
+
+
+async def test_media_are_known_by_content_also_where_vllm_would_number_them(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without caches it calls the first image of every frontend ``renderer0-mm-1-image-0``."""
+    expected = (await setting.show(decoded("a")))["mm_hashes"]
+    renderer = setting.renderer
+    monkeypatch.setattr(renderer.model_config.multimodal_config, "mm_processor_cache_gb", 0)
+    monkeypatch.setattr(renderer.config.cache_config, "enable_prefix_caching", False)
+    assert (await setting.show(decoded("a")))["mm_hashes"] == expected
+
+
+async def test_a_renderer_is_taken_over_once(setting: Setting) -> None:
+    """A second time would wrap what is ours: runs would count twice, hashes be hashed again."""
+    with pytest.raises(AssertionError, match="replaced already"):
+        setting.processing.take_over(setting.runs)
+
+
+# Salts
+
+
+@SHOWN
+async def test_equal_pictures_under_two_salts_are_two(
+    setting: Setting, shown: Callable[[str], Any]
+) -> None:
+    results = []
+    for salt in (None, "one", "two"):
+        with asking(salt=salt):
+            results.append(await setting.show(within(shown("a"))))
+            again = await setting.show(within(shown("a")))
+            assert again["mm_hashes"] == results[-1]["mm_hashes"]
+    assert setting.runs.total == 3
+    assert len({tuple(each["mm_hashes"]["image"]) for each in results}) == 3
+    for other in results[1:]:
+        assert same(other["mm_kwargs"]["image"][0], results[0]["mm_kwargs"]["image"][0])
+        assert other["mm_placeholders"] == results[0]["mm_placeholders"]
+
+
+async def test_a_picture_in_flight_is_not_shared_across_salts(setting: Setting) -> None:
+    setting.backend.open.clear()
+    shown = []
+    for salt in ("one", "two", "one"):
+        with asking(salt=salt):
+            shown.append(asyncio.create_task(setting.show(within(image("a")))))
+    await until(lambda: len(setting.backend.batches) == 2)
+    setting.backend.open.set()
+    hashes = [each["mm_hashes"]["image"][0] for each in await asyncio.gather(*shown)]
+    assert hashes[0] == hashes[2] != hashes[1]
+    assert len(setting.backend.batches) == 2
+
+
+def within(medium: Any) -> Any:
+    """As the loader would have fetched it."""
+    if not isinstance(medium, DeferredMedium):
+        return medium
+    return dataclasses.replace(medium, content=medium.content.within(current_partition()))
+
+
+async def test_a_worker_that_processes_a_salted_medium_gets_the_same_hash(
+    setting: Setting, workers_renderer: BaseRenderer
+) -> None:
+    worker = LocalRenderer(workers_renderer)
+    runs = HfProcessorRuns(side="worker", worker_id=None)
+    patch_renderer(workers_renderer, runs=runs, hashes=partitioned_hashes)
+    for count, salt in enumerate((None, "one", "two", "one"), 1):
+        with asking(salt=salt):
+            shown = await setting.show(within(image("salted")), uuids=["named"])
+        (mm_hash,) = shown["mm_hashes"]["image"]
+        source = setting.sources.get(mm_hash)
+        assert source is not None
+        processed, item = await worker.render(source)
+        assert processed == mm_hash
+        assert same(item, shown["mm_kwargs"]["image"][0])
+        assert runs.total == min(count, 3)  # its cache is apart too

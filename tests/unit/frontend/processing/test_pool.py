@@ -5,23 +5,26 @@ import signal
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 
 import psutil
 import pytest
 from vllm.renderers import BaseRenderer
 
 from common.card import WorkerCard
-from common.errors import ArenaFullError
+from common.errors import ArenaFullError, OverloadedError
 from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash
 from common.transfer.arena import Arena, Lease, Reservation
 from common.transfer.codec import encode
 from common.transfer.segment import SegmentLayout
-from frontend.fetch.errors import RefusedError
-from frontend.fetch.policy import FetchPolicy
-from frontend.processing.batch import Batch, process
+from frontend.fetch.allowance import RequestAllowance
+from frontend.media_limits.budget import Budget, MediaBudgets
+from frontend.media_limits.errors import RefusedError, RequestLimitError
+from frontend.media_limits.policy import FetchPolicy
+from frontend.media_processes.messages import StartUp
+from frontend.processing.batch import Batch, Processed, process
 from frontend.processing.errors import AbandonedError, ProcessingFailedError
-from frontend.processing.messages import Order
 from frontend.processing.pool import ProcessPool
 from frontend.processing.store import ArenaStore, PrivateStore
 from tests.pictures import blank_picture
@@ -34,11 +37,25 @@ def wanted() -> bool:
     return False
 
 
+def allowance(policy: FetchPolicy = POLICY) -> RequestAllowance:
+    return RequestAllowance(policy)
+
+
+def budget(policy: FetchPolicy = POLICY) -> Budget:
+    return MediaBudgets.of(policy).decoding
+
+
 class Pool:
-    def __init__(self, pool: ProcessPool, arena: Arena, runs: HfProcessorRuns) -> None:
+    def __init__(
+        self, pool: ProcessPool, arena: Arena, runs: HfProcessorRuns, decoding: Budget
+    ) -> None:
         self.pool = pool
         self.arena = arena
         self.runs = runs
+        self.decoding = decoding
+
+    def submit(self, batch: Batch, abandoned: Callable[[], bool]) -> Future[list[Processed]]:
+        return self.pool.submit(batch, abandoned, allowance())
 
     def until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 60
@@ -48,12 +65,13 @@ class Pool:
 
 
 @pytest.fixture(scope="module")
-def shared(card: WorkerCard, serve_args: Namespace, vllm_renderer: BaseRenderer) -> Iterator[Pool]:
+def shared(card: WorkerCard, serve_args: Namespace) -> Iterator[Pool]:
     with Arena(64 << 20, prefault=False) as arena:
-        runs = HfProcessorRuns(vllm_renderer, side="frontend", worker_id=None)
-        order = Order(card, serve_args, POLICY, arena.offer)
-        pool = ProcessPool(order, 2, ArenaStore(arena), runs)
-        yield Pool(pool, arena, runs)
+        runs = HfProcessorRuns(side="frontend", worker_id=None)
+        order = StartUp(card, serve_args, POLICY, arena.offer)
+        decoding = budget()
+        pool = ProcessPool(order, 2, ArenaStore(arena), runs, decoding)
+        yield Pool(pool, arena, runs, decoding)
         pids = pool.pids
         pool.close()
         assert not any(psutil.pid_exists(pid) for pid in pids)
@@ -68,7 +86,7 @@ def test_another_process_makes_what_this_one_would(
 ) -> None:
     batch = batch_of(image("one"), image("other", (224, 56)), image("one"))
     writes, runs = shared.arena.statistics().writes, shared.runs.total
-    made = shared.pool.submit(batch, wanted).result(60)
+    made = shared.submit(batch, wanted).result(60)
     own = process(vllm_renderer.get_mm_processor(), batch, decoded(batch))
     assert [each.mm_hash for each in made] == [each.mm_hash for each in own]
     for one, other in zip(made, own, strict=True):
@@ -82,7 +100,7 @@ def test_another_process_makes_what_this_one_would(
 
 def test_nothing_stays_leased(shared: Pool) -> None:
     shared.until(lambda: shared.arena.statistics().leases == 0)
-    made = shared.pool.submit(batch_of(image("a", (448, 448))), wanted).result(60)
+    made = shared.submit(batch_of(image("a", (448, 448))), wanted).result(60)
     assert shared.arena.statistics().leases == 1
     del made
     shared.until(lambda: shared.arena.statistics().leases == 0)
@@ -94,7 +112,7 @@ def test_without_room_the_tensors_come_by_another_way(
     blocking = fill(shared.arena)
     try:
         batch = batch_of(image("never seen", (448, 448)))
-        (made,) = shared.pool.submit(batch, wanted).result(60)
+        (made,) = shared.submit(batch, wanted).result(60)
         (own,) = process(vllm_renderer.get_mm_processor(), batch, decoded(batch))
         assert same(made.item, own.item)
         assert not shared.arena.contains(made.mm_hash)
@@ -118,9 +136,9 @@ def test_without_an_arena_tensors_are_kept_in_private_memory(
     card: WorkerCard, serve_args: Namespace, vllm_renderer: BaseRenderer, shared: Pool
 ) -> None:
     store = PrivateStore(1.0)
-    pool = ProcessPool(Order(card, serve_args, POLICY, None), 1, store, shared.runs)
+    pool = ProcessPool(StartUp(card, serve_args, POLICY, None), 1, store, shared.runs, budget())
     try:
-        (made,) = pool.submit(batch_of(image("a")), wanted).result(60)
+        (made,) = pool.submit(batch_of(image("a")), wanted, allowance()).result(60)
         assert store.get(made.mm_hash) is not None
     finally:
         pool.close()
@@ -128,22 +146,34 @@ def test_without_an_arena_tensors_are_kept_in_private_memory(
 
 def test_bad_media_are_told_apart(shared: Pool) -> None:
     with pytest.raises(ValueError, match="cannot identify image"):
-        shared.pool.submit(batch_of(broken_image(b"not a picture")), wanted).result(60)
+        shared.submit(batch_of(broken_image(b"not a picture")), wanted).result(60)
     with pytest.raises(RefusedError, match="more than 4000000 pixels"):
-        shared.pool.submit(batch_of(broken_image(blank_picture(3000))), wanted).result(60)
-    assert shared.pool.submit(batch_of(image("a")), wanted).result(60)
+        shared.submit(batch_of(broken_image(blank_picture(3000))), wanted).result(60)
+    assert shared.submit(batch_of(image("a")), wanted).result(60)
+
+
+def test_pixels_are_counted_before_they_are_decoded(shared: Pool) -> None:
+    batch = batch_of(image("small"), broken_image(blank_picture(1200)))
+    with pytest.raises(RequestLimitError, match="1 megapixels together"):
+        limited = allowance(FetchPolicy(max_request_megapixels=1.0))
+        shared.pool.submit(batch, wanted, limited).result(60)
+    most = int(POLICY.decoding_megapixels * 1_000_000)
+    with shared.decoding.reserve(most - 1_000_000), pytest.raises(OverloadedError):
+        shared.submit(batch, wanted).result(60)
+    assert len(shared.submit(batch, wanted).result(60)) == 2
+    assert shared.decoding.reserved == 0
 
 
 def test_what_nobody_wants_is_not_begun(shared: Pool) -> None:
     with pytest.raises(AbandonedError):
-        shared.pool.submit(batch_of(image("a")), lambda: True).result(60)
+        shared.submit(batch_of(image("a")), lambda: True).result(60)
 
 
 def test_a_process_that_is_killed_is_replaced_and_its_work_done(shared: Pool) -> None:
     before = set(shared.pool.pids)
     for pid in before:
         os.kill(pid, signal.SIGKILL)
-    jobs = [shared.pool.submit(batch_of(image(f"after {i}")), wanted) for i in range(4)]
+    jobs = [shared.submit(batch_of(image(f"after {i}")), wanted) for i in range(4)]
     assert all(job.result(110) for job in jobs)
     shared.until(lambda: not before & set(shared.pool.pids))
 
@@ -166,7 +196,7 @@ def test_a_process_killed_at_work_leaves_nothing_reserved(
 
     monkeypatch.setattr(ArenaStore, "reserve", reserve_and_kill)
     big = [image(f"big {i}", (1792, 1792)) for i in range(3)]
-    made = shared.pool.submit(batch_of(*big), wanted).result(110)
+    made = shared.submit(batch_of(*big), wanted).result(110)
     assert killed
     assert [each.item["image_grid_thw"].data.tolist() for each in made] == [[1, 74, 74]] * 3
     del made
@@ -176,10 +206,11 @@ def test_a_process_killed_at_work_leaves_nothing_reserved(
 def test_a_batch_that_kills_every_process_is_given_up(shared: Pool) -> None:
     class DeadlyBatch:
         modality = "image"
+        media = (None,)
 
         def __reduce__(self) -> tuple[object, tuple[object, ...]]:
             return os._exit, (1,)
 
     with pytest.raises(ProcessingFailedError, match="died of processing this image"):
-        shared.pool.submit(DeadlyBatch(), wanted).result(110)  # type: ignore[arg-type] # on purpose
-    assert shared.pool.submit(batch_of(image("a")), wanted).result(60)
+        shared.submit(DeadlyBatch(), wanted).result(110)  # type: ignore[arg-type] # on purpose
+    assert shared.submit(batch_of(image("a")), wanted).result(60)

@@ -1,8 +1,8 @@
 """Predictions live as long as they should, take no more room than allowed, and leave."""
 
 from common.identity import BlockHash, RequestId, Target, WorkerId
-from frontend.router.approximate import Predictions
-from frontend.router.slots import SlotTable
+from frontend.router.index.predictions import Predictions
+from frontend.router.index.slots import SlotTable
 from tests.unit.frontend.router.kv_events import blocks
 
 A, B = Target(WorkerId("a"), 0), Target(WorkerId("b"), 0)

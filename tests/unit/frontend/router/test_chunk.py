@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontend.router.chunk import Chunk
+from frontend.router.index.chunk import Chunk
 from tests.unit.frontend.router.kv_events import block, blocks
 
 

@@ -4,12 +4,12 @@ import json
 
 from common.identity import MmHash, RequestId, Target, WorkerId
 from frontend.router.decision import Considered, Decision, DecisionLog, MediaMove
-from frontend.router.index_state import Knowledge
-from frontend.router.load import TargetLoad
-from frontend.router.selector import Work
+from frontend.router.index.index_state import Knowledge
+from frontend.router.selection.load import TargetLoad
+from frontend.router.selection.selector import Work
 
 
-def decision(request_id: str) -> Decision:
+def decision(request_id: str, client_id: str = "") -> Decision:
     return Decision(
         request_id=RequestId(request_id),
         worker_id=WorkerId("w"),
@@ -33,6 +33,7 @@ def decision(request_id: str) -> Decision:
             )
         ],
         candidates_total=1,
+        client_id=client_id,
     )
 
 
@@ -72,10 +73,11 @@ def test_the_oldest_makes_way() -> None:
 
 def test_all_requests_of_a_response_are_found() -> None:
     log = DecisionLog(10)
-    for name in ("cmpl-1-0", "cmpl-2", "cmpl-1-1"):
-        log.add(decision(name))
-    assert [one.request_id for one in log.find("cmpl-1")] == ["cmpl-1-0", "cmpl-1-1"]
-    assert log.find("cmpl-3") == []
+    for number, name in enumerate(("cmpl-1-0", "cmpl-2", "cmpl-1-1", "cmpl-1-0")):
+        log.add(decision(str(number), name))
+    assert [one.request_id for one in log.find("cmpl-1")] == ["0", "2", "3"]
+    assert [one.as_json()["request_id"] for one in log.find("cmpl-2")] == ["cmpl-2"]
+    assert log.find("cmpl-3") == log.find("0") == []
 
 
 def test_a_request_decided_twice_is_known_by_its_last_decision() -> None:

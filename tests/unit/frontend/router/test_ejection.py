@@ -5,7 +5,7 @@ import random
 import pytest
 
 from common.identity import Incarnation, RequestId, WorkerId
-from frontend.router.ejection import JITTER, Ejection, Standing
+from frontend.router.selection.ejection import JITTER, Circuit, Ejection
 
 A, B = WorkerId("a"), WorkerId("b")
 RUN = Incarnation("1")
@@ -35,8 +35,8 @@ def fail(ejection: Ejection, worker_id: WorkerId = A, times: int = 3) -> None:
         ejection.failed(worker_id, RUN, "EngineFailedError")
 
 
-def standing(ejection: Ejection, worker_id: WorkerId = A) -> Standing:
-    return ejection.standing(worker_id)[0]
+def circuit(ejection: Ejection, worker_id: WorkerId = A) -> Circuit:
+    return ejection.circuit(worker_id)[0]
 
 
 def time_out(ejection: Ejection, clock: Clock) -> float:
@@ -45,7 +45,7 @@ def time_out(ejection: Ejection, clock: Clock) -> float:
     while A in ejection.unusable():
         clock.now += 0.01
         assert clock.now < started + 2 * MAX_S
-    assert standing(ejection) is Standing.TRIAL
+    assert circuit(ejection) is Circuit.HALF_OPEN
     return clock.now - started
 
 
@@ -56,13 +56,13 @@ def test_only_failures_in_a_row_put_a_worker_out(ejection: Ejection) -> None:
     assert ejection.unusable() == set()
     fail(ejection, times=1)
     assert ejection.unusable() == {A}
-    assert ejection.standing(A) == (Standing.OUT, "EngineFailedError")
-    assert standing(ejection, B) is Standing.IN
+    assert ejection.circuit(A) == (Circuit.OPEN, "EngineFailedError")
+    assert circuit(ejection, B) is Circuit.CLOSED
 
 
 def test_what_befalls_the_worker_itself_puts_it_out_at_once(ejection: Ejection) -> None:
     ejection.eject(A, RUN, "link_lost")
-    assert ejection.standing(A) == (Standing.OUT, "link_lost")
+    assert ejection.circuit(A) == (Circuit.OPEN, "link_lost")
 
 
 def test_a_trial_is_one_request_and_its_first_output_ends_it(
@@ -74,7 +74,7 @@ def test_a_trial_is_one_request_and_its_first_output_ends_it(
     assert ejection.unusable() == {A}
     ejection.succeeded(A)
     assert ejection.unusable() == set()
-    assert standing(ejection) is Standing.IN
+    assert circuit(ejection) is Circuit.CLOSED
 
 
 def test_a_trial_that_tells_nothing_makes_room_for_another(
@@ -87,7 +87,7 @@ def test_a_trial_that_tells_nothing_makes_room_for_another(
     assert ejection.unusable() == {A}
     ejection.ended(A, R)
     assert ejection.unusable() == set()
-    assert standing(ejection) is Standing.TRIAL
+    assert circuit(ejection) is Circuit.HALF_OPEN
 
 
 def test_times_out_double_up_to_a_limit_with_jitter(ejection: Ejection, clock: Clock) -> None:
@@ -96,7 +96,7 @@ def test_times_out_double_up_to_a_limit_with_jitter(ejection: Ejection, clock: C
         assert time_out(ejection, clock) == pytest.approx(expected, rel=JITTER, abs=0.02)
         ejection.routed(A, R)
         fail(ejection, times=1)  # on trial one is enough
-    assert standing(ejection) is Standing.OUT
+    assert circuit(ejection) is Circuit.OPEN
 
 
 def test_failures_of_requests_sent_before_do_not_make_it_worse(
@@ -135,13 +135,13 @@ def test_a_success_while_out_brings_it_back(ejection: Ejection) -> None:
     """It was the least bad, and turned out to work."""
     fail(ejection)
     ejection.succeeded(A)
-    assert standing(ejection) is Standing.IN
+    assert circuit(ejection) is Circuit.CLOSED
 
 
 def test_another_incarnation_starts_with_a_clean_record(ejection: Ejection) -> None:
     fail(ejection)
     ejection.failed(A, Incarnation("2"), "EngineFailedError")
-    assert standing(ejection) is Standing.IN
+    assert circuit(ejection) is Circuit.CLOSED
     ejection.eject(A, Incarnation("2"), "link_lost")
     ejection.forget(A)
-    assert standing(ejection) is Standing.IN and ejection.unusable() == set()
+    assert circuit(ejection) is Circuit.CLOSED and ejection.unusable() == set()

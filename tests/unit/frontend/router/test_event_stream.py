@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from common.identity import Target, WorkerId
-from frontend.router.event_stream import Command, EventStream, Replay, Resubscribe
-from frontend.router.index_state import EXACT, Knowledge
-from frontend.router.indexes import BlockIndexes
-from frontend.router.target_blocks import TargetBlocks
+from frontend.router.events.event_stream import Command, EventStream, Replay, Resubscribe
+from frontend.router.index.index_state import EXACT, Knowledge
+from frontend.router.index.indexes import BlockIndexes
+from frontend.router.index.target_blocks import TargetBlocks
 from tests.unit.frontend.router.kv_events import (
     BLOCK_SIZE,
     Publisher,
@@ -222,7 +222,7 @@ def test_a_number_that_was_never_used_ends_in_degraded() -> None:
 def test_the_end_of_a_long_replay_is_not_believed_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("frontend.router.event_stream._BELIEVED", 5)
+    monkeypatch.setattr("frontend.router.events.event_stream._BELIEVED", 5)
     publisher = Publisher()
     for number in range(20):
         publisher.publish(stored(number))
@@ -291,7 +291,7 @@ def test_answers_to_an_earlier_question_are_ignored() -> None:
 def test_so_many_live_events_during_a_replay_that_they_are_replayed_instead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("frontend.router.event_stream._WAITING_BYTES", 500)
+    monkeypatch.setattr("frontend.router.events.event_stream._WAITING_BYTES", 500)
     publisher = Publisher()
     follower = Follower(publisher)
     follower.connect()

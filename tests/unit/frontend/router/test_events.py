@@ -1,6 +1,7 @@
 """Over real sockets, with vLLM's own publisher."""
 
 import asyncio
+import errno
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,11 +13,13 @@ import zmq.asyncio
 from vllm.distributed.kv_events import KVCacheEvent, KVEventBatch, ZmqEventPublisher
 
 from common.identity import Incarnation, Target, WorkerId
-from frontend.router import events
-from frontend.router.events import ZmqFeeds
-from frontend.router.index import KvIndex
-from frontend.router.index_state import EXACT, Knowledge
-from frontend.router.indexes import BlockIndexes
+from common.telemetry import TASK_FAILURES
+from frontend.router.events import subscriber as events
+from frontend.router.events.subscriber import KvEventSubscriber, ZmqFeeds
+from frontend.router.index.index_state import EXACT, Knowledge
+from frontend.router.index.indexes import BlockIndexes
+from frontend.router.index.kv_index import KvIndex
+from frontend.router.index.target_blocks import TargetBlocks
 from frontend.router.worker import EventSource, RoutableWorker
 from tests.ports import free_port
 from tests.unit.frontend.router.kv_events import BLOCK_SIZE, blocks, encode, frame, removed, stored
@@ -104,9 +107,19 @@ class Listener:
 
 
 @pytest.fixture
-async def feeds() -> AsyncIterator[ZmqFeeds]:
+async def feeds(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ZmqFeeds]:
+    """Closes its subscribers even if the test fails: they would go on in later tests' sockets."""
     made = ZmqFeeds(silence_s=0.2, replay_timeout_s=0.5)
+    feed, subscribers = made.feed, []
+
+    def remembered(worker: RoutableWorker, indexes: BlockIndexes) -> KvEventSubscriber:
+        subscribers.append(feed(worker, indexes))
+        return subscribers[-1]
+
+    monkeypatch.setattr(made, "feed", remembered)
     yield made
+    for subscriber in subscribers:
+        await subscriber.close()
     made.close()
 
 
@@ -245,3 +258,63 @@ async def test_a_task_that_fails_leaves_the_worker_approximate(
         assert listener.subscriber.state(0).knowledge is Knowledge.APPROXIMATE
         assert listener.held(1) == 0
         await listener.subscriber.close()
+
+
+async def test_too_many_open_files_are_survived(
+    feeds: ZmqFeeds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As any error that nobody expected: nothing is known meanwhile, and then all of it."""
+    monkeypatch.setattr(events, "FIRST_PAUSE_S", 0.05)
+    full = zmq.ZMQError(errno.EMFILE)
+    before = TASK_FAILURES.labels("KV events")._value.get()
+    with running(Worker()) as worker:
+        worker.publish(stored(1, 2))
+        listener = Listener(feeds, worker.source)
+        with monkeypatch.context() as patch:
+
+            def fails(*_: object) -> zmq.asyncio.Socket:
+                raise full
+
+            patch.setattr(zmq.asyncio.Context, "socket", fails)
+            listener.subscriber.start()
+            await listener.until(
+                lambda: TASK_FAILURES.labels("KV events")._value.get() >= before + 2
+            )
+            await listener.until(
+                lambda: listener.subscriber.state(0).knowledge is Knowledge.APPROXIMATE
+            )
+            assert listener.held(1, 2) == 0
+        await listener.until(lambda: listener.exact() and listener.held(1, 2) == 2)
+        # And in the middle of it, by an event that we stumble over.
+        with monkeypatch.context() as patch:
+
+            def stumbles(*_: object) -> None:
+                raise RuntimeError("a mistake")
+
+            patch.setattr(TargetBlocks, "apply", stumbles)
+            worker.publish(stored(3))
+            await listener.until(
+                lambda: listener.subscriber.state(0).knowledge is Knowledge.APPROXIMATE
+            )
+        await listener.until(lambda: listener.exact() and listener.held(1, 2, 3) == 3)
+        await listener.subscriber.close()
+
+
+async def test_closing_between_two_tries_leaves_no_task(
+    feeds: ZmqFeeds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(Worker()) as worker:
+        listener = Listener(feeds, worker.source)
+        with monkeypatch.context() as patch:
+
+            def fails(*_: object) -> zmq.asyncio.Socket:
+                raise zmq.ZMQError(errno.EMFILE)
+
+            patch.setattr(zmq.asyncio.Context, "socket", fails)
+            listener.subscriber.start()
+            await listener.until(
+                lambda: listener.subscriber.state(0).knowledge is Knowledge.APPROXIMATE
+            )
+        line = listener.subscriber._lines[0]
+        await listener.subscriber.close()
+        assert all(task.done() for task in line._tasks)

@@ -8,7 +8,7 @@ from vllm.v1.core import kv_cache_utils
 
 from common.errors import ConfigurationError, RequestRejectedError
 from common.identity import MmIdentifier
-from frontend.router.hashing import (
+from frontend.router.hashing.block_hasher import (
     BlockHasher,
     LoraKey,
     MediaSpan,

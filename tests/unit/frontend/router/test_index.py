@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from common.identity import BlockHash, Target, WorkerId
-from frontend.router.index import KvIndex
-from frontend.router.slots import SlotTable
+from frontend.router.index.kv_index import KvIndex
+from frontend.router.index.slots import SlotTable
 from tests.unit.frontend.router.naive import NaiveIndex
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from common.identity import RequestId, Target, WorkerId
-from frontend.router.load import LoadTracker, TargetLoad
+from frontend.router.selection.load import LoadTracker, TargetLoad
 
 W = WorkerId("w")
 T0, T1 = Target(W, 0), Target(W, 1)

@@ -1,7 +1,7 @@
 """What workers acknowledged is relied on; what is on its way only attracts."""
 
 from common.identity import MmHash, WorkerId
-from frontend.router.media_placement import MediaPlacement
+from frontend.router.selection.media_placement import MediaPlacement
 
 A, B = WorkerId("a"), WorkerId("b")
 X, Y, Z = MmHash("x"), MmHash("y"), MmHash("z")

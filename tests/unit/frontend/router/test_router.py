@@ -13,11 +13,12 @@ import pytest
 from common.errors import ConfigurationError, NoWorkerError, RequestRejectedError
 from common.identity import Incarnation, MmHash, MmIdentifier, RequestId, Target, WorkerId
 from common.telemetry import DECISIONS, PREDICTED_CACHED_TOKENS, REALISED_CACHED_TOKENS
-from frontend.router.events import EventSource
-from frontend.router.hashing import MediaSpan
-from frontend.router.index_state import Knowledge
+from frontend.router.events.subscriber import EventSource
+from frontend.router.hashing.block_hasher import MediaSpan
+from frontend.router.index.index_state import Knowledge
+from frontend.router.modes import RouterMode
 from frontend.router.router import MediaNeed, RoutableWorker, Router, RoutingRequest
-from frontend.router.settings import RouterMode, RouterSettings
+from frontend.router.settings import RouterSettings
 
 NONE_HASH = bytes(32)
 BLOCK = 16

@@ -7,9 +7,9 @@ import pytest
 
 from common.identity import BlockHash, Incarnation, RequestId, Target, WorkerId
 from frontend.router.event_wire import Cleared, Need, Removed, Stored
-from frontend.router.events import EventSource
-from frontend.router.hashing import BlockHasher
-from frontend.router.index_state import degraded
+from frontend.router.events.subscriber import EventSource
+from frontend.router.hashing.block_hasher import BlockHasher
+from frontend.router.index.index_state import degraded
 from frontend.router.router import RoutableWorker, Router, RoutingRequest
 from frontend.router.settings import RouterSettings
 from tests.unit.frontend.router.scripted_feeds import ScriptedFeeds

@@ -15,9 +15,10 @@ from common.errors import (
 )
 from common.identity import Incarnation, Target, WorkerId
 from frontend.router.decision import Decision
-from frontend.router.ejection import Standing
+from frontend.router.modes import RouterMode
 from frontend.router.router import Router
-from frontend.router.settings import RouterMode, RouterSettings
+from frontend.router.selection.ejection import Circuit
+from frontend.router.settings import RouterSettings
 from tests.unit.frontend.router.test_router import Clock, prompt, request, worker
 
 A, B = WorkerId("a"), WorkerId("b")
@@ -115,16 +116,16 @@ async def test_a_worker_that_fails_again_and_again_is_left_alone_and_tried_later
     router: Router, clock: Clock
 ) -> None:
     fail(router, A)
-    assert router.standing(A) == (Standing.OUT, "EngineFailedError")
+    assert router.circuit(A) == (Circuit.OPEN, "EngineFailedError")
     assert {serve(router) for _ in range(10)} == {"b"}
     clock.now += 2.0
     decisions = [route(router), route(router)]
     assert {one.worker_id for one in decisions} == {"a", "b"}
     assert {serve(router) for _ in range(10)} == {"b"}, "one request at a time"
     (trial,) = [one for one in decisions if one.worker_id == "a"]
-    assert router.standing(A)[0] is Standing.TRIAL
+    assert router.circuit(A)[0] is Circuit.HALF_OPEN
     router.first_token(trial.request_id)
-    assert router.standing(A) == (Standing.IN, "")
+    assert router.circuit(A) == (Circuit.CLOSED, "")
     assert route(router).worker_id == "a", "it has the least to do"
 
 
@@ -134,7 +135,7 @@ async def test_the_users_mistakes_and_full_queues_are_not_held_against_a_worker(
     for error in (RequestRejectedError("no"), WorkerBusyError("full")):
         for _ in range(5):
             router.failed(route(router, exclude={B}, accepted=True), error)
-    assert router.standing(A) == (Standing.IN, "")
+    assert router.circuit(A) == (Circuit.CLOSED, "")
 
 
 async def test_with_all_out_the_least_bad_goes_on(router: Router, clock: Clock) -> None:
@@ -147,7 +148,7 @@ async def test_with_all_out_the_least_bad_goes_on(router: Router, clock: Clock) 
         route(router, exclude={B})
     router.link_lost(A, Incarnation("1"), "link_lost")
     router.link_lost(B, Incarnation("1"), "link_lost")
-    assert router.standing(A)[0] is router.standing(B)[0] is Standing.OUT
+    assert router.circuit(A)[0] is router.circuit(B)[0] is Circuit.OPEN
     assert {route(router).worker_id for _ in range(2)} == {"b"}
     with pytest.raises(NoWorkerError):
         route(router, exclude={A, B})
@@ -161,4 +162,14 @@ async def test_a_lost_worker_is_tried_when_it_is_back_and_a_restarted_one_is_tru
     await router.add_worker(worker("a", kv_tokens=KV_TOKENS))
     assert {serve(router) for _ in range(5)} == {"b"}
     router.forget_worker(A)
-    assert router.standing(A)[0] is Standing.IN
+    assert router.circuit(A)[0] is Circuit.CLOSED
+
+
+async def test_what_failed_at_a_worker_is_not_held_against_its_successor(router: Router) -> None:
+    decisions = [route(router, exclude={B}) for _ in range(3)]
+    await router.remove_worker(A)
+    await router.add_worker(worker("a", kv_tokens=KV_TOKENS, incarnation="2"))
+    for decision in decisions:
+        router.failed(decision, EngineFailedError("broken"))
+        router.finished(decision.request_id)
+    assert router.circuit(A)[0] is Circuit.CLOSED

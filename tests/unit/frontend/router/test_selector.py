@@ -5,9 +5,10 @@ from collections import Counter
 import pytest
 
 from common.identity import Target, WorkerId
-from frontend.router.load import TargetLoad
-from frontend.router.selector import Choice, Selector, Work
-from frontend.router.settings import RouterMode, RouterSettings
+from frontend.router.modes import Choice, RouterMode
+from frontend.router.selection.load import TargetLoad
+from frontend.router.selection.selector import Selector, Work
+from frontend.router.settings import RouterSettings
 
 TARGETS = [Target(WorkerId(name), 0) for name in "abcd"]
 IDLE = TargetLoad(0, 0, 0, 0)

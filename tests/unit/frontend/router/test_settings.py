@@ -5,7 +5,8 @@ import argparse
 import pytest
 
 from common.errors import ConfigurationError
-from frontend.router.settings import RouterMode, RouterSettings
+from frontend.router.modes import RouterMode
+from frontend.router.settings import RouterSettings
 
 
 def parse(*argv: str, **environ: str) -> RouterSettings:

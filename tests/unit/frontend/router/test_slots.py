@@ -3,7 +3,7 @@
 import pytest
 
 from common.identity import Target, WorkerId
-from frontend.router.slots import SlotTable, bits
+from frontend.router.index.slots import SlotTable, bits
 
 A, B = Target(WorkerId("a"), 0), Target(WorkerId("b"), 0)
 

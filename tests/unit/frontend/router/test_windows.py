@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.identity import BlockHash, Target, WorkerId
-from frontend.router.windows import WindowIndex
+from frontend.router.index.windows import WindowIndex
 
 A = Target(WorkerId("a"), 0)
 HASHES = [BlockHash(bytes([number]) * 32) for number in range(10)]

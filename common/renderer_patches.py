@@ -1,0 +1,94 @@
+"""All that is replaced on vLLM's renderer and its media processor, on both sides.
+
+Nothing else assigns to them. Whoever has the logic offers it here: the counter of the Hugging
+Face processor's runs, the frontend's processing of media, the worker's hashes.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+from vllm.multimodal.cache.base import BaseMultiModalProcessorCache
+from vllm.multimodal.processing import BaseMultiModalProcessor, ProcessorInputs
+from vllm.renderers import BaseRenderer
+
+from common.hf_processor_runs import HfProcessorRuns
+from common.identity import MmHash
+
+ByContent: TypeAlias = Callable[[ProcessorInputs], Mapping[str, list[MmHash]]]
+"""vLLM's own hashes of media: for each modality, in the order of its media."""
+
+Hashes: TypeAlias = Callable[[ByContent, ProcessorInputs], Mapping[str, list[MmHash]]]
+"""Ours of the same media, with vLLM's to make them of. Called on the renderer's thread."""
+
+
+class MediaProcess(Protocol):
+    """Takes the place of the renderer's ``_process_multimodal_async``, on the event loop."""
+
+    async def __call__(
+        self,
+        prompt: list[int],
+        mm_data: Mapping[str, Any],
+        mm_uuids: Mapping[str, Any] | None,
+        mm_processor_kwargs: Mapping[str, object] | None,
+        media_io_kwargs: Mapping[str, Mapping[str, object]] | None = None,
+        *,
+        skip_mm_cache: bool = False,
+    ) -> Any:
+        """A prompt with its media, as vLLM's renderer has it."""
+        ...
+
+
+def patch_renderer(
+    renderer: BaseRenderer,
+    *,
+    runs: HfProcessorRuns,
+    hashes: Hashes | None = None,
+    cache: BaseMultiModalProcessorCache | None = None,
+    process: MediaProcess | None = None,
+) -> None:
+    """Replace what is ours to do. Once for each renderer; nothing for text-only models.
+
+    The order is that of what relies on what: ``process`` comes last, because it has vLLM
+    process media over ``cache``, whose items are known by ``hashes``, and that runs the Hugging
+    Face processor, which is counted. No replacement wraps another one.
+
+    Everything is replaced on the instance: vLLM makes other processors of the same class, for
+    its own profiling.
+
+    Args:
+        runs: counts from now on, so warm-up that is over is left out.
+        hashes: of media that vLLM processes; without them, its own.
+        cache: instead of both of the renderer's, which are closed.
+        process: instead of the renderer's own processing of a prompt's media.
+    """
+    processor = renderer.mm_processor
+    if processor is None:
+        return
+    _count_runs(processor, runs)
+    if hashes is not None:
+        _replace_method(processor, "_get_mm_hashes", partial(hashes, processor._get_mm_hashes))
+    if cache is not None:
+        for replaced in (renderer._mm_processor_cache, renderer._mm_processor_only_cache):
+            if replaced is not None:
+                replaced.close()
+        renderer._mm_processor_cache = renderer._mm_processor_only_cache = cache
+    if process is not None:
+        renderer._process_multimodal_async = process
+
+
+def _count_runs(processor: BaseMultiModalProcessor[Any], runs: HfProcessorRuns) -> None:
+    original = processor._call_hf_processor
+
+    def counted(hf_data: Mapping[str, object], hf_kwargs: Mapping[str, object]) -> Any:
+        runs.add(1)
+        return original(hf_data, hf_kwargs)
+
+    _replace_method(processor, "_call_hf_processor", counted)
+
+
+def _replace_method(
+    processor: BaseMultiModalProcessor[Any], name: str, ours: Callable[..., Any]
+) -> None:
+    assert name not in vars(processor), f"{name} is replaced already"
+    setattr(processor, name, ours)

@@ -1,0 +1,156 @@
+"""What a process of ours and the process that holds its NIXL agent say to each other.
+
+Typed, and never pickled: whoever reaches an agent's port may have taken over the process
+behind it.
+"""
+
+import socket
+from typing import Final, Generic, TypeAlias, TypeVar
+
+import msgspec
+
+LARGEST: Final = 1 << 18
+"""Bytes of a message: descriptions of agents are a few hundred, more with many devices."""
+
+
+class Serving(msgspec.Struct, frozen=True, tag="serving"):
+    """The arena is registered.
+
+    Attributes:
+        agent: name of the agent.
+        metadata: NIXL's description of it.
+        address: of the arena there.
+    """
+
+    agent: str
+    metadata: bytes
+    address: int
+
+
+class Lending(msgspec.Struct, frozen=True, tag="lending"):
+    """Whether somebody is about to read: then the agent is looked after more often."""
+
+    active: bool
+
+
+class Reading(msgspec.Struct, frozen=True, tag="reading"):
+    """The process that reads is ready."""
+
+
+class Unusable(msgspec.Struct, frozen=True, tag="unusable"):
+    """There can be no agent; the process ends.
+
+    Attributes:
+        reason: a sentence.
+    """
+
+    reason: str
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """Answered with :class:`Pong` at once."""
+
+
+class Pong(msgspec.Struct, frozen=True, tag="pong"):
+    """The process is alive."""
+
+
+class Connect(msgspec.Struct, frozen=True, tag="connect"):
+    """Get to know an agent; answered with :class:`Done` or :class:`Failed`."""
+
+    number: int
+    agent: str
+    metadata: bytes
+
+
+class Read(msgspec.Struct, frozen=True, tag="read"):
+    """Copy an agent's memory into the landing area; answered likewise.
+
+    Attributes:
+        number: the answer's.
+        remote: address there.
+        offset: in the landing area.
+        size: bytes.
+    """
+
+    number: int
+    agent: str
+    remote: int
+    offset: int
+    size: int
+
+
+class Disconnect(msgspec.Struct, frozen=True, tag="disconnect"):
+    """Forget an agent that nothing is read from; not answered."""
+
+    agent: str
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """It succeeded."""
+
+    number: int
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """It failed, and no more bytes will come."""
+
+    number: int
+    reason: str
+
+
+ToServer: TypeAlias = Lending | Ping
+FromServer: TypeAlias = Serving | Unusable | Pong
+ToReader: TypeAlias = Connect | Read | Disconnect | Ping
+FromReader: TypeAlias = Reading | Unusable | Done | Failed | Pong
+
+_Sent = TypeVar("_Sent")
+_Got = TypeVar("_Got")
+
+
+class Channel(Generic[_Sent, _Got]):
+    """One end of a pair of sockets that keep messages apart."""
+
+    def __init__(self, end: socket.socket, incoming: object) -> None:
+        """
+        Args:
+            end: of type SOCK_SEQPACKET.
+            incoming: type of the messages that come.
+        """
+        self._socket = end
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[_Got] = msgspec.msgpack.Decoder(incoming)
+
+    @staticmethod
+    def pair() -> tuple[socket.socket, socket.socket]:
+        """Both ends, connected."""
+        return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def fileno(self) -> int:
+        """To wait for messages."""
+        return self._socket.fileno()
+
+    def send(self, message: _Sent) -> None:
+        """Send at once.
+
+        Raises:
+            OSError: the other end is gone, or doesn't read.
+        """
+        self._socket.send(self._encoder.encode(message), socket.MSG_DONTWAIT)
+
+    def receive(self) -> _Got:
+        """Wait for a message.
+
+        Raises:
+            EOFError: the other end is gone.
+            OSError: likewise.
+            msgspec.MsgspecError: it sent nonsense.
+        """
+        data = self._socket.recv(LARGEST)
+        if not data:
+            raise EOFError
+        return self._decoder.decode(data)
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()

@@ -1,0 +1,137 @@
+"""Over which networks NIXL may go, and how UCX is told.
+
+Pure: the environment is read where a process starts.
+"""
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from common.errors import ConfigurationError
+
+LOOPBACK: Final = "lo"
+
+_THIS_HOST: Final = ("posix", "cma")
+"""Shared memory and copies between processes: for processes of one user on one host. Nothing
+listens but a Unix socket that carries no more than a wake-up."""
+
+_HARDWARE: Final = ("ib",)
+"""UCX's name for all that goes through an RDMA device."""
+
+
+_HARDWARE_NAMES: Final = frozenset(
+    (
+        *("ib", "rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "dc", "dc_x", "dc_mlx5"),
+        *("ud", "ud_v", "ud_x", "ud_verbs", "ud_mlx5", "srd"),
+    )
+)
+
+_PASSED_ON: Final = ("LD_LIBRARY_PATH", "LANG", "LC_ALL")
+_PREFIXES_PASSED_ON: Final = ("UCX_", "NIXL_")
+
+
+def nixl_installed() -> bool:
+    """Whether NIXL can be imported; doesn't import it."""
+    return importlib.util.find_spec("nixl") is not None
+
+
+@dataclass(frozen=True)
+class NixlNetwork:
+    """What the operator allows.
+
+    Attributes:
+        interface: network device, as UCX names it: ``mlx5_0:1``, ``eth0``. None for loopback.
+        allow_tcp: whether TCP may be used, which does not protect memory.
+        narrowed_to: UCX's names of transports of which nothing else may be used; empty for
+            all that are allowed.
+    """
+
+    interface: str | None = None
+    allow_tcp: bool = False
+    narrowed_to: tuple[str, ...] = ()
+
+    @property
+    def leaves_host(self) -> bool:
+        """Whether another host can be reached at all."""
+        return self.interface not in (None, LOOPBACK)
+
+    def reaches(self, *, same_ipc: bool, same_loopback: bool) -> bool:
+        """Whether it may lead to a process at all: what can't work needn't be started.
+
+        Args:
+            same_ipc: it is on this host, in our IPC namespace.
+            same_loopback: it is on this host, in our network namespace.
+        """
+        return self.leaves_host or (same_loopback if self.allow_tcp else same_ipc)
+
+    @property
+    def error_handling(self) -> str:
+        """How UCX is to treat a peer that dies: what NIXL calls ``ucx_error_handling_mode``.
+
+        Shared memory can't tell, and UCX refuses to connect over nothing else if it must.
+        """
+        return "none" if set(self.transports()) <= {"self", *_THIS_HOST} else "peer"
+
+    @property
+    def needs_files(self) -> bool:
+        """Whether UCX opens files for each new peer."""
+        return "posix" in self.transports()
+
+    @property
+    def registers_for_writing(self) -> bool:
+        """Whether memory must be writable to be registered, as for RDMA devices."""
+        return any(name in _HARDWARE_NAMES for name in self.transports())
+
+    def transports(self) -> tuple[str, ...]:
+        """UCX's names of the transports that may be used.
+
+        Raises:
+            ConfigurationError: it was narrowed to what is not allowed.
+        """
+        allowed = ["self"]
+        if not self.leaves_host or self.allow_tcp:
+            # A process on this host gets copies, whatever the others get.
+            allowed += [] if self.allow_tcp else _THIS_HOST
+        if self.leaves_host:
+            allowed += _HARDWARE
+        if self.allow_tcp:
+            allowed += ["tcp"]
+        if not self.narrowed_to:
+            return tuple(allowed)
+        names = {*allowed, *(_HARDWARE_NAMES if "ib" in allowed else ())}
+        if unknown := set(self.narrowed_to) - names:
+            raise ConfigurationError(
+                f"UCX_TLS names {', '.join(sorted(unknown))}, but NIXL may use only "
+                f"{', '.join(allowed)} here: TCP takes --nixl-allow-tcp, RDMA --nixl-interface"
+            )
+        return tuple(dict.fromkeys(("self", *self.narrowed_to)))
+
+    def environment(self, given: Mapping[str, str], search_path: list[str]) -> dict[str, str]:
+        """All that a process which holds an agent gets to know of its environment.
+
+        Args:
+            given: this process's environment. Of it only what UCX, NIXL and the loader of
+                libraries need is passed on, so no key of an API.
+            search_path: where Python looks for modules.
+        """
+        passed_on = {
+            name: value
+            for name, value in given.items()
+            if name in _PASSED_ON or name.startswith(_PREFIXES_PASSED_ON)
+        }
+        return {
+            "NIXL_LOG_LEVEL": "WARN",
+            "UCX_HANDLE_ERRORS": "bt",  # rather than wait for a debugger
+            **passed_on,
+            "PYTHONPATH": ":".join(search_path),
+            "UCX_TLS": ",".join(self.transports()),
+            "UCX_NET_DEVICES": self.interface or LOOPBACK,
+        }
+
+
+def narrowed(ucx_tls: str | None) -> tuple[str, ...]:
+    """What ``UCX_TLS`` says, as :attr:`NixlNetwork.narrowed_to`."""
+    if ucx_tls is None or ucx_tls.strip() in ("", "all"):
+        return ()
+    return tuple(name.strip() for name in ucx_tls.split(",") if name.strip())

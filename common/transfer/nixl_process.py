@@ -1,0 +1,282 @@
+"""A process of ours that holds a NIXL agent: started, watched, and started again.
+
+Over TCP an agent gives whoever reaches its port all memory of its process, and a READ of a low
+address ends it. So neither frontend nor worker has one: each has such a process.
+"""
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from pathlib import Path
+from typing import Final, Generic, TypeVar
+
+import msgspec
+import torch
+
+from common.errors import ArenaUnavailableError, ConfigurationError
+from common.telemetry import INTERNAL_ERRORS, NIXL_RESTARTS
+from common.transfer.nixl_child import Start, wait
+from common.transfer.nixl_messages import Channel, Ping, Pong, Unusable
+from common.transfer.nixl_network import NixlNetwork
+
+logger = logging.getLogger(__name__)
+
+_Sent = TypeVar("_Sent")
+_Got = TypeVar("_Got")
+
+START_S: Final = 60.0
+"""How long one may take to begin."""
+
+SILENCE_S: Final = 15.0
+"""After so long one is asked whether it is alive, and ended after as long again."""
+
+FIRST_PAUSE_S: Final = 0.1
+LONGEST_PAUSE_S: Final = 30.0
+"""Between the end of one and the start of the next: twice as long each time, until one lives
+for as long as the longest."""
+
+_GIVEN_UP_S: Final = 0.2
+"""How often whoever waits for one looks whether it is still wanted."""
+
+_STDERR: Final = 2
+
+
+class NixlProcess(Generic[_Sent, _Got]):
+    """One process at a time, and a thread that looks after it."""
+
+    def __init__(
+        self,
+        module: str,
+        network: NixlNetwork,
+        open_memory: Callable[[], int],
+        size: int,
+        writable: bool,
+        incoming: object,
+        *,
+        on_message: Callable[[_Got], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        """Start it; the thread goes on starting new ones until :meth:`close`.
+
+        Args:
+            module: what it runs.
+            network: what it may use.
+            open_memory: gives a descriptor of the memory it works on, which is closed here.
+            size: bytes of that.
+            writable: whether it maps that for writing.
+            incoming: type of its messages.
+            on_message: gets them, the first of which says that it is ready; in the thread.
+            on_lost: called there too when one that was ready has ended.
+
+        Raises:
+            ConfigurationError: the network is impossible.
+        """
+        network.transports()
+        self._module = module
+        self._role = module.rpartition(".")[2]
+        self._network = network
+        self._open_memory = open_memory
+        self._size = size
+        self._writable = writable
+        self._incoming = incoming
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._channel: Channel[_Sent | Ping, _Got | Pong | Unusable] | None = None
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._first: Future[None] = Future()
+        # Not a pool's: the kernel ends the process with the thread that started it.
+        self._thread = threading.Thread(target=self._run, name=self._role, daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, None while there is none."""
+        with self._lock:
+            return None if self._popen is None else self._popen.pid
+
+    def wait_until_ready(self, given_up: Callable[[], bool] = lambda: False) -> None:
+        """Wait for the first one; not on the event loop.
+
+        Args:
+            given_up: whether nobody wants it any more; asked now and then.
+
+        Raises:
+            ConfigurationError: it can't be had; this is closed then.
+        """
+        try:
+            while not self._first.done() and not given_up():
+                wait_for([self._first], _GIVEN_UP_S)
+            if not self._first.done():
+                raise ConfigurationError("NIXL was shut down")
+            self._first.result()
+        except ConfigurationError:
+            self.close()
+            raise
+
+    def send(self, message: _Sent) -> None:
+        """Send a message, from any thread.
+
+        Raises:
+            ArenaUnavailableError: there is no process at the moment.
+        """
+        with self._lock:
+            if self._channel is None:
+                raise ArenaUnavailableError("the process for NIXL is not there at the moment")
+            try:
+                self._channel.send(message)
+            except OSError as error:
+                self._kill()
+                raise ArenaUnavailableError(f"the process for NIXL is gone: {error}") from error
+
+    def restart(self) -> None:
+        """End the process; another one follows. Nothing that it was doing goes on."""
+        with self._lock:
+            self._kill()
+
+    def close(self) -> None:
+        """End the process and the thread. The second and later calls do nothing."""
+        self._closed.set()
+        self.restart()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _kill(self) -> None:
+        if self._popen is not None:
+            self._popen.kill()
+
+    def _run(self) -> None:
+        pause = FIRST_PAUSE_S
+        while not self._closed.is_set():
+            began = time.monotonic()
+            reason = "it ended"
+            try:
+                if self._one():
+                    NIXL_RESTARTS.labels(self._role).inc()
+            except ConfigurationError as error:
+                reason = str(error)
+                self._settle(error)
+            except OSError as error:
+                reason = f"it can't be started: {error}"
+                self._settle(ConfigurationError(f"a process for NIXL can't be started: {error}"))
+            except Exception as error:
+                # Our own mistake. Nobody would notice if this thread ended.
+                INTERNAL_ERRORS.labels("nixl_process").inc()
+                logger.exception("the thread that looks after a process for NIXL failed")
+                reason = repr(error)
+                self._settle(ConfigurationError(f"a process for NIXL can't be had: {error!r}"))
+            if self._closed.is_set():
+                break
+            if time.monotonic() - began > LONGEST_PAUSE_S:
+                pause = FIRST_PAUSE_S
+            logger.warning("the process for NIXL is started anew in %.1f s: %s", pause, reason)
+            self._closed.wait(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+        self._settle(ConfigurationError("NIXL was shut down"))
+
+    def _settle(self, error: ConfigurationError | None = None) -> None:
+        """Say how the first start ended; later ones don't matter."""
+        if self._first.done():
+            return
+        if error is None:
+            self._first.set_result(None)
+        else:
+            self._first.set_exception(error)
+
+    def _one(self) -> bool:
+        """Start one and read what it says until it ends; whether it was ready."""
+        channel = self._start()
+        ready = False
+        # A timer, since a process that hangs before it is ready would hold this for ever.
+        impatience = threading.Timer(START_S, self.restart)
+        impatience.daemon = True
+        impatience.start()
+        try:
+            asked = False
+            while True:
+                if not wait(channel.fileno(), SILENCE_S):
+                    if asked and ready:
+                        logger.error("the process for NIXL does not answer, so it is ended")
+                        break
+                    asked = ready
+                    if ready:
+                        channel.send(Ping())
+                    continue
+                asked = False
+                message = channel.receive()
+                if isinstance(message, Pong):
+                    continue
+                if isinstance(message, Unusable):
+                    raise ConfigurationError(f"NIXL can't be used here: {message.reason}")
+                self._on_message(message)
+                if not ready:
+                    ready = True
+                    impatience.cancel()
+                    self._settle()
+        except (EOFError, OSError):
+            if not ready and not self._closed.is_set():
+                raise ConfigurationError("a process for NIXL ended before it was ready") from None
+        except msgspec.MsgspecError as error:
+            logger.error("the process for NIXL says nonsense, so it is ended: %s", error)
+        finally:
+            impatience.cancel()
+            self._end(channel)
+            if ready:
+                self._on_lost()
+        return ready
+
+    def _start(self) -> Channel[_Sent | Ping, _Got | Pong | Unusable]:
+        ours, theirs = Channel.pair()
+        memory = -1
+        try:
+            with theirs:
+                memory = self._open_memory()
+                start = Start(
+                    channel=theirs.fileno(),
+                    memory=memory,
+                    size=self._size,
+                    error_handling=self._network.error_handling,
+                    needs_files=self._network.needs_files,
+                    parent=os.getpid(),
+                    torch_has_cuda=torch.version.cuda is not None,
+                    writable=self._writable,
+                )
+                search_path = [str(Path(path or ".").absolute()) for path in sys.path]
+                popen = subprocess.Popen(
+                    [sys.executable, "-P", "-s", "-m", self._module, *start.arguments()],
+                    cwd="/",
+                    env=self._network.environment(os.environ, search_path),
+                    stdin=subprocess.DEVNULL,
+                    stdout=_STDERR,  # where UCX logs to
+                    pass_fds=[theirs.fileno(), memory],
+                )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            if memory >= 0:
+                os.close(memory)
+        channel: Channel[_Sent | Ping, _Got | Pong | Unusable] = Channel(ours, self._incoming)
+        with self._lock:
+            self._popen, self._channel = popen, channel
+            if self._closed.is_set():
+                self._kill()
+        return channel
+
+    def _end(self, channel: Channel[_Sent | Ping, _Got | Pong | Unusable]) -> None:
+        with self._lock:
+            popen, self._popen, self._channel = self._popen, None, None
+        channel.close()
+        assert popen is not None
+        popen.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it is the kernel's now
+            status = popen.wait(10)
+            logger.debug("a process for NIXL ended with status %d", status)

@@ -1,0 +1,36 @@
+"""Every transport that processes of ours use: which ends they have.
+
+The one place that lists them. Each offers, proves and accepts under its own name.
+"""
+
+from typing import Any
+
+from common.transfer.arena import Arena
+from common.transfer.base import MmKwargsReceiver, MmKwargsSender
+from common.transfer.choice import TransferMode
+from common.transfer.inline import InlineReceiver, InlineSender
+from common.transfer.nixl import NixlReceiver
+from common.transfer.reference import ReferenceReceiver, Render
+from common.transfer.shm import ShmReceiver, ShmSender
+
+
+def senders(arena: Arena | None, mode: TransferMode) -> list[MmKwargsSender]:
+    """A frontend's ends. NIXL's comes later, when a worker needs it.
+
+    Args:
+        arena: shared memory to lend from, None to send everything inline.
+    """
+    if arena is None or mode is TransferMode.NIXL:
+        return [InlineSender()]
+    return [InlineSender(), ShmSender(arena)]
+
+
+def receivers(render: Render, nixl: NixlReceiver | None = None) -> list[MmKwargsReceiver[Any]]:
+    """A worker's ends, in the order in which it tries what is offered.
+
+    Args:
+        render: processes a medium that was not transferred.
+        nixl: None if this worker has no NIXL.
+    """
+    own = [] if nixl is None else [nixl]
+    return [InlineReceiver(), ReferenceReceiver(render), ShmReceiver(), *own]

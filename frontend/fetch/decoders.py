@@ -1,0 +1,127 @@
+"""Decoding, by vLLM's own code, with limits before it and clear errors after it.
+
+Everything here blocks: it runs in vLLM's pool for loading media.
+"""
+
+import pickle
+import struct
+import warnings
+import zlib
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any
+
+import cv2
+from PIL import Image
+from vllm import envs
+from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMediaIO
+from vllm.multimodal.media.audio import load_audio
+
+from common.decoder_guard import guard_decoders
+from common.media_formats import is_known_container
+from frontend.fetch.content import Content
+from frontend.fetch.picture_limit import picture_pixels
+from frontend.fetch.sample_tables import claims_too_many_samples
+from frontend.fetch.sound_limit import SLACK, resampled_bytes, sound_size
+from frontend.fetch.video_limit import limit_video
+from frontend.media_limits import FetchPolicy, RefusedError
+
+PIXEL_BYTES = 4
+"""Of a decoded medium that count as one pixel: what Pillow takes for one of most pictures, and
+what a sample of sound takes."""
+
+MISLED_DECODER_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    cv2.error,
+    pickle.UnpicklingError,
+    struct.error,
+    zlib.error,
+)
+"""What Pillow's, OpenCV's and PyTorch's readers raise, beside ValueError, when a file that
+somebody else made up leads them astray. vLLM would answer these with a 500."""
+
+
+def limit_decoders(policy: FetchPolicy) -> None:
+    """Tell decoders the largest picture and what they may open, for the whole process.
+
+    Pillow and vLLM compare what a file's header says, before they decode; Pillow also does
+    it for pictures inside of icons and other containers.
+    """
+    guard_decoders()
+    envs.VLLM_MAX_IMAGE_PIXELS = policy.max_pixels
+    Image.MAX_IMAGE_PIXELS = (policy.max_pixels + 1) // 2  # it refuses twice as much
+    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+
+def decode(
+    content: Content, media_io: MediaIO[Any], policy: FetchPolicy, admit: Callable[[int], None]
+) -> Any:
+    """Decode a medium.
+
+    Args:
+        admit: called with what the medium will take, in pixels, before it is decoded. What
+            it raises is raised here.
+
+    Raises:
+        RefusedError: it is in no format that is let in, its pixels are too many, or
+            decoders break on it.
+        ValueError: it can't be decoded; vLLM's sentence, which becomes a 400.
+    """
+    try:
+        return _decode(content, media_io, policy, admit)
+    except Image.DecompressionBombError as error:
+        raise RefusedError(
+            f"it has more than {policy.max_pixels} pixels, which is too large"
+        ) from error
+    except MemoryError as error:
+        raise RefusedError("it is too large to decode") from error
+    except MISLED_DECODER_ERRORS as error:
+        raise RefusedError(f"it can't be decoded ({type(error).__name__})") from error
+
+
+def _decode(
+    content: Content, media_io: MediaIO[Any], policy: FetchPolicy, admit: Callable[[int], None]
+) -> Any:
+    data = content.data
+    if isinstance(media_io, ImageMediaIO):
+        admit(picture_pixels(data, policy))
+    elif isinstance(media_io, (AudioMediaIO, VideoMediaIO)) and not content.jpeg_frames:
+        if not is_known_container(data):
+            raise RefusedError("it begins like none of the formats that are read")
+        if claims_too_many_samples(data):
+            raise RefusedError("it claims more samples than it can hold")
+        if isinstance(media_io, AudioMediaIO):
+            return _decode_sound(data, media_io, admit)
+    if isinstance(media_io, VideoMediaIO):
+        media_io = limit_video(media_io, content, policy, admit)
+    if content.jpeg_frames:
+        return media_io.load_base64("video/jpeg", data.decode())
+    return media_io.load_bytes(data)
+
+
+def _decode_sound(data: bytes, media_io: AudioMediaIO, admit: Callable[[int], None]) -> Any:
+    """What ``media_io`` itself does, but for no more bytes than were admitted."""
+    if media_io.audio_backend == "torchcodec":
+        raise RefusedError("TorchCodec is not used here, since it takes no orders what to open")
+    media_io._validate_encoded_size(len(data))
+    size = sound_size(data)
+    admit(-(-size.resampled // PIXEL_BYTES))
+    samples, rate = load_audio(
+        BytesIO(data),
+        sr=None,
+        max_duration_s=envs.VLLM_MAX_AUDIO_DECODE_DURATION_S,
+        max_decode_bytes=min(size.decoded + SLACK, envs.VLLM_MAX_AUDIO_DECODE_BYTES),
+        backend=media_io.audio_backend,
+    )
+    # At a low rate a little more decoded is much more resampled.
+    if rate <= 0 or resampled_bytes(samples.nbytes, rate) > size.resampled + SLACK:
+        raise RefusedError("it is longer than it says")
+    return samples, rate

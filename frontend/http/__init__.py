@@ -1,0 +1,28 @@
+"""HTTP: the server, and who may ask how much of it."""
+
+from frontend.http.admin import AdminGuard
+from frontend.http.admission import Admission
+from frontend.http.api_keys import read_keys
+from frontend.http.drain import graceful_shutdown
+from frontend.http.early_stream_errors import EarlyStreamErrors
+from frontend.http.file_limit import raise_file_limit
+from frontend.http.readiness_gate import ReadinessGate
+from frontend.http.retry_after import RetryAfter
+from frontend.http.server import build_vllm_app, uvicorn_config
+from frontend.http.settings import HttpSettings
+from frontend.http.status import status_routes
+
+__all__ = [
+    "AdminGuard",
+    "Admission",
+    "EarlyStreamErrors",
+    "HttpSettings",
+    "ReadinessGate",
+    "RetryAfter",
+    "build_vllm_app",
+    "graceful_shutdown",
+    "raise_file_limit",
+    "read_keys",
+    "status_routes",
+    "uvicorn_config",
+]

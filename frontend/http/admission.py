@@ -1,0 +1,99 @@
+"""What this frontend works on at once; what there is no room for is refused.
+
+Every request but a GET and its like takes a place, once its body has arrived: a client that
+sends half of one holds memory of the bodies' own budget, for as long as the body's deadline.
+GETs, such as ``/health`` and ``/v1/models``, are answered from memory and take none.
+"""
+
+from common.errors import BodyError, OverloadedError
+from common.telemetry import INFLIGHT_REQUESTS, REQUESTS
+from frontend.asgi import (
+    App,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    error_answer,
+    has_body,
+    overload_answer,
+)
+from frontend.http.bodies import Body, BodyReader
+from frontend.http.settings import HttpSettings
+from frontend.http.tenant_quota import TenantQuota
+from frontend.tenancy import current_tenant
+
+_FREE = ("GET", "HEAD", "OPTIONS")
+
+
+class Admission:
+    """ASGI middleware that reads bodies, and answers 408, 413, 415 or 429 instead of passing on."""
+
+    def __init__(self, app: App, settings: HttpSettings, *, several_keys: bool = False) -> None:
+        """
+        Args:
+            several_keys: there is more than one API key, so none may take everything.
+        """
+        self._app = app
+        places, memory = settings.max_inflight, settings.body_memory_bytes
+        share = settings.key_share if several_keys else 1.0
+        self._places = TenantQuota("requests in flight", places, max(1, int(places * share)))
+        self._bodies = BodyReader(
+            settings,
+            # A key's share has room for one body of any allowed size.
+            TenantQuota(
+                "bytes of bodies", memory, max(settings.max_body_bytes, int(memory * share))
+            ),
+        )
+        INFLIGHT_REQUESTS.set_function(lambda: self._places.taken)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] != "http" or (scope["method"] in _FREE and not has_body(scope)):
+            await self._app(scope, receive, send)
+            return
+        places = self._places if scope["method"] not in _FREE else None
+        tenant = current_tenant.get()
+        with Body(self._bodies, tenant) as body:
+            try:
+                if has_body(scope):
+                    self._bodies.check(scope)
+                    if places is not None:
+                        places.check(tenant)  # or the body would be read in vain
+                    content = await body.read(receive)
+                    if content is None:
+                        return
+                    receive = _replay(content, receive)
+                    del content
+                if places is not None:
+                    places.take(tenant)
+            except (BodyError, OverloadedError) as error:
+                REQUESTS.labels(type(error).__name__).inc()
+                await _answer(error)(scope, receive, send)
+                return
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                if places is not None:
+                    places.give_back(tenant)
+
+
+def _answer(error: BodyError | OverloadedError) -> App:
+    answer = error_answer(str(error), error.status)
+    if isinstance(error, OverloadedError):
+        answer = overload_answer(error)
+    answer.headers["connection"] = "close"  # the rest of the body isn't read
+    return answer
+
+
+def _replay(content: bytes, receive: Receive) -> Receive:
+    """What gives a body that was read as one message, and then what comes after it."""
+    message: Message | None = {"type": "http.request", "body": content, "more_body": False}
+
+    async def again() -> Message:
+        nonlocal message
+        if message is None:
+            return await receive()
+        first, message = message, None
+        return first
+
+    return again

@@ -1,0 +1,69 @@
+"""The ASGI app that is there from the first moment.
+
+Until a worker has registered nobody knows the model, so vLLM's app can't exist; the
+readiness gate answers 503 in vLLM's error shape. Afterwards it passes everything on, until
+the frontend is about to leave.
+"""
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from http import HTTPStatus
+
+from fastapi import FastAPI
+
+from common.errors import NoWorkerError
+from frontend.asgi import App, Receive, Scope, Send, error_answer, has_body
+
+
+class ReadinessGate:
+    """503 until :meth:`open`, then vLLM's app, then 503 again."""
+
+    def __init__(self, reason: Callable[[], None]) -> None:
+        """
+        Args:
+            reason: raises NoWorkerError with what is known of why nobody is there.
+        """
+        self._reason = reason
+        self._app: App | None = None
+        self._leaving = False
+        self._lifespan = AsyncExitStack()
+
+    async def open(self, app: FastAPI, served: App | None = None) -> None:
+        """Start the app and let requests in.
+
+        Args:
+            served: what requests go to, with ``app`` inside; ``app`` itself unless given.
+        """
+        await self._lifespan.enter_async_context(app.router.lifespan_context(app))
+        self._app = served or app
+
+    def close_for_good(self) -> None:
+        """Answer 503 to whoever comes from now on; those who are in may finish."""
+        self._leaving = True
+
+    async def close(self) -> None:
+        """Stop the app."""
+        self._app = None
+        await self._lifespan.aclose()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if self._app is not None and not self._leaving:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._closed(scope, receive, send)
+
+    async def _closed(self, scope: Scope, receive: Receive, send: Send) -> None:
+        message = "the first worker has registered and its model is being loaded"
+        headers = {"Retry-After": "1"}
+        if self._leaving or has_body(scope):  # which isn't read
+            headers["Connection"] = "close"
+        if self._leaving:
+            message = "this frontend is shutting down"
+        else:
+            try:
+                self._reason()
+            except NoWorkerError as error:
+                message = str(error)
+        answer = error_answer(message, HTTPStatus.SERVICE_UNAVAILABLE, headers)
+        await answer(scope, receive, send)

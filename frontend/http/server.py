@@ -1,0 +1,144 @@
+"""The one file that touches vLLM's server assembly: its OpenAI app around our client."""
+
+import re
+import traceback
+from argparse import Namespace
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any, TypeAlias
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from starlette.middleware.exceptions import ExceptionMiddleware
+from vllm.engine.protocol import EngineClient
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.launcher import validate_api_server_args
+from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
+from vllm.entrypoints.serve.exception_handling.handlers.vllm_error import vllm_error_handler
+from vllm.exceptions import VLLMError
+from vllm.tasks import SupportedTask
+
+from common.errors import OverloadedError, causes
+from frontend.asgi import error_answer, overload_answer
+from frontend.http import large_json
+from frontend.http.connection import connections
+from frontend.http.settings import HttpSettings
+from frontend.tenancy import take_salts_from_bodies
+
+Handler: TypeAlias = Callable[[Request, Exception], Awaitable[Response]]
+
+_READS_REQUESTS = re.compile(
+    r"/vllm/(entrypoints/.*protocol\.py|renderers/online_renderer\.py"
+    r"|entrypoints/serve/engine/serving\.py:_get_message_types$)"
+)
+_OF_THE_SERVER = re.compile(r"/vllm/entrypoints/")
+
+
+async def build_vllm_app(
+    client: EngineClient,
+    args: Namespace,
+    tasks: tuple[SupportedTask, ...],
+    server: uvicorn.Server,
+) -> FastAPI:
+    """vLLM's own app. Its lifespan still has to be entered.
+
+    Args:
+        args: vLLM's API server arguments, with the model's filled in.
+        server: vLLM's error handlers look at it.
+
+    Raises:
+        KeyError: a tool or reasoning parser that doesn't exist, from vLLM.
+    """
+    validate_api_server_args(args)
+    app = build_app(args, tasks, client.model_config)
+    await init_app_state(client, app.state, args, tasks)
+    app.state.server = server
+    large_json.install()
+    take_salts_from_bodies()
+    _handle_errors(app)
+    return app
+
+
+def _handle_errors(app: FastAPI) -> None:
+    """Let the app answer to errors as we want it to, and forget each once it is answered.
+
+    Handlers are looked up in the assembled app, and vLLM's SageMaker support assembles it
+    early. Doing that again would make every piece of middleware twice, and the second one for
+    metrics counts nothing.
+    """
+    ours = {OverloadedError: _say_when, VLLMError: _say_when, Exception: _blame_the_request}
+    if app.middleware_stack is None:
+        app.middleware_stack = app.build_middleware_stack()
+    layer: Any = app.middleware_stack
+    while not isinstance(layer, ExceptionMiddleware):
+        layer = layer.app
+    handlers: dict[Any, Any] = app.exception_handlers | ours
+    for kind, handler in handlers.items():
+        layer.add_exception_handler(kind, _forgetting(handler))
+
+
+def _forgetting(handler: Handler) -> Handler:
+    """A handler that lets go of what the failed request held, its media in the arena above all.
+
+    vLLM's routes keep the task that failed in a local variable, so error and variables hold
+    each other until the garbage collector comes by.
+    """
+
+    async def handle(request: Request, error: Exception) -> Response:
+        try:
+            return await handler(request, error)
+        finally:
+            for each in causes(error):
+                traceback.clear_frames(each.__traceback__)
+
+    return handle
+
+
+async def _say_when(request: Request, error: Exception) -> Response:
+    """vLLM's answer to an error; ours if there was no room, which says when there may be."""
+    overload = error if isinstance(error, OverloadedError) else error.__cause__
+    if isinstance(overload, OverloadedError):
+        return overload_answer(overload)
+    return await vllm_error_handler(request, error)
+
+
+async def _blame_the_request(request: Request, error: Exception) -> Response:
+    """400 for a value that vLLM's own code did not expect while it read the request.
+
+    Some validators look into values before their types are checked, and empty lists are
+    taken for full ones; vLLM itself answers 500 to what comes of it.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [f"{frame.filename}:{frame.name}" for frame in frames]
+    if not _OF_THE_SERVER.search(places[-1]) or not any(map(_READS_REQUESTS.search, places)):
+        raise error
+    message = f"a field of the request has a value that can't be: {error}"
+    return error_answer(message, HTTPStatus.BAD_REQUEST)
+
+
+def uvicorn_config(app: object, args: Namespace, settings: HttpSettings) -> uvicorn.Config:
+    """The HTTP server's configuration, from vLLM's arguments and ours."""
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        http=connections(settings),  # type: ignore[arg-type]
+        ws="none",  # no route speaks it, and it would evade all limits
+        # A request that was sent ahead starts in the task of the one before it, whose key and
+        # salt it must not have.
+        reset_contextvars=True,
+        host=args.host,
+        port=args.port,
+        uds=args.uds,
+        lifespan="off",  # the readiness gate enters vLLM's own
+        log_level=args.uvicorn_log_level,
+        access_log=not args.disable_uvicorn_access_log,
+        ssl_keyfile=args.ssl_keyfile,
+        ssl_certfile=args.ssl_certfile,
+        ssl_ca_certs=args.ssl_ca_certs,
+        ssl_cert_reqs=args.ssl_cert_reqs,
+    )
+    log_config = get_uvicorn_log_config(args)
+    if log_config is not None:
+        config.log_config = log_config
+        config.configure_logging()
+    return config

@@ -1,0 +1,58 @@
+"""The flags that say how much of this frontend a client may take, and for how long."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from common.flag_settings import FlagSettings
+
+Positive = Annotated[float, Field(gt=0.0, le=1e9, allow_inf_nan=False)]
+
+
+class HttpSettings(FlagSettings):
+    """Limits on connections, heads, bodies and unread answers."""
+
+    flag_group: ClassVar[str] = "HTTP"
+
+    max_inflight: int = Field(
+        1024, ge=1, description="requests worked on at once; one more is answered 429"
+    )
+    max_connections: int = Field(
+        4096, ge=1, description="open connections of clients; one more is answered 503 and closed"
+    )
+    max_body_mb: Positive = Field(
+        64.0, description="largest body of a request, in MiB; a larger one is answered 413"
+    )
+    body_memory_mb: Positive = Field(
+        2048.0,
+        description="memory for the bodies of all requests, those that still arrive included, in "
+        "MiB; what doesn't fit is answered 429",
+    )
+    key_share: float = Field(
+        0.5,
+        gt=0.0,
+        le=1.0,
+        description="what the requests of one API key may take of --max-inflight and "
+        "--body-memory-mb, as a fraction; holds where there are several keys",
+    )
+    head_timeout_s: Positive = Field(
+        10.0, description="seconds in which the head of a request has to arrive"
+    )
+    body_timeout_s: Positive = Field(
+        60.0, description="seconds in which the body of a request has to arrive"
+    )
+    send_timeout_s: Positive = Field(
+        60.0,
+        description="seconds in which a client has to take 256 KiB of its answer, or all that is "
+        "there of it; one that doesn't is disconnected",
+    )
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Largest body in bytes."""
+        return int(self.max_body_mb * 2**20)
+
+    @property
+    def body_memory_bytes(self) -> int:
+        """Memory for bodies in bytes, enough for one of any allowed size."""
+        return max(self.max_body_bytes, int(self.body_memory_mb * 2**20))

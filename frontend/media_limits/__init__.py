@@ -1,0 +1,26 @@
+"""What media may be, where they may come from, and how much of them is held."""
+
+from frontend.media_limits.budget import MEGAPIXEL, MIB, Budget, MediaBudgets, Reservation
+from frontend.media_limits.errors import (
+    MediaError,
+    RefusedError,
+    RequestLimitError,
+    TooLargeError,
+    UnfetchableError,
+)
+from frontend.media_limits.policy import FetchPolicy, parse_url
+
+__all__ = [
+    "MEGAPIXEL",
+    "MIB",
+    "Budget",
+    "FetchPolicy",
+    "MediaBudgets",
+    "MediaError",
+    "RefusedError",
+    "RequestLimitError",
+    "Reservation",
+    "TooLargeError",
+    "UnfetchableError",
+    "parse_url",
+]

@@ -1,0 +1,203 @@
+"""What this server fetches for its users: one frozen object that all sources ask.
+
+Pure but for the route look-up in ``addresses.is_own``: the policy says yes or raises;
+fetching, reading and decoding are elsewhere.
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from yarl import URL
+
+from frontend.media_limits.addresses import is_own, is_public, parse_address
+from frontend.media_limits.errors import RefusedError
+
+MAX_URL_CHARACTERS = 8192
+"""Of an http, https or file URL. Longer ones are accepted by hardly any server."""
+
+_HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
+# Resolvers read these as IPv4 addresses, each in its own way: 2130706433, 0x7f.1, 0177.1.
+_ENDS_IN_A_NUMBER = re.compile(r"(.*\.)?([0-9]+|0x[0-9a-f]*)")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+class FetchPolicy(BaseModel):
+    """Limits on media that requests refer to.
+
+    Attributes:
+        allowed_domains: hosts, or ``*.example.com`` for all below one; empty for any.
+        local_root: directory whose files may be read, with symbolic links resolved.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    allow_private: bool = Field(
+        False,
+        description="fetch from private, loopback and link-local addresses too; for labs and tests",
+    )
+    max_redirects: int = Field(3, ge=0, description="most redirects followed per fetch")
+    timeout_s: Positive = Field(
+        30.0, description="how long a fetch may take, redirects and retries included, in seconds"
+    )
+    max_mb: Positive = Field(
+        256.0, description="largest encoded medium, decompressed if it is sent compressed, in MiB"
+    )
+    max_pixels: int = Field(50_000_000, ge=1, description="most pixels of an image or video frame")
+    max_video_pixels: int = Field(
+        1_000_000_000, ge=1, description="most pixels of all sampled frames of a video together"
+    )
+    max_per_request: int = Field(256, ge=1, description="most media of one request")
+    max_request_mb: Positive = Field(
+        512.0, description="most encoded media of one request together, in MiB"
+    )
+    max_request_megapixels: Positive = Field(
+        1000.0,
+        description="most pixels that are decoded for one request, in millions; a sample of "
+        "sound counts as one, for each channel",
+    )
+    held_mb: Positive = Field(
+        2048.0,
+        description="most encoded media held for all requests together, in MiB; what finds no "
+        "room is answered with 429",
+    )
+    decoding_megapixels: Positive = Field(
+        2000.0,
+        description="most pixels decoded and held for all requests together, in millions, each of "
+        "up to four bytes; what finds no room is answered with 429",
+    )
+    decode_timeout_s: Positive = Field(
+        120.0,
+        description="how long a request's media may keep a process of --preprocess-workers, in "
+        "seconds and with a quarter of a second more for each megapixel, before it is killed; "
+        "without such processes, how long reading the frames of a video may take",
+    )
+    allowed_domains: tuple[str, ...] = ()
+    local_root: Path | None = None
+
+    @field_validator("allowed_domains")
+    @classmethod
+    def _canonical_domains(cls, domains: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_canonical_domain(domain) for domain in domains)
+
+    @field_validator("local_root")
+    @classmethod
+    def _existing_root(cls, root: Path | None) -> Path | None:
+        if root is None:
+            return None
+        if not root.is_dir():
+            raise ValueError(f"{root} is not a directory")
+        return root.resolve()
+
+    @property
+    def max_bytes(self) -> int:
+        """Largest encoded medium in bytes."""
+        return int(self.max_mb * 2**20)
+
+    @property
+    def max_request_bytes(self) -> int:
+        """Most encoded bytes of one request."""
+        return int(min(self.max_request_mb, self.held_mb) * 2**20)
+
+    @property
+    def max_request_pixels(self) -> int:
+        """Most pixels decoded for one request."""
+        return int(min(self.max_request_megapixels, self.decoding_megapixels) * 1_000_000)
+
+    @property
+    def held_bytes(self) -> int:
+        """Budget of encoded bytes for all requests."""
+        return int(self.held_mb * 2**20)
+
+    @property
+    def decoding_pixels(self) -> int:
+        """Budget of decoded pixels for all requests."""
+        return int(self.decoding_megapixels * 1_000_000)
+
+    @property
+    def connect_timeout_s(self) -> float:
+        """How long connecting to one address may take, in seconds."""
+        return min(5.0, self.timeout_s)
+
+    def allows_address(self, address: str) -> bool:
+        """Whether to connect to an address. False for anything but a canonical one."""
+        parsed = parse_address(address)
+        if parsed is None:
+            return False
+        return self.allow_private or (is_public(parsed) and not is_own(parsed))
+
+    def check_url(self, url: URL) -> None:
+        """Check an http(s) URL before its host is looked up.
+
+        Raises:
+            RefusedError: it is malformed, of another scheme or of another domain, or
+                its host is an address that may not be connected to.
+        """
+        if url.scheme not in ("http", "https"):
+            raise RefusedError("only http, https and data URLs are fetched")
+        host = (url.raw_host or "").lower().removesuffix(".")
+        if url.port == 0:
+            raise RefusedError("port 0 is none")
+        address = parse_address(host)
+        if address is None and (not _HOST.fullmatch(host) or _ENDS_IN_A_NUMBER.fullmatch(host)):
+            raise RefusedError("its host is malformed")
+        if self.allowed_domains and not any(
+            _matches(host, domain) for domain in self.allowed_domains
+        ):
+            raise RefusedError("its host is not among the allowed domains")
+        if address is not None and not self.allows_address(host):
+            raise RefusedError("its address is not public")
+
+    def redirect(self, url: URL, location: str) -> URL:
+        """Where a redirect leads.
+
+        Args:
+            url: the URL that redirects.
+            location: its ``Location`` header.
+
+        Raises:
+            RefusedError: it may not be followed.
+        """
+        target = url.join(parse_url(location))
+        self.check_url(target)
+        if url.scheme == "https" and target.scheme == "http":
+            raise RefusedError("it drops encryption")
+        return target
+
+
+def parse_url(text: str) -> URL:
+    """Parse a URL that is not a data URL.
+
+    Raises:
+        RefusedError: it is none.
+    """
+    if len(text) > MAX_URL_CHARACTERS:
+        raise RefusedError(f"a URL of more than {MAX_URL_CHARACTERS} characters is not fetched")
+    if _CONTROL.search(text):
+        raise RefusedError("its URL has control characters")
+    try:
+        return URL(text)
+    except ValueError:
+        # Not chained: the text may hold secrets, and yarl repeats it.
+        raise RefusedError("its URL is malformed") from None
+
+
+def _canonical_domain(domain: str) -> str:
+    prefix, host = ("*.", domain[2:]) if domain.startswith("*.") else ("", domain)
+    try:
+        canonical = URL.build(scheme="http", host=host.strip("[]")).raw_host or ""
+    except ValueError as error:
+        raise ValueError(f"{domain!r} is not a host") from error
+    canonical = canonical.lower().removesuffix(".")
+    if parse_address(canonical) is None and not _HOST.fullmatch(canonical):
+        raise ValueError(f"{domain!r} is not a host")
+    return prefix + canonical
+
+
+def _matches(host: str, domain: str) -> bool:
+    if domain.startswith("*."):
+        return host.endswith(domain[1:])
+    return host == domain

@@ -1,0 +1,250 @@
+"""Step 1 of a request: rendering.
+
+Builds vLLM's renderer and input processor from a card on a machine without a GPU,
+and turns a rendered prompt into what the later steps work on. The renderer itself
+runs inside vLLM's serving code, on its own thread pool.
+"""
+
+import asyncio
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from vllm.config import ModelConfig
+from vllm.inputs import EngineInput
+from vllm.lora.request import LoRARequest
+from vllm.multimodal.cache.base import MultiModalCache
+from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem
+from vllm.renderers import BaseRenderer, renderer_from_config
+from vllm.sampling_params import SamplingParams
+from vllm.tasks import SupportedTask
+from vllm.tokenizers import TokenizerLike
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.input_processor import InputProcessor
+
+from common.cache_partition import hash_within
+from common.card import WorkerCard
+from common.errors import ConfigurationError, RequestRejectedError
+from common.hf_processor_runs import HfProcessorRuns
+from common.identity import MmHash, MmIdentifier
+from common.protocol import MediaPart
+from common.transfer.arena import Arena
+from common.transfer.reference import MediaSource
+from frontend.fetch import MediaLoader
+from frontend.media_processes import StartUp
+from frontend.processing.backends import OwnBackend, PoolBackend
+from frontend.processing.client_embeds import check_embeds
+from frontend.processing.media_processing import MOST_WAITING, MediaProcessing
+from frontend.processing.pool import ProcessPool
+from frontend.processing.renderer import build_config
+from frontend.processing.sources import MediaSources
+from frontend.processing.store import ArenaStore, PrivateStore, ProcessedStore
+from frontend.processing.uuids import content_hash
+from frontend.tenancy import current_partition, salt_of_blocks
+
+
+@dataclass(frozen=True)
+class MediaItem:
+    """One media item of a prompt, processed.
+
+    Attributes:
+        part: its place in the prompt.
+        identifier: its name in block hashes.
+        num_embeds: embeddings its encoder produces, the cost of encoding it.
+        nbytes: size of its tensors.
+        source: the medium before processing, if it is kept.
+        item: the tensors. Shared with the processor cache: never changed.
+    """
+
+    part: MediaPart
+    identifier: MmIdentifier
+    num_embeds: int
+    nbytes: int
+    item: MultiModalKwargsItem
+    source: MediaSource | None = None
+
+
+@dataclass(frozen=True)
+class ProcessedPrompt:
+    """A prompt as every later step needs it. Media are sorted by position."""
+
+    token_ids: list[int]
+    media: list[MediaItem]
+    prompt_text: str | None
+    cache_salt: str | None
+    lora_request: LoRARequest | None
+    prompt_embeds: torch.Tensor | None
+    prompt_is_token_ids: list[bool] | None
+
+    def items(self) -> Mapping[MmHash, MediaItem]:
+        """The distinct media items by hash: an image shown twice is one item."""
+        return {media.part.mm_hash: media for media in self.media}
+
+
+class Preprocessor:
+    """vLLM's renderer and input processor for one card."""
+
+    def __init__(
+        self,
+        card: WorkerCard,
+        serve_args: Namespace,
+        *,
+        loader: MediaLoader,
+        arena: Arena | None,
+        processes: int = 0,
+        most_waiting: int = MOST_WAITING,
+        keep_sources: bool = False,
+    ) -> None:
+        """Load tokenizer and processor. Takes seconds: not on the event loop.
+
+        Args:
+            card: the fleet's contract.
+            serve_args: vLLM's own API server arguments; model arguments in it are
+                replaced by the card's.
+            loader: gets media, and has the limits on decoding them.
+            arena: keeps processed media; without it they are kept in private memory.
+            processes: to process media in; 0 does it in this one.
+            most_waiting: requests whose media may be processed, or wait for it.
+            keep_sources: keep media as fetched beside their tensors, for workers that
+                process them themselves.
+
+        Raises:
+            ConfigurationError: the model's files can't be read here, or the model
+                is of a kind that can't be routed, or the processes don't start.
+        """
+        self.vllm_config = build_config(card, serve_args)
+        if self.model_config.is_encoder_decoder:
+            raise ConfigurationError(f"{card.model.model} is an encoder-decoder model: not routed")
+        self.renderer: BaseRenderer = renderer_from_config(self.vllm_config)
+        self.input_processor = InputProcessor(self.vllm_config, self.renderer)
+        self.tasks: tuple[SupportedTask, ...] = tuple(card.supported_tasks)
+        self.hf_runs = HfProcessorRuns(side="frontend", worker_id=None)
+        self._sources = MediaSources() if keep_sources else None
+        self._pool: ProcessPool | None = None
+        self._processing: MediaProcessing | None = None
+        self._embeds_width: int | None = None
+        if self.renderer.mm_processor is None:
+            return
+        store = _make_store(arena, self.model_config)
+        if processes:
+            order = StartUp(card, serve_args, loader.policy, arena.offer if arena else None)
+            self._pool = ProcessPool(order, processes, store, self.hf_runs, loader.budgets.decoding)
+        self._processing = MediaProcessing(
+            self.renderer,
+            store,
+            PoolBackend(self._pool, loader.policy)
+            if self._pool
+            else OwnBackend(self.renderer, store, loader.decode),
+            loader.decode,
+            most_waiting=most_waiting,
+            sources=self._sources,
+        )
+        self._processing.take_over(self.hf_runs)
+        loader.defers = self._processing.defers
+        if card.model.enable_mm_embeds:
+            self._embeds_width = self.model_config.get_inputs_embeds_size()
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """vLLM's configuration of the model."""
+        return self.vllm_config.model_config
+
+    async def process(
+        self,
+        prompt: EngineInput,
+        params: SamplingParams,
+        request_id: str,
+        lora_request: LoRARequest | None,
+    ) -> ProcessedPrompt:
+        """Validate a rendered prompt and sort its media by position.
+
+        Runs on the renderer's pool. Raises what vLLM's ``process_inputs`` raises,
+        which vLLM's server turns into a 4xx, and RequestRejectedError for embeddings that
+        would end an engine and for media that are only named by a hash.
+        """
+        prompt = await self._with_own_hashes(prompt)
+        request: EngineCoreRequest = await self.input_processor.process_inputs_async(
+            request_id, prompt, params, self.tasks, lora_request=lora_request
+        )
+        text = prompt.get("prompt") if isinstance(prompt, dict) else None
+        return ProcessedPrompt(
+            token_ids=request.prompt_token_ids or [],
+            media=[self._media_item(feature) for feature in request.mm_features or []],
+            prompt_text=text if isinstance(text, str) else None,
+            cache_salt=request.cache_salt,
+            lora_request=request.lora_request,
+            prompt_embeds=request.prompt_embeds,
+            prompt_is_token_ids=request.prompt_is_token_ids,
+        )
+
+    async def _with_own_hashes(self, prompt: EngineInput) -> EngineInput:
+        """A prompt in whose media nobody but us, or their content, had a say on their hashes.
+
+        vLLM's token-in, token-out route (``--enable-scale-out``) takes hashes from clients.
+        """
+        salt = salt_of_blocks(prompt.get("cache_salt"))
+        if salt != prompt.get("cache_salt"):
+            prompt = {**prompt, "cache_salt": salt}
+        if prompt["type"] != "multimodal":
+            return prompt
+        hashed = () if self._processing is None else self._processing.hashed
+        algorithm = self.model_config.get_multimodal_config().mm_hasher_algorithm
+        partition = current_partition()
+        hashes: dict[str, list[str]] = {}
+        for modality, items in prompt["mm_kwargs"].items():
+            hashes[modality] = list(prompt["mm_hashes"][modality])
+            for index, item in enumerate(items):
+                if item is None:
+                    raise RequestRejectedError(
+                        f"{modality} {index + 1} is only named by a hash: send its data"
+                    )
+                if item not in hashed:
+                    found = await asyncio.to_thread(content_hash, modality, item, algorithm)
+                    hashes[modality][index] = hash_within(found, partition)
+        return {**prompt, "mm_hashes": hashes}
+
+    def _media_item(self, feature: MultiModalFeatureSpec) -> MediaItem:
+        assert feature.mm_hash is not None and feature.data is not None  # processor-only cache
+        if self._embeds_width is not None:
+            check_embeds(feature, self._embeds_width)
+        position = feature.mm_position
+        mask = position.is_embed
+        return MediaItem(
+            part=MediaPart(
+                modality=feature.modality,
+                mm_hash=MmHash(feature.mm_hash),
+                offset=position.offset,
+                length=position.length,
+                is_embed=None if mask is None else mask.to(torch.uint8).numpy().tobytes(),
+            ),
+            identifier=MmIdentifier(feature.identifier),
+            num_embeds=position.get_num_embeds(),
+            nbytes=MultiModalCache.get_item_size(feature.data),
+            item=feature.data,
+            source=self._sources.get(MmHash(feature.mm_hash)) if self._sources else None,
+        )
+
+    @property
+    def tokenizer(self) -> TokenizerLike | None:
+        """The model's; None without one."""
+        return self.renderer.tokenizer
+
+    def clear_media(self) -> None:
+        """Process all media anew from now on."""
+        if self._processing is not None:
+            self._processing.clear()
+
+    async def close(self) -> None:
+        """Stop the renderer's threads and the processes."""
+        if self._processing is not None:
+            await self._processing.close()
+        if self._pool is not None:
+            await asyncio.to_thread(self._pool.close)
+        self.renderer.shutdown()
+
+
+def _make_store(arena: Arena | None, model_config: ModelConfig) -> ProcessedStore:
+    if arena is not None:
+        return ArenaStore(arena)
+    return PrivateStore(model_config.get_multimodal_config().mm_processor_cache_gb)

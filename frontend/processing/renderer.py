@@ -1,0 +1,140 @@
+"""vLLM's renderer for a card, on a machine without a GPU.
+
+The frontend has one, and so has each process that processes media for it.
+"""
+
+from argparse import Namespace
+
+from vllm import AsyncEngineArgs, envs
+from vllm.config import (
+    CacheConfig,
+    ReasoningConfig,
+    SchedulerConfig,
+    StructuredOutputsConfig,
+    VllmConfig,
+)
+from vllm.renderers import BaseRenderer, renderer_from_config
+
+from common.card import ModelSettings, OutputSettings, WorkerCard
+from common.engine_settings import apply_environment, model_settings
+from common.errors import ConfigurationError
+
+NEEDS_MODEL_RUNNER = ("return_sampling_mask", "enable_trace_replay")
+"""Settings that vLLM's configuration refuses where it would run models by its older runner."""
+
+
+def build_config(card: WorkerCard, serve_args: Namespace) -> VllmConfig:
+    """vLLM's configuration without a device, the way its GPU-less renderer makes it.
+
+    Args:
+        card: the fleet's contract.
+        serve_args: vLLM's own API server arguments; what is on the card is replaced.
+
+    Raises:
+        ConfigurationError: the model's files can't be read here, what the card says can't be
+            followed here, it contradicts the arguments, or the model needs code of its own that
+            the operator of this frontend does not trust.
+    """
+    if card.model.trust_remote_code and not serve_args.trust_remote_code:
+        raise ConfigurationError(
+            f"{card.model.model} brings code of its own, and only --trust-remote-code lets it run "
+            "in this frontend"
+        )
+    _apply(card, serve_args)
+    args = AsyncEngineArgs.from_cli_args(serve_args)
+    try:
+        model_config = args.create_model_config()
+        # No weights and no model runner here, so nothing to validate them against.
+        model_config.quantization = None
+        for name in NEEDS_MODEL_RUNNER:
+            setattr(model_config, name, False)
+        config = VllmConfig(
+            model_config=model_config,
+            cache_config=CacheConfig(enable_prefix_caching=card.cache.enable_prefix_caching),
+            scheduler_config=SchedulerConfig.default_factory(
+                max_model_len=model_config.max_model_len,
+                max_num_batched_tokens=card.capacity.max_num_batched_tokens,
+                max_num_seqs=card.capacity.max_num_seqs,
+            ),
+            logging_config=args.create_logging_config(),
+            structured_outputs_config=args.create_structured_outputs_config(),
+            reasoning_config=_reasoning(card.output),
+        )
+    except (KeyError, OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"worker {card.worker_id} serves {card.model.model}, "
+            f"whose configuration can't be read on this machine: {error}"
+        ) from error
+    # Selects the cache that keeps tensors: with a single API process vLLM assumes
+    # that an engine next to it keeps them, and returns None for a repeated image.
+    config.parallel_config._api_process_count = 2
+    for name in NEEDS_MODEL_RUNNER:
+        setattr(model_config, name, getattr(card.model, name))
+    _check_equal(card, model_settings(config.model_config))
+    return config
+
+
+def _apply(card: WorkerCard, serve_args: Namespace) -> None:
+    """Put what the card says on vLLM's arguments and into this process."""
+    given = serve_args.model_class_overrides or {}
+    if given != card.model.model_class_overrides:
+        raise ConfigurationError(
+            f"worker {card.worker_id} has model.model_class_overrides "
+            f"{card.model.model_class_overrides}, this frontend {given}: a card can't have code "
+            "loaded, so give --model-class-overrides to both"
+        )
+    for name, value in card.model.model_dump().items():
+        setattr(serve_args, name, value)
+    serve_args.mm_processor_device = "auto"  # it is in mm_processor_kwargs
+    if serve_args.served_model_name is None:
+        serve_args.served_model_name = card.served_model_names
+    serve_args.structured_outputs_config = _structured_outputs(card, serve_args)
+    serve_args.reasoning_parser = serve_args.structured_outputs_config.reasoning_parser
+    apply_environment(card.environment)
+    envs.VLLM_ALLOW_LONG_MAX_MODEL_LEN = True  # the worker has allowed it, or has none
+    envs.VLLM_CPU_KVCACHE_SPACE = 0  # no KV cache here, so no warning about its size
+
+
+def _structured_outputs(card: WorkerCard, serve_args: Namespace) -> StructuredOutputsConfig:
+    """The worker's settings; a parser of the frontend's own if the worker has none."""
+    own: StructuredOutputsConfig = serve_args.structured_outputs_config
+    ours, theirs = serve_args.reasoning_parser or own.reasoning_parser, card.output.reasoning_parser
+    if ours and theirs and ours != theirs:
+        raise ConfigurationError(
+            f"worker {card.worker_id} has --reasoning-parser={theirs}, this frontend {ours}"
+        )
+    return StructuredOutputsConfig(
+        backend=card.output.backend,
+        disable_any_whitespace=card.output.disable_any_whitespace,
+        disable_additional_properties=card.output.disable_additional_properties,
+        enable_in_reasoning=card.output.enable_in_reasoning,
+        reasoning_parser=theirs or ours,
+        reasoning_parser_plugin=own.reasoning_parser_plugin,
+    )
+
+
+def _reasoning(output: OutputSettings) -> ReasoningConfig | None:
+    """Without it vLLM refuses budgets for reasoning."""
+    if not (output.reasoning_parser or output.reasoning_end_str):
+        return None
+    return ReasoningConfig(
+        reasoning_parser=output.reasoning_parser,
+        reasoning_start_str=output.reasoning_start_str,
+        reasoning_end_str=output.reasoning_end_str,
+    )
+
+
+def _check_equal(card: WorkerCard, made: ModelSettings) -> None:
+    """Whatever became different on the way would make answers silently wrong."""
+    for name in ModelSettings.model_fields:
+        here, there = getattr(made, name), getattr(card.model, name)
+        if here != there:
+            raise ConfigurationError(
+                f"worker {card.worker_id} has model.{name} {there!r}, but on this machine "
+                f"vLLM makes it {here!r}, so answers would be wrong"
+            )
+
+
+def build_renderer(card: WorkerCard, serve_args: Namespace) -> BaseRenderer:
+    """Load tokenizer and processor: takes seconds. Arguments and errors as above."""
+    return renderer_from_config(build_config(card, serve_args))

@@ -1,0 +1,120 @@
+"""What a client's own name for a medium (``uuid``) means.
+
+vLLM takes the name for the medium's hash: whoever knows it finds what anybody showed under
+it, and whatever else comes under that name is not looked at. Here a name is its API key's
+own, within a ``cache_salt``, and it is no hash: media are always known by what they are.
+What comes under a name is processed and hashed like any other medium, and the name alone
+stands for the last that came under it, while that is kept.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NewType
+from weakref import WeakValueDictionary
+
+from blake3 import blake3
+from vllm.multimodal.hasher import MultiModalHasher
+from vllm.multimodal.inputs import MultiModalKwargsItem
+
+from common.cache_partition import Partition
+from common.identity import MmHash
+from frontend.tenancy import Tenant
+
+Uuids = Mapping[str, Sequence[str | None]]
+
+NAMES_PER_TENANT: Final = 10_000
+"""Names remembered for an API key; the one used longest ago goes first."""
+
+_Name = NewType("_Name", bytes)
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """Where a request's names are looked up.
+
+    Attributes:
+        tenant: whose they are.
+        partition: of the request's salt.
+        options: what the request says on decoding and processing. Like vLLM's hashes of
+            names, a name stands for a medium processed in one way.
+    """
+
+    tenant: Tenant
+    partition: Partition
+    options: tuple[Mapping[str, object], Mapping[str, Mapping[str, object]]]
+
+    def name(self, modality: str, uuid: str) -> _Name | None:
+        """A name of fixed length, None if the options can't be compared."""
+        try:
+            # ASCII, so lone surrogates, which JSON can carry, do no harm.
+            text = json.dumps([self.partition, modality, uuid, self.options], sort_keys=True)
+        except (TypeError, ValueError):
+            return None
+        return _Name(blake3(text.encode()).digest())
+
+
+class MediaNames:
+    """Which media clients showed under which names. For one event loop."""
+
+    def __init__(self, most: int = NAMES_PER_TENANT) -> None:
+        """
+        Args:
+            most: names remembered for each tenant.
+        """
+        self._most = most
+        self._names: dict[Tenant, OrderedDict[_Name, MmHash]] = {}
+
+    def recall(self, namespace: Namespace, modality: str, uuid: str) -> MmHash | None:
+        """The medium that was last shown under a name."""
+        names = self._names.get(namespace.tenant)
+        name = namespace.name(modality, uuid)
+        if names is None or name is None or name not in names:
+            return None
+        names.move_to_end(name)
+        return names[name]
+
+    def remember(self, namespace: Namespace, modality: str, uuid: str, mm_hash: MmHash) -> None:
+        """A medium was shown under a name, which stands for it from now on."""
+        name = namespace.name(modality, uuid)
+        if name is None:
+            return
+        names = self._names.setdefault(namespace.tenant, OrderedDict())
+        names[name] = mm_hash
+        names.move_to_end(name)
+        if len(names) > self._most:
+            names.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget all names."""
+        self._names.clear()
+
+
+def check_uuids(mm_uuids: Uuids | None) -> None:
+    """Raises ValueError if a name is no string; not all of vLLM's routes look."""
+    for modality, uuids in (mm_uuids or {}).items():
+        if not all(uuid is None or isinstance(uuid, str) for uuid in uuids):
+            raise ValueError(f"the uuid of a medium ({modality}) must be a string")
+
+
+class HashedItems:
+    """Items whose hashes this frontend made, and not a client."""
+
+    def __init__(self) -> None:
+        # By identity: they are mappings, so not hashable.
+        self._items: WeakValueDictionary[int, MultiModalKwargsItem] = WeakValueDictionary()
+
+    def add(self, item: MultiModalKwargsItem) -> None:
+        """For as long as the item lives."""
+        self._items[id(item)] = item
+
+    def __contains__(self, item: MultiModalKwargsItem) -> bool:
+        return self._items.get(id(item)) is item
+
+
+def content_hash(modality: str, item: MultiModalKwargsItem, algorithm: str) -> MmHash:
+    """A hash of processed tensors, about 1 ms for 2 MB."""
+    return MmHash(
+        MultiModalHasher.hash_kwargs(algorithm, modality=modality, processed=item.get_data())
+    )

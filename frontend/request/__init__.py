@@ -1,0 +1,11 @@
+"""One request: six steps from a prompt to an answer, and what happens when a worker is lost."""
+
+from frontend.request.engine_client import RoutedEngineClient
+from frontend.request.runner import RequestRunner
+from frontend.request.settings import FaultSettings
+
+__all__ = [
+    "FaultSettings",
+    "RequestRunner",
+    "RoutedEngineClient",
+]

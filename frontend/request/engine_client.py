@@ -1,0 +1,245 @@
+"""``RoutedEngineClient``: to vLLM's server an engine, in truth a fleet.
+
+The only file that implements vLLM's ``EngineClient``. What a request goes through stands in
+:mod:`frontend.request.runner`.
+"""
+
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import aclosing
+from typing import Any, NoReturn
+
+from vllm.engine.protocol import EngineClient, StreamingInput
+from vllm.inputs import EngineInput, PromptType
+from vllm.lora.request import LoRARequest
+from vllm.outputs import PoolingRequestOutput, RequestOutput
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import SamplingParams
+from vllm.tasks import SupportedTask
+from vllm.v1.engine import EngineCoreRequest, PauseMode
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.kv_hints import KvHintsEnvelope
+
+from common.errors import (
+    MmRouterError,
+    NotRoutedError,
+)
+from common.telemetry import REQUESTS
+from frontend.processing import Preprocessor
+from frontend.request.runner import GenerateRequest, RequestRunner
+from frontend.router import (
+    Router,
+)
+from frontend.vllm_errors import as_vllm_error
+from frontend.workers import Fleet
+
+
+class RoutedEngineClient(EngineClient):
+    """Implements what vLLM's server asks of an engine by asking a worker."""
+
+    def __init__(
+        self,
+        preprocessor: Preprocessor,
+        fleet: Fleet,
+        router: Router,
+        runner: RequestRunner,
+    ) -> None:
+        self._preprocessor = preprocessor
+        self._fleet = fleet
+        self._router = router
+        self._runner = runner
+        self.vllm_config = preprocessor.vllm_config
+        self.model_config = preprocessor.model_config
+        self.renderer = preprocessor.renderer
+        self.input_processor = preprocessor.input_processor
+
+    async def generate(
+        self,
+        prompt: EngineCoreRequest | PromptType | EngineInput | AsyncGenerator[StreamingInput, None],
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        prompt_text: str | None = None,
+        lora_request: LoRARequest | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+        session_id: str | None = None,
+        kv_hints: KvHintsEnvelope | None = None,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: dict[str, Any] | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Run a rendered prompt on the worker that already holds most of it.
+
+        Args:
+            request_id: what the client calls it, and perhaps chose. Others may choose the
+                same, so it names nothing but the outputs, log lines and decisions.
+
+        Raises:
+            VLLMValidationError: the request is wrong; 400.
+            GracefulHTTPError: no worker could take it; 503.
+            GenerationError: a worker failed on it; 500.
+        """
+        request = GenerateRequest(
+            prompt,
+            sampling_params,
+            request_id,
+            prompt_text,
+            lora_request,
+            trace_headers,
+            priority,
+            data_parallel_rank,
+            session_id,
+            reasoning_ended,
+            reasoning_parser_kwargs,
+        )
+        try:
+            async with aclosing(self._runner.run(request)) as outputs:
+                async for output in outputs:
+                    yield output
+        except MmRouterError as error:
+            raise as_vllm_error(error) from error
+
+    # What follows answers vLLM's server about the engine itself.
+
+    @property
+    def is_running(self) -> bool:
+        """Always: workers come and go, the frontend stays."""
+        return True
+
+    @property
+    def is_stopped(self) -> bool:
+        """Never, see :attr:`is_running`."""
+        return False
+
+    @property
+    def errored(self) -> bool:
+        """Never: vLLM's server would shut down."""
+        return False
+
+    @property
+    def dead_error(self) -> BaseException:
+        """What vLLM's server would raise if we were errored."""
+        return EngineDeadError()
+
+    def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
+        """Refuse a request before its response starts if nobody could take it."""
+        try:
+            self._fleet.check_available()
+            self._router.check_room()
+        except MmRouterError as error:
+            REQUESTS.labels(type(error).__name__).inc()
+            raise as_vllm_error(error) from error
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError, which vLLM's server reports as 503, without workers."""
+        if not self._fleet.connected:
+            raise EngineDeadError
+
+    async def get_supported_tasks(self) -> tuple[SupportedTask, ...]:
+        """What the workers can do."""
+        return self._preprocessor.tasks
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """Nothing to do: a request is aborted by closing its ``generate``. By its id anybody
+        could abort another's."""
+
+    async def is_tracing_enabled(self) -> bool:
+        """Workers trace, if they are told to."""
+        return True
+
+    async def do_log_stats(self) -> None:
+        """Workers log their statistics; ours are metrics."""
+
+    async def notify_kv_transfer_request_rejected(
+        self,
+        request_id: str,
+        kv_transfer_params: dict[str, Any],
+        *,
+        data_parallel_rank: int | None = None,
+    ) -> None:
+        """The frontend has no KV connector, so vLLM's server never calls this."""
+        _not_routed("KV transfer between engines")
+
+    def encode(
+        self,
+        prompt: PromptType | EngineInput,
+        pooling_params: PoolingParams,
+        request_id: str,
+        lora_request: LoRARequest | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        reasoning_ended: bool | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """Pooling models are not routed."""
+        _not_routed("pooling")
+
+    async def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        *,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
+        """Profile a worker instead."""
+        _not_routed("profiling")
+
+    async def stop_profile(self) -> None:
+        """Profile a worker instead."""
+        _not_routed("profiling")
+
+    async def reset_mm_cache(self) -> None:
+        """Forget processed media. Workers keep theirs: theirs is no shadow of ours."""
+        self._preprocessor.clear_media()
+
+    async def reset_encoder_cache(self) -> None:
+        """Concerns single engines."""
+        _not_routed("resetting encoder caches")
+
+    async def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Concerns single engines."""
+        _not_routed("resetting prefix caches")
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Concerns single engines."""
+        _not_routed("sleep")
+
+    async def release_kv_cache_memory(self) -> None:
+        """Concerns single engines."""
+        _not_routed("releasing KV cache memory")
+
+    async def wake_up(self, tags: list[str] | None = None) -> bool:
+        """Concerns single engines."""
+        _not_routed("waking up")
+
+    async def is_sleeping(self) -> bool:
+        """The frontend never sleeps."""
+        return False
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Adapters are not routed yet."""
+        _not_routed("LoRA adapters")
+
+    async def pause_generation(
+        self, *, mode: PauseMode = "abort", clear_cache: bool = True
+    ) -> None:
+        """Concerns single engines."""
+        _not_routed("pausing")
+
+    async def resume_generation(self) -> None:
+        """Concerns single engines."""
+        _not_routed("resuming")
+
+    async def is_paused(self) -> bool:
+        """The frontend never pauses."""
+        return False
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Nothing: preprocessor, fleet and arena have owners of their own."""
+
+
+def _not_routed(what: str) -> NoReturn:
+    raise as_vllm_error(NotRoutedError(f"{what} concerns a single engine: ask a worker for it"))

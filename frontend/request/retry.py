@@ -1,0 +1,164 @@
+"""Who may try again, and how often. Says nothing on how a request goes on elsewhere.
+
+One request is given to another worker a limited number of times. All requests
+together share a budget: a worker that dies takes many requests with it, so retries stay a
+fraction of the recent requests, whatever happens. It fills again within seconds, so those
+beyond it need not end: they wait. A request that engines die of must not go round the fleet:
+one on which an engine died is given to one other worker at most.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+
+from common.errors import (
+    EnginesDiedError,
+    MmRouterError,
+    RetryBudgetError,
+    causes,
+)
+from common.identity import WorkerId
+from common.telemetry import RETRY_BUDGET_EXHAUSTED
+
+logger = logging.getLogger(__name__)
+
+DEADLY = 2
+"""So many engines that died at one place of an answer are no chance. Once is: an engine that
+dies takes along whatever it was given."""
+
+FURTHER = 24
+"""So many tokens past the place where an engine died acquit a request of that death. Fewer may
+only be late: outputs are gathered on their way, and the last ones are lost with a worker."""
+
+RECENT_S = 30.0
+"""Time constant of what counts as recent: after it, 37 % of a request still counts."""
+
+FLOOR = 10.0
+"""Retries that are allowed even if there were no other requests lately."""
+
+
+class RetryBudget:
+    """A leaky account of recent requests and recent retries."""
+
+    def __init__(self, fraction: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """
+        Args:
+            fraction: retries per request; see :class:`FaultSettings`.
+            clock: monotonic seconds.
+        """
+        self._fraction = fraction
+        self._clock = clock
+        self._requests = 0.0
+        self._retries = 0.0
+        self._as_of = clock()
+
+    def request(self) -> None:
+        """A request came."""
+        self._leak()
+        self._requests += 1
+
+    def take(self) -> float:
+        """Take one retry, if there is one.
+
+        Returns:
+            0 if it was taken, else the seconds until there is one if nothing happens.
+        """
+        self._leak()
+        excess = self._retries - self._fraction * self._requests
+        if excess > FLOOR - 1:
+            return RECENT_S * math.log(excess / (FLOOR - 1))
+        self._retries += 1
+        return 0.0
+
+    def _leak(self) -> None:
+        now = self._clock()
+        kept = math.exp((self._as_of - now) / RECENT_S)
+        self._requests *= kept
+        self._retries *= kept
+        self._as_of = now
+
+
+class Attempts:
+    """The workers that one request was given to.
+
+    Attributes:
+        tried: those that failed, and when each was given the request: monotonic seconds.
+            What joined under its name after that is another one.
+        count: how often one failed.
+    """
+
+    def __init__(self, limit: int, budget: RetryBudget) -> None:
+        """
+        Args:
+            limit: how often it may be given to another one.
+        """
+        self._limit = limit
+        self._budget = budget
+        self._last: MmRouterError | None = None
+        self._owes = False
+        self._waits = False
+        self._deaths = 0
+        self._died_at = 0
+        self._given = time.monotonic()
+        self.tried: dict[WorkerId, float] = {}
+        self.count = 0
+        budget.request()
+
+    def failed(self, worker_id: WorkerId, error: MmRouterError, *, place: int = 0) -> None:
+        """Return if another worker may try, once the budget allows it.
+
+        Args:
+            place: how many tokens of the answer there were by then, from this worker and
+                in the prompt that it got.
+
+        Raises:
+            EnginesDiedError: the request may be what engines die of.
+            MmRouterError: the error itself, since another try would fail as well, or
+                there were enough.
+        """
+        self.tried[worker_id] = self._given
+        self.count += 1
+        if not error.retryable or self.count > self._limit:
+            raise error
+        if error.may_be_deadly:
+            acquitted = place >= self._died_at + FURTHER
+            self._deaths = 1 if acquitted else self._deaths + 1
+            self._died_at = place
+            if self._deaths == DEADLY:
+                raise EnginesDiedError(error, DEADLY) from error
+        self._last = _without_traces(error)
+        self._owes = True
+
+    def pay(self) -> None:
+        """Take what another try costs from the budget. The first is free. A worker is given
+        the request right after this.
+
+        Raises:
+            RetryBudgetError: too many requests were tried again lately. Says how long
+                to wait, and is counted once a try.
+        """
+        self._given = time.monotonic()
+        if self._last is None or not self._owes:
+            return
+        wait_s = self._budget.take()
+        if wait_s:
+            if not self._waits:
+                RETRY_BUDGET_EXHAUSTED.inc()
+                logger.warning("too many requests were tried again, so one waits: %s", self._last)
+            self._waits = True
+            raise RetryBudgetError(self._last, wait_s)
+        self._owes = self._waits = False
+
+    def take_failure(self) -> MmRouterError | None:
+        """Why the last one failed; to be raised, so it is not kept any longer."""
+        last, self._last = self._last, None
+        return last
+
+
+def _without_traces(error: MmRouterError) -> MmRouterError:
+    """A traceback has the frames of the request in it: whoever keeps it keeps the request
+    in a circle, and memory that its media are in."""
+    for each in causes(error):
+        each.__traceback__ = None
+    return error

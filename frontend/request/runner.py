@@ -1,0 +1,393 @@
+"""A request from a prompt to an answer: six steps, from the second again if a worker is lost."""
+
+import asyncio
+import dataclasses
+import secrets
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+from vllm.engine.protocol import StreamingInput
+from vllm.exceptions import VLLMError
+from vllm.inputs import EngineInput, PromptType
+from vllm.lora.request import LoRARequest
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import SamplingParams
+from vllm.tokenizers import TokenizerLike
+from vllm.v1.engine import EngineCoreRequest
+
+from common.errors import (
+    MmRouterError,
+    NoWorkerError,
+    ProtocolError,
+    RequestRejectedError,
+    RetryBudgetError,
+)
+from common.identity import MmHash, RequestId, WorkerId
+from common.lifecycle import Event, Lifecycle
+from common.protocol import Ack, Failed, Nack, Output, Submit
+from common.telemetry import MEDIA_ITEMS, REQUESTS, stage
+from common.transfer.base import Loan
+from frontend.processing import MediaItem, ProcessedPrompt
+from frontend.request.deadlines import Deadlines
+from frontend.request.failures import failure
+from frontend.request.retry import Attempts, RetryBudget
+from frontend.request.settings import FaultSettings
+from frontend.request.state import RequestState
+from frontend.router import (
+    Decision,
+    LoraKey,
+    MediaMove,
+    MediaNeed,
+    MediaSpan,
+    Router,
+    RoutingRequest,
+)
+from frontend.workers import Answer, MediaSender, WorkerLink
+
+HASH_INLINE_TOKENS = 4096
+"""Longer prompts are hashed in a thread: at 32 k tokens it takes milliseconds."""
+
+LONGEST_ID = 1024
+"""Characters of what a client calls its request. Every event of a stream repeats it: one of
+16 MB would stop the event loop at each token."""
+
+
+class PromptProcessor(Protocol):
+    """Makes of a rendered prompt what workers take."""
+
+    @property
+    def tokenizer(self) -> TokenizerLike | None:
+        """The model's; None without one."""
+
+    async def process(
+        self,
+        prompt: EngineInput,
+        params: SamplingParams,
+        request_id: RequestId,
+        lora_request: LoRARequest | None,
+    ) -> ProcessedPrompt:
+        """Validate a prompt and sort its media.
+
+        Raises:
+            MmRouterError: it can't be processed.
+            VLLMError: it is wrong.
+        """
+
+
+class Workers(Protocol):
+    """Those who may take a request."""
+
+    @property
+    def arrival(self) -> asyncio.Event:
+        """Set once the next worker has joined, or none will any more."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether this frontend is shutting down."""
+
+    def check_available(self) -> None:
+        """Raises NoWorkerError, with what is known of the reason, if nobody is there."""
+
+    def link(self, worker_id: WorkerId) -> WorkerLink:
+        """The link to whoever serves under a worker id.
+
+        Raises:
+            WorkerLostError: nobody does any more.
+        """
+
+    def joined_since(self, worker_id: WorkerId, moment: float) -> bool:
+        """Whether a worker came, or came back, after a moment: monotonic seconds."""
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """What vLLM's server wants to be generated.
+
+    Attributes:
+        prompt: rendered; anything else is refused.
+        client_id: what the client calls it, and perhaps chose. Others may choose the same, so
+            it names nothing but the outputs, log lines and decisions.
+        rank: of the worker's data-parallel ranks, if the client chose one.
+    """
+
+    prompt: EngineCoreRequest | PromptType | EngineInput | AsyncGenerator[StreamingInput, None]
+    sampling_params: SamplingParams
+    client_id: str
+    prompt_text: str | None = None
+    lora_request: LoRARequest | None = None
+    trace_headers: Mapping[str, str] | None = None
+    priority: int = 0
+    rank: int | None = None
+    session_id: str | None = None
+    reasoning_ended: bool | None = None
+    reasoning_parser_kwargs: dict[str, Any] | None = None
+
+
+class RequestRunner:
+    """Runs requests on the workers that already hold most of them."""
+
+    def __init__(
+        self,
+        processor: PromptProcessor,
+        workers: Workers,
+        router: Router,
+        media_sender: MediaSender,
+        faults: FaultSettings,
+    ) -> None:
+        self._processor = processor
+        self._workers = workers
+        self._router = router
+        self._media_sender = media_sender
+        self._faults = faults
+        self.retry_budget = RetryBudget(faults.retry_budget)
+
+    async def run(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
+        """The answer, as it is made. Close it to abort the request.
+
+        Raises:
+            MmRouterError: the request is wrong, or could not be run.
+            VLLMError: the request is wrong.
+        """
+        lifecycle = Lifecycle()
+        outcome = "aborted"  # unless we get to say something else
+        own_id = RequestId(secrets.token_hex(16))  # no client can guess or choose it
+        try:
+            prompt = await self._process(request, own_id)
+            state = self._begin(request, own_id, prompt, lifecycle)
+            while not lifecycle.ended:
+                routing = await self._hash(state)
+                decision = await self._select(state, routing)
+                try:
+                    link, loans = await self._lend(state, decision)
+                    answers = self._dispatch(state, decision, link, loans)
+                    async with aclosing(self._stream(state, decision, link, answers)) as outputs:
+                        async for output in outputs:
+                            yield output
+                except MmRouterError as error:
+                    self._router.failed(decision, error)
+                    await state.failed(decision.worker_id, error)
+            outcome = "ok"
+        except (MmRouterError, VLLMError) as error:
+            outcome = type(error).__name__
+            lifecycle.on(Event.ERROR)
+            raise
+        finally:
+            if not lifecycle.ended:
+                lifecycle.on(Event.CANCEL)
+            REQUESTS.labels(outcome).inc()
+
+    def _begin(
+        self,
+        request: GenerateRequest,
+        own_id: RequestId,
+        prompt: ProcessedPrompt,
+        lifecycle: Lifecycle,
+    ) -> RequestState:
+        headers = request.trace_headers
+        return RequestState(
+            Submit(
+                request_id=own_id,
+                prompt_token_ids=prompt.token_ids,
+                sampling_params=request.sampling_params,
+                media=[item.part for item in prompt.media],
+                shipments=[],
+                prompt_text=request.prompt_text or prompt.prompt_text,
+                prompt_embeds=prompt.prompt_embeds,
+                prompt_is_token_ids=prompt.prompt_is_token_ids,
+                cache_salt=prompt.cache_salt,
+                lora_request=request.lora_request,
+                priority=request.priority,
+                rank=request.rank,
+                session_id=request.session_id,
+                trace_headers=dict(headers) if headers else None,
+                reasoning_ended=request.reasoning_ended,
+                reasoning_parser_kwargs=request.reasoning_parser_kwargs,
+            ),
+            request.client_id,
+            prompt,
+            lifecycle,
+            Attempts(self._faults.migration_limit, self.retry_budget),
+            Deadlines(self._faults),
+            self._processor.tokenizer,
+        )
+
+    async def _process(self, request: GenerateRequest, own_id: RequestId) -> ProcessedPrompt:
+        """Step 1. The renderer ran in vLLM's serving code; this validates and sorts."""
+        if len(request.client_id) > LONGEST_ID:
+            raise RequestRejectedError(
+                f"the id of a request may have {LONGEST_ID} characters at most"
+            )
+        prompt = request.prompt
+        if not isinstance(prompt, dict) or "type" not in prompt:
+            raise RequestRejectedError("only prompts that vLLM's renderer made can be routed")
+        with stage("process"):
+            return await self._processor.process(
+                prompt, request.sampling_params, own_id, request.lora_request
+            )
+
+    async def _hash(self, state: RequestState) -> RoutingRequest:
+        """Step 2. ``block_mm_infos`` and vLLM's own block hashes."""
+        prompt, submit = state.prompt, state.resume.submit
+        params = submit.sampling_params
+        lora = prompt.lora_request
+        request = RoutingRequest(
+            request_id=submit.request_id,
+            token_ids=submit.prompt_token_ids or [],
+            media=[
+                MediaNeed(
+                    item.part.mm_hash,
+                    MediaSpan(item.identifier, item.part.offset, item.part.length),
+                    item.num_embeds,
+                    item.nbytes,
+                )
+                for item in prompt.media
+            ],
+            lora=None if lora is None else LoraKey(lora.lora_name, lora.lora_path),
+            cache_salt=prompt.cache_salt,
+            reads_cache=params.prompt_logprobs is None and not params.skip_reading_prefix_cache,
+            client_id=state.client_id,
+        )
+        with stage("hash"):
+            if len(request.token_ids) > HASH_INLINE_TOKENS:
+                hashes = await asyncio.to_thread(self._router.hash, request)
+            else:
+                hashes = self._router.hash(request)
+        return dataclasses.replace(request, hashes=hashes)
+
+    async def _select(self, state: RequestState, routing: RoutingRequest) -> Decision:
+        """Step 3. The worker with the lowest cost, among those that did not fail on it.
+
+        A request that lost its worker was accepted once: if there is no other it waits for
+        one to come, or to come back, and for the retry budget.
+        """
+        now = asyncio.get_running_loop().time
+        accepted = state.attempts.count > 0
+        patience = now() + self._faults.worker_wait_s
+        while True:
+            arrival = self._workers.arrival
+            failed = {
+                worker_id
+                for worker_id, moment in state.attempts.tried.items()
+                if not self._workers.joined_since(worker_id, moment)
+            }
+            try:
+                self._workers.check_available()
+                state.attempts.pay()
+                with stage("select"):
+                    return self._router.route(routing, exclude=failed, accepted=accepted)
+            except RetryBudgetError as error:
+                if self._workers.closed or now() >= patience:
+                    raise
+                until = min(patience, now() + error.wait_s)
+            except NoWorkerError as error:
+                if self._workers.closed or now() >= patience or not accepted:
+                    raise state.attempts.take_failure() or error from error
+                until = patience
+            await state.wait(arrival, until)
+
+    async def _lend(self, state: RequestState, decision: Decision) -> tuple[WorkerLink, list[Loan]]:
+        """Step 4. The media that the worker lacks; an image shown twice goes once."""
+        worker_id = decision.worker_id
+        try:
+            link = self._workers.link(worker_id)
+            lacking: list[MediaItem] = []
+            for mm_hash, item in state.prompt.items().items():
+                if self._router.holds_media(worker_id, mm_hash):
+                    decision.media.append(MediaMove(mm_hash, "held", 0, ""))
+                else:
+                    lacking.append(item)
+            with stage("lend"):
+                loans = await self._media_sender.lend(worker_id, lacking)
+        except BaseException:
+            self._router.finished(decision.request_id)  # or it would count there for ever
+            raise
+        _record(decision, loans, "shipped")
+        return link, loans
+
+    def _dispatch(
+        self, state: RequestState, decision: Decision, link: WorkerLink, loans: list[Loan]
+    ) -> AsyncGenerator[Answer]:
+        """Step 5. Takes over the loans. Each attempt has a name of its own, since an
+        earlier one on the same worker may still be ending."""
+        submit, attempt = state.resume.submit, state.attempts.count
+        state.lifecycle.on(Event.DISPATCHED)
+        return link.dispatch(
+            msgspec.structs.replace(
+                submit,
+                request_id=RequestId(f"{submit.request_id}-{attempt}")
+                if attempt
+                else submit.request_id,
+                rank=decision.rank if link.card.num_ranks > 1 else submit.rank,
+                timeout_s=state.deadlines.left_s(),
+            ),
+            loans,
+        )
+
+    async def _stream(
+        self,
+        state: RequestState,
+        decision: Decision,
+        link: WorkerLink,
+        answers: AsyncGenerator[Answer],
+    ) -> AsyncGenerator[RequestOutput]:
+        """Step 6. The worker's outputs as vLLM's; media it still lacks are supplied."""
+        worker_id = decision.worker_id
+        asked: Counter[MmHash] = Counter()
+        cached_tokens: int | None = None
+        try:
+            async with aclosing(state.deadlines.watch(worker_id, answers)) as in_time:
+                async for answer in in_time:
+                    match answer:
+                        case Ack():
+                            state.lifecycle.on(Event.ACK)
+                            self._router.media_acked(worker_id, answer.held)
+                        case Nack():
+                            state.lifecycle.on(Event.NACK)
+                            await self._supply(state, decision, link, answer, asked)
+                        case Failed():
+                            raise failure(worker_id, answer)
+                        case Output():
+                            if cached_tokens is None:
+                                cached_tokens = answer.num_cached_tokens or 0
+                                self._router.first_token(decision.request_id)
+                            output = state.answer(answer)
+                            if output is not None:
+                                yield output
+                            if state.lifecycle.ended:
+                                return
+        finally:
+            self._router.finished(decision.request_id, cached_tokens)
+
+    async def _supply(
+        self,
+        state: RequestState,
+        decision: Decision,
+        link: WorkerLink,
+        nack: Nack,
+        asked: Counter[MmHash],
+    ) -> None:
+        """Give the worker what it lacks: as before, or inline if that was no use."""
+        worker_id = decision.worker_id
+        self._router.media_nacked(worker_id, nack.missing)
+        items = state.prompt.items()
+        unknown = [mm_hash for mm_hash in nack.missing if mm_hash not in items]
+        if unknown:
+            raise ProtocolError(f"worker {worker_id} asks for media that the prompt doesn't have")
+        asked.update(nack.missing)
+        again = any(asked[mm_hash] > 1 for mm_hash in nack.missing)
+        loans = await self._media_sender.lend(
+            worker_id, [items[mm_hash] for mm_hash in nack.missing], inline=again
+        )
+        _record(decision, loans, nack.reason)
+        await link.supply(nack.request_id, loans)
+
+
+def _record(decision: Decision, loans: Iterable[Loan], how: str) -> None:
+    for loan in loans:
+        metadata = loan.metadata
+        decision.media.append(MediaMove(metadata.mm_hash, how, metadata.nbytes, metadata.transport))
+        MEDIA_ITEMS.labels(decision.worker_id, how).inc()

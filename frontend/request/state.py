@@ -1,0 +1,174 @@
+"""One ``generate`` call on its way: where it is, who tried, what was answered."""
+
+import asyncio
+import copy
+import logging
+import math
+import time
+
+import msgspec
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.tokenizers import TokenizerLike
+
+from common.errors import MmRouterError
+from common.identity import WorkerId
+from common.lifecycle import Event, Lifecycle
+from common.protocol import Output, Submit
+from common.telemetry import MIGRATIONS, RETRIES, TIME_TO_FIRST_TOKEN
+from frontend.processing import ProcessedPrompt
+from frontend.request.deadlines import Deadlines
+from frontend.request.resume import Beginning, Continuation, GeneratedSoFar, Resume, plan_resume
+from frontend.request.retry import Attempts
+
+logger = logging.getLogger(__name__)
+
+GATHER_INTERVAL = 16
+"""Tokens per output of an answer that the user gets at its end only."""
+
+
+class RequestState:
+    """One request of a user's. Its answer may come from several workers in turn.
+
+    Workers always stream, also where vLLM's server wants the end only: then a lost
+    worker costs less, a stalled one is noticed, and lent memory comes back at the first
+    token. The outputs are gathered here.
+    """
+
+    def __init__(
+        self,
+        submit: Submit,
+        client_id: str,
+        prompt: ProcessedPrompt,
+        lifecycle: Lifecycle,
+        attempts: Attempts,
+        deadlines: Deadlines,
+        tokenizer: TokenizerLike | None,
+    ) -> None:
+        """
+        Args:
+            submit: under an id of ours.
+            client_id: what the client calls the request; goes on its outputs and into logs.
+        """
+        params: SamplingParams = submit.sampling_params
+        self._gathers = params.output_kind is RequestOutputKind.FINAL_ONLY
+        if self._gathers:
+            submit = msgspec.structs.replace(submit, sampling_params=_streaming(params))
+        self.client_id = client_id
+        self.prompt = prompt
+        self.lifecycle = lifecycle
+        self.attempts = attempts
+        self.deadlines = deadlines
+        self.resume: Resume = Beginning(submit)
+        self._original = submit
+        self._started = time.perf_counter()
+        self._tokenizer = tokenizer
+        self._place = 0  # tokens of the answer that the worker which has it now said or was told
+        self._generated = GeneratedSoFar()
+        self._gathered: RequestOutput | None = None
+        self._cached_tokens: int | None = None
+        self._cache_creation_tokens: int | None = None
+        lifecycle.on(Event.PREPARED)
+
+    async def failed(self, worker_id: WorkerId, error: MmRouterError) -> None:
+        """Return if the request may go on at another worker; ``resume`` says how.
+
+        Raises:
+            MmRouterError: it may not.
+        """
+        place, self._place = self._place, 0
+        self.attempts.failed(worker_id, error, place=place)
+        self.lifecycle.on(Event.WORKER_FAILED)
+        logger.warning("request %s goes to another worker: %s", self._name, error)
+        if not self.lifecycle.answered:
+            RETRIES.labels(type(error).__name__).inc()
+            return
+        self.resume = await asyncio.to_thread(
+            plan_resume,
+            self._original,
+            self._generated,
+            self._tokenizer,
+            seen=not self._gathers,
+        )
+        if isinstance(self.resume, Beginning):
+            self._gathered = None
+        elif isinstance(self.resume, Continuation):
+            self._place = self._generated.length
+        MIGRATIONS.labels(self.resume.how).inc()
+
+    @property
+    def _name(self) -> str:
+        """For logs: what the worker calls it, and what the client does."""
+        return f"{self._original.request_id} ({self.client_id[:80]!r})"
+
+    async def wait(self, arrival: asyncio.Event, until: float) -> None:
+        """Wait for a worker to come, or for the moment when it may be tried again.
+
+        Args:
+            until: when to return anyway, by the event loop's clock.
+
+        Raises:
+            DeadlineExceededError: the request's own time is over before that.
+        """
+        logger.warning("request %s waits before it goes on", self._name)
+        left = self.deadlines.left_s()
+        late = math.inf if left is None else asyncio.get_running_loop().time() + left
+        try:
+            async with asyncio.timeout_at(min(late, until)):
+                await arrival.wait()
+        except TimeoutError as error:
+            if late < until:
+                raise self.deadlines.late() from error
+
+    def answer(self, output: Output) -> RequestOutput | None:
+        """What a worker's output says to the user; None if nothing (yet).
+
+        Raises:
+            NotResumableError: it doesn't follow what was answered before.
+        """
+        self._place += sum(len(one.token_ids) for one in output.outputs)
+        first = not self.lifecycle.answered
+        outputs = self.resume.join(output.outputs)
+        alone = self._original.sampling_params.n == 1
+        finished = output.finished or (alone and any(one.finished() for one in outputs))
+        self.lifecycle.on(Event.LAST_OUTPUT if finished else Event.OUTPUT)
+        if first:
+            TIME_TO_FIRST_TOKEN.observe(time.perf_counter() - self._started)
+            self._cached_tokens = output.num_cached_tokens
+            self._cache_creation_tokens = output.num_cache_creation_tokens
+        self._generated.add(outputs)
+        answer = RequestOutput(
+            request_id=self.client_id,
+            prompt=self._original.prompt_text,
+            prompt_token_ids=self.prompt.token_ids,
+            prompt_logprobs=output.prompt_logprobs if isinstance(self.resume, Beginning) else None,
+            outputs=outputs,
+            finished=finished,
+            metrics=output.metrics,
+            lora_request=self.prompt.lora_request,
+            num_cached_tokens=self._cached_tokens,
+            num_cache_creation_tokens=self._cache_creation_tokens,
+            kv_transfer_params=output.kv_transfer_params,
+        )
+        if self._gathers:
+            return self._gather(answer)
+        return answer if outputs or finished else None
+
+    def _gather(self, answer: RequestOutput) -> RequestOutput | None:
+        whole = self._gathered
+        if whole is None:
+            whole = self._gathered = answer
+        else:
+            whole.add(answer, aggregate=True)
+            whole.metrics = answer.metrics
+        if not whole.finished:
+            return None
+        whole.outputs.sort(key=lambda one: one.index)
+        return whole
+
+
+def _streaming(params: SamplingParams) -> SamplingParams:
+    changed: SamplingParams = copy.copy(params)
+    changed.output_kind = RequestOutputKind.DELTA
+    changed.stream_interval = max(GATHER_INTERVAL, params.stream_interval or 1)
+    return changed

@@ -1,0 +1,332 @@
+"""Listening to workers' KV events over ZMQ: one subscriber per worker, one line per rank.
+
+Only sockets and tasks. What to do with a message is decided in ``event_stream.py``.
+vLLM publishes on a PUB socket ``[topic, sequence, payload]`` and answers on a ROUTER
+socket a request ``["", start]`` with ``["", topic, sequence, payload]`` per buffered
+event, then a sequence of -1 (``vllm.distributed.kv_events.ZmqEventPublisher``, 0.32.0).
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
+
+from common.fleet_key import FleetKey
+from common.fleet_sockets import frontend_context
+from common.identity import Target
+from common.supervised import CALM_S, FIRST_PAUSE_S, LONGEST_PAUSE_S
+from common.telemetry import TASK_FAILURES
+from frontend.router.event_wire import END_OF_REPLAY, SEQUENCE_BYTES
+from frontend.router.events.event_stream import Command, EventStream, Replay, StreamStatistics
+from frontend.router.index import BlockIndexes, IndexState, TargetBlocks, approximate
+from frontend.router.worker import EventSource, RoutableWorker
+
+__all__ = ["EventSource", "KvEventSubscriber", "ZmqFeeds"]
+
+logger = logging.getLogger(__name__)
+
+_MAX_MESSAGE = 16 << 20
+"""Bytes. A step of 64k tokens makes about 0.5 MB; a larger message is hostile."""
+
+_RECEIVE_LIMIT = 100_000
+"""Messages that ZMQ queues for us per socket."""
+
+_YIELD_EVERY = 32
+"""Messages handled before others on the event loop get their turn."""
+
+
+class ZmqFeeds:
+    """Makes the subscribers of a router, over one ZMQ context.
+
+    Args:
+        silence_s: how long a serving rank may be silent, in seconds.
+        replay_timeout_s: how long to wait for the next message of a replay, in seconds.
+        clock: monotonic seconds.
+        key: of the fleet; None for workers whose sockets are plain.
+    """
+
+    def __init__(
+        self,
+        silence_s: float = 2.0,
+        replay_timeout_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+        key: FleetKey | None = None,
+    ) -> None:
+        self._silence_s = silence_s
+        self._replay_timeout_s = replay_timeout_s
+        self._clock = clock
+        self._context = frontend_context(key)
+
+    def feed(self, worker: RoutableWorker, indexes: BlockIndexes) -> "KvEventSubscriber":
+        """A subscriber for one incarnation of a worker, not yet started."""
+        return KvEventSubscriber(
+            worker,
+            indexes,
+            self._context,
+            silence_s=self._silence_s,
+            replay_timeout_s=self._replay_timeout_s,
+            clock=self._clock,
+        )
+
+    def close(self) -> None:
+        """Free the context. All subscribers must be closed."""
+        self._context.destroy(linger=0)
+
+
+class KvEventSubscriber:
+    """Keeps the indexes in step with one incarnation of one worker.
+
+    Args:
+        worker: the worker; its targets are registered by the caller.
+        indexes: what its events change.
+        context: where sockets are made; stays the caller's.
+        silence_s, replay_timeout_s, clock: see :class:`ZmqFeeds`.
+    """
+
+    def __init__(
+        self,
+        worker: RoutableWorker,
+        indexes: BlockIndexes,
+        context: zmq.asyncio.Context,
+        *,
+        silence_s: float,
+        replay_timeout_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._clock = clock
+        self._lines: dict[int, _Line] = {}
+        for source in worker.event_sources:
+            stream = partial(_new_stream, worker, source, indexes, silence_s)
+            self._lines[source.rank] = _Line(source, stream, context, replay_timeout_s, clock)
+
+    def start(self) -> None:
+        """Subscribe and ask for what was stored before. Returns at once."""
+        for line in self._lines.values():
+            line.start()
+
+    async def close(self) -> None:
+        """Stop listening. The indexes are left to the caller.
+
+        From the call on nothing is applied any more, also if it is cancelled.
+        """
+        for line in self._lines.values():
+            line.stop()
+        await asyncio.gather(*(line.close() for line in self._lines.values()))
+
+    def state(self, rank: int) -> IndexState:
+        """How far the index of a rank can be trusted."""
+        line = self._lines.get(rank)
+        if line is None:
+            return approximate(f"the worker's card names no KV event source for rank {rank}")
+        return line.stream.state
+
+    def served(self, rank: int, routed_at: float) -> None:
+        """A request that must have stored blocks ended on a rank; see :class:`EventStream`."""
+        if rank in self._lines:
+            self._lines[rank].stream.on_served(routed_at, self._clock())
+
+    def tick(self, now: float) -> None:
+        """Look at the clock; to be called a few times a second."""
+        for line in self._lines.values():
+            line.obey(line.stream.tick(now))
+
+    def statistics(self) -> dict[int, StreamStatistics]:
+        """Counters per rank."""
+        return {rank: line.stream.statistics() for rank, line in self._lines.items()}
+
+
+def _new_stream(
+    worker: RoutableWorker, source: EventSource, indexes: BlockIndexes, silence_s: float
+) -> EventStream:
+    return EventStream(
+        TargetBlocks(
+            Target(worker.worker_id, source.rank),
+            worker.block_size,
+            worker.kv_tokens // worker.block_size,
+            indexes,
+        ),
+        f"KV events of {worker.worker_id} rank {source.rank}",
+        replayable=bool(source.replay_endpoint),
+        silence_s=silence_s,
+    )
+
+
+class _Line:
+    """The connections to one rank, and the tasks that read from them.
+
+    If one of them meets an error that nobody expected, nothing is known of the rank until all
+    have begun again, with a new stream.
+    """
+
+    def __init__(
+        self,
+        source: EventSource,
+        new_stream: Callable[[], EventStream],
+        context: zmq.asyncio.Context,
+        replay_timeout_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self.stream = new_stream()
+        self._new_stream = new_stream
+        self._closed = False
+        self._pause = FIRST_PAUSE_S
+        self._began = clock()
+        self._source = source
+        self._topic = source.topic.encode()
+        self._context = context
+        self._replay_timeout_s = replay_timeout_s
+        self._clock = clock
+        self._listening: asyncio.Task[None] | None = None
+        self._replaying: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        self._began = self._clock()
+        self._listening = self._spawn(self._listen(), "listen")
+        self.obey(self.stream.start())
+
+    def stop(self) -> None:
+        """Apply nothing any more."""
+        self._closed = True
+        self.stream.close()
+
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def obey(self, commands: Sequence[Command]) -> None:
+        """Do what the stream asks for."""
+        for command in commands:
+            if isinstance(command, Replay):
+                _cancel_other(self._replaying)
+                self._replaying = self._spawn(self._replay(command), "replay")
+            else:
+                _cancel_other(self._listening)
+                self._listening = self._spawn(self._listen(), "listen")
+
+    async def _listen(self) -> None:
+        """Pass on live messages and the fate of the connection."""
+        with self._socket(zmq.SUB) as socket:
+            socket.setsockopt(zmq.SUBSCRIBE, self._topic)
+            monitor = socket.get_monitor_socket(
+                zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+            )
+            watching = self._spawn(self._watch(monitor), "watch")
+            try:
+                socket.connect(self._source.endpoint)
+                handled = 0
+                while True:
+                    frames = await socket.recv_multipart()
+                    if len(frames) != 3 or frames[0] != self._topic:
+                        self.stream.on_foreign("frames", f"{len(frames)} frames")
+                    else:
+                        self.obey(self.stream.on_live(frames[1], frames[2], self._clock()))
+                    handled += 1
+                    if not handled % _YIELD_EVERY:
+                        await asyncio.sleep(0)
+            finally:
+                watching.cancel()
+                # Before the sockets go: pyzmq reads by a pointer that is freed with them.
+                await asyncio.gather(watching, return_exceptions=True)
+                socket.disable_monitor()
+                monitor.close()
+
+    async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
+        """Tell the stream when the live connection is made and when it breaks."""
+        while True:
+            event = await recv_monitor_message(monitor)
+            if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.obey(self.stream.on_connected(self._clock()))
+            elif event["event"] == zmq.EVENT_DISCONNECTED:
+                self.stream.on_disconnected()
+
+    async def _replay(self, command: Replay) -> None:
+        """Ask for a replay, over a fresh connection so that no old answer mixes in."""
+        endpoint = self._source.replay_endpoint
+        assert endpoint is not None
+        loop = asyncio.get_running_loop()
+        with self._socket(zmq.DEALER) as socket:
+            try:
+                async with asyncio.timeout(self._replay_timeout_s) as limit:
+                    socket.connect(endpoint)
+                    await socket.send_multipart(
+                        [b"", command.start.to_bytes(SEQUENCE_BYTES, "big")]
+                    )
+                    handled = 0
+                    while True:
+                        frames = await socket.recv_multipart()
+                        limit.reschedule(loop.time() + self._replay_timeout_s)
+                        if self._pass_on(command.attempt, frames):
+                            return
+                        handled += 1
+                        if not handled % _YIELD_EVERY:
+                            await asyncio.sleep(0)
+            except TimeoutError:
+                why = f"replay endpoint {endpoint} does not answer"
+                self.obey(self.stream.on_replay_failed(command.attempt, why, self._clock()))
+
+    def _pass_on(self, attempt: int, frames: list[bytes]) -> bool:
+        """Hand on one message of a replay; whether it was the last or none is wanted."""
+        if len(frames) != 4 or (frames[1] != self._topic and frames[2] != END_OF_REPLAY):
+            self.stream.on_foreign("frames", f"{len(frames)} frames in a replay")
+            return False
+        commands = self.stream.on_replayed(attempt, frames[2], frames[3], self._clock())
+        self.obey(commands)
+        return frames[2] == END_OF_REPLAY or any(isinstance(one, Replay) for one in commands)
+
+    def _socket(self, kind: int) -> zmq.asyncio.Socket:
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IPV6, 1)
+        socket.setsockopt(zmq.RCVHWM, _RECEIVE_LIMIT)
+        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE)
+        # A dead host is noticed though it closed nothing.
+        socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15_000)
+        return socket
+
+    def _spawn(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name=f"KV events {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A task that fails leaves its worker approximate rather than stale, for a while."""
+        self._tasks.discard(task)
+        if self._closed or task.cancelled() or (error := task.exception()) is None:
+            return
+        TASK_FAILURES.labels("KV events").inc()
+        if isinstance(error, zmq.ZMQError):
+            why = f"its event endpoints can't be used: {error}"
+        else:
+            why = f"following its events failed: {error!r}"
+        logger.error(
+            "%s, rank %d: %s", self._source.endpoint, self._source.rank, why, exc_info=error
+        )
+        self.stream.give_up(why)
+        for other in self._tasks:
+            other.cancel()
+        if self._clock() - self._began > CALM_S:
+            self._pause = FIRST_PAUSE_S
+        self._spawn(self._begin_again(self._pause), "begin again")
+        self._pause = min(self._pause * 2, LONGEST_PAUSE_S)
+
+    async def _begin_again(self, pause: float) -> None:
+        await asyncio.sleep(pause)
+        self.stream.close()
+        self.stream = self._new_stream()
+        self.start()
+
+
+def _cancel_other(task: asyncio.Task[None] | None) -> None:
+    """Cancel a task, unless it is the one that runs now and will end by itself."""
+    if task is not None and task is not asyncio.current_task():
+        task.cancel()

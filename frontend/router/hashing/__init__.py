@@ -1,0 +1,21 @@
+"""vLLM's own hashes of a prompt's blocks."""
+
+from frontend.router.hashing.block_hasher import (
+    BlockHasher,
+    BlockMmInfos,
+    HashScheme,
+    LoraKey,
+    MediaSpan,
+    block_mm_infos,
+)
+from frontend.router.hashing.hash_memo import HashMemo
+
+__all__ = [
+    "BlockHasher",
+    "BlockMmInfos",
+    "HashMemo",
+    "HashScheme",
+    "LoraKey",
+    "MediaSpan",
+    "block_mm_infos",
+]

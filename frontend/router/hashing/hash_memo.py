@@ -1,0 +1,212 @@
+"""Hashes of recent prompts, so that a beginning they share is not hashed again.
+
+A conversation repeats its whole past with every turn, and many prompts begin with the
+same instructions. Hashing itself is in ``block_hasher.py``.
+"""
+
+import threading
+import zlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from common.identity import BlockHash
+from frontend.router.hashing.block_hasher import BlockHasher
+from frontend.router.hashing.block_media import BlockMmInfos
+
+_FEWEST_BLOCKS = 4
+"""Beginnings shorter than this are hashed faster than found."""
+
+Tokens: TypeAlias = "array[int]"
+"""Token ids, 32 bits each."""
+
+_Context: TypeAlias = tuple[tuple[str, str] | None, str | None]
+"""LoRA adapter and salt: what else enters the first block."""
+
+_Key: TypeAlias = tuple[_Context, int, int]
+"""Context, number of blocks and checksum of a beginning."""
+
+
+@dataclass(eq=False, slots=True)
+class _Prompt:
+    """A prompt hashed before.
+
+    Attributes:
+        tokens: its full blocks' token ids, 32 bits each.
+        mm_infos, hashes: as given to and by the hasher.
+        keys: how many keys lead to it; without any it is of no use.
+    """
+
+    tokens: Tokens
+    mm_infos: Sequence[BlockMmInfos]
+    hashes: list[BlockHash]
+    keys: int = 0
+
+
+class MemoStatistics(NamedTuple):
+    """State of a memo.
+
+    Attributes:
+        prompts: prompts remembered.
+        tokens: their tokens.
+        reused: blocks that did not have to be hashed, since start.
+        hashed: blocks that had to be, since start.
+    """
+
+    prompts: int
+    tokens: int
+    reused: int
+    hashed: int
+
+
+class HashMemo:
+    """A hasher that remembers. May be used in any thread.
+
+    A prompt is found by the checksums of its beginnings of 4, 8, 16 … blocks, so at
+    least half of what it shares with the last prompt of such a beginning is found, and
+    then the rest of it by comparing tokens. What is reused was compared token by token.
+
+    Args:
+        hasher: computes what is not remembered.
+        max_tokens: tokens remembered in all; 0 turns the memo off.
+    """
+
+    def __init__(self, hasher: BlockHasher, max_tokens: int) -> None:
+        self.scheme = hasher.scheme
+        self._hasher = hasher
+        self._max_tokens = max_tokens
+        self._lock = threading.Lock()
+        self._by_key: dict[_Key, _Prompt] = {}
+        # Least recently used first.
+        self._prompts: OrderedDict[_Prompt, list[_Key]] = OrderedDict()
+        self._tokens = 0
+        self._reused = 0
+        self._hashed = 0
+
+    def hash(
+        self,
+        token_ids: Sequence[int],
+        mm_infos: Sequence[BlockMmInfos],
+        *,
+        lora: tuple[str, str] | None = None,
+        cache_salt: str | None = None,
+        prompt_embeds_digests: Sequence[bytes] | None = None,
+    ) -> list[BlockHash]:
+        """See :meth:`BlockHasher.hash`. The list must not be changed."""
+        size = self.scheme.block_size
+        blocks = len(token_ids) // size
+        tokens = None
+        if prompt_embeds_digests is None and blocks >= _FEWEST_BLOCKS and self._max_tokens:
+            tokens = _as_array(token_ids, blocks * size)
+        if tokens is None:
+            return self._hasher.hash(
+                token_ids,
+                mm_infos,
+                lora=lora,
+                cache_salt=cache_salt,
+                prompt_embeds_digests=prompt_embeds_digests,
+            )
+        keys = _keys((lora, cache_salt), tokens, size)
+        known, shared = self._find(keys, tokens, mm_infos)
+        hashes = [] if known is None else known.hashes[:shared]
+        if shared < blocks:
+            hashes += self._hasher.hash(
+                tokens[shared * size :],
+                mm_infos[shared:],
+                lora=lora,
+                cache_salt=cache_salt,
+                parent=hashes[-1] if hashes else None,
+            )
+        with self._lock:
+            self._reused += shared
+            self._hashed += blocks - shared
+            self._remember(keys, _Prompt(tokens, mm_infos, hashes))
+        return hashes
+
+    def statistics(self) -> MemoStatistics:
+        """Counts."""
+        with self._lock:
+            return MemoStatistics(len(self._prompts), self._tokens, self._reused, self._hashed)
+
+    def _find(
+        self, keys: list[_Key], tokens: Tokens, mm_infos: Sequence[BlockMmInfos]
+    ) -> tuple[_Prompt | None, int]:
+        """A remembered prompt and how many of its leading blocks are this one's too."""
+        with self._lock:
+            found = [prompt for key in reversed(keys) if (prompt := self._by_key.get(key))]
+        for prompt in found:
+            shared = _shared(prompt.tokens, tokens) // self.scheme.block_size
+            if prompt.mm_infos or mm_infos:
+                shared = _alike(prompt.mm_infos, mm_infos, shared)
+            if shared:
+                return prompt, shared
+        return None, 0
+
+    def _remember(self, keys: list[_Key], prompt: _Prompt) -> None:
+        if len(prompt.tokens) > self._max_tokens:
+            return
+        for key in keys:
+            before = self._by_key.get(key)
+            if before is not None:
+                before.keys -= 1
+                if not before.keys:
+                    # Every beginning that led to it leads to a later prompt now.
+                    self._forget(before)
+            self._by_key[key] = prompt
+        prompt.keys = len(keys)
+        self._prompts[prompt] = keys
+        self._tokens += len(prompt.tokens)
+        while self._tokens > self._max_tokens:
+            self._forget(next(iter(self._prompts)))
+
+    def _forget(self, prompt: _Prompt) -> None:
+        for key in self._prompts.pop(prompt):
+            if self._by_key.get(key) is prompt:
+                del self._by_key[key]
+        self._tokens -= len(prompt.tokens)
+
+
+def _as_array(token_ids: Sequence[int], count: int) -> "Tokens | None":
+    """The first ``count`` token ids as 32-bit numbers; ``None`` if they are not such."""
+    try:
+        return array("I", token_ids[:count])
+    except (OverflowError, TypeError):
+        # The hasher says what is wrong with them, if anything is.
+        return None
+
+
+def _keys(context: _Context, tokens: Tokens, block_size: int) -> list[_Key]:
+    """Keys of the beginnings of 4, 8, 16 … blocks, shortest first."""
+    view = memoryview(tokens)
+    keys: list[_Key] = []
+    checksum, done, blocks = 0, 0, _FEWEST_BLOCKS
+    while blocks * block_size <= len(tokens):
+        checksum = zlib.crc32(view[done : blocks * block_size], checksum)
+        keys.append((context, blocks, checksum))
+        done = blocks * block_size
+        blocks *= 2
+    return keys
+
+
+def _shared(one: Tokens, other: Tokens) -> int:
+    """How many leading tokens of two prompts are equal."""
+    length = min(len(one), len(other))
+    mine = np.frombuffer(one, dtype=np.uint32, count=length)
+    theirs = np.frombuffer(other, dtype=np.uint32, count=length)
+    differs = mine != theirs
+    first = int(differs.argmax())
+    return first if differs[first] else length
+
+
+def _alike(one: Sequence[BlockMmInfos], other: Sequence[BlockMmInfos], blocks: int) -> int:
+    """How many of the first ``blocks`` blocks touch the same media; none listed means none."""
+    mine, theirs = one or ((),) * blocks, other or ((),) * blocks
+    if mine[:blocks] == theirs[:blocks]:
+        return blocks
+    pairs = zip(mine[:blocks], theirs[:blocks], strict=True)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -1,0 +1,40 @@
+"""The three places where knowledge of blocks is kept, handed around as one."""
+
+from typing import NamedTuple
+
+from common.identity import WorkerId
+from frontend.router.index.kv_index import KvIndex
+from frontend.router.index.predictions import Predictions
+from frontend.router.index.slots import SlotTable
+from frontend.router.index.windows import WindowIndex
+
+
+class BlockIndexes(NamedTuple):
+    """Blocks of all targets.
+
+    Attributes:
+        slots: numbering of targets, shared by the others.
+        known: blocks that events announced.
+        windows: those of groups in which a hit needs only the last few.
+        predicted: blocks that should be there since a prompt was sent there.
+    """
+
+    slots: SlotTable
+    known: KvIndex
+    windows: WindowIndex
+    predicted: Predictions
+
+    @classmethod
+    def empty(cls, max_predicted: int) -> "BlockIndexes":
+        """Indexes over a numbering of their own.
+
+        Args:
+            max_predicted: most blocks predicted at once.
+        """
+        slots = SlotTable()
+        return cls(slots, KvIndex(slots), WindowIndex(), Predictions(slots, max_predicted))
+
+    def drop(self, worker_id: WorkerId) -> None:
+        """Forget a worker with all its ranks."""
+        self.known.drop(worker_id)
+        self.windows.drop(worker_id)

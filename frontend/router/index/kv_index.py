@@ -1,0 +1,447 @@
+"""The index of KV blocks: which targets hold which block, and how far into a prompt.
+
+A dictionary from block hash to the chunk the block stands in, and per chunk the sets of
+targets as bit masks, so that one walk over a prompt's chunks answers for all workers.
+How blocks get in is ``subscriber.py`` and ``predictions.py``.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from common.identity import BlockHash, Target, WorkerId
+from frontend.router.index.chunk import MAX_BLOCKS, Chunk
+from frontend.router.index.slots import SlotTable, bits
+
+_SWEPT_PER_STORED = 2
+"""Blocks of retired slots swept per block stored, so that sweeping always wins."""
+
+
+class IndexStatistics(NamedTuple):
+    """State of an index.
+
+    Attributes:
+        blocks: distinct block hashes held by anyone.
+        chunks: runs of neighbouring blocks they stand in.
+        holdings: pairs of slot and block, each duplicate counted once.
+        unswept: chunks of slots already retired, which no match counts any more.
+        targets: registered targets.
+        mask_bits: width of the bit masks.
+        unknown_removals: removed blocks that were not held, since start.
+    """
+
+    blocks: int
+    chunks: int
+    holdings: int
+    unswept: int
+    targets: int
+    mask_bits: int
+    unknown_removals: int
+
+
+class _Slot:
+    """What one slot holds.
+
+    Attributes:
+        chunks: chunks it holds blocks of.
+        blocks: how many blocks in all, each duplicate counted once.
+        copies: copies beyond the first, of blocks that it holds several times.
+    """
+
+    __slots__ = ("blocks", "chunks", "copies")
+
+    def __init__(self) -> None:
+        self.chunks: set[Chunk] = set()
+        self.blocks = 0
+        self.copies: dict[BlockHash, int] = {}
+
+
+class KvIndex:
+    """Which targets hold which blocks.
+
+    Copies of one block on one target, in several cache slots or on several media, are
+    counted, since each gets its own remove event: the block is gone with the last.
+
+    Args:
+        slots: numbering of targets, shared by indexes that are matched together.
+    """
+
+    def __init__(self, slots: SlotTable | None = None) -> None:
+        self._slots = SlotTable() if slots is None else slots
+        self._slots.add_user(self)
+        self._chunks: dict[BlockHash, Chunk] = {}
+        self._chunk_count = 0
+        self._held: dict[int, _Slot] = {}
+        self._retired: deque[tuple[int, _Slot]] = deque()
+        self._suspended: set[Target] = set()
+        self._hidden = 0
+        self._unknown_removals = 0
+
+    def store(
+        self,
+        target: Target,
+        hashes: Sequence[BlockHash],
+        group: int = 0,
+        *,
+        parent: BlockHash | None = None,
+        chained: bool = True,
+    ) -> None:
+        """Note that a target holds blocks; once more, if it holds them already.
+
+        Args:
+            target: registered on first use.
+            hashes: the blocks.
+            group: KV cache group. A block counts as held when all groups of the target
+                that ever stored one hold it.
+            parent: the block before the first, if known.
+            chained: whether each block is the child of the one before, as in a prompt.
+                Otherwise each takes more room, and matching goes block by block.
+        """
+        if target not in self._slots:
+            self._slots.open(target)
+        slot = self._slots.slot(target, group)
+        if target in self._suspended:
+            self._hide()
+        self.store_slot(slot, hashes, parent=parent, chained=chained)
+
+    def remove(self, target: Target, hashes: Iterable[BlockHash], group: int = 0) -> None:
+        """Note that a target dropped one copy of each block. Unknown blocks are counted."""
+        slot = self._slots.find(target, group)
+        if slot is not None:
+            self.remove_slot(slot, hashes)
+
+    def store_slot(
+        self,
+        slot: int,
+        hashes: Sequence[BlockHash],
+        *,
+        parent: BlockHash | None = None,
+        chained: bool = True,
+    ) -> None:
+        """:meth:`store` for a live slot."""
+        held = self._held.get(slot)
+        if held is None:
+            held = self._held[slot] = _Slot()
+        chunks = self._chunks
+        blocks = hashes if isinstance(hashes, list) else list(hashes)
+        position = 0
+        while position < len(blocks):
+            chunk = chunks.get(blocks[position])
+            if chunk is None and chained:
+                before = blocks[position - 1] if position else parent
+                position += self._add_new(slot, held, blocks, position, before)
+            elif chunk is None:
+                position += self._add_new(slot, held, [blocks[position]], 0, None)
+            else:
+                position += self._add_known(slot, held, chunk, blocks, position)
+        if self._retired:
+            self.sweep(_SWEPT_PER_STORED * len(blocks))
+
+    def remove_slot(
+        self, slot: int, hashes: Iterable[BlockHash], *, all_copies: bool = False
+    ) -> None:
+        """:meth:`remove` for a live slot, on request of all copies at once."""
+        blocks = hashes if isinstance(hashes, list) else list(hashes)
+        held = self._held.get(slot)
+        if held is None:
+            self._unknown_removals += len(blocks)
+            return
+        copies = held.copies
+        if copies and all_copies:
+            for block in blocks:
+                copies.pop(block, None)
+        position = 0
+        while position < len(blocks):
+            block = blocks[position]
+            if copies and block in copies:
+                if copies[block] > 1:
+                    copies[block] -= 1
+                else:
+                    del copies[block]
+                position += 1
+            else:
+                position += self._remove_run(slot, held, blocks, position)
+
+    def clear(self, target: Target) -> None:
+        """Forget all blocks of a target. Takes no time; see :meth:`sweep`."""
+        self._slots.renew(target)
+        self._hide()
+
+    def drop(self, worker_id: WorkerId) -> None:
+        """Forget a worker with all its ranks. Takes no time; see :meth:`sweep`."""
+        for target in self._slots.targets():
+            if target.worker_id == worker_id:
+                self._slots.close(target)
+        self._suspended = {one for one in self._suspended if one.worker_id != worker_id}
+        self._hide()
+
+    def suspend(self, target: Target) -> None:
+        """Match none of a target's blocks until :meth:`resume`, but keep them."""
+        self._suspended.add(target)
+        self._hide()
+
+    def resume(self, target: Target) -> None:
+        """Match a target's blocks again."""
+        self._suspended.discard(target)
+        self._hide()
+
+    def match(
+        self, hashes: Sequence[BlockHash], predicted: "KvIndex | None" = None
+    ) -> dict[Target, int]:
+        """For every target that holds the first block, how many leading ones it holds.
+
+        Args:
+            hashes: a prompt's blocks, first to last, each hash covering those before it.
+            predicted: a second index over the same slots; a block counts as held if
+                either has it.
+        """
+        depths: dict[Target, int] = {}
+        for depth, targets in self.match_groups(hashes, predicted):
+            depths.update(dict.fromkeys(targets, depth))
+        return depths
+
+    def match_groups(
+        self, hashes: Sequence[BlockHash], predicted: "KvIndex | None" = None
+    ) -> list[tuple[int, tuple[Target, ...]]]:
+        """:meth:`match`, as pairs of a depth and the targets that reach just that far."""
+        slots = self._slots
+        alive = slots.live
+        blocks = hashes if isinstance(hashes, list) else list(hashes)
+        shown, grouped = ~self._hidden, slots.grouped
+        known = _Walk(self._chunks, blocks)
+        guessed = None if predicted is None else _Walk(predicted._chunks, blocks)
+        groups: list[tuple[int, tuple[Target, ...]]] = []
+        depth = 0
+        while alive and depth < len(blocks):
+            if known.end <= depth:
+                known.step(depth)
+            lost = alive & ~(known.mask & shown)
+            end = known.end
+            if lost and guessed is not None:
+                if guessed.end <= depth:
+                    guessed.step(depth)
+                # Where the second index knows all that are left, it alone says how far.
+                end = min(end, guessed.end) if alive & ~guessed.mask else guessed.end
+                lost &= ~guessed.mask
+            if lost:
+                for slot in bits(lost & grouped):
+                    # A target dies with the first of its groups.
+                    lost |= alive & slots.mask(slots.owner(slot))
+                if depth:
+                    groups.append((depth, slots.owners(lost)))
+                alive ^= lost
+            depth = end
+        if alive and depth:
+            groups.append((depth, slots.owners(alive)))
+        return groups
+
+    def matches(self, target: Target) -> bool:
+        """Whether a target is registered and not suspended."""
+        return target in self._slots and target not in self._suspended
+
+    def holdings(self, target: Target) -> int:
+        """Blocks a target holds, summed over its groups, each duplicate counted once."""
+        slots = bits(self._slots.mask(target))
+        return sum(self._held[slot].blocks for slot in slots if slot in self._held)
+
+    def sweep(self, limit: int) -> bool:
+        """Free the memory of retired slots, about ``limit`` blocks of it.
+
+        Returns:
+            Whether some is left. Takes well below 1 µs a block.
+        """
+        while self._retired and limit > 0:
+            slot, held = self._retired[0]
+            while held.chunks and limit > 0:
+                chunk = held.chunks.pop()
+                limit -= len(chunk.hashes)
+                self._take_away(1 << slot, chunk, 0, len(chunk.hashes))
+            if not held.chunks:
+                self._retired.popleft()
+                self._slots.swept(slot)
+        return bool(self._retired)
+
+    def retire(self, slot: int) -> bool:
+        """See :class:`~frontend.router.index.slots.SlotUser`."""
+        held = self._held.pop(slot, None)
+        if held is None or not held.chunks:
+            return True
+        self._retired.append((slot, held))
+        return False
+
+    def statistics(self) -> IndexStatistics:
+        """Counts, in time proportional to the number of slots."""
+        return IndexStatistics(
+            blocks=len(self._chunks),
+            chunks=self._chunk_count,
+            holdings=sum(held.blocks for held in self._held.values()),
+            unswept=sum(len(held.chunks) for _, held in self._retired),
+            targets=len(self._slots.targets()),
+            mask_bits=len(self._slots),
+            unknown_removals=self._unknown_removals,
+        )
+
+    def _add_new(
+        self,
+        slot: int,
+        held: _Slot,
+        blocks: list[BlockHash],
+        first: int,
+        before: BlockHash | None,
+    ) -> int:
+        """Add the blocks from ``first`` on that nobody holds yet; how many they are."""
+        chunks = self._chunks
+        fresh = blocks[first : first + MAX_BLOCKS]
+        if not chunks.keys().isdisjoint(fresh) or len(set(fresh)) < len(fresh):
+            # Stop before the first that is held already, or that comes a second time.
+            seen: set[BlockHash] = set()
+            for length, block in enumerate(fresh):
+                if block in chunks or block in seen:
+                    del fresh[length:]
+                    break
+                seen.add(block)
+        chunk = None if before is None else chunks.get(before)
+        if (
+            chunk is not None
+            and chunk.hashes[-1] == before
+            and len(chunk.hashes) + len(fresh) <= MAX_BLOCKS
+        ):
+            chunk.append(fresh, 1 << slot)
+        else:
+            chunk = Chunk(fresh, (len(fresh),), (1 << slot,))
+            self._chunk_count += 1
+        chunks.update(dict.fromkeys(fresh, chunk))
+        held.chunks.add(chunk)
+        held.blocks += len(fresh)
+        return len(fresh)
+
+    def _add_known(
+        self, slot: int, held: _Slot, chunk: Chunk, blocks: list[BlockHash], first: int
+    ) -> int:
+        """Add a slot to blocks that someone holds, as far as they stand together."""
+        bit = 1 << slot
+        start = chunk.find(blocks[first]) if chunk.hashes[0] != blocks[first] else 0
+        length = chunk.run(start, blocks, first)
+        if chunk.mask_at(start) & bit:
+            for block in blocks[first : first + length]:
+                held.copies[block] = held.copies.get(block, 0) + 1
+        else:
+            chunk.change(start, start + length, bit, held=True)
+            held.chunks.add(chunk)
+            held.blocks += length
+        return length
+
+    def _remove_run(self, slot: int, held: _Slot, blocks: list[BlockHash], first: int) -> int:
+        """Remove the block at ``first`` and those after it that stand together with it.
+
+        Returns:
+            How many blocks were dealt with.
+        """
+        bit = 1 << slot
+        chunk = self._chunks.get(blocks[first])
+        start = 0 if chunk is None else chunk.find(blocks[first])
+        if chunk is None or not chunk.mask_at(start) & bit:
+            self._unknown_removals += 1
+            return 1
+        # Evictions come last block first.
+        length = chunk.run_back(start, blocks, first)
+        if length > 1:
+            start -= length - 1
+        else:
+            length = chunk.run(start, blocks, first)
+        if held.copies and not held.copies.keys().isdisjoint(blocks[first : first + length]):
+            # Some have copies left: this one only, and only if it comes first either way.
+            start, length = chunk.find(blocks[first]), 1
+        held.blocks -= length
+        self._take_away(bit, chunk, start, start + length)
+        if not any(mask & bit for mask in chunk.masks):
+            held.chunks.discard(chunk)
+        return length
+
+    def _take_away(self, bit: int, chunk: Chunk, start: int, end: int) -> None:
+        """Remove a slot from blocks of a chunk, and blocks that nobody holds any more."""
+        chunk.change(start, end, bit, held=False)
+        if 0 not in chunk.masks:
+            return
+        for block in chunk.cut_end():
+            del self._chunks[block]
+        if not chunk.hashes:
+            self._chunk_count -= 1
+        elif 0 in chunk.masks:
+            self._divide(chunk)
+
+    def _divide(self, chunk: Chunk) -> None:
+        """Remove blocks inside a chunk that nobody holds: what follows gets chunks of its own."""
+        kept: list[tuple[int, int]] = []
+        for low, high, mask in chunk.parts(0, len(chunk.hashes)):
+            if not mask:
+                for block in chunk.hashes[low:high]:
+                    del self._chunks[block]
+            elif kept and kept[-1][1] == low:
+                kept[-1] = (kept[-1][0], high)
+            else:
+                kept.append((low, high))
+        for low, high in kept[1:]:
+            piece = chunk.cut(low, high)
+            self._chunk_count += 1
+            self._chunks.update(dict.fromkeys(piece.hashes, piece))
+            for slot in piece.holders():
+                self._holder(slot).chunks.add(piece)
+        before = chunk.holders()
+        first = chunk.cut(*kept[0])
+        chunk.hashes, chunk.ends, chunk.masks = first.hashes, first.ends, first.masks
+        for slot in before - chunk.holders():
+            self._holder(slot).chunks.discard(chunk)
+
+    def _holder(self, slot: int) -> _Slot:
+        held = self._held.get(slot)
+        if held is None:
+            return next(held for retired, held in self._retired if retired == slot)
+        return held
+
+    def _hide(self) -> None:
+        hidden = 0
+        for target in self._suspended:
+            hidden |= self._slots.mask(target)
+        self._hidden = hidden
+
+
+class _Walk:
+    """Goes through a prompt's blocks, from one set of holders to the next.
+
+    Attributes:
+        mask: slots that hold the blocks from the last step's depth up to ``end``.
+        end: depth at which the next step is due.
+    """
+
+    __slots__ = ("_blocks", "_chunk", "_chunks", "_position", "end", "mask")
+
+    def __init__(self, chunks: dict[BlockHash, Chunk], blocks: list[BlockHash]) -> None:
+        self._chunks = chunks
+        self._blocks = blocks
+        self._chunk: Chunk | None = None
+        self._position = 0
+        self.mask = 0
+        self.end = 0
+
+    def step(self, depth: int) -> None:
+        """Find the holders of the block at a depth, and of those after it."""
+        block = self._blocks[depth]
+        chunk = self._chunk
+        position = self._position
+        if (
+            chunk is None
+            or self.end != depth
+            or position >= len(chunk.hashes)
+            or chunk.hashes[position] != block
+        ):
+            chunk = self._chunk = self._chunks.get(block)
+            if chunk is None:
+                self.mask = 0
+                self.end = depth + 1
+                return
+            position = 0 if chunk.hashes[0] == block else chunk.find(block)
+        length = chunk.chained_run(position, self._blocks, depth)
+        self.mask = chunk.mask_at(position)
+        self.end = depth + length
+        self._position = position + length

@@ -1,0 +1,139 @@
+"""Blocks that a target should hold because a prompt was sent there.
+
+Stands in for KV events where a worker sends none, and bridges the moment between a
+decision and its events where it does, so that two identical prompts arriving
+together go to the same worker. Real knowledge is in ``kv_index.py``.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from common.identity import BlockHash, RequestId, Target
+from frontend.router.index.kv_index import KvIndex
+from frontend.router.index.slots import SlotTable, bits
+
+_EXPIRED_PER_PREDICTED = 8
+"""Old requests forgotten with every new one: more than one, so that forgetting wins."""
+
+
+class _Prediction(NamedTuple):
+    target: Target
+    epoch: int
+    slots: int
+    hashes: Sequence[BlockHash]
+    expires: float
+
+
+class PredictionStatistics(NamedTuple):
+    """State of the predictions.
+
+    Attributes:
+        requests: requests whose blocks are predicted.
+        blocks: their blocks, each counted once per request.
+        expired: requests forgotten for age or lack of room, since start.
+    """
+
+    requests: int
+    blocks: int
+    expired: int
+
+
+class Predictions:
+    """Predicted blocks, forgotten after a time, at a request's end, or for lack of room.
+
+    Args:
+        slots: numbering of targets, shared with the index of known blocks.
+        max_blocks: most blocks predicted at once.
+    """
+
+    def __init__(self, slots: SlotTable, max_blocks: int) -> None:
+        self.index = KvIndex(slots)
+        self._slots = slots
+        self._max_blocks = max_blocks
+        self._blocks = 0
+        self._expired = 0
+        # By lifetime, so that within each the oldest entry is the first to expire.
+        self._ledgers: dict[float, OrderedDict[RequestId, _Prediction]] = {}
+        self._lifetimes: dict[RequestId, float] = {}
+
+    def predict(
+        self,
+        request_id: RequestId,
+        target: Target,
+        hashes: Sequence[BlockHash],
+        lifetime_s: float,
+        now: float,
+    ) -> None:
+        """A prompt's blocks will be on a target, for ``lifetime_s`` seconds at least.
+
+        Args:
+            hashes: the blocks; the sequence is kept and must not change.
+            now: monotonic seconds.
+        """
+        self.forget(request_id)
+        self.expire(now, _EXPIRED_PER_PREDICTED)
+        if not hashes or target not in self._slots or len(hashes) > self._max_blocks:
+            return
+        while self._blocks + len(hashes) > self._max_blocks:
+            self._drop_oldest()
+        slots = self._slots.mask(target)
+        for slot in bits(slots):
+            self.index.store_slot(slot, hashes)
+        ledger = self._ledgers.setdefault(lifetime_s, OrderedDict())
+        epoch = self._slots.epoch(target)
+        ledger[request_id] = _Prediction(target, epoch, slots, hashes, now + lifetime_s)
+        self._lifetimes[request_id] = lifetime_s
+        self._blocks += len(hashes)
+
+    def forget(self, request_id: RequestId) -> None:
+        """Take back what was predicted for a request. Unknown ids are ignored."""
+        lifetime_s = self._lifetimes.pop(request_id, None)
+        if lifetime_s is None:
+            return
+        prediction = self._ledgers[lifetime_s].pop(request_id)
+        self._blocks -= len(prediction.hashes)
+        # Slots given up since took these predictions with them.
+        if self._slots.epoch(prediction.target) == prediction.epoch:
+            for slot in bits(prediction.slots):
+                self.index.remove_slot(slot, prediction.hashes)
+
+    def evicted(self, target: Target, hashes: Sequence[BlockHash]) -> None:
+        """A target dropped blocks, whoever predicted them there."""
+        for slot in bits(self._slots.mask(target)):
+            self.index.remove_slot(slot, hashes, all_copies=True)
+
+    def expire(self, now: float, limit: int) -> bool:
+        """Forget what is too old.
+
+        Args:
+            now: monotonic seconds.
+            limit: most requests to forget, since each takes a moment.
+
+        Returns:
+            Whether the limit was reached, so that more may be left.
+        """
+        for ledger in self._ledgers.values():
+            while ledger:
+                request_id, oldest = next(iter(ledger.items()))
+                if oldest.expires > now:
+                    break
+                if not limit:
+                    return True
+                limit -= 1
+                self.forget(request_id)
+                self._expired += 1
+        return not limit
+
+    def statistics(self) -> PredictionStatistics:
+        """Counts, in time proportional to the number of lifetimes in use."""
+        return PredictionStatistics(
+            requests=len(self._lifetimes), blocks=self._blocks, expired=self._expired
+        )
+
+    def _drop_oldest(self) -> None:
+        """Forget the request that would expire first."""
+        ledgers = [ledger for ledger in self._ledgers.values() if ledger]
+        ledger = min(ledgers, key=lambda one: next(iter(one.values())).expires)
+        self.forget(next(iter(ledger)))
+        self._expired += 1

@@ -1,0 +1,164 @@
+"""What a request costs on each target: overlaps of its prompt and media it would need.
+
+Joins index, predictions, windows and media placement. Load and choice are elsewhere.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from common.identity import BlockHash, Target, WorkerId
+from frontend.router.hashing import HashScheme
+from frontend.router.index import BlockIndexes
+from frontend.router.request import MediaNeed, RoutingRequest
+from frontend.router.selection.media_placement import MediaPlacement
+from frontend.router.selection.selector import Work
+from frontend.router.worker import RoutableWorker
+
+
+class Estimate(NamedTuple):
+    """What a request costs.
+
+    Attributes:
+        nowhere: on a target that has nothing of it.
+        elsewhere: on each target that has something of it.
+    """
+
+    nowhere: Work
+    elsewhere: dict[Target, Work]
+
+    def on(self, target: Target) -> Work:
+        """What it costs on a target."""
+        return self.elsewhere.get(target, self.nowhere)
+
+    def advantage(self, target: Target) -> str:
+        """What speaks for a target, in one word: its blocks, its media, or its load alone."""
+        work = self.on(target)
+        if work.overlap_blocks:
+            return "kv-overlap"
+        return "media" if work[2:] != self.nowhere[2:] else "load"
+
+
+class Estimator:
+    """Estimates requests.
+
+    Args:
+        indexes: blocks that workers hold; only read.
+        media: media items that they hold; only read.
+    """
+
+    def __init__(self, indexes: BlockIndexes, media: MediaPlacement) -> None:
+        self._known = indexes.known
+        self._predicted = indexes.predicted.index
+        self._windows = indexes.windows
+        self._media = media
+        self._workers: Mapping[WorkerId, RoutableWorker] = {}
+        self._typical: RoutableWorker | None = None
+
+    def set_fleet(self, workers: Mapping[WorkerId, RoutableWorker]) -> None:
+        """Estimate for these workers from now on."""
+        self._workers = workers
+        kinds = {
+            (one.block_size, one.prefix_caching, one.drops_last_block): one
+            for one in workers.values()
+        }
+        # Where all workers are of one kind, equal overlaps are equal work.
+        self._typical = next(iter(kinds.values())) if len(kinds) == 1 else None
+
+    def estimate(
+        self,
+        request: RoutingRequest,
+        hashes: Mapping[HashScheme, list[BlockHash]],
+        now: float,
+    ) -> Estimate:
+        """Estimate a request on all targets.
+
+        Args:
+            hashes: its blocks under each scheme.
+            now: monotonic seconds.
+        """
+        nowhere = _work(request, 0, 0, request.media)
+        elsewhere: dict[Target, Work] = {}
+        if request.reads_cache:
+            for scheme, chain in hashes.items():
+                for blocks, targets in self._overlaps(scheme, chain, len(request.token_ids)):
+                    self._add_overlap(elsewhere, request, blocks, targets)
+        holders = [self._media.holders(need.mm_hash, now) for need in request.media]
+        for worker_id in set().union(*holders):
+            worker = self._workers.get(worker_id)
+            if worker is None:
+                continue
+            lacking = [
+                need
+                for need, holding in zip(request.media, holders, strict=True)
+                if worker_id not in holding
+            ]
+            for target in worker.targets:
+                overlap = elsewhere.get(target, nowhere).overlap_blocks
+                elsewhere[target] = _work(request, overlap, worker.block_size, lacking)
+        return Estimate(nowhere, elsewhere)
+
+    def _add_overlap(
+        self,
+        elsewhere: dict[Target, Work],
+        request: RoutingRequest,
+        blocks: int,
+        targets: Sequence[Target],
+    ) -> None:
+        """Enter the work of targets that hold the first ``blocks`` blocks."""
+        if self._typical is not None:
+            usable = _usable(self._typical, blocks)
+            work = _work(request, usable, self._typical.block_size, request.media)
+            elsewhere.update(dict.fromkeys(targets, work))
+            return
+        for target in targets:
+            worker = self._workers.get(target.worker_id)
+            if worker is not None:
+                usable = _usable(worker, blocks)
+                elsewhere[target] = _work(request, usable, worker.block_size, request.media)
+
+    def _overlaps(
+        self, scheme: HashScheme, chain: list[BlockHash], prompt_tokens: int
+    ) -> Iterable[tuple[int, Sequence[Target]]]:
+        """Leading blocks that an engine can reuse, with the targets that hold so many.
+
+        An engine always computes the last prompt token, for its logits, and computes
+        whole blocks: a prompt held to its last token hits one block less. Source:
+        ``KVCacheManager.get_computed_blocks`` of vLLM 0.32.0.
+        """
+        usable = chain[: max(0, prompt_tokens - 1) // scheme.block_size]
+        windowed = self._windows.targets()
+        if not windowed:
+            return self._known.match_groups(usable, self._predicted)
+        overlaps = self._known.match(usable, self._predicted)
+        known = self._known.match(usable)
+        for target in windowed:
+            depth = known.get(target, 0)
+            if not self._known.holdings(target) and self._known.matches(target):
+                # Windowed groups are all it has: no full prefix is needed.
+                depth = len(usable)
+            depth = self._windows.trim(target, usable, depth)
+            # Predicted blocks beyond what is known are in all groups, or in none.
+            if overlaps.get(target, 0) == known.get(target, 0):
+                overlaps[target] = depth
+        return [(depth, [target]) for target, depth in overlaps.items()]
+
+
+def _usable(worker: RoutableWorker, blocks: int) -> int:
+    """How many of the leading blocks it holds a worker makes use of."""
+    if not worker.prefix_caching:
+        return 0
+    return max(0, blocks - 1) if worker.drops_last_block else blocks
+
+
+def _work(
+    request: RoutingRequest, overlap: int, block_size: int, lacking: Sequence[MediaNeed]
+) -> Work:
+    """What is left to do with ``overlap`` blocks cached and media lacking."""
+    cached = overlap * block_size
+    return Work(
+        overlap,
+        len(request.token_ids) - cached,
+        # An item wholly inside the cached prefix is not encoded again.
+        sum(need.num_tokens for need in lacking if need.span.end > cached),
+        sum(need.nbytes for need in lacking),
+    )

@@ -1,0 +1,119 @@
+"""Choosing a target: the cost of each candidate, and a policy that decides (``modes.py``).
+
+The cost of a target is what the fleet would have to compute if the request went
+there, in tokens::
+
+    cost =  prefill_weight * prompt tokens the target has to prefill
+          + encode_weight  * media tokens it has to encode
+          + ship_weight    * MiB of media tensors it lacks
+          + load_weight    * prompt tokens that already wait for prefill there
+          + decode_weight  * tokens in the contexts of requests decoding there
+          + queue_weight   * requests in its queue
+
+The first three depend on the request, the rest is the target's load. Nothing here
+knows how overlaps or loads came to be known.
+"""
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from common.identity import Target
+from frontend.router.modes import Busyness, Choice, Situation
+from frontend.router.selection.load import TargetLoad
+from frontend.router.settings import RouterSettings
+
+_MIB = 1 << 20
+
+
+class Work(NamedTuple):
+    """What a request costs on one target, load aside.
+
+    Attributes:
+        overlap_blocks: leading blocks of the prompt that the target holds.
+        prefill_tokens: prompt tokens it has to compute.
+        media_tokens: media tokens it has to encode.
+        ship_bytes: media tensors it has to be sent.
+    """
+
+    overlap_blocks: int
+    prefill_tokens: int
+    media_tokens: int
+    ship_bytes: int
+
+
+class Selector:
+    """Chooses among candidates. Keeps only how many times it did, and a generator.
+
+    Args:
+        settings: mode, weights and temperature.
+    """
+
+    def __init__(self, settings: RouterSettings) -> None:
+        self._settings = settings
+        self._random = random.Random(settings.seed)
+        self._turn = 0
+
+    def work_cost(self, work: Work) -> float:
+        """The part of the cost that depends on the request."""
+        settings = self._settings
+        return (
+            settings.prefill_weight * work.prefill_tokens
+            + settings.encode_weight * work.media_tokens
+            + settings.ship_weight * work.ship_bytes / _MIB
+        )
+
+    def load_cost(self, load: TargetLoad) -> float:
+        """The part of the cost that depends on the target."""
+        settings = self._settings
+        return (
+            settings.load_weight * load.prefill_tokens
+            + settings.decode_weight * load.decode_tokens
+            + settings.queue_weight * load.waiting
+        )
+
+    def choose(
+        self,
+        targets: Sequence[Target],
+        costs: Sequence[float],
+        loads: Sequence[TargetLoad],
+        slots: Sequence[int],
+        prompt_tokens: int,
+    ) -> Choice:
+        """Choose a target.
+
+        Args:
+            targets: candidates, at least one, in a stable order.
+            costs: of each candidate, both parts added.
+            loads: of each candidate.
+            slots: requests each candidate can run at once, 0 if unknown.
+            prompt_tokens: length of the prompt, the unit of the temperature.
+        """
+        if len(targets) == 1:
+            return Choice(0, "only-worker")
+        settings = self._settings
+
+        def busyness(position: int) -> Busyness:
+            load = loads[position]
+            return load.active, self.load_cost(load)
+
+        choice = settings.mode.policy(
+            Situation(
+                costs=costs,
+                busyness=busyness,
+                is_idle=lambda position: not loads[position].active,
+                would_wait=lambda position: _queues(loads[position], slots[position]),
+                prompt_tokens=prompt_tokens,
+                temperature=settings.temperature,
+                spread=settings.spread,
+                turn=self._turn,
+                random=self._random,
+            )
+        )
+        self._turn += 1
+        return choice if choice.reason else choice._replace(reason=settings.mode.value)
+
+
+def _queues(load: TargetLoad, slots: int) -> bool:
+    """Whether a request sent there now would wait for others to end."""
+    return load.waiting > 0 or 0 < slots <= load.active

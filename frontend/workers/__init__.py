@@ -1,0 +1,13 @@
+"""The workers of this frontend: who is there, the link to each, and the media sent over it."""
+
+from frontend.workers.fleet import Fleet, Member
+from frontend.workers.link import Answer, WorkerLink
+from frontend.workers.media_sender import MediaSender
+
+__all__ = [
+    "Answer",
+    "Fleet",
+    "MediaSender",
+    "Member",
+    "WorkerLink",
+]

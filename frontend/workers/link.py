@@ -1,0 +1,435 @@
+"""Step 5 of a request: the frontend's end of the request plane, one link a worker.
+
+A link is opened once, carries any number of requests, and is lost for good when the
+worker disconnects, goes silent or says goodbye; the fleet then opens a new one.
+Memory lent to a worker stays lent until the worker acks it or the link is lost.
+
+What waits is bounded on both ways: messages and bytes for a worker that reads slowly,
+answers for a client that does.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from common.card import WorkerCard
+from common.errors import (
+    DuplicateRequestError,
+    ProtocolError,
+    ProtocolVersionError,
+    SlowClientError,
+    WorkerBusyError,
+    WorkerDiedError,
+    WorkerGarbledError,
+    WorkerLeftError,
+    WorkerLostError,
+    WorkerStalledError,
+)
+from common.identity import Incarnation, RequestId
+from common.protocol import (
+    PING_INTERVAL_S,
+    PROTOCOL_VERSION,
+    SESSION_TIMEOUT_S,
+    Abort,
+    Ack,
+    Failed,
+    Goodbye,
+    Hello,
+    Leave,
+    Nack,
+    Offer,
+    Output,
+    Ping,
+    Status,
+    Submit,
+    Supply,
+    Terms,
+    ToFrontend,
+    ToWorker,
+    Welcome,
+)
+from common.supervised import Work, once
+from common.telemetry import UNDECODABLE_MESSAGES
+from common.transfer.base import Loan, join_frames
+from common.transfer.metadata import encode_metadata
+from common.wire import About, Codec, Frame
+from frontend.workers.backlog import Backlog
+
+logger = logging.getLogger(__name__)
+
+Answer = Ack | Nack | Output | Failed
+
+SEND_QUEUE = 1000
+"""Messages that may wait for a worker."""
+
+RECEIVE_QUEUE = 1000
+"""Messages of a worker that may wait for us; then they wait there."""
+
+SEND_BYTES = 256 << 20
+"""Bytes of media that may wait for it; beyond, media go to another worker."""
+
+UNREAD_ANSWERS = 4096
+"""Answers of one request that may wait for its client."""
+
+YIELD_EVERY = 16
+"""Messages read before others on the event loop get their turn."""
+
+QUIET_S = 3 * PING_INTERVAL_S
+"""Silence after which a worker whose link is closed for another reason counts as dead."""
+
+
+class _Dispatch:
+    """One request on its way: the answers not yet read, the memory not yet back."""
+
+    def __init__(self, loans: Iterable[Loan]) -> None:
+        self.answers: asyncio.Queue[Answer | WorkerLostError | SlowClientError] = asyncio.Queue()
+        self.given_up = False
+        self.loans = list(loans)
+        self.since = time.monotonic()
+
+    def release(self) -> None:
+        for loan in self.loans:
+            loan.release()
+        self.loans.clear()
+
+
+class WorkerLink:
+    """A session with one incarnation of a worker."""
+
+    def __init__(
+        self,
+        card: WorkerCard,
+        context: zmq.asyncio.Context,
+        frontend_id: Incarnation,
+        on_status: Callable[[Status], None],
+        stall_s: float = 120.0,
+        on_terms: Callable[[bytes], None] = lambda _: None,
+    ) -> None:
+        """
+        Args:
+            on_terms: gets the worker's answers to :meth:`offer`.
+            stall_s: silence on all of its requests for which a worker is given up.
+        """
+        self.card = card
+        self.reply = b""
+        self._frontend_id = frontend_id
+        self._on_status = on_status
+        self._on_terms = on_terms
+        self._codec: Codec[ToFrontend] = Codec(ToFrontend)
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, SEND_QUEUE)
+        self._socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
+        self._backlog = Backlog(SEND_BYTES)
+        try:
+            self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        except BaseException:
+            self._socket.close()  # no handles are left for it
+            raise
+        self._dispatches: dict[RequestId, _Dispatch] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._lost: asyncio.Future[WorkerLostError] = asyncio.get_running_loop().create_future()
+        self._last_heard = 0.0
+        self._stall_s = stall_s
+        self._last_answer = 0.0
+
+    async def open(self, offer: bytes) -> None:
+        """Connect and introduce ourselves; afterwards ``reply`` holds the worker's
+        answer to the transfer offer.
+
+        Raises:
+            WorkerLostError: nobody answered within the session's timeout.
+            ProtocolVersionError: the worker speaks another version.
+        """
+        self._socket.connect(self.card.request_endpoint)
+        try:
+            async with asyncio.timeout(SESSION_TIMEOUT_S):
+                await self._send(Hello(PROTOCOL_VERSION, self._frontend_id, offer))
+                answer = await self._receive()
+            if isinstance(answer, Goodbye):
+                raise ProtocolVersionError(f"worker {self.card.worker_id}: {answer.reason}")
+            if not isinstance(answer, Welcome) or answer.incarnation != self.card.incarnation:
+                raise WorkerLostError(
+                    f"{self.card.request_endpoint} is no longer worker {self.card.worker_id}"
+                )
+        except (TimeoutError, ProtocolError, WorkerBusyError) as error:
+            self._close_socket()
+            if isinstance(error, ProtocolVersionError):
+                raise
+            raise WorkerLostError(
+                f"worker {self.card.worker_id} did not answer at {self.card.request_endpoint}"
+            ) from error
+        except BaseException:
+            self._close_socket()
+            raise
+        self.reply = answer.reply
+        self._last_heard = time.monotonic()
+        self._tasks = [
+            self._start("read", self._read),
+            self._start("ping", self._keep_time),
+            self._start("watch", self._watch_connection),
+        ]
+
+    def _start(self, what: str, work: Work) -> "asyncio.Task[None]":
+        """A link one of whose tasks fails is lost, and the fleet opens another."""
+
+        def failed(error: BaseException) -> None:
+            self._lose(f"this frontend failed: {error!r}", WorkerLeftError)  # not its fault
+
+        watched = once(f"link {what}", work, failed)
+        return asyncio.create_task(watched, name=f"{what}-{self.card.worker_id}")
+
+    async def offer(self, offer: bytes) -> None:
+        """Offer other transports than when the link was opened.
+
+        Raises:
+            WorkerBusyError: too much waits to be sent to it already.
+        """
+        if not self._lost.done():
+            await self._send(Offer(offer))
+
+    async def dispatch(self, submit: Submit, loans: Sequence[Loan]) -> AsyncGenerator[Answer]:
+        """Send a request and iterate over the worker's answers, the last of which is
+        a finished Output or a Failed. Takes over the loans, whatever happens.
+
+        Closing the iterator early aborts the request on the worker.
+
+        Raises:
+            DuplicateRequestError: a request of that id has not ended here.
+            ProtocolError: the request holds something that has no encoding.
+            WorkerLostError: the worker went away before its last answer.
+            WorkerBusyError: too much waits to be sent to it already.
+            SlowClientError: too many answers wait for whoever iterates.
+        """
+        request_id = submit.request_id
+        dispatch = _Dispatch(loans)
+        if request_id in self._dispatches:
+            dispatch.release()
+            raise DuplicateRequestError(
+                f"request {request_id} is at worker {self.card.worker_id} already"
+            )
+        if self._lost.done():
+            dispatch.release()
+            lost = self._lost.result()
+            # It never got this one, so it can't have died of it.
+            kind = WorkerLostError if isinstance(lost, WorkerDiedError) else type(lost)
+            raise kind(str(lost))
+        if not self._dispatches:
+            self._last_answer = time.monotonic()
+        self._dispatches[request_id] = dispatch
+        ended = False
+        try:
+            shipments, frames = _ship(loans)
+            await self._send(msgspec.structs.replace(submit, shipments=shipments), frames)
+        except BaseException:
+            dispatch.release()
+            self._dispatches.pop(request_id, None)
+            raise
+        try:
+            while not ended:
+                answer = await dispatch.answers.get()
+                if isinstance(answer, WorkerLostError | SlowClientError):
+                    ended = True
+                    raise answer
+                ended = isinstance(answer, Failed) or (
+                    isinstance(answer, Output) and answer.finished
+                )
+                yield answer
+        finally:
+            if not ended and not self._lost.done():
+                # The loans stay with the dispatch until the worker's Ack.
+                await asyncio.shield(self._abort(request_id))
+
+    async def supply(self, request_id: RequestId, loans: Sequence[Loan]) -> None:
+        """Send media that the worker asked for. Takes over the loans.
+
+        Raises:
+            WorkerBusyError: too much waits to be sent to it already.
+        """
+        dispatch = self._dispatches.get(request_id)
+        if dispatch is None:
+            for loan in loans:
+                loan.release()
+            return
+        dispatch.loans.extend(loans)
+        shipments, frames = _ship(loans)
+        await self._send(Supply(request_id, shipments), frames)
+
+    async def lost(self) -> WorkerLostError:
+        """Wait until the link is lost; says why."""
+        return await asyncio.shield(self._lost)
+
+    async def close(self, reason: str = "this frontend is shutting down") -> None:
+        """Leave. Requests still running here end with WorkerLostError."""
+        if not self._socket.closed:
+            # Also if it is lost to us: a worker that stalled may still have requests of ours.
+            with contextlib.suppress(zmq.ZMQError, WorkerBusyError):
+                await self._send(Leave())
+        quiet = time.monotonic() - self._last_heard > QUIET_S
+        self._lose(reason, WorkerDiedError if quiet else WorkerLostError)
+        for task in self._tasks:
+            task.cancel()
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:  # whoever closes may be cancelled, and the event loop keeps an open socket
+            self._close_socket()
+
+    @property
+    def active_requests(self) -> int:
+        """Requests whose last answer has not come."""
+        return len(self._dispatches)
+
+    async def _read(self) -> None:
+        for count in itertools.count(1):
+            if count % YIELD_EVERY == 0:
+                await asyncio.sleep(0)
+            frames = await self._receive_frames()
+            try:
+                message = self._codec.decode(frames)[0]
+            except ProtocolError as error:
+                UNDECODABLE_MESSAGES.labels("frontend").inc()
+                await self._not_understood(self._codec.about(frames), error)
+                continue
+            match message:
+                case Status():
+                    self._on_status(message)
+                case Terms():
+                    self._on_terms(message.reply)
+                case Goodbye():
+                    self._lose(message.reason, WorkerLeftError)
+                case Ack() | Nack() | Output() | Failed():
+                    await self._deliver(message)
+                case Welcome():
+                    pass  # only an answer to Hello, which open() reads
+
+    async def _not_understood(self, about: About, error: ProtocolError) -> None:
+        """An answer is missing now: end what waits for it, the request or all of them."""
+        reason = f"a message of it can't be read: {error}"
+        request_id = RequestId(about.request_id)
+        dispatch = self._dispatches.get(request_id)
+        if dispatch is None:
+            self._lose(reason, WorkerGarbledError)
+            return
+        logger.warning("worker %s, request %s: %s", self.card.worker_id, request_id, reason)
+        if not dispatch.given_up:
+            dispatch.given_up = True
+            dispatch.answers.put_nowait(
+                WorkerGarbledError(f"worker {self.card.worker_id}: {reason}")
+            )
+        if about.finished or about.type == Failed.__struct_config__.tag:
+            dispatch.release()
+            del self._dispatches[request_id]
+        else:
+            await self._abort(request_id)
+
+    async def _deliver(self, answer: Answer) -> None:
+        self._last_answer = time.monotonic()
+        dispatch = self._dispatches.get(answer.request_id)
+        if dispatch is None:
+            return
+        if isinstance(answer, Ack):
+            dispatch.release()
+        if isinstance(answer, Failed) or (isinstance(answer, Output) and answer.finished):
+            dispatch.release()
+            del self._dispatches[answer.request_id]
+        if dispatch.given_up:
+            return
+        if dispatch.answers.qsize() < UNREAD_ANSWERS:
+            dispatch.answers.put_nowait(answer)
+            return
+        dispatch.given_up = True
+        dispatch.answers.put_nowait(
+            SlowClientError(f"the client left {UNREAD_ANSWERS} answers unread")
+        )
+        await self._abort(answer.request_id)
+
+    async def _abort(self, request_id: RequestId) -> None:
+        try:
+            await self._send(Abort(request_id))
+        except (WorkerBusyError, WorkerLostError) as error:
+            self._lose(str(error))  # or it would go on for nobody
+
+    def _lose(self, reason: str, kind: type[WorkerLostError] = WorkerLostError) -> None:
+        if self._lost.done():
+            return
+        message = f"worker {self.card.worker_id} was lost: {reason}"
+        self._lost.set_result(kind(message))
+        for dispatch in self._dispatches.values():
+            dispatch.release()
+            # Whatever came after its last sign of life it can't have died of.
+            unread = kind is WorkerDiedError and dispatch.since > self._last_heard
+            # One for each: by its traceback an error keeps the request alive.
+            dispatch.answers.put_nowait((WorkerLostError if unread else kind)(message))
+        self._dispatches.clear()
+
+    async def _keep_time(self) -> None:
+        ticked = time.monotonic()
+        while True:
+            await asyncio.sleep(PING_INTERVAL_S)
+            now = time.monotonic()
+            stood_still, ticked = now - ticked - PING_INTERVAL_S, now
+            if stood_still > QUIET_S:
+                # We did, not the worker: what it said meanwhile is still unread.
+                self._last_heard = min(now, self._last_heard + stood_still)
+                self._last_answer = min(now, self._last_answer + stood_still)
+            if now - self._last_heard > SESSION_TIMEOUT_S:
+                self._lose(f"silent for {SESSION_TIMEOUT_S:.0f} s", WorkerDiedError)
+                return
+            if self._dispatches and now - self._last_answer > self._stall_s:
+                self._lose(
+                    f"no answer to any of its requests for {self._stall_s:g} s", WorkerStalledError
+                )
+                return
+            with contextlib.suppress(WorkerBusyError):  # its silence will tell
+                await self._send(Ping())
+
+    async def _watch_connection(self) -> None:
+        await self._monitor.recv_multipart()
+        # What it sent before, perhaps the end of its last request, may still be unread.
+        while await self._socket.poll(0):  # noqa: ASYNC110  # no event says "empty"
+            await asyncio.sleep(0.01)
+        self._last_heard = time.monotonic()  # by closing; so what it has it had till now
+        self._lose("it closed the connection", WorkerDiedError)
+
+    async def _receive(self) -> ToFrontend:
+        return self._codec.decode(await self._receive_frames())[0]
+
+    async def _receive_frames(self) -> list[memoryview]:
+        frames = await self._socket.recv_multipart(copy=False)
+        self._last_heard = time.monotonic()
+        return [frame.buffer for frame in frames]
+
+    async def _send(self, message: ToWorker, media: Sequence[Frame] = ()) -> None:
+        if self._socket.closed:
+            # pyzmq would write by a pointer that is freed, and may be another socket's.
+            raise WorkerLostError(f"the link to worker {self.card.worker_id} is closed")
+        frames = self._codec.encode(message, media)
+        try:
+            if media and self._backlog.full:
+                raise zmq.Again
+            await self._socket.send_multipart(
+                self._backlog.track(frames) if media else frames, copy=False, flags=zmq.NOBLOCK
+            )
+        except zmq.Again as error:
+            raise WorkerBusyError(
+                f"worker {self.card.worker_id} is slow to read: too much waits to be sent to it"
+            ) from error
+
+    def _close_socket(self) -> None:
+        if self._socket.closed:
+            return
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=200)  # ms: lets the goodbye leave
+
+
+def _ship(loans: Sequence[Loan]) -> tuple[list[bytes], Sequence[Frame]]:
+    metadata, frames = join_frames(loans)
+    return [encode_metadata(each) for each in metadata], frames

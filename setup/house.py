@@ -1,0 +1,191 @@
+"""Measure the shape of the code, for the table at the end of CONTRIBUTING.md.
+
+    python setup/house.py            # print the figures
+    python setup/house.py --write    # write them into CONTRIBUTING.md
+
+``tests/unit/test_house.py`` fails when a figure is worse than the one in the table.
+"""
+
+import ast
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, TypeGuard
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("backend_worker", "common", "frontend")
+PAGE = ROOT / "CONTRIBUTING.md"
+BEGIN, END = "<!-- made by setup/house.py -->", "<!-- end -->"
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_NESTS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
+
+
+class Figure(NamedTuple):
+    """One row of the table.
+
+    Attributes:
+        name: what is counted, and in what unit.
+        value: less is better.
+        limited: whether a larger value fails the test; growth alone is no harm.
+    """
+
+    name: str
+    value: float
+    limited: bool = True
+
+
+class Source(NamedTuple):
+    """One file of the product."""
+
+    module: str
+    text: str
+    tree: ast.Module
+
+    @property
+    def lines(self) -> int:
+        return self.text.count("\n")
+
+    @property
+    def folder(self) -> str:
+        """Its package below the three, such as ``frontend.router.index``."""
+        return self.module.rpartition(".")[0]
+
+
+def sources(root: Path = ROOT) -> list[Source]:
+    """All files of the product."""
+    found = []
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            text = path.read_text()
+            found.append(Source(".".join(parts), text, ast.parse(text)))
+    return found
+
+
+def measure(files: list[Source]) -> list[Figure]:
+    """The figures, in the order of the table."""
+    lengths = [file.lines for file in files]
+    nodes = [node for file in files for node in ast.walk(file.tree)]
+    functions = [_length(node) for node in nodes if isinstance(node, _FUNCTIONS)]
+    methods = [
+        sum(isinstance(each, _FUNCTIONS) for each in node.body)
+        for node in nodes
+        if isinstance(node, ast.ClassDef)
+    ]
+    depths = [_depth(node) for node in nodes if isinstance(node, _FUNCTIONS)]
+    anys = sum(isinstance(node, ast.Name) and node.id == "Any" for node in nodes)
+    return [
+        Figure("files", len(files), limited=False),
+        Figure("lines of the median file", statistics.median(lengths), limited=False),
+        Figure("lines of the longest file", max(lengths)),
+        Figure("lines of the longest function", max(functions)),
+        Figure("functions over 40 lines, per cent", _per_cent(functions, 40)),
+        Figure("methods of the largest class", max(methods)),
+        Figure("blocks within each other, at most", max(depths)),
+        Figure("`Any` per 1,000 lines", round(1000 * anys / sum(lengths), 1)),
+        Figure("broad `except`", sum(_is_broad(node) for node in nodes)),
+        Figure("private names of another module", sum(map(_foreign_privates, files))),
+        Figure("arrows between folders", len(arrows(files)), limited=False),
+        Figure("arrows between folders that point both ways", _both_ways(arrows(files))),
+    ]
+
+
+def arrows(files: list[Source]) -> set[tuple[str, str]]:
+    """Which folder imports from which."""
+    modules = {file.module for file in files}
+    found = set()
+    for file in files:
+        for name in _imported(file):
+            folder = name if name not in modules else name.rpartition(".")[0]
+            if folder != file.folder and not file.folder.startswith(folder + "."):
+                found.add((file.folder, folder))
+    return found
+
+
+def _imported(file: Source) -> Iterator[str]:
+    for node in ast.walk(file.tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGES):
+            yield node.module or ""
+
+
+def _both_ways(found: set[tuple[str, str]]) -> int:
+    return sum((there, here) in found for here, there in found) // 2
+
+
+def _length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def _per_cent(values: list[int], limit: int) -> float:
+    return round(100 * sum(value > limit for value in values) / len(values), 1)
+
+
+def _depth(node: ast.AST) -> int:
+    """How many blocks stand within each other, functions within aside."""
+    inner = [
+        _depth(child) for child in ast.iter_child_nodes(node) if not isinstance(child, _FUNCTIONS)
+    ]
+    return max(inner, default=0) + isinstance(node, _NESTS)
+
+
+def _is_broad(node: ast.AST) -> bool:
+    if not isinstance(node, ast.ExceptHandler):
+        return False
+    caught = ast.walk(node.type) if node.type else [ast.Name("BaseException")]
+    names = {each.id for each in caught if isinstance(each, ast.Name)}
+    return bool(names & {"Exception", "BaseException"})
+
+
+def _foreign_privates(file: Source) -> int:
+    """Attributes with an underscore that this file does not make itself."""
+    nodes = list(ast.walk(file.tree))
+    own = {node.attr for node in nodes if _is_own_attribute(node)}
+    own |= {node.name for node in nodes if isinstance(node, (*_FUNCTIONS, ast.ClassDef))}
+    fields = [node.target for node in nodes if isinstance(node, ast.AnnAssign)]
+    own |= {target.id for target in fields if isinstance(target, ast.Name)}
+    return sum(
+        isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and node.attr not in own
+        for node in nodes
+    )
+
+
+def _is_own_attribute(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    return (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in ("self", "cls")
+        and isinstance(node.ctx, ast.Store)
+    )
+
+
+def table(figures: list[Figure]) -> str:
+    """As it stands in the page."""
+    rows = [f"| {each.name} | {each.value:g} |" for each in figures]
+    return "\n".join(["| figure | value |", "|---|---|", *rows])
+
+
+def limits(page: str) -> dict[str, float]:
+    """The values that the page has."""
+    rows = page.partition(BEGIN)[2].partition(END)[0].strip().splitlines()[2:]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    return {name: float(value) for name, value in cells}
+
+
+def main() -> None:
+    """Print the table, or write it into the page."""
+    made = table(measure(sources()))
+    if "--write" not in sys.argv:
+        print(made)
+        return
+    page = PAGE.read_text()
+    before, after = page.partition(BEGIN)[0], page.partition(END)[2]
+    PAGE.write_text(f"{before}{BEGIN}\n{made}\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,341 @@
+"""Where the project touches vLLM: ``python setup/vllm_map.py FILE`` writes it into a page.
+
+``VALUES`` are types that any file may import. ``SURFACES`` are the rest, which vLLM moves from
+version to version: each names its files, and for each file the modules that it may import. What the
+page says is read from the imports themselves; what stands here says how they are grouped, and that
+someone has thought about each. ``tests/unit/test_vllm_map.py`` fails when the two part.
+"""
+
+import ast
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[1]
+PACKAGES: Final = ("backend_worker", "common", "frontend")
+
+BEGIN: Final = "<!-- Made by `make docs` from the imports and setup/vllm_map.py: change those. -->"
+END: Final = "<!-- End of what is made. -->"
+
+VALUES: Final[Mapping[str, tuple[str, ...]]] = {
+    "vllm.exceptions": (
+        "GenerationError",
+        "GracefulHTTPError",
+        "VLLMClientError",
+        "VLLMError",
+        "VLLMUnprocessableEntityError",
+        "VLLMValidationError",
+    ),
+    "vllm.inputs": ("EngineInput", "PromptType", "embeds_input", "mm_input", "tokens_input"),
+    "vllm.logprobs": ("FlatLogprobs", "Logprob"),
+    "vllm.lora.request": ("LoRARequest",),
+    "vllm.multimodal.inputs": ("MultiModalFeatureSpec", "MultiModalKwargsItem", "PlaceholderRange"),
+    "vllm.multimodal.media": ("MediaIO",),
+    "vllm.outputs": ("CompletionOutput", "PoolingRequestOutput", "RequestOutput"),
+    "vllm.pooling_params": ("PoolingParams",),
+    "vllm.sampling_params": ("RequestOutputKind", "SamplingParams"),
+    "vllm.tasks": ("SupportedTask",),
+    "vllm.tokenizers": ("TokenizerLike",),
+}
+"""Types of what goes in and comes out, and two interfaces that are passed on: module -> names."""
+
+SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+    "server assembly": {
+        "frontend/http/server.py": (
+            "vllm.entrypoints.launchers.api_server.app_state",
+            "vllm.entrypoints.launchers.app",
+            "vllm.entrypoints.launchers.launcher",
+            "vllm.entrypoints.launchers.utils.server_utils",
+            "vllm.entrypoints.serve.exception_handling.handlers.vllm_error",
+        ),
+    },
+    "command line": {
+        "backend_worker/args.py": ("vllm", "vllm.utils.argparse_utils"),
+        "frontend/args.py": (
+            "vllm.entrypoints.launchers.cli_args",
+            "vllm.envs",
+            "vllm.utils.argparse_utils",
+        ),
+    },
+    "bodies of errors": {
+        "frontend/asgi.py": ("vllm.entrypoints.serve.engine.protocol",),
+        "frontend/http/early_stream_errors.py": ("vllm.entrypoints.serve.engine.protocol",),
+    },
+    "`EngineClient`": {
+        "frontend/http/server.py": ("vllm.engine.protocol",),
+        "frontend/request/engine_client.py": (
+            "vllm.engine.protocol",
+            "vllm.v1.engine",
+            "vllm.v1.engine.exceptions",
+            "vllm.v1.kv_hints",
+        ),
+        "frontend/request/runner.py": ("vllm.engine.protocol", "vllm.v1.engine"),
+    },
+    "configuration and arguments, as cards have them": {
+        "common/engine_arguments.py": ("vllm", "vllm.config"),
+        "common/engine_settings.py": ("vllm", "vllm.config", "vllm.envs"),
+    },
+    "renderer, configuration without a device": {
+        "frontend/processing/preprocessor.py": ("vllm.config", "vllm.renderers"),
+        "frontend/processing/renderer.py": ("vllm", "vllm.config", "vllm.envs", "vllm.renderers"),
+    },
+    "what is replaced on the renderer, on both sides": {
+        "common/renderer_patches.py": (
+            "vllm.multimodal.cache.base",
+            "vllm.multimodal.processing",
+            "vllm.renderers",
+        ),
+    },
+    "input processor": {
+        "frontend/processing/preprocessor.py": ("vllm.v1.engine", "vllm.v1.engine.input_processor"),
+    },
+    "media processor, its hashes": {
+        "backend_worker/render.py": (
+            "vllm.multimodal.media",
+            "vllm.multimodal.processing",
+            "vllm.renderers",
+            "vllm.renderers.inputs.preprocess",
+            "vllm.transformers_utils.processor",
+        ),
+        "frontend/processing/backends.py": ("vllm.renderers",),
+        "frontend/processing/batch.py": (
+            "vllm.multimodal.processing",
+            "vllm.multimodal.processing.processor",
+            "vllm.utils.torch_utils",
+        ),
+        "frontend/processing/media_processing.py": (
+            "vllm.multimodal.processing",
+            "vllm.renderers",
+            "vllm.utils.async_utils",
+        ),
+        "frontend/processing/uuids.py": ("vllm.multimodal.hasher",),
+    },
+    "media processor's cache": {
+        "frontend/processing/preprocessor.py": ("vllm.multimodal.cache.base",),
+        "frontend/processing/store.py": (
+            "vllm.multimodal.cache.base",
+            "vllm.multimodal.processing.processor",
+        ),
+        "frontend/processing/vllm_cache.py": ("vllm.multimodal.cache.base", "vllm.utils.cache"),
+    },
+    "fetching and decoding of media": {
+        "frontend/fetch/connector.py": ("vllm.multimodal.media",),
+        "frontend/fetch/decoded.py": ("vllm.multimodal.media",),
+        "frontend/fetch/decoders.py": (
+            "vllm.envs",
+            "vllm.multimodal.media",
+            "vllm.multimodal.media.audio",
+        ),
+        "frontend/fetch/loader.py": ("vllm.multimodal.media", "vllm.multimodal.media.connector"),
+        "frontend/fetch/mode.py": ("vllm.multimodal.video",),
+        "frontend/fetch/sound_limit.py": ("vllm.envs",),
+        "frontend/fetch/video_limit.py": ("vllm.multimodal.media", "vllm.multimodal.video"),
+    },
+    "decoders, and what they may open": {
+        "common/decoder_guard.py": (
+            "vllm.multimodal.image",
+            "vllm.multimodal.media.audio",
+            "vllm.multimodal.video_decoders.torchcodec",
+        ),
+        "frontend/fetch/picture_limit.py": ("vllm.multimodal.image",),
+    },
+    "engine, its media cache and statistics": {
+        "backend_worker/engine.py": (
+            "vllm",
+            "vllm.config",
+            "vllm.multimodal.cache",
+            "vllm.v1.engine.async_llm",
+            "vllm.v1.engine.exceptions",
+            "vllm.v1.metrics.loggers",
+            "vllm.v1.metrics.stats",
+        ),
+        "common/protocol.py": ("vllm.v1.metrics.stats",),
+    },
+    "detokenizer, for answers that go on elsewhere": {
+        "frontend/request/resume.py": ("vllm.v1.engine", "vllm.v1.engine.detokenizer"),
+    },
+    "block hashing": {
+        "backend_worker/engine.py": ("vllm.utils.hashing", "vllm.v1.core.kv_cache_utils"),
+        "frontend/router/hashing/block_hasher.py": (
+            "vllm.utils.hashing",
+            "vllm.v1.core.kv_cache_utils",
+        ),
+    },
+    "KV events, read": {
+        "frontend/router/event_wire.py": ("vllm.distributed.kv_events",),
+    },
+    "KV events, published": {
+        "backend_worker/event_publisher.py": ("vllm.config", "vllm.distributed.kv_events"),
+    },
+    "tensor encoding": {
+        "common/transfer/codec.py": ("vllm.multimodal.inputs",),
+        "common/wire.py": ("vllm.v1.serial_utils",),
+    },
+    "version": {
+        "common/vllm_versions.py": ("vllm.version",),
+    },
+}
+"""Surface -> file -> modules of vLLM that it may import for that surface."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """What a file imports from vLLM.
+
+    Attributes:
+        file: path from the project's root.
+        module: of vLLM.
+        name: in the module; None for the module itself.
+    """
+
+    file: str
+    module: str
+    name: str | None
+
+    @property
+    def is_value(self) -> bool:
+        """Whether any file may have it."""
+        return self.name in VALUES.get(self.module, ())
+
+
+def imports(root: Path = ROOT) -> list[Import]:
+    """All of the project's imports from vLLM, wherever in a file they stand."""
+    return [
+        each
+        for package in PACKAGES
+        for path in sorted((root / package).rglob("*.py"))
+        for each in imports_of(path.read_text(), path.relative_to(root).as_posix())
+    ]
+
+
+def imports_of(source: str, file: str) -> Iterator[Import]:
+    """One file's imports from vLLM."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names):
+                for alias in names:
+                    if _is_vllms(alias.name):
+                        yield Import(file, alias.name, None)
+            case ast.ImportFrom(str(module), names, 0) if _is_vllms(module):
+                for alias in names:
+                    inner = f"{module}.{alias.name}"
+                    yield (
+                        Import(file, inner, None)
+                        if _is_module(inner)
+                        else Import(file, module, alias.name)
+                    )
+
+
+def _is_vllms(module: str) -> bool:
+    return module.partition(".")[0] == "vllm"
+
+
+def _is_module(name: str) -> bool:
+    # By its file: vLLM would take seconds to be imported.
+    spec = find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit("vLLM is not installed here")
+    path = Path(spec.submodule_search_locations[0], *name.split(".")[1:])
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def disagreements(found: Iterable[Import]) -> list[str]:
+    """What is imported and stands nowhere above, and what stands there and nobody imports."""
+    found = list(found)
+    wild = [each for each in found if not each.is_value]
+    touched = {(each.file, each.module) for each in wild}
+    listed = [
+        (file, module)
+        for files in SURFACES.values()
+        for file, modules in files.items()
+        for module in modules
+    ]
+    imported_values = {(each.module, each.name) for each in found if each.is_value}
+    values = {(module, name) for module, names in VALUES.items() for name in names}
+    return sorted(
+        [
+            f"{each.file} imports {each.name or 'all'} of {each.module}, which is no value "
+            "and belongs to none of the file's surfaces"
+            for each in wild
+            if (each.file, each.module) not in listed
+        ]
+        + [
+            f"{file} does not import {module}, as one of its surfaces says"
+            for file, module in set(listed) - touched
+        ]
+        + [
+            f"{file} has {module} in two surfaces"
+            for file, module in set(listed)
+            if listed.count((file, module)) > 1
+        ]
+        + [
+            f"nobody imports the value {name} of {module}"
+            for module, name in values - imported_values
+        ]
+    )
+
+
+def section(found: Iterable[Import]) -> str:
+    """The part of the page between its two marks."""
+    touched: defaultdict[str, set[str]] = defaultdict(set)
+    values: defaultdict[str, set[str]] = defaultdict(set)
+    for each in found:
+        if each.is_value and each.name is not None:
+            values[each.module].add(each.name)
+        else:
+            touched[each.file].add(each.module)
+    surfaces = [
+        (surface if index == 0 else "", f"`{file}`", _code({*modules} & touched[file]))
+        for surface, files in SURFACES.items()
+        for index, (file, modules) in enumerate(files.items())
+    ]
+    return "\n\n".join(
+        (
+            BEGIN,
+            _table(("surface", "file", "imports"), surfaces),
+            "Any file may import these types:",
+            _table(
+                ("module", "types"),
+                ((f"`{module}`", _code(names)) for module, names in sorted(values.items())),
+            ),
+            END,
+        )
+    )
+
+
+def _code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def page(text: str, found: Iterable[Import]) -> str:
+    """A page with its part on vLLM made anew.
+
+    Raises:
+        ValueError: it has not the two marks, once each and in order.
+    """
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end or BEGIN in rest or END in before + after:
+        raise ValueError("the page must have both marks, once each and in order")
+    return before + section(found) + after
+
+
+def main() -> None:
+    found = imports()
+    if wrong := disagreements(found):
+        sys.exit("\n".join(wrong))
+    file = Path(sys.argv[1])
+    file.write_text(page(file.read_text(), found))
+
+
+if __name__ == "__main__":
+    main()

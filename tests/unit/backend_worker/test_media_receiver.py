@@ -1,0 +1,54 @@
+"""What a request has in hand, and how it lets go of that."""
+
+import threading
+
+import pytest
+from vllm.multimodal.inputs import MultiModalKwargsItem
+
+from backend_worker.media_receiver import MediaReceiver, Obtained
+from common.errors import CorruptSegmentError
+from common.transfer.base import Received
+from common.transfer.registry import receivers
+from tests.unit.common.transfer.items import image_hash
+from tests.unit.test_request_plane import no_rendering
+
+MIB = 1 << 20
+
+
+async def let_go(*checked: int) -> list[int]:
+    """In which threads items with so many bytes to look through are released."""
+    threads: list[int] = []
+    obtained = Obtained()
+    for number, nbytes in enumerate(checked):
+        obtained.add(
+            Received(
+                image_hash(number),
+                MultiModalKwargsItem({}),
+                on_release=lambda: threads.append(threading.get_ident()),
+                checked=nbytes,
+            )
+        )
+    await obtained.give_back()
+    assert not obtained.items
+    await obtained.give_back()
+    return threads
+
+
+async def test_what_takes_a_moment_is_given_back_at_once() -> None:
+    here = threading.get_ident()
+    assert await let_go() == []
+    assert await let_go(8 * MIB, 8 * MIB, 0) == [here] * 3
+
+
+async def test_what_takes_long_does_not_hold_up_the_event_loop() -> None:
+    here = threading.get_ident()
+    for checked in ([100 * MIB], [8 * MIB] * 3):
+        threads = await let_go(*checked)
+        assert len(threads) == len(checked) and here not in threads
+
+
+async def test_metadata_that_names_no_item_is_an_error_with_a_kind() -> None:
+    media_receiver = MediaReceiver(receivers(no_rendering))
+    with pytest.raises(CorruptSegmentError):
+        await media_receiver.obtain([b"garbage"], (), Obtained())
+    await media_receiver.close()

@@ -1,0 +1,105 @@
+"""Discovery by URL: every backend keeps the contract, and what is no URL is said."""
+
+import asyncio
+import os
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from common.discovery.base import CardPublisher, CardWatcher, Discovery
+from common.discovery.file import FileDiscovery
+from common.discovery.urls import BACKENDS, open_discovery
+from common.errors import ConfigurationError
+from tests.unit.common.discovery_contract import DiscoveryContract
+
+RENEW_S = 0.02
+
+
+class Place(ABC):
+    """What tests need to know of a backend."""
+
+    url: str
+
+    @abstractmethod
+    async def lose_all_cards(self) -> None:
+        """Take the place away, behind everybody's back."""
+
+
+class DirectoryPlace(Place):
+    def __init__(self, tmp_path: Path) -> None:
+        self._directory = tmp_path / "not yet" / "thére?"
+        self.url = self._directory.as_uri()
+
+    async def lose_all_cards(self) -> None:
+        await asyncio.to_thread(shutil.rmtree, self._directory.parent, ignore_errors=True)
+
+
+PLACES: dict[str, Callable[[Path], Place]] = {"file": DirectoryPlace}
+"""A place of every backend, in a directory of the test's own."""
+
+
+@pytest.mark.parametrize("scheme", BACKENDS)
+class TestEveryBackend(DiscoveryContract):
+    @pytest.fixture(autouse=True)
+    def open(self, scheme: str, tmp_path: Path) -> None:
+        assert scheme in PLACES, f"no test says where {scheme} keeps cards: add it to PLACES"
+        self._place = PLACES[scheme](tmp_path)
+        self._discovery = open_discovery(self._place.url)
+        assert isinstance(self._discovery, BACKENDS[scheme])
+
+    def publisher(self) -> CardPublisher:
+        return self._discovery.publisher(renew_s=RENEW_S)
+
+    def watcher(self) -> CardWatcher:
+        return self._discovery.watcher()
+
+    async def lose_all_cards(self) -> None:
+        await self._place.lose_all_cards()
+
+
+def test_every_implementation_is_in_the_table() -> None:
+    ours = {each for each in Discovery.__subclasses__() if each.__module__.startswith("common.")}
+    assert ours == set(BACKENDS.values())
+
+
+@pytest.mark.parametrize("path", ["/", "/a/b", "/with space/%41", "/é", os.fsdecode(b"/\xff")])
+def test_a_url_names_a_directory(path: str) -> None:
+    assert open_discovery(Path(path).as_uri()) == FileDiscovery(Path(path))
+    assert open_discovery(Path(path).as_uri().replace("//", "//localhost", 1)) == FileDiscovery(
+        Path(path)
+    )
+
+
+def test_operators_read_a_directory_as_a_path() -> None:
+    assert str(open_discovery("file:///run/my%20cards")) == "/run/my cards"
+
+
+@pytest.mark.parametrize("scheme", BACKENDS)
+def test_a_form_is_a_url_of_its_backend(scheme: str) -> None:
+    assert isinstance(open_discovery(BACKENDS[scheme].form), BACKENDS[scheme])
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("etcd://host:2379/fleet", "no discovery has the scheme 'etcd'"),
+        ("/run/cards", "no discovery has the scheme ''"),
+        ("", "no discovery has the scheme ''"),
+        ("file://host/run/cards", "'host' is a host"),
+        ("file://[", "Invalid IPv6 URL"),
+        ("file:cards", "no absolute directory"),
+        ("file://", "no absolute directory"),
+        ("file:///cards%00", "no absolute directory"),
+        ("file:///cards?new", "write ? as %3F"),
+        ("file:///cards#1", "write ? as %3F"),
+    ],
+)
+def test_what_names_no_place_is_one_sentence_with_all_that_would(url: str, why: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        open_discovery(url)
+    said = str(caught.value)
+    assert repr(url) in said and why in said and "\n" not in said
+    assert all(backend.form in said for backend in BACKENDS.values())

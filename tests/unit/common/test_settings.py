@@ -1,0 +1,106 @@
+import argparse
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from common.discovery.file import FileCardPublisher, FileDiscovery
+from common.errors import ConfigurationError, DiscoveryError
+from common.settings import add_common_arguments, default_discovery_dir, discovery
+from tests.unit.common.cards import make_card
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A temporary directory that everybody may write to, and no runtime directory."""
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(shared))
+    monkeypatch.setattr(os, "geteuid", lambda: USER)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    return shared
+
+
+USER = os.geteuid()
+
+
+def test_the_runtime_directory_if_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    assert default_discovery_dir() == runtime / "mmrouter"
+
+
+@pytest.mark.parametrize("value", ["", "relative", "/nowhere/at/all", "/etc/hostname", "{theirs}"])
+def test_else_a_directory_named_after_the_user(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    user = USER + 4_000_000  # who has no /run/user, and to whom nothing here belongs
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    (tmp_path / "theirs").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", value.format(theirs=tmp_path / "theirs"))
+    assert default_discovery_dir() == temporary / f"mmrouter-{user}"
+
+
+async def test_one_that_somebody_else_made_first_is_refused(temporary: Path) -> None:
+    name = temporary / f"mmrouter-{USER}"
+    name.mkdir()
+    name.chmod(0o777)
+    with pytest.raises(DiscoveryError, match="--discovery-dir"):
+        await FileCardPublisher(name).publish(make_card())
+    name.rmdir()
+    name.symlink_to(temporary.parent)
+    with pytest.raises(DiscoveryError, match="--discovery-dir"):
+        await FileCardPublisher(name).publish(make_card())
+    name.unlink()
+    async with FileCardPublisher(name) as publisher:
+        await publisher.publish(make_card())
+        assert name.stat().st_mode & 0o777 == 0o700
+
+
+def discovered(*argv: str) -> str:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_common_arguments(parser)
+    found = discovery(parser.parse_args(argv))
+    assert isinstance(found, FileDiscovery)
+    return str(found)
+
+
+def test_where_cards_are_is_a_url_or_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    default = str(default_discovery_dir())
+    assert discovered() == default
+    assert discovered("--discovery", "file:///a%20b") == "/a b"
+    assert discovered("--discovery-dir", "here") == "here"
+    monkeypatch.setenv("MMROUTER_DISCOVERY", "file:///environment")
+    assert discovered() == "/environment"
+    assert discovered("--discovery", "file:///flag") == "/flag"
+    assert discovered("--discovery-dir", "/flag") == "/flag"
+    monkeypatch.setenv("MMROUTER_DISCOVERY", "")
+    monkeypatch.setenv("MMROUTER_DISCOVERY_DIR", "/other")
+    assert discovered() == "/other"
+    assert discovered("--discovery", "file:///flag") == "/flag"
+    monkeypatch.setenv("MMROUTER_DISCOVERY_DIR", "")
+    assert discovered() == default
+
+
+def test_a_url_and_a_directory_contradict_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match=r"^--discovery and --discovery-dir both say"):
+        discovered("--discovery", "file:///a", "--discovery-dir", "/a")
+    monkeypatch.setenv("MMROUTER_DISCOVERY", "file:///a")
+    monkeypatch.setenv("MMROUTER_DISCOVERY_DIR", "/a")
+    with pytest.raises(ConfigurationError, match=r"^MMROUTER_DISCOVERY and MMROUTER_DISCOVERY_DIR"):
+        discovered()
+
+
+def test_a_percent_sign_in_a_directory_does_not_end_the_help(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (odd := temporary / "100%s").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(odd))
+    parser = argparse.ArgumentParser()
+    add_common_arguments(parser)
+    assert "100%s" in "".join(parser.format_help().split())

@@ -1,0 +1,472 @@
+"""What one request, and all of them together, may make the frontend hold."""
+
+import asyncio
+import contextvars
+import gc
+import io
+import struct
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import soundfile  # type: ignore[import-untyped] # it has no types
+from PIL import Image
+from vllm import envs
+from vllm.exceptions import GracefulHTTPError, VLLMValidationError
+from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, VideoMediaIO
+from vllm.multimodal.video_decoders.base import VideoSourceMetadata
+from vllm.multimodal.video_decoders.opencv import OpenCVVideoBackendMixin
+
+from common.errors import OverloadedError
+from frontend.asgi import Message, Receive, Scope, Send
+from frontend.fetch import decoders as decoding
+from frontend.fetch import loader as loader_module
+from frontend.fetch.allowance import MediaAllowances, RequestAllowance, current_allowance
+from frontend.fetch.connector import FrontendMediaConnector
+from frontend.fetch.content import Content
+from frontend.fetch.decoders import decode, limit_decoders
+from frontend.fetch.loader import MediaLoader
+from frontend.media_limits.errors import RefusedError, RequestLimitError
+from frontend.media_limits.policy import FetchPolicy
+from tests.clips import data_url, film, sound
+from tests.pictures import blank_picture, data_uri, picture
+from tests.unit.frontend.fetch.conftest import MakeLoader
+from tests.unit.frontend.fetch.sites import Site, answer, gated
+from tests.unit.frontend.fetch.videos import jpeg_sequence
+from tests.waiting import until
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def limited_decoders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(envs, "VLLM_MAX_IMAGE_PIXELS", envs.VLLM_MAX_IMAGE_PIXELS, raising=False)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)
+    limit_decoders(FetchPolicy())
+
+
+async def as_a_request(policy: FetchPolicy, work: Coroutine[Any, Any, Any]) -> Any:
+    """Run something as a request of its own."""
+    results: list[Any] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        results.append(await work)
+
+    async def receive() -> Message:
+        return {}
+
+    async def send(message: Message) -> None:
+        pass
+
+    middleware = MediaAllowances(app, policy)
+    task = asyncio.create_task(
+        middleware({"type": "http"}, receive, send), context=contextvars.copy_context()
+    )
+    try:
+        await task
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        raise
+    return results[0]
+
+
+async def nothing_is_held(loader: MediaLoader) -> bool:
+    await asyncio.sleep(0)  # the event loop holds the result that woke this task up
+    gc.collect()  # errors hold the frames that they went through
+    return loader.budgets.held.reserved == loader.budgets.decoding.reserved == 0
+
+
+def incompressible(nbytes: int) -> bytes:
+    return np.random.default_rng(nbytes).bytes(nbytes)
+
+
+# One request
+
+
+async def test_a_request_may_have_so_many_media(make_loader: MakeLoader) -> None:
+    loader = make_loader(max_per_request=3)
+
+    async def ask(count: int) -> None:
+        for n in range(count):
+            # One for each message, as vLLM makes them.
+            connector = FrontendMediaConnector(loader)
+            await asyncio.gather(connector.fetch_image_async(data_uri(picture(f"{n}", (8, 8)))))
+
+    await as_a_request(loader.policy, ask(3))
+    with pytest.raises(VLLMValidationError, match="may have 3 media at most"):
+        await as_a_request(loader.policy, ask(4))
+    await as_a_request(loader.policy, ask(3))
+
+
+async def test_embeddings_are_counted_too(make_loader: MakeLoader) -> None:
+    loader = make_loader(max_per_request=1, max_request_mb=1.0)
+    connector = FrontendMediaConnector(loader)
+
+    async def ask(data: str) -> None:
+        await connector.fetch_image_embedding_async(data)
+        await connector.fetch_image_embedding_async(data)
+
+    file = io.BytesIO()
+    np.save(file, np.zeros(8, np.float32))
+    with pytest.raises(VLLMValidationError, match="1 media at most"):
+        await as_a_request(loader.policy, ask(data_uri(file.getvalue()).partition(",")[2]))
+    with pytest.raises(VLLMValidationError, match="1 MiB together"):
+        await as_a_request(loader.policy, ask("A" * (2 * MIB)))
+    assert await nothing_is_held(loader)
+
+
+async def test_a_request_may_have_so_many_bytes(
+    make_loader: MakeLoader, site: Site, tmp_path: Path
+) -> None:
+    bulk = incompressible(MIB)
+    loader = make_loader(max_request_mb=2.5, local_root=tmp_path)
+    for n in range(3):
+        site.routes[f"/{n}"] = answer(bulk)
+        (tmp_path / f"{n}").write_bytes(bulk)
+    sources = {
+        "http": [site.url(f"/{n}") for n in range(3)],
+        "data": [data_url("image/png", bulk)] * 3,
+        "file": [f"file://{tmp_path}/{n}" for n in range(3)],
+    }
+
+    async def ask(urls: list[str]) -> None:
+        await asyncio.gather(*(loader.fetch(url, ImageMediaIO()) for url in urls))
+
+    mixed = [urls[0] for urls in sources.values()]
+    for urls in [*sources.values(), mixed]:
+        with pytest.raises(RequestLimitError, match=r"2.5 MiB together"):
+            await as_a_request(loader.policy, ask(urls))
+        await as_a_request(loader.policy, ask(urls[:2]))
+    assert await nothing_is_held(loader)
+
+
+async def test_a_request_may_decode_so_many_pixels(make_loader: MakeLoader) -> None:
+    loader = make_loader(max_request_megapixels=2.5, cache_bytes=0)
+
+    async def ask(count: int) -> None:
+        for n in range(count):
+            await loader.load(data_uri(blank_picture(1000 + n)), ImageMediaIO())
+
+    await as_a_request(loader.policy, ask(2))
+    with pytest.raises(RequestLimitError, match=r"2.5 megapixels together"):
+        await as_a_request(loader.policy, ask(3))
+    assert await nothing_is_held(loader)
+
+
+async def test_what_is_known_is_not_decoded_so_it_costs_nothing(make_loader: MakeLoader) -> None:
+    loader = make_loader(max_request_megapixels=1.5)
+
+    async def ask() -> None:
+        for _ in range(5):
+            await loader.load(data_uri(blank_picture(1000)), ImageMediaIO())
+
+    await as_a_request(loader.policy, ask())
+    assert await nothing_is_held(loader)
+
+
+async def test_another_request_for_the_same_is_not_refused_with_it(
+    make_loader: MakeLoader, site: Site
+) -> None:
+    """Who began the fetch may not have it; who joined it may."""
+    bulk = incompressible(MIB)
+    go = asyncio.Event()
+    site.routes |= {"/first": answer(bulk), "/shared": gated(go, answer(bulk))}
+    loader = make_loader(max_request_mb=1.5)
+
+    async def greedy() -> None:
+        await loader.fetch(site.url("/first"), ImageMediaIO())
+        await loader.fetch(site.url("/shared"), ImageMediaIO())
+
+    first = asyncio.create_task(as_a_request(loader.policy, greedy()))
+    await until(lambda: any("/shared" in str(request) for request in site.requests))
+    second = asyncio.create_task(
+        as_a_request(loader.policy, loader.fetch(site.url("/shared"), ImageMediaIO()))
+    )
+    await asyncio.sleep(0)
+    go.set()
+    with pytest.raises(RequestLimitError):
+        await first
+    assert (await second).data == bulk
+
+
+async def test_a_shared_fetch_counts_for_each(make_loader: MakeLoader, site: Site) -> None:
+    bulk = incompressible(MIB)
+    site.routes |= {"/x": answer(bulk)}
+    loader = make_loader(max_request_mb=1.5)
+
+    async def ask() -> None:
+        await asyncio.gather(*(loader.fetch(site.url("/x"), ImageMediaIO()) for _ in range(2)))
+
+    with pytest.raises(RequestLimitError):
+        await as_a_request(loader.policy, ask())
+
+
+# All requests together
+
+
+async def test_bytes_of_all_requests(make_loader: MakeLoader, site: Site) -> None:
+    bulk = incompressible(MIB)
+    site.routes |= {f"/{n}": answer(bulk) for n in range(3)}
+    loader = make_loader(held_mb=2.5, cache_bytes=0)
+    held = [
+        await as_a_request(loader.policy, loader.fetch(site.url(f"/{n}"), ImageMediaIO()))
+        for n in range(2)
+    ]
+    with pytest.raises(OverloadedError, match=r"all 2.5 MiB .* try again later"):
+        await as_a_request(loader.policy, loader.fetch(site.url("/2"), ImageMediaIO()))
+    with pytest.raises(GracefulHTTPError) as refused:
+        await FrontendMediaConnector(loader).fetch_image_async(site.url("/2"))
+    assert isinstance(refused.value.__cause__, OverloadedError), "which makes the Retry-After"
+    held.pop()
+    del refused
+    await nothing_is_held(loader)
+    assert (await loader.fetch(site.url("/2"), ImageMediaIO())).data == bulk
+    held.clear()
+    assert await nothing_is_held(loader)
+
+
+async def test_the_same_bytes_are_held_once(make_loader: MakeLoader, site: Site) -> None:
+    go = asyncio.Event()
+    site.routes |= {"/x": gated(go, answer(incompressible(MIB)))}
+    loader = make_loader(held_mb=1.5, cache_bytes=0)
+    loads = [asyncio.create_task(loader.fetch(site.url("/x"), ImageMediaIO())) for _ in range(9)]
+    await until(lambda: site.requests)
+    go.set()
+    assert len({id(content) for content in await asyncio.gather(*loads)}) == 1
+
+
+async def test_the_cache_has_a_budget_of_its_own(make_loader: MakeLoader) -> None:
+    loader = make_loader(held_mb=1.5, cache_bytes=16 * MIB)
+    for n in range(5):
+        await loader.fetch(data_url("image/png", incompressible(MIB + n)), ImageMediaIO())
+        assert await nothing_is_held(loader)
+    await loader.load(data_uri(blank_picture(1000)), ImageMediaIO())
+    assert loader.statistics().cache.bytes_used > 5 * MIB
+    assert await nothing_is_held(loader)
+
+
+async def test_pixels_of_all_requests(make_loader: MakeLoader) -> None:
+    loader = make_loader(decoding_megapixels=2.5, cache_bytes=0)
+    held = [await loader.load(data_uri(blank_picture(1000 + n)), ImageMediaIO()) for n in range(2)]
+    with pytest.raises(OverloadedError, match=r"2.5 megapixels .* try again later"):
+        await loader.load(data_uri(blank_picture(1003)), ImageMediaIO())
+    with pytest.raises(RefusedError, match=r"2.5 megapixels"):
+        await loader.load(data_uri(blank_picture(1700)), ImageMediaIO())
+    held.pop()
+    await nothing_is_held(loader)
+    assert await loader.load(data_uri(blank_picture(1003)), ImageMediaIO())
+    held.clear()
+    assert await nothing_is_held(loader)
+
+
+async def test_copies_of_what_is_cached_take_room_too(make_loader: MakeLoader) -> None:
+    loader = make_loader(decoding_megapixels=2.5)
+    url = data_uri(picture("copied", (1000, 1000)))
+    held = [await loader.load(url, ImageMediaIO()) for _ in range(2)]
+    with pytest.raises(OverloadedError):
+        await loader.load(url, ImageMediaIO())
+    held.clear()
+    assert await nothing_is_held(loader)
+
+
+async def test_copies_of_a_sound_take_room_as_it_is_resampled(make_loader: MakeLoader) -> None:
+    loader = make_loader(decoding_megapixels=2.5)
+    media_io = AudioMediaIO(audio_backend="soundfile")
+    url = data_url("audio/wav", wav(1000, 20_000))
+    held = [await loader.load(url, media_io) for _ in range(2)]
+    with pytest.raises(OverloadedError):
+        await loader.load(url, media_io)
+    held.clear()
+    assert await nothing_is_held(loader)
+
+
+async def test_a_body_that_breaks_off_leaves_nothing_held(
+    make_loader: MakeLoader, site: Site
+) -> None:
+    loader = make_loader(max_mb=0.5)
+    site.routes |= {"/x": answer(incompressible(MIB))}
+    bad = [site.url("/x"), site.url("/missing"), data_url("image/png", bytes(MIB)), "data:,", "x:"]
+    bad += [data_uri(b"no picture"), "data:image/png;base64,!!!!", "file:///etc/passwd"]
+    for url in bad:
+        with pytest.raises((ValueError, Exception)):
+            await loader.load(url, ImageMediaIO())
+    assert await nothing_is_held(loader)
+
+
+async def test_cancelling_leaves_nothing_held(
+    make_loader: MakeLoader, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While bytes arrive, and while a thread decodes: there it is held until that ends."""
+    go = asyncio.Event()
+    site.routes |= {"/x": gated(go, answer(picture("x")))}
+    loader = make_loader(cache_bytes=0)
+    fetching = asyncio.create_task(
+        as_a_request(loader.policy, loader.fetch(site.url("/x"), ImageMediaIO()))
+    )
+    await until(lambda: site.requests)
+    fetching.cancel()
+    await asyncio.gather(fetching, return_exceptions=True)
+    del fetching
+    go.set()
+    assert await nothing_is_held(loader)
+
+    decoding, end = threading.Event(), threading.Event()
+
+    def slow(*args: Any) -> Any:
+        args[3](1_000_000)
+        decoding.set()
+        assert end.wait(60)
+        return decode(*args)
+
+    monkeypatch.setattr(loader_module, "decode", slow)
+    with ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(loader, "_pool", pool)
+        load = asyncio.create_task(loader.load(data_uri(picture("x")), ImageMediaIO()))
+        await until(decoding.is_set)
+        load.cancel()
+        await asyncio.gather(load, return_exceptions=True)
+        del load
+        assert loader.budgets.decoding.reserved == 1_000_000
+        end.set()
+    assert await nothing_is_held(loader)
+
+
+# What media take
+
+
+def pixels_of(data: bytes | Content, media_io: Any, **limits: object) -> int:
+    admitted: list[int] = []
+    content = data if isinstance(data, Content) else Content.of(data)
+    decode(content, media_io, FetchPolicy.model_validate(limits), admitted.append)
+    return sum(admitted)
+
+
+def test_pixels_are_counted_before_anything_is_decoded() -> None:
+    assert pixels_of(blank_picture(1000), ImageMediaIO()) == 1_000_000
+    frames = VideoMediaIO(ImageMediaIO()).load_bytes(film("x")).media[0]
+    assert pixels_of(film("x"), VideoMediaIO(ImageMediaIO())) == frames[..., 0].size
+    sequence = Content.of(jpeg_sequence(3).partition(",")[2].encode(), jpeg_frames=True)
+    assert pixels_of(sequence, VideoMediaIO(ImageMediaIO())) == 3 * 64 * 48
+
+
+def test_an_icon_counts_as_the_largest_picture() -> None:
+    """Since it holds another, of any size."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(buffer, "ICO")
+    assert pixels_of(buffer.getvalue(), ImageMediaIO(), max_pixels=1_000_000) == 1_000_000
+
+
+def test_a_sample_of_sound_counts_as_a_pixel() -> None:
+    """At the rate that a model may want it in."""
+    assert pixels_of(sound("x", 1.0), AudioMediaIO()) == 48_000
+    heard, rate = AudioMediaIO().load_bytes(film("x", audible=True))
+    counted = pixels_of(film("x", audible=True), AudioMediaIO())
+    assert len(heard) <= counted * rate / 48_000 < 2 * len(heard)
+
+
+def wav(rate: int, samples: int, channels: int = 1) -> bytes:
+    buffer = io.BytesIO()
+    silence = np.zeros((samples, channels), np.float32)
+    soundfile.write(buffer, silence, rate, format="WAV", subtype="PCM_U8")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(("rate", "pixels"), [(1000, 28_800), (8000, 3600), (96_000, 600)])
+def test_sound_counts_as_it_is_resampled(rate: int, pixels: int) -> None:
+    """600 bytes at a low rate became 38 MB."""
+    assert pixels_of(wav(rate, 600), AudioMediaIO()) == pixels
+
+
+@pytest.mark.parametrize("rate", [1, 999, 768_001, 2_000_000_000])
+@pytest.mark.parametrize("backend", ["auto", "pyav"])
+def test_rates_that_no_sound_has(rate: int, backend: str) -> None:
+    with pytest.raises(RefusedError, match=f"sample rate is {rate} Hz, which is not between"):
+        pixels_of(wav(rate, 600), AudioMediaIO(audio_backend=backend))
+
+
+def test_a_sound_of_more_than_vllm_decodes_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FFmpeg decodes one byte a sample here, which vLLM makes four afterwards."""
+    monkeypatch.setattr(envs, "VLLM_MAX_AUDIO_DECODE_BYTES", 4000, raising=False)
+    assert pixels_of(wav(48_000, 1001), AudioMediaIO(audio_backend="pyav")) == 1001
+
+
+def test_a_sound_at_another_rate_than_was_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A little more at a low rate is a lot more at the model's."""
+
+    def longer(*args: object, **kwargs: object) -> object:
+        return np.zeros(10_000, np.float32), 1000
+
+    monkeypatch.setattr(decoding, "load_audio", longer)
+    with pytest.raises(RefusedError, match="longer than it says"):
+        pixels_of(wav(1000, 600), AudioMediaIO())
+
+
+def liar() -> bytes:
+    """An MP4 file of 30 s of sound, whose header says that it is a hundredth as long."""
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4") as file:
+        stream = file.add_stream("aac", rate=48_000, layout="mono")
+        for start in range(0, 30 * 48_000, 1024):
+            frame = av.AudioFrame.from_ndarray(
+                np.zeros((1, 1024), np.float32), format="fltp", layout="mono"
+            )
+            frame.sample_rate, frame.pts = 48_000, start
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode())
+    data = bytearray(buffer.getvalue())
+    ticks_per_second = data.index(b"mdhd") + 16
+    assert struct.unpack_from(">I", data, ticks_per_second) == (48_000,)
+    struct.pack_into(">I", data, ticks_per_second, 4_800_000)
+    return bytes(data)
+
+
+def test_a_sound_that_lies_about_its_length_is_stopped() -> None:
+    assert AudioMediaIO().load_bytes(liar())[0].size > 30 * 48_000
+    with pytest.raises(ValueError, match="exceeded"):
+        pixels_of(liar(), AudioMediaIO())
+
+
+def test_a_sound_of_many_channels_counts_each() -> None:
+    assert pixels_of(wav(16_000, 1000, 8), AudioMediaIO()) == 24_000
+
+
+def test_the_picture_of_21_kilobytes() -> None:
+    bomb = blank_picture(13_000)
+    assert len(bomb) < 25_000
+    with pytest.raises(RefusedError, match="more than 50000000 pixels"):
+        pixels_of(bomb, ImageMediaIO())
+
+
+def test_frames_that_nobody_will_ever_see_end_in_time() -> None:
+    """A header may claim billions of frames, each of which vLLM would try to read."""
+    with pytest.raises(RefusedError, match="in time"):
+        pixels_of(film("x", 4), VideoMediaIO(ImageMediaIO()), decode_timeout_s=1e-9)
+
+
+def test_frames_that_are_not_there_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Claims:
+        """Of a film: as if it had very many frames."""
+
+        @staticmethod
+        def get_video_metadata(cap: object) -> VideoSourceMetadata:
+            return VideoSourceMetadata(2_000_000_000, 25.0, 80_000_000.0)
+
+    monkeypatch.setattr(OpenCVVideoBackendMixin, "get_video_metadata", Claims.get_video_metadata)
+    with pytest.raises(RefusedError, match="far fewer frames than it says"):
+        pixels_of(film("x"), VideoMediaIO(ImageMediaIO()))
+
+
+async def test_without_a_request_each_medium_has_an_allowance_of_its_own() -> None:
+    policy = FetchPolicy(max_per_request=1)
+    current_allowance(policy).take_medium()
+    current_allowance(policy).take_medium()
+    with pytest.raises(RequestLimitError):
+        limited = RequestAllowance(policy)
+        limited.take_medium()
+        limited.take_medium()

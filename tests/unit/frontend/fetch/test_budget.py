@@ -1,0 +1,89 @@
+"""So much for all requests together: taken before, given back on every way out."""
+
+import gc
+import threading
+
+import pytest
+
+from common.errors import OverloadedError
+from frontend.media_limits.budget import MIB, Budget
+from frontend.media_limits.errors import RefusedError
+
+
+class Owner:
+    pass
+
+
+def budget(total: int = 100) -> Budget:
+    return Budget(total, 1, "things")
+
+
+def test_what_is_left_is_told_from_what_never_was() -> None:
+    things = budget()
+    held = things.reserve(60)
+    with pytest.raises(OverloadedError, match="take up all 100 things"):
+        things.reserve(41)
+    with pytest.raises(RefusedError, match="more than 100 things"):
+        things.reserve(101)
+    with pytest.raises(RefusedError):
+        held.grow(41)
+    assert things.reserved == 60
+    things.reserve(40).release()
+    held.release()
+    held.release()
+    assert things.reserved == 0
+    things.reserve(100).release()
+
+
+def test_units_are_the_readers() -> None:
+    with pytest.raises(RefusedError, match=r"more than 2.5 MiB"):
+        Budget(5 * MIB // 2, MIB, "MiB").reserve(3 * MIB)
+
+
+def test_it_is_given_back_when_nobody_has_it_any_more() -> None:
+    things = budget()
+    reservation = things.reserve(10)
+    assert things.reserved == 10
+    del reservation
+    assert things.reserved == 0
+
+
+def test_it_lasts_as_long_as_what_it_is_kept_with() -> None:
+    things = budget()
+    owner, other = Owner(), Owner()
+    things.reserve(10).keep_with(owner)
+    with things.reserve(20) as reservation:
+        reservation.moved_to(other)
+    assert things.reserved == 30
+    del owner
+    assert things.reserved == 20
+    del other
+    assert things.reserved == 0
+
+
+def test_an_error_gives_it_back() -> None:
+    things = budget()
+    with pytest.raises(KeyError), things.reserve(10):
+        raise KeyError
+    assert things.reserved == 0
+
+
+def test_the_garbage_collector_may_give_back_at_any_moment() -> None:
+    """In a thread that is about to take, for example."""
+    things = budget(1_000_000)
+
+    def take_and_lose() -> None:
+        for _ in range(300):
+            cycle = [things.reserve(1)]
+            cycle.append(cycle)  # type: ignore[arg-type] # on purpose
+            del cycle
+            gc.collect(0)
+            things.reserve(2).release()
+
+    threads = [threading.Thread(target=take_and_lose) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    gc.collect()
+    assert things.reserved == 0

@@ -1,0 +1,202 @@
+"""Texts that name files and addresses are no media, and nothing that they name is opened."""
+
+import io
+import wave
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMediaIO
+from vllm.multimodal.media.audio import load_audio
+from vllm.multimodal.video_decoders import torchcodec
+
+from common.decoder_guard import guard_decoders
+from common.media_formats import is_known_container
+from frontend.fetch.content import Content
+from frontend.fetch.decoders import decode
+from frontend.media_limits.errors import RefusedError
+from frontend.media_limits.policy import FetchPolicy
+from tests.clips import film, sound
+from tests.hostile_media import (
+    CANARY_FILM,
+    CANARY_SOUND,
+    free_udp_port,
+    naming,
+    nobody_connects,
+    put_canaries,
+    sdp,
+)
+from tests.opens import Opens, opens_of
+from tests.unit.frontend.fetch.test_decode import anything
+from tests.unit.frontend.fetch.videos import video
+
+KINDS = list(naming("x"))
+READERS: dict[str, MediaIO[object]] = {
+    "sound": AudioMediaIO(),
+    "sound by PyAV": AudioMediaIO(audio_backend="pyav"),
+    "sound by TorchCodec": AudioMediaIO(audio_backend="torchcodec"),
+    "film": VideoMediaIO(ImageMediaIO()),
+    "film, recovering": VideoMediaIO(ImageMediaIO(), frame_recovery=True),
+    "picture": ImageMediaIO(),
+}
+
+
+@pytest.fixture(autouse=True)
+def guarded() -> None:
+    guard_decoders()
+
+
+@pytest.fixture
+def canaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Opens]]:
+    monkeypatch.chdir(tmp_path)
+    put_canaries(tmp_path)
+    with opens_of(tmp_path / CANARY_SOUND) as one, opens_of(tmp_path / CANARY_FILM) as other:
+        yield [one, other]
+
+
+@pytest.mark.parametrize("reader", list(READERS))
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_frontend_lets_none_of_them_in(
+    kind: str, reader: str, canaries: list[Opens], tmp_path: Path
+) -> None:
+    with nobody_connects() as port:
+        for name in (CANARY_SOUND, CANARY_FILM, str(tmp_path / CANARY_SOUND)):
+            data = naming(name, port)[kind]
+            with pytest.raises((RefusedError, ValueError)):
+                decode(Content.of(data), READERS[reader], FetchPolicy(), anything)
+    assert not any(canary.any for canary in canaries)
+
+
+@pytest.mark.parametrize("reader", list(READERS))
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_decoders_themselves_open_nothing_else(
+    kind: str, reader: str, canaries: list[Opens]
+) -> None:
+    """Also where vLLM calls them by a way of its own, and what they read looks harmless."""
+    with nobody_connects() as port:
+        for name in (CANARY_SOUND, CANARY_FILM):
+            with pytest.raises((ValueError, RuntimeError, ImportError)):
+                READERS[reader].load_bytes(naming(name, port)[kind])
+    assert not any(canary.any for canary in canaries)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_route_for_transcriptions_opens_nothing_else(kind: str, canaries: list[Opens]) -> None:
+    with pytest.raises((ValueError, RuntimeError)):
+        load_audio(io.BytesIO(naming(CANARY_SOUND)[kind]), sr=16_000)
+    assert not any(canary.any for canary in canaries)
+
+
+@pytest.mark.parametrize("reader", ["sound", "film"])
+def test_a_session_description_opens_no_socket(reader: str) -> None:
+    """FFmpeg would listen for 20 s."""
+    with free_udp_port() as (port, taken), ThreadPoolExecutor(1) as thread:
+        loading = thread.submit(READERS[reader].load_bytes, sdp(port))
+        seen = False
+        while not loading.done():
+            seen = seen or taken()
+        assert isinstance(loading.exception(), ValueError)
+        assert not seen
+    with pytest.raises(RefusedError, match="none of the formats"):
+        decode(Content.of(sdp(port)), READERS[reader], FetchPolicy(), anything)
+
+
+def test_torchcodec_takes_no_orders_so_it_is_not_used(tmp_path: Path) -> None:
+    with pytest.raises(ImportError):
+        AudioMediaIO(audio_backend="torchcodec").load_bytes(sound("a"))
+    with pytest.raises(ValueError, match="use the opencv backend"):
+        torchcodec.VideoDecoder(b"")
+
+
+def encoded_sound(format: str, codec: str) -> bytes:
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=format) as file:
+        stream: Any = file.add_stream(codec, rate=48_000, layout="mono")
+        frame = av.AudioFrame.from_ndarray(
+            np.zeros((1, 48_000), np.float32), format="fltp", layout="mono"
+        )
+        frame.sample_rate, frame.pts = 48_000, 0
+        resampler = av.AudioResampler(stream.format, "mono", 48_000, stream.frame_size or None)
+        for piece in [*resampler.resample(frame), *resampler.resample(None)]:
+            file.mux(stream.encode(piece))
+        file.mux(stream.encode())
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("format", "codec"),
+    [
+        ("wav", "pcm_s16le"),
+        ("mp3", "libmp3lame"),
+        ("flac", "flac"),
+        ("ogg", "libopus"),
+        ("webm", "libopus"),
+        ("matroska", "aac"),
+        ("mp4", "aac"),
+        ("mov", "pcm_s16le"),
+        ("adts", "aac"),
+        ("aiff", "pcm_s16be"),
+        ("caf", "pcm_s16le"),
+        ("au", "pcm_s16be"),
+        ("mpegts", "aac"),
+        ("ac3", "ac3"),
+        ("w64", "pcm_s16le"),
+    ],
+)
+def test_sounds_of_all_usual_kinds_are_read_as_before(format: str, codec: str) -> None:
+    data = encoded_sound(format, codec)
+    ours = decode(Content.of(data), AudioMediaIO(), FetchPolicy(), anything)
+    theirs = AudioMediaIO().load_bytes(data)
+    assert np.array_equal(ours[0], theirs[0])
+    assert ours[1] == theirs[1]
+    assert len(ours[0]) >= 48_000
+
+
+@pytest.mark.parametrize("format", ["mp4", "mov", "matroska", "avi", "mpegts", "mpeg", "flv"])
+def test_films_of_all_usual_kinds_are_read(format: str) -> None:
+    buffer = io.BytesIO()
+    codec = {"flv": "flv", "mpeg": "mpeg2video"}.get(format, "mpeg4")
+    with av.open(buffer, "w", format=format) as file:
+        stream: Any = file.add_stream(codec, rate=25)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for n in range(10):
+            frame = av.VideoFrame.from_ndarray(
+                np.full((48, 64, 3), n * 20, np.uint8), format="rgb24"
+            )
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode())
+    loaded = decode(
+        Content.of(buffer.getvalue()), VideoMediaIO(ImageMediaIO()), FetchPolicy(), anything
+    )
+    assert loaded.media[0].shape[1:] == (48, 64, 3)
+
+
+def test_a_tag_before_a_sound_is_no_reason_to_refuse_it() -> None:
+    tag = b"ID3\x03\0\0\0\0\x01\0" + bytes(128)
+    assert is_known_container(tag + encoded_sound("mp3", "libmp3lame"))
+    assert is_known_container(tag + tag + sound("a"))
+    assert not is_known_container(tag + b"ffconcat version 1.0\n")
+    assert not is_known_container(tag)
+    assert not is_known_container(b"ID3")
+
+
+def test_known_containers(tmp_path: Path) -> None:
+    assert all(map(is_known_container, (sound("a"), film("a"), video(tmp_path))))
+    for data in (b"", b"x", b"RIFF", b"ftyp", b"G" * 100, b"\xff", b"RIFF\0\0\0\0WEBP"):
+        assert not is_known_container(data)
+
+
+def test_files_of_ones_own_are_written_and_read_as_before(tmp_path: Path) -> None:
+    """Only how content from elsewhere is opened is another."""
+    path = tmp_path / "x.wav"
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        file.writeframes(bytes(16000))
+    with path.open("rb") as opened, av.open(opened) as container:
+        assert container.format.name == "wav"

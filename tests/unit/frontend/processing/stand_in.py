@@ -1,0 +1,60 @@
+"""A process in the place of one that processes media: does as its batches say, at once.
+
+Without vLLM, which takes many seconds to import.
+"""
+
+import sys
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from frontend.media_processes.messages import Answer, Failed, Fault, Ready, Wants
+from frontend.media_processes.parent import end_with_parent
+
+
+@dataclass(frozen=True)
+class Told:
+    """A batch.
+
+    Attributes:
+        pixels: asked for, one after the other.
+        hangs: never answers.
+        media: only how many there are is looked at.
+        bulk: so that it takes long to write.
+    """
+
+    pixels: tuple[int, ...] = ()
+    hangs: bool = False
+    media: tuple[None, ...] = (None,)
+    bulk: bytes = b""
+    modality: str = "image"
+
+
+def main() -> None:
+    """Serve the frontend at the other end of a socket pair."""
+    end_with_parent()
+    connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    connection.recv()
+    connection.send(Ready())
+    while True:
+        try:
+            told: Told = connection.recv()
+        except EOFError:
+            return
+        if told.hangs:
+            time.sleep(100_000)
+        granted = True
+        for pixels in told.pixels:
+            connection.send(Wants(pixels))
+            granted = connection.recv() is Answer.GRANTED
+            if not granted:
+                break
+        if granted:
+            connection.send(Failed(Fault.INVALID, "done as told"))
+
+
+if __name__ == "__main__":
+    from tests.unit.frontend.processing import stand_in
+
+    stand_in.main()

@@ -1,0 +1,108 @@
+"""Hashes that clients give media are never believed (vLLM's ``/inference/v1/generate``)."""
+
+import copy
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from vllm.inputs import mm_input, tokens_input
+from vllm.sampling_params import SamplingParams
+
+from common.cache_partition import hash_within, partition_of
+from common.card import WorkerCard
+from common.errors import RequestRejectedError, SaltLostError
+from common.identity import MmHash
+from common.transfer.arena import Arena
+from frontend.fetch.loader import MediaLoader
+from frontend.media_limits.policy import FetchPolicy
+from frontend.processing.preprocessor import MediaItem, Preprocessor
+from tests.unit.frontend.asking import asking
+from tests.unit.frontend.processing.media import image, same
+
+
+@pytest_asyncio.fixture
+async def preprocessor(
+    card: WorkerCard, serve_args: Namespace, arena: Arena
+) -> AsyncIterator[Preprocessor]:
+    loader = MediaLoader(FetchPolicy(), 0)
+    preprocessor = Preprocessor(card, serve_args, loader=loader, arena=arena)
+    yield preprocessor
+    await preprocessor.close()
+    await loader.close()
+
+
+async def rendered(preprocessor: Preprocessor, name: str) -> Any:
+    renderer = preprocessor.renderer
+    text = renderer.get_mm_processor().dummy_inputs.get_dummy_text({"image": 1})
+    return await renderer._process_multimodal_async(
+        renderer.get_tokenizer().encode(text), {"image": [image(name)]}, None, None
+    )
+
+
+def as_a_client_sends_it(prompt: Any, mm_hash: str, *, data: bool = True) -> Any:
+    (item,) = prompt["mm_kwargs"]["image"]
+    sent = copy.deepcopy(item) if data else None
+    return mm_input(
+        prompt["prompt_token_ids"],
+        {"image": [sent]},
+        {"image": [mm_hash]},
+        prompt["mm_placeholders"],
+    )
+
+
+async def medium(preprocessor: Preprocessor, prompt: Any) -> MediaItem:
+    processed = await preprocessor.process(prompt, SamplingParams(), "r", None)
+    (found,) = processed.media
+    assert str(found.identifier) == str(found.part.mm_hash)
+    return found
+
+
+async def test_what_we_rendered_keeps_its_hash(preprocessor: Preprocessor) -> None:
+    prompt = await rendered(preprocessor, "a")
+    (mm_hash,) = prompt["mm_hashes"]["image"]
+    assert (await medium(preprocessor, prompt)).part.mm_hash == mm_hash
+    # vLLM's beam search makes prompts of its own, of the same items.
+    parts = ("prompt_token_ids", "mm_kwargs", "mm_hashes", "mm_placeholders")
+    again = mm_input(*(prompt[part] for part in parts))
+    assert (await medium(preprocessor, again)).part.mm_hash == mm_hash
+
+
+async def test_a_client_can_plant_nothing_under_anothers_hash(preprocessor: Preprocessor) -> None:
+    (theirs,) = (await rendered(preprocessor, "theirs"))["mm_hashes"]["image"]
+    mine = await rendered(preprocessor, "mine")
+    planted = await medium(preprocessor, as_a_client_sends_it(mine, theirs))
+    assert planted.part.mm_hash != theirs
+    assert same(planted.item, mine["mm_kwargs"]["image"][0])
+    again = await medium(preprocessor, as_a_client_sends_it(mine, "whatever"))
+    assert again.part.mm_hash == planted.part.mm_hash
+    with asking(salt="pepper"):
+        salted = await medium(preprocessor, as_a_client_sends_it(mine, theirs))
+    pepper = partition_of("pepper")
+    assert salted.part.mm_hash == hash_within(planted.part.mm_hash, pepper)
+
+
+async def test_a_client_can_not_ask_for_a_medium_by_its_hash(preprocessor: Preprocessor) -> None:
+    prompt = await rendered(preprocessor, "a")
+    (mm_hash,) = prompt["mm_hashes"]["image"]
+    with pytest.raises(RequestRejectedError, match="image 1 is only named by a hash"):
+        await medium(preprocessor, as_a_client_sends_it(prompt, mm_hash, data=False))
+
+
+async def test_media_and_blocks_are_kept_under_one_salt(preprocessor: Preprocessor) -> None:
+    tokens = tokens_input([1, 2, 3])
+    with asking(key="me", apart=True):
+        prompt = await rendered(preprocessor, "a")
+        for each in (prompt, tokens):
+            processed = await preprocessor.process(each, SamplingParams(), "r", None)
+            assert processed.cache_salt == partition_of(None, "me")
+    assert "cache_salt" not in prompt and "cache_salt" not in tokens
+    with pytest.raises(SaltLostError):
+        await medium(preprocessor, prompt | {"cache_salt": "pepper"})
+    with asking(salt="pepper"):
+        processed = await preprocessor.process(
+            prompt | {"cache_salt": "pepper"}, SamplingParams(), "r", None
+        )
+        assert processed.cache_salt == "pepper"
+    assert MmHash(prompt["mm_hashes"]["image"][0]) == processed.media[0].part.mm_hash

@@ -1,0 +1,213 @@
+"""Every wait for a process ends: what does not answer is killed and replaced."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import psutil
+import pytest
+
+from common.errors import ConfigurationError, OverloadedError
+from common.hf_processor_runs import HfProcessorRuns
+from frontend.fetch.allowance import RequestAllowance
+from frontend.media_limits.budget import Budget
+from frontend.media_limits.errors import RefusedError, RequestLimitError
+from frontend.media_limits.policy import FetchPolicy
+from frontend.media_processes.deadline import Deadline
+from frontend.media_processes.messages import StartUp
+from frontend.processing import pool as pool_module
+from frontend.processing.batch import Batch
+from frontend.processing.errors import ProcessingFailedError
+from frontend.processing.pool import ProcessPool
+from frontend.processing.store import PrivateStore
+from tests.unit.common.cards import make_card
+from tests.unit.frontend.processing.stand_in import Told
+
+MEGAPIXEL = 1_000_000
+
+STAND_IN = [sys.executable, "-m", "tests.unit.frontend.processing.stand_in"]
+
+
+class Pool:
+    """One process, which does as it is told."""
+
+    def __init__(self, decode_timeout_s: float = 5.0) -> None:
+        self.decoding = Budget(2 * MEGAPIXEL, MEGAPIXEL, "megapixels")
+        policy = FetchPolicy(decode_timeout_s=decode_timeout_s)
+        order = StartUp(make_card(), Namespace(), policy, None)
+        runs = cast(HfProcessorRuns, None)  # nothing is processed here
+        self.pool = ProcessPool(order, 1, PrivateStore(1.0), runs, self.decoding)
+
+    @property
+    def pid(self) -> int:
+        (pid,) = self.pool.pids
+        return pid
+
+    def submit(self, told: Told, **limits: object) -> Callable[[float], object]:
+        allowance = RequestAllowance(FetchPolicy.model_validate(limits))
+        return self.pool.submit(cast(Batch, told), lambda: False, allowance).result
+
+    def run(self, told: Told, **limits: object) -> None:
+        self.submit(told, **limits)(100)
+
+    def does(self, told: Told, **limits: object) -> bool:
+        with pytest.raises(ValueError, match="done as told"):
+            self.run(told, **limits)
+        return True
+
+
+@pytest.fixture(autouse=True)
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_COMMAND", STAND_IN)
+
+
+@pytest.fixture
+def one() -> Iterator[Pool]:
+    pool = Pool()
+    yield pool
+    pool.pool.close()
+
+
+def test_a_process_that_was_stopped_is_replaced_and_its_work_done(one: Pool) -> None:
+    before = one.pid
+    os.kill(before, signal.SIGSTOP)
+    assert one.does(Told())
+    assert one.pid != before
+    assert not psutil.pid_exists(before)
+
+
+def test_a_process_that_does_not_read_is_replaced_too(one: Pool) -> None:
+    """The batch is larger than what the kernel takes for it."""
+    before = one.pid
+    os.kill(before, signal.SIGSTOP)
+    assert one.does(Told(bulk=bytes(8 << 20)))
+    assert one.pid != before
+
+
+def test_a_batch_that_hangs_every_process_is_given_up(one: Pool) -> None:
+    with pytest.raises(ProcessingFailedError, match="hung in processing this image"):
+        one.run(Told(hangs=True))
+    assert one.pool.restarts == 2
+    assert one.does(Told())
+
+
+HUNG = """
+import threading
+from tests.unit.frontend.processing import test_hung_processes as hung
+from tests.unit.frontend.processing.stand_in import Told
+hung.pool_module._COMMAND = hung.STAND_IN
+one = hung.Pool(decode_timeout_s=1000)
+one.submit(Told(hangs=True))
+print(one.pid, flush=True)
+threading.Event().wait()
+"""
+
+
+def test_a_process_that_hangs_ends_with_its_frontend() -> None:
+    frontend = subprocess.Popen([sys.executable, "-c", HUNG], stdout=subprocess.PIPE, text=True)
+    with frontend:
+        assert frontend.stdout is not None
+        hung = psutil.Process(int(frontend.stdout.readline()))
+        frontend.kill()
+    hung.wait(60)
+
+
+def test_several_media_hang_one_process_only(one: Pool) -> None:
+    """They are tried one by one afterwards, which is the second try of each."""
+    with pytest.raises(ProcessingFailedError, match="hung"):
+        one.run(Told(hangs=True, media=(None, None)))
+    assert one.pool.restarts == 1
+
+
+def test_pixels_are_asked_for_before_a_process_decodes(one: Pool) -> None:
+    large = Told(pixels=(10, MEGAPIXEL))
+    with pytest.raises(RequestLimitError, match="1 megapixels together"):
+        one.run(large, max_request_megapixels=1.0)
+    with pytest.raises(RefusedError, match="2 megapixels"):
+        one.run(Told(pixels=(MEGAPIXEL, 10, MEGAPIXEL)))
+    with one.decoding.reserve(MEGAPIXEL), pytest.raises(OverloadedError, match="try again later"):
+        one.run(large)
+    assert one.does(large)
+    assert one.decoding.reserved == 0
+    assert one.pool.restarts == 0, "what is refused costs no process"
+
+
+def test_what_died_is_not_counted_twice(one: Pool) -> None:
+    os.kill(one.pid, signal.SIGKILL)
+    assert one.does(Told(pixels=(MEGAPIXEL,)), max_request_megapixels=1.5)
+    os.kill(one.pid, signal.SIGSTOP)
+    assert one.does(Told(pixels=(MEGAPIXEL,)), max_request_megapixels=1.5)
+
+
+def test_closing_when_nobody_waits_any_more() -> None:
+    """As when a frontend's tasks are cancelled before it closes."""
+    pool = Pool(decode_timeout_s=3600.0)
+    os.kill(pool.pid, signal.SIGSTOP)
+    waiting = [
+        pool.pool.submit(cast(Batch, Told()), lambda: False, RequestAllowance(FetchPolicy()))
+        for _ in range(3)
+    ]
+    for each in waiting:
+        each.cancel()
+    pool.pool.close()
+    assert all(each.done() for each in waiting)
+
+
+def test_closing_ends_also_with_a_process_that_was_stopped() -> None:
+    pool = Pool(decode_timeout_s=3600.0)
+    pid = pool.pid
+    os.kill(pid, signal.SIGSTOP)
+    waiting = [pool.submit(Told()) for _ in range(2)]
+    pool.pool.close()
+    for each in waiting:
+        with pytest.raises(ProcessingFailedError, match="shutting down"):
+            each(0)
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_process_that_never_gets_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_START_S", 0.2)
+    monkeypatch.setattr(pool_module, "_COMMAND", ["sleep", "1000"])
+    with pytest.raises(ConfigurationError, match=r"did not start within 0.2 s"):
+        Pool()
+    children = psutil.Process().children()
+    assert not [each for each in children if each.name() == "sleep"]
+
+
+def test_a_process_that_can_not_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_COMMAND", ["/there/is/no/such/program"])
+    with pytest.raises(ConfigurationError, match="can't be started"):
+        Pool()
+
+
+def test_a_process_that_can_not_be_replaced_now_is_later(
+    one: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as without:
+        without.setattr(pool_module, "_COMMAND", ["/there/is/no/such/program"])
+        os.kill(one.pid, signal.SIGKILL)
+        for _ in range(2):
+            with pytest.raises(ProcessingFailedError, match="can't be started"):
+                one.run(Told())
+    assert one.does(Told())
+
+
+def test_a_deadline_that_is_kept_does_nothing() -> None:
+    given_up: list[bool] = []
+    with Deadline(1000, lambda: given_up.append(True)) as deadline:
+        deadline.extend(1)
+    assert not given_up and not deadline.missed
+
+
+def test_a_deadline_that_is_missed() -> None:
+    given_up: list[bool] = []
+    deadline = Deadline(0.0, lambda: given_up.append(True))
+    with deadline:
+        while not given_up:
+            time.sleep(0.001)
+    assert deadline.missed

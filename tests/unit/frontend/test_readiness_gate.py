@@ -1,0 +1,68 @@
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from common.errors import NoWorkerError
+from frontend.http.readiness_gate import ReadinessGate
+
+
+def nobody() -> None:
+    raise NoWorkerError("no worker is available: none has registered yet")
+
+
+def somebody() -> None:
+    pass
+
+
+async def get(door: ReadinessGate, path: str) -> httpx.Response:
+    transport = httpx.ASGITransport(door)
+    async with httpx.AsyncClient(transport=transport, base_url="http://door") as client:
+        return await client.get(path)
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/whatever"])
+async def test_closed_it_answers_503_with_the_reason(path: str) -> None:
+    reply = await get(ReadinessGate(nobody), path)
+    assert reply.status_code == 503
+    assert reply.headers["retry-after"] == "1"
+    error = reply.json()["error"]
+    assert error["code"] == 503 and "none has registered" in error["message"]
+
+
+async def test_while_the_model_is_loaded_it_says_so() -> None:
+    reply = await get(ReadinessGate(somebody), "/health")
+    assert reply.status_code == 503
+    assert "being loaded" in reply.json()["error"]["message"]
+
+
+async def test_open_it_is_the_app_and_closing_ends_its_lifespan() -> None:
+    seen: list[str] = []
+    app = FastAPI(on_startup=[lambda: seen.append("up")], on_shutdown=[lambda: seen.append("down")])
+
+    @app.get("/health")
+    async def health() -> str:
+        return "fine"
+
+    door = ReadinessGate(somebody)
+    await door.open(app)
+    assert (await get(door, "/health")).json() == "fine"
+    await door.close()
+    assert seen == ["up", "down"]
+    assert (await get(door, "/health")).status_code == 503
+
+
+async def test_closed_for_good_it_answers_503_and_ends_connections() -> None:
+    app = FastAPI()
+
+    @app.get("/health")
+    async def health() -> str:
+        return "fine"
+
+    door = ReadinessGate(somebody)
+    await door.open(app)
+    door.close_for_good()
+    reply = await get(door, "/health")
+    assert reply.status_code == 503
+    assert reply.headers["connection"] == "close"
+    assert "shutting down" in reply.json()["error"]["message"]
+    await door.close()

@@ -1,0 +1,40 @@
+"""The shape of the code gets no worse: see the table at the end of CONTRIBUTING.md."""
+
+import ast
+
+import pytest
+
+from setup.house import PAGE, Figure, Source, arrows, limits, measure, sources
+
+FIGURES = measure(sources())
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
+def test_no_figure_is_worse_than_in_the_table(figure: Figure) -> None:
+    """Where it is better, `make docs` writes it down, and from then on it holds."""
+    allowed = limits(PAGE.read_text())
+    assert figure.name in allowed
+    assert not figure.limited or figure.value <= allowed[figure.name]
+
+
+def test_what_the_figures_count() -> None:
+    code = """
+from common.b import x
+
+class A:
+    def one(self):
+        self._own = self._own
+        if x:
+            for y in x._private:
+                try: y()
+                except Exception: raise
+    def two(self) -> Any: ...
+"""
+    file = Source("frontend.a.c", code, ast.parse(code))
+    values = {figure.name: figure.value for figure in measure([file])}
+    assert values["methods of the largest class"] == 2
+    assert values["blocks within each other, at most"] == 3
+    assert values["broad `except`"] == values["private names of another module"] == 1
+    assert values["lines of the longest function"] == 6
+    assert values["`Any` per 1,000 lines"] == pytest.approx(1000 / code.count("\n"), abs=0.1)
+    assert arrows([file]) == {("frontend.a", "common.b")}

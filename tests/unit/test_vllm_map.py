@@ -1,0 +1,102 @@
+"""Where vLLM is touched is where setup/vllm_map.py and the page say."""
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from setup.vllm_map import (
+    BEGIN,
+    END,
+    PACKAGES,
+    ROOT,
+    Import,
+    disagreements,
+    imports,
+    imports_of,
+    page,
+)
+
+ENGINE = "backend_worker/engine.py"
+PATCHES = "common/renderer_patches.py"
+
+
+@pytest.fixture(scope="module")
+def found() -> list[Import]:
+    return imports()
+
+
+def test_the_map_fits_the_imports(found: list[Import]) -> None:
+    assert disagreements(found) == []
+
+
+def test_the_page_is_made_from_them(found: list[Import]) -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    assert page(text, found) == text, "make docs"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("from vllm.v1.core import sched", "imports all of vllm.v1.core.sched, which"),
+        ("from vllm.outputs import STREAM_FINISHED", "imports STREAM_FINISHED of vllm.outputs"),
+        ("def f():\n    import vllm.utils", "imports all of vllm.utils, which"),
+        ("if TYPE_CHECKING:\n    from vllm.v1 import x", "imports x of vllm.v1, which"),
+    ],
+    ids=["module", "no value", "in a function", "for types only"],
+)
+def test_an_import_that_nobody_thought_about_is_found_out(
+    source: str, said: str, found: list[Import]
+) -> None:
+    (wrong,) = disagreements([*found, *imports_of(source, ENGINE)])
+    assert wrong.startswith(f"{ENGINE} {said}")
+
+
+def test_a_file_may_not_import_what_another_one_may(found: list[Import]) -> None:
+    (wrong,) = disagreements([*found, Import("common/wire.py", "vllm.renderers", "X")])
+    assert wrong.startswith("common/wire.py imports X of vllm.renderers")
+
+
+def test_values_may_be_imported_anywhere(found: list[Import]) -> None:
+    (value,) = imports_of("from vllm.outputs import RequestOutput", "common/wire.py")
+    assert disagreements([*found, value]) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("vllm.v1.serial_utils", "common/wire.py does not import vllm.v1.serial_utils"),
+        ("vllm.pooling_params", "nobody imports the value PoolingParams of vllm.pooling_params"),
+    ],
+)
+def test_what_the_map_has_too_much_is_found_out(
+    module: str, said: str, found: list[Import]
+) -> None:
+    (wrong,) = disagreements(each for each in found if each.module != module)
+    assert wrong.startswith(said)
+
+
+@pytest.mark.parametrize("text", ["", BEGIN, f"{END}\n{BEGIN}", f"{BEGIN}{END}{BEGIN}{END}"])
+def test_a_page_without_its_marks_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="both marks"):
+        page(text, [])
+
+
+def test_one_module_replaces_what_is_replaced_on_the_renderer() -> None:
+    """Found by how things are named: ``renderer.x = ...``, ``del self._processor.x``."""
+    changing = {
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if any(changes_renderer(ast.parse(path.read_text())))
+    }
+    assert changing == {PATCHES}
+
+
+def changes_renderer(module: ast.Module) -> Iterator[bool]:
+    for node in ast.walk(module):
+        match node:
+            case ast.Attribute(value, _, ast.Store() | ast.Del()):
+                yield ast.unparse(value).endswith(("renderer", "processor"))
+            case ast.Call(ast.Name("setattr" | "delattr"), [value, *_]):
+                yield ast.unparse(value).endswith(("renderer", "processor"))
