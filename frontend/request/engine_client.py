@@ -81,17 +81,17 @@ class RoutedEngineClient(EngineClient):
             GenerationError: a worker failed on it; 500.
         """
         request = GenerateRequest(
-            prompt,
-            sampling_params,
-            request_id,
-            prompt_text,
-            lora_request,
-            trace_headers,
-            priority,
-            data_parallel_rank,
-            session_id,
-            reasoning_ended,
-            reasoning_parser_kwargs,
+            prompt=prompt,
+            sampling_params=sampling_params,
+            client_id=request_id,
+            prompt_text=prompt_text,
+            lora_request=lora_request,
+            trace_headers=trace_headers,
+            priority=priority,
+            rank=data_parallel_rank,
+            session_id=session_id,
+            reasoning_ended=reasoning_ended,
+            reasoning_parser_kwargs=reasoning_parser_kwargs,
         )
         try:
             async with aclosing(self._runner.run(request)) as outputs:
