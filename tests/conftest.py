@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 settings.register_profile(
     "repeatable",
@@ -29,11 +30,27 @@ class EnginesInOneProcess(LoadScopeScheduling):
         module = nodeid.partition("::")[0]
         return "engines" if module.startswith("tests/e2e/") else module
 
+    def remove_node(self, node: WorkerController) -> str | None:
+        """A test that ends its process is not run again, as it would be, up to eight times."""
+        tests = list(self.assigned_work[node].values())
+        crashed = next((name for unit in tests for name, done in unit.items() if not done), None)
+        for unit in tests:
+            if crashed in unit:
+                unit[crashed] = True
+        super().remove_node(node)
+        return crashed
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> EnginesInOneProcess:
     """Called where ``-n`` is given."""
     return EnginesInOneProcess(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport) -> None:
+    """Named at once, since a run that is ended from outside prints no summary."""
+    print(f"\n{crashitem}: {report.longrepr}", flush=True)
 
 
 @pytest.hookimpl(wrapper=True)
