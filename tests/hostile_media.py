@@ -83,7 +83,8 @@ def quicktime(name: str) -> bytes:
     at = data.index(b"dref") - 4
     size = struct.unpack(">I", data[at : at + 4])[0]
     record = bytes(10) + bytes([0]) + bytes(27) + bytes(12)
-    record += bytes([len(name)]) + name.encode().ljust(63, b"\0") + bytes(16)
+    start = name.encode()[:63]  # all that there is room for; the whole path comes below
+    record += bytes([len(start)]) + start.ljust(63, b"\0") + bytes(16)
     record += struct.pack(">hh", 1, 1) + bytes(16)
     path = name.encode() + b"\0" * (len(name) % 2)
     record += struct.pack(">hh", 2, len(path)) + path + struct.pack(">hh", -1, 0)
