@@ -27,7 +27,7 @@ from common.errors import (
 )
 from common.fleet_key import FleetKey
 from common.fleet_sockets import check_bind
-from common.settings import configure_logging
+from common.process_settings import configure_logging
 from common.stop_signals import StopSignals
 from common.telemetry import enable_nvtx
 from common.transfer.arena_file import reap_orphans
@@ -46,10 +46,10 @@ SAY_S = 5.0
 def run() -> None:
     """Run a worker until SIGTERM or SIGINT. Exit status 1 if it could not serve."""
     args = parse(sys.argv[1:])
-    configure_logging(args.log_level, args.worker_id)
-    if args.nvtx:
+    configure_logging(args.process.log_level, args.worker_id)
+    if args.process.nvtx:
         enable_nvtx()
-    prepare_environment(args.host)
+    prepare_environment(args.worker.worker_host)
     try:
         uvloop.run(_run(args))
     except MmRouterError as error:
@@ -58,10 +58,12 @@ def run() -> None:
 
 
 async def _run(args: WorkerArgs) -> None:
-    key = FleetKey.read(args.fleet_key_file) if args.fleet_key_file else None
-    check_bind(f"tcp://{args.host}:{args.request_port}", key)
+    key = args.process.fleet_key()
+    check_bind(args.worker.endpoint, key)
     engine_args = with_our_defaults(args.engine, args.engine_given)
-    engine_args.kv_events_config = secured(engine_args.kv_events_config, key, args.fleet_key_file)
+    engine_args.kv_events_config = secured(
+        engine_args.kv_events_config, key, args.process.fleet_key_file
+    )
     reap_orphans()  # of frontends that were killed; the next process cleans up
     engine = await Engine.start(engine_args, args.worker_id)
     try:
@@ -76,9 +78,9 @@ async def _serve(args: WorkerArgs, engine: Engine, key: FleetKey | None) -> None
         MediaReceiver(receivers(engine.local_renderer().render, await make_nixl_receiver(args))),
         args.worker_id,
         args.incarnation,
-        f"tcp://{args.host}:{args.request_port}",
+        args.worker.endpoint,
         key,
-        args.max_requests or 4 * engine.capacity().max_num_seqs * engine.num_ranks,
+        args.worker.max_requests or 4 * engine.capacity().max_num_seqs * engine.num_ranks,
     )
     try:
         async with args.discovery.publisher(key) as publisher:
@@ -102,10 +104,10 @@ async def make_nixl_receiver(args: WorkerArgs) -> NixlReceiver | None:
     if args.transfer is TransferMode.AUTO and not nixl_installed():
         return None
     receiver = NixlReceiver(
-        args.nixl,
-        slots=args.nixl_slots,
-        slot_size=args.nixl_slot_bytes,
-        deadline=args.nixl_deadline_s,
+        args.network,
+        slots=args.nixl.slots,
+        slot_size=args.nixl.slot_mb << 20,
+        deadline=args.nixl.deadline_s,
     )
     if args.transfer is TransferMode.NIXL:
         try:
@@ -158,7 +160,7 @@ async def _leave(
         logger.warning("the card can't say that this worker leaves: %s", str(error) or "no answer")
     logger.info("draining, %d requests are left", service.active_requests)
     draining = asyncio.create_task(service.drain())
-    at_once = asyncio.create_task(signals.at_once(args.drain_timeout_s))
+    at_once = asyncio.create_task(signals.at_once(args.process.drain_timeout_s))
     await asyncio.wait({draining, at_once}, return_when=asyncio.FIRST_COMPLETED)
     for task in (draining, at_once):
         task.cancel()

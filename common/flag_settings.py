@@ -1,30 +1,45 @@
-"""Settings of which every field is a flag with a twin in the environment.
+"""Settings are declared once: name, type, default, unit, range and help.
 
 ``--router-decode-weight`` is ``MMROUTER_ROUTER_DECODE_WEIGHT``: the flag wins over the
-environment, and that over the default. Units are left out of both: ``timeout_s`` is
-``--timeout``.
+environment, and that over the default. An empty variable counts as unset. The name of a field
+ends with its unit; seconds are left out of the flag, so ``timeout_s`` is ``--timeout``.
 """
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Final, Self
 
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from common.errors import ConfigurationError
-from common.settings import ENV_PREFIX
+
+ENV_PREFIX: Final = "MMROUTER_"
+
+_UNITS: Final = {
+    "s": "s",
+    "mb": "MiB",
+    "gb": "GiB",
+    "pixels": "pixels",
+    "megapixels": "megapixels",
+    "tokens": "tokens",
+    "blocks": "blocks",
+}
+"""By the last word of a field's name."""
 
 
 class FlagSettings(BaseModel):
-    """A group of flags; each field's description is its help.
+    """A group of settings; each field's description is its help.
 
     Attributes:
         flag_group: title of the group in the help.
         flag_prefix: what the flags begin with, ``router-`` for example.
         not_flags: fields that are set by other means.
+        variables: fields without a flag, and the environment variable of each.
+        alternatives: fields of which one may be given. A flag of one beats the variables of all.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -32,6 +47,8 @@ class FlagSettings(BaseModel):
     flag_group: ClassVar[str]
     flag_prefix: ClassVar[str] = ""
     not_flags: ClassVar[frozenset[str]] = frozenset()
+    variables: ClassVar[Mapping[str, str]] = {}
+    alternatives: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def flag(cls, field: str) -> str:
@@ -41,25 +58,35 @@ class FlagSettings(BaseModel):
     @classmethod
     def variable(cls, field: str) -> str:
         """The environment variable of a field."""
-        return ENV_PREFIX + cls.flag(field).removeprefix("--").replace("-", "_").upper()
+        own_name = ENV_PREFIX + cls.flag(field).removeprefix("--").replace("-", "_").upper()
+        return cls.variables.get(field, own_name)
+
+    @classmethod
+    def declared(cls) -> dict[str, FieldInfo]:
+        """The fields that a user may set, by name."""
+        return {
+            name: field for name, field in cls.model_fields.items() if name not in cls.not_flags
+        }
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        """Add one flag per field to a parser."""
+        """Add a flag for each field that has one to a parser."""
         group = parser.add_argument_group(cls.flag_group)
-        for name, field in cls._flag_fields().items():
+        for name, field in cls.declared().items():
+            if name in cls.variables:
+                continue
             options: dict[str, Any] = {"metavar": "VALUE"}
-            default = field.default
             if field.annotation is bool:
                 options = {"action": argparse.BooleanOptionalAction}
-            elif isinstance(default, StrEnum):
-                options = {"choices": [choice.value for choice in type(default)]}
-                default = default.value
+            elif isinstance(field.default, StrEnum):
+                options = {"choices": [choice.value for choice in type(field.default)]}
+            default = default_of(name, field)
+            facts = "; ".join(filter(None, (default and f"default {default}", cls.variable(name))))
             group.add_argument(
                 cls.flag(name),
                 dest=cls._destination(name),
                 default=None,
-                help=f"{field.description} (default {default}; {cls.variable(name)})",
+                help=f"{field.description} ({facts})".replace("%", "%%"),
                 **options,
             )
 
@@ -81,26 +108,75 @@ class FlagSettings(BaseModel):
             ConfigurationError: a value is unusable; the message names where it stood.
         """
         environ = os.environ if environ is None else environ
-        found = dict(others or {})
-        for name in cls._flag_fields():
-            given = getattr(args, cls._destination(name))
+        flags: dict[str, tuple[str, object]] = {}
+        variables: dict[str, tuple[str, object]] = {}
+        for name in cls.declared():
+            given = getattr(args, cls._destination(name), None)
             if given is not None:
-                found[name] = cls.flag(name), given
-            elif (variable := cls.variable(name)) in environ:
-                found[name] = variable, environ[variable]
+                flags[name] = cls.flag(name), given
+            if value := environ.get(variable := cls.variable(name)):
+                variables[name] = variable, value
+        if cls.alternatives & flags.keys():
+            for name in cls.alternatives:
+                variables.pop(name, None)
+        found = dict(others or {}) | variables | flags
+        if len(both := sorted(cls.alternatives & found.keys())) > 1:
+            names = " and ".join(found[name][0] for name in both)
+            raise ConfigurationError(f"{names} say the same thing: give one")
         try:
             return cls.model_validate({name: value for name, (_, value) in found.items()})
         except ValidationError as error:
-            first = error.errors()[0]
-            source, value = found[str(first["loc"][0])]
-            raise ConfigurationError(f"{source}={value!r} is unusable: {first['msg']}") from error
-
-    @classmethod
-    def _flag_fields(cls) -> dict[str, FieldInfo]:
-        return {
-            name: field for name, field in cls.model_fields.items() if name not in cls.not_flags
-        }
+            raise ConfigurationError(_sentence(error, found)) from error
 
     @classmethod
     def _destination(cls, field: str) -> str:
         return cls.flag_prefix.replace("-", "_") + field
+
+
+def add_all(parser: argparse.ArgumentParser, groups: Iterable[type[FlagSettings]]) -> None:
+    """Add the flags of several groups to a parser."""
+    for group in groups:
+        group.add_arguments(parser)
+
+
+def unit_of(field: str) -> str:
+    """The unit of a field by its name; empty if it has none."""
+    return _UNITS.get(field.rpartition("_")[2], "")
+
+
+def range_of(field: FieldInfo) -> str:
+    """Which numbers a field takes, for example ``> 0, <= 1``; empty for any."""
+    bounds = []
+    for each in field.metadata:
+        match each:
+            case Gt(gt=bound):
+                bounds.append(f"> {bound:g}")
+            case Ge(ge=bound):
+                bounds.append(f">= {bound:g}")
+            case Lt(lt=bound):
+                bounds.append(f"< {bound:g}")
+            case Le(le=bound):
+                bounds.append(f"<= {bound:g}")
+    return ", ".join(bounds)
+
+
+def default_of(name: str, field: FieldInfo) -> str:
+    """A field's default with its unit, as help shows it; empty if there is none."""
+    match default := field.get_default(call_default_factory=True):
+        case None:
+            return ""
+        case bool():
+            return "on" if default else "off"
+        case float():
+            return f"{default:g} {unit_of(name)}".rstrip()
+        case _:
+            return f"{default} {unit_of(name)}".rstrip()
+
+
+def _sentence(error: ValidationError, found: Mapping[str, tuple[str, object]]) -> str:
+    first = error.errors()[0]
+    reason = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        return reason
+    source, value = found[str(first["loc"][0])]
+    return f"{source}={value!r} is unusable: {reason}"

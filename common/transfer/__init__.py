@@ -3,7 +3,7 @@
 - :mod:`base`: ``MmKwargsSender``, ``MmKwargsReceiver``, ``Loan``, ``Received``,
   ``receive_all``, ``join_frames``
 - :mod:`metadata`: ``TransferMetadata``, ``encode_metadata``, ``decode_metadata``
-- :mod:`choice`: ``parse_transfer_mode``, ``choose_transport``, ``SenderSet``, ``ReceiverSet``
+- :mod:`choice`: ``choose_transport``, ``SenderSet``, ``ReceiverSet``
 - :mod:`arena`: ``Arena``, ``Lease``; :mod:`arena_layout`: ``ArenaOffer``;
   :mod:`arena_mapping`: ``ArenaMapping``; :mod:`arena_file`: ``reap_orphans``
 - transports: :mod:`shm` (``ShmSender``, ``ShmReceiver``), :mod:`nixl` (``NixlSender``,

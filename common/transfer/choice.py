@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
-from common.errors import ArenaFullError, ArenaUnavailableError, ConfigurationError
+from common.errors import ArenaFullError, ArenaUnavailableError
 from common.identity import MmHash
 from common.telemetry import TRANSFER_FALLBACKS
 from common.transfer.base import Loan, MmKwargsReceiver, MmKwargsSender, Received
@@ -26,18 +26,6 @@ class TransferMode(Enum):
     NIXL = "nixl"
     DISABLED = "disabled"
     """Set with ``DYNAMO_DISABLE_NIXL_MM``: workers process media themselves."""
-
-
-def parse_transfer_mode(value: str | None) -> TransferMode:
-    """Read ``DYNAMO_MM_TRANSFER``; unset or empty means auto.
-
-    Raises:
-        ConfigurationError: it is none of ``shm``, ``nixl`` and ``auto``.
-    """
-    wanted = (value or "auto").strip().lower()
-    if wanted not in ("auto", "shm", "nixl"):
-        raise ConfigurationError(f"DYNAMO_MM_TRANSFER is {value!r}; it must be shm, nixl or auto")
-    return TransferMode(wanted)
 
 
 @dataclass(frozen=True)

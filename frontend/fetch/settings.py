@@ -26,8 +26,8 @@ class MediaSettings(FetchPolicy, FlagSettings):
         256.0,
         ge=0.0,
         allow_inf_nan=False,
-        description="memory for media kept decoded, so that a repeated one needs no decoding, "
-        "in MiB; 0 keeps none",
+        description="memory for media kept decoded, so that a repeated one needs no decoding; 0 "
+        "keeps none",
     )
 
     @property

@@ -9,16 +9,19 @@ from frontend.http.file_limit import raise_file_limit
 from frontend.http.readiness_gate import ReadinessGate
 from frontend.http.retry_after import RetryAfter
 from frontend.http.server import build_vllm_app, uvicorn_config
-from frontend.http.settings import HttpSettings
+from frontend.http.settings import HttpSettings, KeySettings
 from frontend.http.status import status_routes
+from frontend.http.uvicorn_server import Server
 
 __all__ = [
     "AdminGuard",
     "Admission",
     "EarlyStreamErrors",
     "HttpSettings",
+    "KeySettings",
     "ReadinessGate",
     "RetryAfter",
+    "Server",
     "build_vllm_app",
     "graceful_shutdown",
     "raise_file_limit",

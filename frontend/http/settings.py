@@ -1,5 +1,6 @@
-"""The flags that say how much of this frontend a client may take, and for how long."""
+"""The flags that say who is a client, how much of this frontend it may take, and for how long."""
 
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -21,12 +22,12 @@ class HttpSettings(FlagSettings):
         4096, ge=1, description="open connections of clients; one more is answered 503 and closed"
     )
     max_body_mb: Positive = Field(
-        64.0, description="largest body of a request, in MiB; a larger one is answered 413"
+        64.0, description="largest body of a request; a larger one is answered 413"
     )
     body_memory_mb: Positive = Field(
         2048.0,
-        description="memory for the bodies of all requests, those that still arrive included, in "
-        "MiB; what doesn't fit is answered 429",
+        description="memory for the bodies of all requests, those that still arrive included; "
+        "what doesn't fit is answered 429",
     )
     key_share: float = Field(
         0.5,
@@ -36,15 +37,15 @@ class HttpSettings(FlagSettings):
         "--body-memory-mb, as a fraction; holds where there are several keys",
     )
     head_timeout_s: Positive = Field(
-        10.0, description="seconds in which the head of a request has to arrive"
+        10.0, description="how long the head of a request may take to arrive"
     )
     body_timeout_s: Positive = Field(
-        60.0, description="seconds in which the body of a request has to arrive"
+        60.0, description="how long the body of a request may take to arrive"
     )
     send_timeout_s: Positive = Field(
         60.0,
-        description="seconds in which a client has to take 256 KiB of its answer, or all that is "
-        "there of it; one that doesn't is disconnected",
+        description="how long a client may take for 256 KiB of its answer, or for all that is "
+        "there of it, before it is disconnected",
     )
 
     @property
@@ -56,3 +57,23 @@ class HttpSettings(FlagSettings):
     def body_memory_bytes(self) -> int:
         """Memory for bodies in bytes, enough for one of any allowed size."""
         return max(self.max_body_bytes, int(self.body_memory_mb * 2**20))
+
+
+class KeySettings(FlagSettings):
+    """Who is let in."""
+
+    flag_group: ClassVar[str] = "keys"
+
+    api_key_file: Path | None = Field(
+        None, description="file with one API key a line, in addition to --api-key"
+    )
+    isolate_api_keys: bool = Field(
+        False,
+        description="give every API key a cache_salt of its own, so that no key can find out by "
+        "time what another sent, and none gains from it",
+    )
+    admin_key_file: Path | None = Field(
+        None,
+        description="file with one key a line that opens /mmrouter/* and vLLM's management "
+        "routes; without it they are open to clients on this host only",
+    )

@@ -41,10 +41,10 @@ class FetchPolicy(BaseModel):
     )
     max_redirects: int = Field(3, ge=0, description="most redirects followed per fetch")
     timeout_s: Positive = Field(
-        30.0, description="how long a fetch may take, redirects and retries included, in seconds"
+        30.0, description="how long a fetch may take, redirects and retries included"
     )
     max_mb: Positive = Field(
-        256.0, description="largest encoded medium, decompressed if it is sent compressed, in MiB"
+        256.0, description="largest encoded medium, decompressed if it is sent compressed"
     )
     max_pixels: int = Field(50_000_000, ge=1, description="most pixels of an image or video frame")
     max_video_pixels: int = Field(
@@ -52,28 +52,28 @@ class FetchPolicy(BaseModel):
     )
     max_per_request: int = Field(256, ge=1, description="most media of one request")
     max_request_mb: Positive = Field(
-        512.0, description="most encoded media of one request together, in MiB"
+        512.0, description="most encoded media of one request together"
     )
     max_request_megapixels: Positive = Field(
         1000.0,
-        description="most pixels that are decoded for one request, in millions; a sample of "
-        "sound counts as one, for each channel",
+        description="most pixels that are decoded for one request; a sample of sound counts as "
+        "one, for each channel",
     )
     held_mb: Positive = Field(
         2048.0,
-        description="most encoded media held for all requests together, in MiB; what finds no "
+        description="most encoded media held for all requests together; what finds no "
         "room is answered with 429",
     )
     decoding_megapixels: Positive = Field(
         2000.0,
-        description="most pixels decoded and held for all requests together, in millions, each of "
-        "up to four bytes; what finds no room is answered with 429",
+        description="most pixels decoded and held for all requests together, each of up "
+        "to four bytes; what finds no room is answered with 429",
     )
     decode_timeout_s: Positive = Field(
         120.0,
-        description="how long a request's media may keep a process of --preprocess-workers, in "
-        "seconds and with a quarter of a second more for each megapixel, before it is killed; "
-        "without such processes, how long reading the frames of a video may take",
+        description="how long a request's media may keep a process of --preprocess-workers before "
+        "it is killed, and a quarter of a second more for each megapixel; without such "
+        "processes, how long reading the frames of a video may take",
     )
     allowed_domains: tuple[str, ...] = ()
     local_root: Path | None = None

@@ -40,9 +40,6 @@ from frontend.vllm_errors import as_vllm_error
 
 logger = logging.getLogger(__name__)
 
-MOST_WAITING: Final = 256
-"""Requests with media that may be under way, unless told otherwise."""
-
 HASHES_KEPT: Final = 100_000
 """Media whose hash is remembered, so that they need no decoding."""
 

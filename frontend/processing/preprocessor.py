@@ -35,9 +35,10 @@ from frontend.fetch import MediaLoader
 from frontend.media_processes import StartUp
 from frontend.processing.backends import OwnBackend, PoolBackend
 from frontend.processing.client_embeds import check_embeds
-from frontend.processing.media_processing import MOST_WAITING, MediaProcessing
+from frontend.processing.media_processing import MediaProcessing
 from frontend.processing.pool import ProcessPool
 from frontend.processing.renderer import build_config
+from frontend.processing.settings import PreprocessSettings
 from frontend.processing.sources import MediaSources
 from frontend.processing.store import ArenaStore, PrivateStore, ProcessedStore
 from frontend.processing.uuids import content_hash
@@ -92,8 +93,7 @@ class Preprocessor:
         *,
         loader: MediaLoader,
         arena: Arena | None,
-        processes: int = 0,
-        most_waiting: int = MOST_WAITING,
+        settings: PreprocessSettings,
         keep_sources: bool = False,
     ) -> None:
         """Load tokenizer and processor. Takes seconds: not on the event loop.
@@ -104,8 +104,7 @@ class Preprocessor:
                 replaced by the card's.
             loader: gets media, and has the limits on decoding them.
             arena: keeps processed media; without it they are kept in private memory.
-            processes: to process media in; 0 does it in this one.
-            most_waiting: requests whose media may be processed, or wait for it.
+            settings: where media are processed, and how many may wait for it.
             keep_sources: keep media as fetched beside their tensors, for workers that
                 process them themselves.
 
@@ -113,6 +112,7 @@ class Preprocessor:
             ConfigurationError: the model's files can't be read here, or the model
                 is of a kind that can't be routed, or the processes don't start.
         """
+        self.card = card
         self.vllm_config = build_config(card, serve_args)
         if self.model_config.is_encoder_decoder:
             raise ConfigurationError(f"{card.model.model} is an encoder-decoder model: not routed")
@@ -127,9 +127,11 @@ class Preprocessor:
         if self.renderer.mm_processor is None:
             return
         store = _make_store(arena, self.model_config)
-        if processes:
+        if settings.workers:
             order = StartUp(card, serve_args, loader.policy, arena.offer if arena else None)
-            self._pool = ProcessPool(order, processes, store, self.hf_runs, loader.budgets.decoding)
+            self._pool = ProcessPool(
+                order, settings.workers, store, self.hf_runs, loader.budgets.decoding
+            )
         self._processing = MediaProcessing(
             self.renderer,
             store,
@@ -137,7 +139,7 @@ class Preprocessor:
             if self._pool
             else OwnBackend(self.renderer, store, loader.decode),
             loader.decode,
-            most_waiting=most_waiting,
+            most_waiting=settings.queue,
             sources=self._sources,
         )
         self._processing.take_over(self.hf_runs)

@@ -26,15 +26,15 @@ class FaultSettings(FlagSettings):
     )
     worker_wait_s: Seconds = Field(
         60.0,
-        description="seconds that a request which lost its worker waits for another to come if "
-        "there is none, and for the retry budget; 0 not at all",
+        description="how long a request that lost its worker waits for another to come if there is "
+        "none, and for the retry budget; 0 not at all",
     )
     request_timeout_s: Seconds = Field(
         0.0,
-        description="seconds that a request may take once its prompt is processed; 0 for any time",
+        description="how long a request may take once its prompt is processed; 0 for any time",
     )
     output_timeout_s: Seconds = Field(
         0.0,
-        description="seconds without any output after which a request is taken from a worker "
-        "that is alive otherwise, time in its queue included; 0 for any time",
+        description="how long a request may get no output from a worker that is alive otherwise, "
+        "time in its queue included, before it is taken from there; 0 for any time",
     )

@@ -67,23 +67,22 @@ class RouterSettings(FlagSettings):
         3, ge=1, description="requests failing in a row that take a worker out for a while"
     )
     eject_base_s: Seconds = Field(
-        1.0, description="how long it is out the first time, in seconds; doubled with each relapse"
+        1.0, description="how long it is out the first time; doubled with each relapse"
     )
-    eject_max_s: Seconds = Field(60.0, description="how long it is out at most, in seconds")
+    eject_max_s: Seconds = Field(60.0, description="how long it is out at most")
     stall_s: Seconds = Field(
         120.0,
         description="how long a worker with requests may stay silent on all of them before it "
-        "counts as stalled and they go elsewhere, in seconds",
+        "counts as stalled and they go elsewhere",
     )
     predict_ttl_s: Seconds = Field(
         5.0,
-        description="how long blocks of a routed request count as held before their "
-        "event arrives, in seconds",
+        description="how long blocks of a routed request count as held before their event arrives",
     )
     approximate_ttl_s: Seconds = Field(
         120.0,
         description="how long blocks of a routed request count as held on a worker "
-        "without KV events, in seconds",
+        "without KV events",
     )
     approximate_blocks: int = Field(
         2_000_000, ge=0, description="most blocks predicted at once, over all workers"
@@ -96,15 +95,15 @@ class RouterSettings(FlagSettings):
     )
     media_items: int = Field(10_000, ge=1, description="most media items remembered per worker")
     report_ttl_s: Seconds = Field(
-        10.0, description="how long a worker's own report of its load counts, in seconds"
+        10.0, description="how long a worker's own report of its load counts"
     )
     silence_s: Seconds = Field(
         2.0,
         description="how long a worker may serve without the events that should follow "
-        "before its event stream is checked, in seconds",
+        "before its event stream is checked",
     )
     replay_timeout_s: Seconds = Field(
-        5.0, description="how long to wait for the next message of a replay, in seconds"
+        5.0, description="how long to wait for the next message of a replay"
     )
     decisions: int = Field(1000, ge=1, description="routing decisions kept for inspection")
     candidates: int = Field(

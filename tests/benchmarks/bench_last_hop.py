@@ -32,6 +32,7 @@ from common.transfer.choice import TransferMode
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing.preprocessor import Preprocessor, ProcessedPrompt
+from frontend.processing.settings import PreprocessSettings
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
 from tests.e2e.processes import environment, start_worker
@@ -86,7 +87,12 @@ async def measure(card: WorkerCard, images: int) -> tuple[float, float]:
     media_sender = MediaSender.create(1 << 29, TransferMode.SHM)
     loader = MediaLoader(FetchPolicy(), 0)
     preprocessor = await asyncio.to_thread(
-        Preprocessor, card, parser.parse_args([]), loader=loader, arena=media_sender.arena
+        Preprocessor,
+        card,
+        parser.parse_args([]),
+        loader=loader,
+        arena=media_sender.arena,
+        settings=PreprocessSettings(),
     )
     context = zmq.asyncio.Context()
     link = WorkerLink(card, context, Incarnation("bench"), lambda status: None)

@@ -20,6 +20,7 @@ import os
 import selectors
 import struct
 import time
+from argparse import Namespace
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -38,7 +39,6 @@ from vllm.multimodal.inputs import (
 )
 
 from common.identity import MmHash
-from common.settings import env_default
 from common.transfer import pages
 from common.transfer.arena import Arena
 from common.transfer.arena_layout import ArenaOffer
@@ -50,9 +50,10 @@ from common.transfer.inline import InlineReceiver, InlineSender
 from common.transfer.metadata import TransferMetadata, decode_metadata, encode_metadata
 from common.transfer.nixl import NixlReceiver, NixlSender
 from common.transfer.nixl_agent import NixlAgent
-from common.transfer.nixl_network import NixlNetwork, nixl_installed
+from common.transfer.nixl_network import nixl_installed
 from common.transfer.nixl_offer import NixlOffer
 from common.transfer.segment import aligned
+from common.transfer.settings import NixlSettings
 from common.transfer.shm import ShmReceiver, ShmSender
 from tests.unit.common.transfer.process import Process
 
@@ -80,7 +81,7 @@ SEND_THREADS: Final = max(1, (os.cpu_count() or 1) - 1)
 STALL_RUNS: Final = 15
 IDLE_SECONDS: Final = 3.0
 
-NETWORK: Final = NixlNetwork(allow_tcp=env_default("--nixl-allow-tcp", "0") == "1")
+NETWORK: Final = NixlSettings.from_args(Namespace()).network()
 """What NIXL may use: copies between processes, or TCP over loopback as our flag says."""
 
 

@@ -15,7 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-from frontend import __main__ as frontend
+from frontend.__main__ import main as run_frontend
+from frontend.app import serve
 from frontend.args import FrontendArgs
 
 TICK_S = 0.001
@@ -52,17 +53,15 @@ class Watch:
 
 def main() -> None:
     watch = Watch(Path(sys.argv.pop(1)))
-    original = frontend._run
 
     async def watched(args: FrontendArgs) -> None:
         task = asyncio.create_task(watch.run())
         try:
-            await original(args)
+            await serve(args)
         finally:
             task.cancel()
 
-    frontend._run = watched
-    frontend.main()
+    run_frontend(watched)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ import msgspec
 import zmq
 from vllm.multimodal.media.connector import global_thread_pool
 
-from frontend import __main__ as frontend
+from frontend.__main__ import main as run_frontend
+from frontend.app import serve
 from frontend.args import FrontendArgs
 from frontend.router.events.event_stream import Command, EventStream
 from tests.chaos.report import Report
@@ -117,14 +118,12 @@ def _open_sockets() -> dict[str, int]:
 
 def main() -> None:
     handles = Handles(Path(sys.argv.pop(1)))
-    original = frontend._run
 
     async def watched(args: FrontendArgs) -> None:
         handles.install()
-        await original(args)
+        await serve(args)
 
-    frontend._run = watched
-    frontend.main()
+    run_frontend(watched)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from common.transfer.nixl_network import NixlNetwork
 def test_engine_flags_reach_vllm_and_ours_do_not() -> None:
     args = parse(["--model", "m", "--worker-id", "w", "--max-model-len", "99", "--nixl-slots", "3"])
     assert args.worker_id == "w"
-    assert args.nixl_slots == 3
+    assert args.nixl.slots == 3
     assert args.engine.model == "m"
     assert args.engine.max_model_len == 99
     assert args.engine_given == {"model", "max_model_len"}
@@ -55,15 +55,15 @@ def test_the_transfer_mode_comes_from_the_environment(
 
 
 def test_nixl_stays_on_this_host_unless_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert parse(["--model", "m"]).nixl == NixlNetwork()
+    assert parse(["--model", "m"]).network == NixlNetwork()
     flags = ["--model", "m", "--nixl-interface", "eth0", "--nixl-allow-tcp"]
-    assert parse(flags).nixl == NixlNetwork("eth0", allow_tcp=True)
+    assert parse(flags).network == NixlNetwork("eth0", allow_tcp=True)
     monkeypatch.setenv("MMROUTER_NIXL_INTERFACE", "mlx5_0:1,mlx5_1:1")
     monkeypatch.setenv("UCX_TLS", "rc")
-    assert parse(["--model", "m"]).nixl == NixlNetwork("mlx5_0:1,mlx5_1:1", narrowed_to=("rc",))
+    assert parse(["--model", "m"]).network == NixlNetwork("mlx5_0:1,mlx5_1:1", narrowed_to=("rc",))
     monkeypatch.setenv("MMROUTER_NIXL_ALLOW_TCP", "1")
     monkeypatch.setenv("UCX_TLS", "tcp")
-    assert parse(["--model", "m"]).nixl.allow_tcp
+    assert parse(["--model", "m"]).network.allow_tcp
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_nixl_stays_on_this_host_unless_it_is_told(monkeypatch: pytest.MonkeyPat
     [
         ([], {}, "--model is required"),
         (["--model", "m"], {"DYNAMO_MM_TRANSFER": "owl"}, "owl"),
-        (["--model", "m"], {"DYNAMO_DISABLE_NIXL_MM": "yes"}, "must be 0 or 1"),
+        (["--model", "m"], {"DYNAMO_DISABLE_NIXL_MM": "2"}, "DYNAMO_DISABLE_NIXL_MM='2'"),
         (
             ["--model", "m"],
             {"DYNAMO_DISABLE_NIXL_MM": "1", "DYNAMO_MM_TRANSFER": "shm"},
@@ -85,7 +85,7 @@ def test_nixl_stays_on_this_host_unless_it_is_told(monkeypatch: pytest.MonkeyPat
         (
             ["--model", "m", "--discovery", "file:///a", "--discovery-dir", "/a"],
             {},
-            "--discovery and --discovery-dir both say",
+            "--discovery and --discovery-dir say the same thing",
         ),
     ],
 )

@@ -11,8 +11,12 @@ from tests.unit.common.cards import make_card
 def test_code_of_models_takes_a_flag_of_the_frontend(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse([]).serve.trust_remote_code is False
     assert parse(["--trust-remote-code"]).serve.trust_remote_code is True
-    monkeypatch.setenv("MMROUTER_TRUST_REMOTE_CODE", "1")
-    assert parse([]).serve.trust_remote_code is True
+    for value in ("1", "true"):
+        monkeypatch.setenv("MMROUTER_TRUST_REMOTE_CODE", value)
+        assert parse([]).serve.trust_remote_code is True
+    for value in ("0", "false", ""):
+        monkeypatch.setenv("MMROUTER_TRUST_REMOTE_CODE", value)
+        assert parse([]).serve.trust_remote_code is False
 
 
 def test_no_model_is_loaded_with_code_that_is_not_trusted() -> None:
@@ -38,16 +42,16 @@ def test_vllms_store_of_responses_is_refused(
 @pytest.mark.parametrize(
     ("variable", "values"),
     [
-        ("ISOLATE_API_KEYS", ["true", "yes", "2"]),
-        ("TRUST_REMOTE_CODE", ["true"]),
-        ("NIXL_ALLOW_TCP", ["false"]),
-        ("NVTX", ["on"]),
+        ("ISOLATE_API_KEYS", ["maybe", "2"]),
+        ("TRUST_REMOTE_CODE", ["trusted"]),
+        ("NIXL_ALLOW_TCP", ["never"]),
+        ("NVTX", ["onn"]),
         ("MM_ARENA_GB", ["x", "nan", "inf", "-1"]),
         ("DRAIN_TIMEOUT", ["x", "nan", "inf", "-1"]),
         ("LOG_LEVEL", ["x", "INFO"]),
         ("DISCOVERY", ["etcd://host/fleet", "/run/cards", "file://host/run/cards"]),
         ("PREPROCESS_WORKERS", ["x", "-1"]),
-        ("MAX_BODY_MB", ["", "x", "inf", "1e305"]),
+        ("MAX_BODY_MB", ["x", "inf", "1e305"]),
     ],
 )
 def test_what_the_environment_says_is_never_taken_for_something_else(

@@ -130,10 +130,10 @@ def test_partitions_are_told_apart() -> None:
 def test_isolation_takes_keys(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not parse(["--api-key", "a"]).isolate_api_keys
-    assert parse(["--api-key", "a", "--isolate-api-keys"]).isolate_api_keys
+    assert not parse(["--api-key", "a"]).keys.isolate_api_keys
+    assert parse(["--api-key", "a", "--isolate-api-keys"]).keys.isolate_api_keys
     monkeypatch.setenv("MMROUTER_ISOLATE_API_KEYS", "1")
-    assert parse(["--api-key", "a"]).isolate_api_keys
+    assert parse(["--api-key", "a"]).keys.isolate_api_keys
     with pytest.raises(SystemExit):
         parse([])
     assert "--api-key" in capsys.readouterr().err

@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from common.errors import ArenaUnavailableError, ConfigurationError
+from common.errors import ArenaUnavailableError
 from common.telemetry import TRANSFER_FALLBACKS
 from common.transfer.arena import Arena
 from common.transfer.choice import (
@@ -11,32 +11,11 @@ from common.transfer.choice import (
     SenderSet,
     TransferMode,
     choose_transport,
-    parse_transfer_mode,
 )
 from common.transfer.inline import InlineReceiver, InlineSender
 from common.transfer.metadata import Transport
 from common.transfer.shm import ShmReceiver, ShmSender
 from tests.unit.common.transfer.items import image, image_hash, is_image
-
-
-@pytest.mark.parametrize(
-    ("value", "mode"),
-    [
-        (None, TransferMode.AUTO),
-        ("", TransferMode.AUTO),
-        ("auto", TransferMode.AUTO),
-        ("shm", TransferMode.SHM),
-        (" NIXL ", TransferMode.NIXL),
-    ],
-)
-def test_modes(value: str | None, mode: TransferMode) -> None:
-    assert parse_transfer_mode(value) is mode
-
-
-@pytest.mark.parametrize("value", ["rdma", "shm,nixl", "1", "inline"])
-def test_unknown_modes(value: str) -> None:
-    with pytest.raises(ConfigurationError, match="DYNAMO_MM_TRANSFER"):
-        parse_transfer_mode(value)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from frontend.__main__ import _Server
 from frontend.args import parse
 from frontend.asgi import App
 from frontend.http.server import uvicorn_config
 from frontend.http.settings import HttpSettings
+from frontend.http.uvicorn_server import Server
 from tests.waiting import until
 
 
@@ -68,7 +68,7 @@ class Client:
 class Serving:
     """A server that runs."""
 
-    def __init__(self, server: _Server) -> None:
+    def __init__(self, server: Server) -> None:
         self.server = server
         self.state = server.server_state
         self.port: int = server.servers[0].sockets[0].getsockname()[1]
@@ -106,7 +106,7 @@ async def serving(app: App, settings: HttpSettings, *flags: str) -> AsyncIterato
     """Serve an app as the frontend would, until the end of the context. A test that hangs ends
     in a minute."""
     async with asyncio.timeout(60):
-        server = _Server(uvicorn_config(app, _serve_args(*flags), settings))
+        server = Server(uvicorn_config(app, _serve_args(*flags), settings))
         running = asyncio.create_task(server.serve())
         await until(lambda: server.started)
         served = Serving(server)

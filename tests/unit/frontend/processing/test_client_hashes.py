@@ -18,6 +18,7 @@ from common.transfer.arena import Arena
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing.preprocessor import MediaItem, Preprocessor
+from frontend.processing.settings import PreprocessSettings
 from tests.unit.frontend.asking import asking
 from tests.unit.frontend.processing.media import image, same
 
@@ -27,7 +28,9 @@ async def preprocessor(
     card: WorkerCard, serve_args: Namespace, arena: Arena
 ) -> AsyncIterator[Preprocessor]:
     loader = MediaLoader(FetchPolicy(), 0)
-    preprocessor = Preprocessor(card, serve_args, loader=loader, arena=arena)
+    preprocessor = Preprocessor(
+        card, serve_args, loader=loader, arena=arena, settings=PreprocessSettings()
+    )
     yield preprocessor
     await preprocessor.close()
     await loader.close()

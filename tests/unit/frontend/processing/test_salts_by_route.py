@@ -25,6 +25,7 @@ from frontend.http.api_keys import ApiKeyGuard
 from frontend.http.server import build_vllm_app
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing.preprocessor import Preprocessor, ProcessedPrompt
+from frontend.processing.settings import PreprocessSettings
 from frontend.request.engine_client import RoutedEngineClient
 from frontend.vllm_errors import as_vllm_error
 from tests.pictures import data_uri, picture
@@ -67,7 +68,9 @@ async def engine(
     monkeypatch.setattr(Request, "json", Request.json)  # put back afterwards
     loader = MediaLoader(FetchPolicy(), 1 << 26)
     register(loader)
-    preprocessor = Preprocessor(card, parse([]).serve, loader=loader, arena=arena)
+    preprocessor = Preprocessor(
+        card, parse([]).serve, loader=loader, arena=arena, settings=PreprocessSettings()
+    )
     yield Engine(preprocessor)
     await preprocessor.close()
     await loader.close()

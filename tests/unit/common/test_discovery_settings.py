@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from common.discovery.file import FileCardPublisher, FileDiscovery
+from common.discovery.settings import DiscoverySettings, default_discovery_dir
 from common.errors import ConfigurationError, DiscoveryError
-from common.settings import add_common_arguments, default_discovery_dir, discovery
 from tests.unit.common.cards import make_card
 
 
@@ -64,8 +64,8 @@ async def test_one_that_somebody_else_made_first_is_refused(temporary: Path) -> 
 
 def discovered(*argv: str) -> str:
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    add_common_arguments(parser)
-    found = discovery(parser.parse_args(argv))
+    DiscoverySettings.add_arguments(parser)
+    found = DiscoverySettings.from_args(parser.parse_args(argv)).open()
     assert isinstance(found, FileDiscovery)
     return str(found)
 
@@ -88,7 +88,7 @@ def test_where_cards_are_is_a_url_or_a_directory(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_url_and_a_directory_contradict_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigurationError, match=r"^--discovery and --discovery-dir both say"):
+    with pytest.raises(ConfigurationError, match=r"^--discovery and --discovery-dir say the same"):
         discovered("--discovery", "file:///a", "--discovery-dir", "/a")
     monkeypatch.setenv("MMROUTER_DISCOVERY", "file:///a")
     monkeypatch.setenv("MMROUTER_DISCOVERY_DIR", "/a")
@@ -102,5 +102,5 @@ def test_a_percent_sign_in_a_directory_does_not_end_the_help(
     (odd := temporary / "100%s").mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(odd))
     parser = argparse.ArgumentParser()
-    add_common_arguments(parser)
+    DiscoverySettings.add_arguments(parser)
     assert "100%s" in "".join(parser.format_help().split())

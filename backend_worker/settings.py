@@ -1,0 +1,52 @@
+"""The worker's flags that are not vLLM's."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from common.flag_settings import FlagSettings
+from common.transfer.settings import NixlSettings
+
+
+class WorkerSettings(FlagSettings):
+    """Who this worker is, where it is reached, and how much it takes."""
+
+    flag_group: ClassVar[str] = "worker"
+
+    worker_id: str | None = Field(
+        None,
+        pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$",
+        description="name of this worker, of letters, digits, '.', '_' and '-', stable over "
+        "restarts if you give one; without it the name is new each time",
+    )
+    worker_host: str = Field(
+        "127.0.0.1",
+        description="address on which requests and KV events are served; one that leaves this "
+        "host needs --fleet-key-file",
+    )
+    worker_port: int = Field(
+        0, ge=0, le=65535, description="port of the request plane, 0 for any free one"
+    )
+    max_requests: int = Field(
+        0,
+        ge=0,
+        description="requests taken at once, others are sent elsewhere; 0 for four times as many "
+        "as the engine runs at once",
+    )
+
+    @property
+    def endpoint(self) -> str:
+        """Where the request plane listens, as ZeroMQ names it."""
+        return f"tcp://{self.worker_host}:{self.worker_port}"
+
+
+class WorkerNixlSettings(NixlSettings):
+    """The worker reads, so it decides how much at once."""
+
+    slots: int = Field(8, ge=1, description="reads over NIXL that go on at the same time")
+    slot_mb: int = Field(
+        32, ge=1, description="memory that each of them takes at once; larger items come in pieces"
+    )
+    deadline_s: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = Field(
+        10.0, description="how long one NIXL read may take"
+    )

@@ -1,0 +1,62 @@
+"""Where cards are kept: by a URL, or in a directory."""
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from common.discovery.base import Discovery
+from common.discovery.file import FileDiscovery
+from common.discovery.urls import BACKENDS, open_discovery
+from common.flag_settings import FlagSettings
+
+
+def default_discovery_dir() -> Path:
+    """The same for all processes of this user: in their runtime directory if they have one,
+    else in the temporary directory. Whoever opens it makes sure that it is theirs.
+    """
+    user = os.geteuid()
+    for runtime in (os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{user}"):
+        # Under sudo the variable may still name another user's.
+        if Path(runtime).is_absolute() and _belongs_to(Path(runtime), user):
+            return Path(runtime) / "mmrouter"
+    return Path(tempfile.gettempdir()) / f"mmrouter-{user}"
+
+
+def _belongs_to(path: Path, user: int) -> bool:
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == user
+
+
+class DiscoverySettings(FlagSettings):
+    """The same for frontends and workers of one fleet."""
+
+    flag_group: ClassVar[str] = "discovery"
+    alternatives: ClassVar[frozenset[str]] = frozenset({"discovery", "discovery_dir"})
+
+    discovery: str | None = Field(
+        None,
+        description="URL of where workers publish their cards: "
+        + " or ".join(backend.form for backend in BACKENDS.values()),
+    )
+    discovery_dir: Path = Field(
+        default_factory=default_discovery_dir,
+        description="the same for a directory, without a URL; unless given, mmrouter in the "
+        "runtime directory of the user, or mmrouter-UID in the temporary one",
+    )
+
+    def open(self) -> Discovery:
+        """The place itself. Nothing is touched yet.
+
+        Raises:
+            ConfigurationError: the URL can't be used.
+        """
+        if self.discovery is not None:
+            return open_discovery(self.discovery)
+        return FileDiscovery(self.discovery_dir)

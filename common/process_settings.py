@@ -1,0 +1,62 @@
+"""What every process of the fleet is told: its log, its trace, its key, its way out."""
+
+import logging
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from common.flag_settings import FlagSettings
+from common.fleet_key import FleetKey
+
+Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+
+class LogLevel(StrEnum):
+    """Of our own log lines; vLLM's have their own settings."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class ProcessSettings(FlagSettings):
+    """Shared by frontends and workers."""
+
+    flag_group: ClassVar[str] = "process"
+
+    fleet_key_file: Path | None = Field(
+        None,
+        description="secret file of the fleet, from `python -m common.fleet_key new PATH`; with "
+        "it workers and frontends encrypt what they say, and answer nobody else",
+    )
+    drain_timeout_s: Seconds = Field(
+        60.0, description="how long requests may take to finish after SIGTERM"
+    )
+    nvtx: bool = Field(False, description="emit NVTX ranges around the stages of a request")
+    log_level: LogLevel = Field(LogLevel.INFO, description="level of mmrouter's own log lines")
+
+    def fleet_key(self) -> FleetKey | None:
+        """The fleet's key, None if it has none.
+
+        Raises:
+            ConfigurationError: the file can't be used.
+        """
+        return None if self.fleet_key_file is None else FleetKey.read(self.fleet_key_file)
+
+
+def configure_logging(level: LogLevel, process: str) -> None:
+    """Send our log lines to stderr, each naming the process it comes from."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        logging.Formatter(
+            f"%(levelname)s %(asctime)s [{process}] %(name)s: %(message)s", "%H:%M:%S"
+        )
+    )
+    for package in ("common", "frontend", "backend_worker", "mmrouter"):
+        logger = logging.getLogger(package)
+        logger.setLevel(level.upper())
+        logger.addHandler(handler)
+        logger.propagate = False

@@ -1,0 +1,182 @@
+"""The composition root: all parts of a frontend, made in order and closed in the other."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from fastapi import FastAPI
+
+from common.errors import MmRouterError
+from common.fleet_sockets import leaves_host
+from common.identity import Incarnation
+from common.stop_signals import StopSignals
+from common.transfer.choice import TransferMode
+from common.vllm_versions import INSTALLED
+from frontend.args import FrontendArgs
+from frontend.asgi import App
+from frontend.fetch import MediaAllowances, MediaLoader, register
+from frontend.http import (
+    AdminGuard,
+    Admission,
+    EarlyStreamErrors,
+    ReadinessGate,
+    RetryAfter,
+    Server,
+    build_vllm_app,
+    graceful_shutdown,
+    status_routes,
+    uvicorn_config,
+)
+from frontend.processing import Preprocessor
+from frontend.request import RequestRunner, RoutedEngineClient
+from frontend.router import Router, ZmqFeeds
+from frontend.workers import Fleet, MediaSender
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Frontend:
+    """The parts that do not depend on the model.
+
+    Attributes:
+        models_parts: closes what is made once the first worker has said which model it is.
+    """
+
+    args: FrontendArgs
+    media_sender: MediaSender
+    loader: MediaLoader
+    router: Router
+    fleet: Fleet
+    gate: ReadinessGate
+    server: Server
+    models_parts: AsyncExitStack
+
+    async def serve(self) -> None:
+        """Serve until the process is told to stop and has drained.
+
+        Raises:
+            MmRouterError: it can't serve, or can't go on.
+        """
+        leave = graceful_shutdown(
+            StopSignals(), self.server, self.gate, self.fleet, self.args.process.drain_timeout_s
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = (
+                    group.create_task(self.fleet.run(), name="discovery"),
+                    group.create_task(self._open(), name="open"),
+                    group.create_task(leave, name="leave"),
+                )
+                await self.server.serve()
+                for task in tasks:
+                    task.cancel()
+        except* MmRouterError as errors:
+            raise errors.exceptions[0] from None
+
+    async def _open(self) -> None:
+        """Wait for the first worker, then build vLLM's app from its card and let users in."""
+        try:
+            logger.info("waiting for workers in %s", self.args.discovery)
+            preprocessor = await self._make_preprocessor()
+            app = await self._make_app(preprocessor)
+            preprocessor.hf_runs.reset()
+            served = Admission(
+                MediaAllowances(EarlyStreamErrors(app), self.args.media),
+                self.args.http,
+                several_keys=len(self.args.api_keys) > 1,
+            )
+            await self.gate.open(app, served)
+        except BaseException:
+            self.server.should_exit = True
+            raise
+        logger.info("serving %s", ", ".join(preprocessor.card.served_model_names))
+
+    async def _make_preprocessor(self) -> Preprocessor:
+        args = self.args
+        card = await self.fleet.contract()
+        preprocessor = await asyncio.to_thread(
+            Preprocessor,
+            card,
+            args.serve,
+            loader=self.loader,
+            arena=self.media_sender.arena,
+            settings=args.preprocess,
+            keep_sources=args.transfer is TransferMode.DISABLED,
+        )
+        self.models_parts.push_async_callback(preprocessor.close)
+        return preprocessor
+
+    async def _make_app(self, preprocessor: Preprocessor) -> FastAPI:
+        runner = RequestRunner(
+            preprocessor, self.fleet, self.router, self.media_sender, self.args.faults
+        )
+        client = RoutedEngineClient(preprocessor, self.fleet, self.router, runner)
+        app = await build_vllm_app(client, self.args.serve, preprocessor.tasks, self.server)
+        app.include_router(status_routes(self.fleet, self.router, self.media_sender))
+        return app
+
+
+@asynccontextmanager
+async def open_frontend(args: FrontendArgs) -> AsyncIterator[Frontend]:
+    """A frontend that only has to be told to serve; all of it is gone afterwards.
+
+    Raises:
+        ConfigurationError: something that was asked for can't be had.
+    """
+    async with AsyncExitStack() as closing:
+        key = args.process.fleet_key()
+        media_sender = await asyncio.to_thread(
+            MediaSender.create, args.arena.arena_bytes, args.transfer, args.network
+        )
+        closing.callback(media_sender.close)
+        loader = MediaLoader(args.media, args.media.cache_bytes)
+        closing.push_async_callback(loader.close)
+        register(loader)
+        feeds = ZmqFeeds(args.router.silence_s, args.router.replay_timeout_s, key=key)
+        router = Router(args.router, feeds=feeds)
+        closing.push_async_callback(router.close)
+        fleet = Fleet(
+            args.discovery.watcher(key),
+            router,
+            media_sender,
+            Incarnation(secrets.token_hex(8)),
+            INSTALLED,
+            key,
+            trust_remote_code=args.serve.trust_remote_code,
+        )
+        closing.push_async_callback(fleet.close)
+        models_parts = await closing.enter_async_context(AsyncExitStack())
+        gate = ReadinessGate(fleet.check_available)
+        closing.push_async_callback(gate.close)
+        guarded = _guarded(RetryAfter(gate), args)
+        server = Server(uvicorn_config(guarded, args.serve, args.http))
+        yield Frontend(args, media_sender, loader, router, fleet, gate, server, models_parts)
+
+
+async def serve(args: FrontendArgs) -> None:
+    """Open a frontend and serve until the process is told to stop.
+
+    Raises:
+        MmRouterError: it can't serve, or can't go on.
+    """
+    async with open_frontend(args) as frontend:
+        await frontend.serve()
+
+
+def _guarded(app: App, args: FrontendArgs) -> App:
+    """The app, behind the keys of its users and of its admins, if there are any."""
+    serve = args.serve
+    if serve.uds is None and leaves_host(f"tcp://{serve.host}:{serve.port}") and not args.api_keys:
+        logger.warning("anybody who reaches %s may use this API: set --api-key-file", serve.host)
+    return AdminGuard(
+        app,
+        args.api_keys,
+        args.admin_keys,
+        root_path=serve.root_path or "",
+        unix_socket=serve.uds is not None,
+        isolate=args.keys.isolate_api_keys,
+    )

@@ -1,0 +1,45 @@
+"""The flags that say where media are processed, and where what comes of it is kept."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from common.flag_settings import FlagSettings
+
+
+class ArenaSettings(FlagSettings):
+    """The shared memory of one frontend."""
+
+    flag_group: ClassVar[str] = "arena"
+    flag_prefix: ClassVar[str] = "mm-"
+
+    arena_gb: Annotated[float, Field(ge=0.0, le=2.0**20, allow_inf_nan=False)] = Field(
+        1.0,
+        description="size of the shared memory through which processed media reach workers on "
+        "this host; 0 sends them inline",
+    )
+
+    @property
+    def arena_bytes(self) -> int:
+        """Size in bytes."""
+        return int(self.arena_gb * 2**30)
+
+
+class PreprocessSettings(FlagSettings):
+    """Processes for media, and the queue before them."""
+
+    flag_group: ClassVar[str] = "preprocessing"
+    flag_prefix: ClassVar[str] = "preprocess-"
+
+    workers: int = Field(
+        0,
+        ge=0,
+        description="processes that decode and process media; 0 does it in the frontend's own, on "
+        "one core",
+    )
+    queue: int = Field(
+        256,
+        ge=1,
+        description="requests whose media may be processed, or wait for it, at the same time; "
+        "more are answered with 429",
+    )
