@@ -2,6 +2,7 @@
 
 import argparse
 import secrets
+from argparse import Namespace
 from dataclasses import dataclass
 from typing import Final
 
@@ -91,12 +92,10 @@ def _engine_args(
     engine_parser = FlexibleArgumentParser(prog=parser.prog)
     AsyncEngineArgs.add_cli_args(engine_parser)
     engine = engine_parser.parse_args(rest)
-    # argparse can't say what was given; a parser without defaults can.
-    probe = FlexibleArgumentParser(argument_default=argparse.SUPPRESS)
-    AsyncEngineArgs.add_cli_args(probe)
-    for action in probe._actions:
-        action.default = argparse.SUPPRESS
-    given = frozenset(vars(probe.parse_args(rest)))
+    # argparse doesn't say what was given, but leaves alone what a namespace has already.
+    missing = object()
+    probe = engine_parser.parse_args(rest, Namespace(**dict.fromkeys(vars(engine), missing)))
+    given = frozenset(name for name, value in vars(probe).items() if value is not missing)
     if "model" not in given:
         parser.error("--model is required")
     return AsyncEngineArgs.from_cli_args(engine), given

@@ -10,7 +10,6 @@ transcriptions, or a model's own code.
 
 import os
 from functools import wraps
-from types import ModuleType
 from typing import Any, Final
 
 import av
@@ -30,6 +29,8 @@ _OPTIONS: Final = {
 }
 _OPENCV_OPTIONS: Final = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 """OpenCV reads it from the environment whenever it opens a video."""
+
+_PYAV_OPEN: Final[Any] = av.open
 
 _NO_TORCHCODEC: Final = "TorchCodec can't be kept from opening what a medium refers to"
 
@@ -58,19 +59,11 @@ def guard_decoders() -> None:
     audio.AudioDecoder = None
     audio._torchcodec_import_exc = ImportError(_NO_TORCHCODEC)
     torchcodec.VideoDecoder = _Refusing
-    _guard_pyav(av)
+    av.open = _guarded_open
 
 
-def _guard_pyav(module: ModuleType) -> None:
-    original = module.open
-    if hasattr(original, "_guarded"):
-        return
-
-    @wraps(original)
-    def guarded(file: Any, mode: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        if mode in (None, "r"):
-            kwargs["container_options"] = {**(kwargs.get("container_options") or {}), **_OPTIONS}
-        return original(file, mode, *args, **kwargs)
-
-    guarded._guarded = True  # type: ignore[attr-defined]
-    module.open = guarded  # type: ignore[attr-defined]
+@wraps(_PYAV_OPEN)
+def _guarded_open(file: Any, mode: str | None = None, *args: Any, **kwargs: Any) -> Any:
+    if mode in (None, "r"):
+        kwargs["container_options"] = {**(kwargs.get("container_options") or {}), **_OPTIONS}
+    return _PYAV_OPEN(file, mode, *args, **kwargs)

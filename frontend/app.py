@@ -14,6 +14,7 @@ from common.fleet_sockets import leaves_host
 from common.identity import Incarnation
 from common.stop_signals import StopSignals
 from common.transfer.choice import TransferMode
+from common.undo import undo_on_error
 from common.vllm_versions import INSTALLED
 from frontend.args import FrontendArgs
 from frontend.asgi import App
@@ -79,7 +80,7 @@ class Frontend:
 
     async def _open(self) -> None:
         """Wait for the first worker, then build vLLM's app from its card and let users in."""
-        try:
+        with undo_on_error(self._give_up):
             logger.info("waiting for workers in %s", self.args.discovery)
             preprocessor = await self._make_preprocessor()
             app = await self._make_app(preprocessor)
@@ -90,10 +91,10 @@ class Frontend:
                 several_keys=len(self.args.api_keys) > 1,
             )
             await self.gate.open(app, served)
-        except BaseException:
-            self.server.should_exit = True
-            raise
         logger.info("serving %s", ", ".join(preprocessor.card.served_model_names))
+
+    def _give_up(self) -> None:
+        self.server.should_exit = True
 
     async def _make_preprocessor(self) -> Preprocessor:
         args = self.args

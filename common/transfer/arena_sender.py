@@ -12,19 +12,23 @@ from common.transfer.metadata import TransferMetadata
 
 
 class ArenaSender(MmKwargsSender):
-    """Sends from an arena, which other senders may share and somebody else closes."""
+    """Sends from an arena, which other senders may share and somebody else closes.
+
+    Attributes:
+        arena: where items lie.
+    """
 
     def __init__(self, arena: Arena, *, on_sent: SentHook | None = None) -> None:
         super().__init__(on_sent=on_sent)
-        self._arena = arena
+        self.arena = arena
 
     def _send(self, mm_hash: MmHash, item: MultiModalKwargsItem) -> Loan:
         # An item that is there needn't even be encoded.
-        lease = self._arena.lease(mm_hash) or self._arena.put(mm_hash, encode(item))
+        lease = self.arena.lease(mm_hash) or self.arena.put(mm_hash, encode(item))
         return self._loan(lease)
 
     def _send_held(self, mm_hash: MmHash) -> Loan | None:
-        lease = self._arena.lease(mm_hash)
+        lease = self.arena.lease(mm_hash)
         return None if lease is None else self._loan(lease)
 
     def _loan(self, lease: Lease) -> Loan:

@@ -26,6 +26,7 @@ from common.transfer.nixl_peers import NixlPeers
 from common.transfer.nixl_process import NixlProcess
 from common.transfer.nixl_reading import NixlReading
 from common.transfer.segment import HEADER_SIZE
+from common.undo import undo_on_error
 
 _SERVER: Final = "common.transfer.nixl_server"
 
@@ -118,7 +119,7 @@ class NixlSender(ArenaSender):
                 agent=message.agent,
                 metadata=NixlOffer.pack_metadata(message.metadata),
                 address=message.address,
-                arena=self._arena.offer,
+                arena=self.arena.offer,
                 checksum_key=self._key.hex(),
             )
             with self._counting:
@@ -130,7 +131,7 @@ class NixlSender(ArenaSender):
         self.on_change()
 
     def _send_held(self, mm_hash: MmHash) -> Loan | None:
-        lease = self._arena.lease(mm_hash)
+        lease = self.arena.lease(mm_hash)
         if lease is None:
             return None
         if lease.checksum and self._offer is not None:
@@ -157,11 +158,8 @@ class NixlSender(ArenaSender):
         )
 
     def _loan(self, lease: Lease) -> Loan:
-        try:
+        with undo_on_error(lease.release):
             metadata = self._describe(lease)
-        except BaseException:
-            lease.release()
-            raise
         self._lent(1)
 
         def end() -> None:

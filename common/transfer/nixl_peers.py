@@ -10,6 +10,7 @@ from common.errors import ArenaUnavailableError, TransferError, TransferTimeoutE
 from common.supervised import supervise
 from common.transfer.nixl_offer import NixlOffer
 from common.transfer.nixl_reading import NixlReading
+from common.undo import undo_on_error
 
 logger = logging.getLogger(__name__)
 
@@ -163,19 +164,21 @@ class NixlPeers:
             elif abandoned:
                 undo()
 
-        task.add_done_callback(finished)
-        try:
-            async with asyncio.timeout(self.deadline):
-                return await asyncio.shield(task)
-        except BaseException as error:
+        def abandon() -> None:
+            nonlocal abandoned
             abandoned = True
             if task.done() and not task.cancelled() and task.exception() is None:
                 undo()  # it succeeded in the turn in which its caller was cancelled
-            if isinstance(error, TimeoutError):
+
+        task.add_done_callback(finished)
+        with undo_on_error(abandon):
+            try:
+                async with asyncio.timeout(self.deadline):
+                    return await asyncio.shield(task)
+            except TimeoutError as error:
                 raise TransferTimeoutError(
                     f"{agent} could not be read over NIXL within {self.deadline} s"
                 ) from error
-            raise
 
     def _free_slots_by_force(self) -> None:
         """If all slots are held by frontends that don't answer, the others must not suffer."""

@@ -25,6 +25,7 @@ from common.telemetry import INTERNAL_ERRORS, NIXL_RESTARTS
 from common.transfer.nixl_child import Start, wait
 from common.transfer.nixl_messages import Channel, Ping, Pong, Unusable
 from common.transfer.nixl_network import NixlNetwork
+from common.undo import undo_on_error
 
 logger = logging.getLogger(__name__)
 
@@ -237,7 +238,7 @@ class NixlProcess(Generic[_Sent, _Got]):
         ours, theirs = Channel.pair()
         memory = -1
         try:
-            with theirs:
+            with undo_on_error(ours.close), theirs:
                 memory = self._open_memory()
                 start = Start(
                     channel=theirs.fileno(),
@@ -258,9 +259,6 @@ class NixlProcess(Generic[_Sent, _Got]):
                     stdout=_STDERR,  # where UCX logs to
                     pass_fds=[theirs.fileno(), memory],
                 )
-        except BaseException:
-            ours.close()
-            raise
         finally:
             if memory >= 0:
                 os.close(memory)

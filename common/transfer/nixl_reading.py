@@ -35,6 +35,7 @@ from common.transfer.nixl_network import NixlNetwork
 from common.transfer.nixl_offer import NixlOffer
 from common.transfer.nixl_process import NixlProcess
 from common.transfer.segment import HEADER_SIZE, check_header, copy_bytes
+from common.undo import undo_on_error
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ class NixlReading:
             _call_and_wait(loop, self._lost)
 
         landing = LandingArea(self._slots, self._slot_size)
-        try:
+        with undo_on_error(landing.close):
             process: NixlProcess[ToReader, FromReader] = NixlProcess(
                 _READER,
                 self._network,
@@ -131,9 +132,6 @@ class NixlReading:
             )
             copies = Copies(self._slots, landing.slot_size)
             process.wait_until_ready(lambda: self._closed)
-        except BaseException:
-            landing.close()
-            raise
         return landing, copies, process
 
     def restart(self) -> None:
@@ -176,12 +174,10 @@ class NixlReading:
         layout = metadata.layout
         source = offer.address + metadata.offset
         memory = [await self._in_thread(layout.length, partial(self._copies.take, layout.length))]
-        try:
+        give_back = partial(self._give_back, memory)
+        with undo_on_error(give_back):
             item = await self._checked(offer, metadata, source, memory[0][: layout.length])
-        except BaseException:
-            self._give_back(memory)
-            raise
-        return Received(metadata.mm_hash, item, on_release=partial(self._give_back, memory))
+        return Received(metadata.mm_hash, item, on_release=give_back)
 
     def _give_back(self, memory: list[memoryview]) -> None:
         """Give the only reference back: where it is the last, unmapping takes long."""

@@ -28,7 +28,7 @@ class ShmSender(ArenaSender):
     transport: ClassVar[Transport] = "shm"
 
     def add_offer(self, offer: TransferOffer) -> TransferOffer:
-        return offer.model_copy(update={"shm": self._arena.offer})
+        return offer.model_copy(update={"shm": self.arena.offer})
 
     def proven(self, reply: TransferReply) -> bool:
         return reply.shm
@@ -38,7 +38,7 @@ class ShmSender(ArenaSender):
             mm_hash=lease.mm_hash,
             envelope_size=lease.layout.envelope_size,
             buffer_sizes=lease.layout.buffer_sizes,
-            arena=self._arena.offer.name,
+            arena=self.arena.offer.name,
             offset=lease.offset,
             generation=lease.generation,
         )

@@ -10,11 +10,13 @@ import re
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import aiohttp
 from yarl import URL
 
+from common.undo import undo_on_error
 from frontend.fetch.allowance import HeldBytes
 from frontend.fetch.resolver import CheckedResolver, Lookup, system_lookup
 from frontend.media_limits import (
@@ -213,7 +215,7 @@ async def _read(
         raise TooLargeError(max_bytes)
     chunks = []
     size = 0
-    try:
+    with nullcontext() if held is None else undo_on_error(held.drop):
         async for chunk in response.content.iter_any():
             size += len(chunk)
             if size > max_bytes:
@@ -221,10 +223,6 @@ async def _read(
             if held is not None:
                 held.grow(len(chunk))
             chunks.append(chunk)
-    except BaseException:
-        if held is not None:
-            held.drop()
-        raise
     return chunks
 
 

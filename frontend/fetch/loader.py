@@ -19,6 +19,7 @@ from yarl import URL
 from common.cache_partition import SHARED, Partition
 from common.errors import OverloadedError
 from common.telemetry import MEDIA_DECODES, MEDIA_FETCHED_BYTES, MEDIA_FETCHES
+from common.undo import undo_on_error
 from frontend.fetch.allowance import HeldBytes, RequestAllowance, current_allowance
 from frontend.fetch.cache import CacheStatistics, MediaCache
 from frontend.fetch.content import Content
@@ -240,12 +241,9 @@ def _keeping(
     Args:
         partition: whose it becomes; what was kept before is somebody's already.
     """
-    try:
+    with undo_on_error(held.drop):
         content = make().within(partition)
         held.grow_to(len(content.data))
-    except BaseException:
-        held.drop()
-        raise
     held.keep_with(content)
     return content
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -31,6 +32,7 @@ from common.lifecycle import Event, Lifecycle
 from common.protocol import Ack, Failed, Nack, Output, Submit
 from common.telemetry import MEDIA_ITEMS, REQUESTS, stage
 from common.transfer.base import Loan
+from common.undo import undo_on_error
 from frontend.processing import MediaItem, ProcessedPrompt
 from frontend.request.deadlines import Deadlines
 from frontend.request.failures import failure
@@ -292,7 +294,8 @@ class RequestRunner:
     async def _lend(self, state: RequestState, decision: Decision) -> tuple[WorkerLink, list[Loan]]:
         """Step 4. The media that the worker lacks; an image shown twice goes once."""
         worker_id = decision.worker_id
-        try:
+        # If it is not sent it must not count there for ever.
+        with undo_on_error(partial(self._router.finished, decision.request_id)):
             link = self._workers.link(worker_id)
             lacking: list[MediaItem] = []
             for mm_hash, item in state.prompt.items().items():
@@ -302,9 +305,6 @@ class RequestRunner:
                     lacking.append(item)
             with stage("lend"):
                 loans = await self._media_sender.lend(worker_id, lacking)
-        except BaseException:
-            self._router.finished(decision.request_id)  # or it would count there for ever
-            raise
         _record(decision, loans, "shipped")
         return link, loans
 

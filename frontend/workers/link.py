@@ -59,6 +59,7 @@ from common.supervised import Work, once
 from common.telemetry import UNDECODABLE_MESSAGES
 from common.transfer.base import Loan, join_frames
 from common.transfer.metadata import encode_metadata
+from common.undo import undo_on_error
 from common.wire import About, Codec, Frame
 from frontend.workers.backlog import Backlog
 
@@ -128,11 +129,8 @@ class WorkerLink:
         self._socket.setsockopt(zmq.SNDHWM, SEND_QUEUE)
         self._socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
         self._backlog = Backlog(SEND_BYTES)
-        try:
+        with undo_on_error(self._socket.close):  # there may be no file handle for it
             self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        except BaseException:
-            self._socket.close()  # no handles are left for it
-            raise
         self._dispatches: dict[RequestId, _Dispatch] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._lost: asyncio.Future[WorkerLostError] = asyncio.get_running_loop().create_future()
@@ -148,34 +146,34 @@ class WorkerLink:
             WorkerLostError: nobody answered within the session's timeout.
             ProtocolVersionError: the worker speaks another version.
         """
-        self._socket.connect(self.card.request_endpoint)
-        try:
-            async with asyncio.timeout(SESSION_TIMEOUT_S):
-                await self._send(Hello(PROTOCOL_VERSION, self._frontend_id, offer))
-                answer = await self._receive()
-            if isinstance(answer, Goodbye):
-                raise ProtocolVersionError(f"worker {self.card.worker_id}: {answer.reason}")
-            if not isinstance(answer, Welcome) or answer.incarnation != self.card.incarnation:
-                raise WorkerLostError(
-                    f"{self.card.request_endpoint} is no longer worker {self.card.worker_id}"
-                )
-        except (TimeoutError, ProtocolError, WorkerBusyError) as error:
-            self._close_socket()
-            if isinstance(error, ProtocolVersionError):
-                raise
-            raise WorkerLostError(
-                f"worker {self.card.worker_id} did not answer at {self.card.request_endpoint}"
-            ) from error
-        except BaseException:
-            self._close_socket()
-            raise
-        self.reply = answer.reply
+        with undo_on_error(self._close_socket):
+            self._socket.connect(self.card.request_endpoint)
+            self.reply = (await self._greet(offer)).reply
         self._last_heard = time.monotonic()
         self._tasks = [
             self._start("read", self._read),
             self._start("ping", self._keep_time),
             self._start("watch", self._watch_connection),
         ]
+
+    async def _greet(self, offer: bytes) -> Welcome:
+        try:
+            async with asyncio.timeout(SESSION_TIMEOUT_S):
+                await self._send(Hello(PROTOCOL_VERSION, self._frontend_id, offer))
+                answer = await self._receive()
+        except ProtocolVersionError:
+            raise
+        except (TimeoutError, ProtocolError, WorkerBusyError) as error:
+            raise WorkerLostError(
+                f"worker {self.card.worker_id} did not answer at {self.card.request_endpoint}"
+            ) from error
+        if isinstance(answer, Goodbye):
+            raise ProtocolVersionError(f"worker {self.card.worker_id}: {answer.reason}")
+        if not isinstance(answer, Welcome) or answer.incarnation != self.card.incarnation:
+            raise WorkerLostError(
+                f"{self.card.request_endpoint} is no longer worker {self.card.worker_id}"
+            )
+        return answer
 
     def _start(self, what: str, work: Work) -> "asyncio.Task[None]":
         """A link one of whose tasks fails is lost, and the fleet opens another."""
@@ -225,13 +223,14 @@ class WorkerLink:
             self._last_answer = time.monotonic()
         self._dispatches[request_id] = dispatch
         ended = False
-        try:
-            shipments, frames = _ship(loans)
-            await self._send(msgspec.structs.replace(submit, shipments=shipments), frames)
-        except BaseException:
+
+        def take_back() -> None:
             dispatch.release()
             self._dispatches.pop(request_id, None)
-            raise
+
+        with undo_on_error(take_back):
+            shipments, frames = _ship(loans)
+            await self._send(msgspec.structs.replace(submit, shipments=shipments), frames)
         try:
             while not ended:
                 answer = await dispatch.answers.get()

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from common.errors import (
@@ -16,10 +17,10 @@ from common.errors import (
     WorkerBusyError,
 )
 from common.identity import WorkerId
+from common.supervised import supervise
 from common.telemetry import (
     ARENA_BYTES_USED,
     ARENA_LEASES,
-    INTERNAL_ERRORS,
     TENSOR_BYTES,
     TRANSFER_FALLBACKS,
     UNDECODABLE_MESSAGES,
@@ -33,6 +34,7 @@ from common.transfer.nixl import NixlSender
 from common.transfer.nixl_network import NixlNetwork, nixl_installed
 from common.transfer.reference import refer
 from common.transfer.registry import senders
+from common.undo import undo_on_error
 from frontend.processing import MediaItem
 
 logger = logging.getLogger(__name__)
@@ -198,20 +200,16 @@ class MediaSender:
         loop = asyncio.get_running_loop()
         if self._nixl is not None:
             self._nixl.on_change = lambda: _tell(loop, self._changed)
-        self._offering = asyncio.create_task(self._keep_offering(), name="nixl-offers")
+        self._offering = asyncio.create_task(
+            supervise("NIXL offers", self._keep_offering), name="nixl-offers"
+        )
 
     async def _keep_offering(self) -> None:
         """Offer NIXL to workers that need it, again and again until they have it."""
         pause = _FIRST_PAUSE_S
         while True:
             self._changed.clear()
-            try:
-                waiting = await self._offer_once()
-            except Exception:
-                # Our own mistake. Nobody would notice if this task ended.
-                INTERNAL_ERRORS.labels("nixl_offers").inc()
-                logger.exception("NIXL could not be offered")
-                waiting = True
+            waiting = await self._offer_once()
             try:
                 async with asyncio.timeout(pause if waiting else None):
                     await self._changed.wait()
@@ -282,14 +280,11 @@ class MediaSender:
         reached = self._workers.get(worker_id)
         choice = INLINE if inline or reached is None else reached.choice
         loans: list[Loan] = []
-        try:
+        with undo_on_error(partial(release, loans)):
             for each in media:
                 loan = await self._lend(choice, each)
                 loans.append(loan)
                 TENSOR_BYTES.labels(worker_id, loan.metadata.transport).inc(loan.metadata.nbytes)
-        except BaseException:
-            release(loans)
-            raise
         return loans
 
     async def _lend(self, choice: Choice, media: MediaItem) -> Loan:

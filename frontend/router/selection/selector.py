@@ -111,7 +111,7 @@ class Selector:
             )
         )
         self._turn += 1
-        return choice if choice.reason else choice._replace(reason=settings.mode.value)
+        return choice if choice.reason else Choice(choice.position, settings.mode.value)
 
 
 def _queues(load: TargetLoad, slots: int) -> bool:
