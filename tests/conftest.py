@@ -31,12 +31,20 @@ class EnginesInOneProcess(LoadScopeScheduling):
         return "engines" if module.startswith("tests/e2e/") else module
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """A test that ends its process is not run again, as it would be, up to eight times."""
-        tests = list(self.assigned_work[node].values())
-        crashed = next((name for unit in tests for name, done in unit.items() if not done), None)
-        for unit in tests:
-            if crashed in unit:
-                unit[crashed] = True
+        """A test that ends its process is not run again, as it would be, up to eight times. Nor
+        are modules that are done given to the next process, which would wait for the end of the
+        first of them for ever.
+        """
+        modules = self.assigned_work[node]
+        crashed = next(
+            (name for tests in modules.values() for name in tests if not tests[name]), None
+        )
+        for tests in modules.values():
+            if crashed in tests:
+                tests[crashed] = True
+        self.assigned_work[node] = {
+            name: tests for name, tests in modules.items() if not all(tests.values())
+        }
         super().remove_node(node)
         return crashed
 
