@@ -30,7 +30,7 @@ _RELEASED_AT_ONCE: Final = 16 << 20
 """Bytes to look through on the event loop: a quarter of a millisecond."""
 
 
-class Obtained:
+class ReceivedMedia:
     """Media that a request has in hand until the engine has taken it."""
 
     def __init__(self) -> None:
@@ -118,8 +118,8 @@ class MediaReceiver:
         refusals += filter(None, (end.obstacle(terms) for end in self._ends))
         return terms.model_copy(update={"refusals": tuple(refusals)}), Attachment()
 
-    async def obtain(
-        self, shipments: Sequence[bytes], frames: Sequence[memoryview], into: Obtained
+    async def receive(
+        self, shipments: Sequence[bytes], frames: Sequence[memoryview], into: ReceivedMedia
     ) -> None:
         """Receive every shipped item, side by side.
 

@@ -1,44 +1,31 @@
 """The worker's end of the request plane: one ROUTER socket, a session per frontend.
 
-Every request is one task that obtains its media, runs it in the engine and streams
-the outputs back. What a task holds it gives back on every way out.
-
 The loops that serve all frontends wait for none of them, nor for the engine: what takes
 time is a task aside. What goes wrong with a message ends one request or one session.
 """
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
-import msgspec
 import zmq
 import zmq.asyncio
-from vllm.outputs import RequestOutput
 
-from backend_worker.engine import EngineLoad, Items
-from backend_worker.media_receiver import MediaReceiver, Obtained
+from backend_worker.media_receiver import MediaReceiver
+from backend_worker.request import ServingEngine, WorkerRequest, sendable
 from common.errors import (
     ConfigurationError,
-    EngineFailedError,
     EngineGoneError,
-    MediaMissingError,
-    MediaUnavailableError,
     ProtocolError,
-    RequestRejectedError,
-    TransferError,
-    WorkerBusyError,
 )
 from common.fleet_key import FleetKey
 from common.fleet_sockets import REFUSALS, Gate, count_refusals
-from common.identity import Incarnation, MmHash, RequestId, WorkerId
+from common.identity import Incarnation, RequestId, WorkerId
 from common.protocol import (
     PING_INTERVAL_S,
     PROTOCOL_VERSION,
@@ -50,9 +37,7 @@ from common.protocol import (
     Goodbye,
     Hello,
     Leave,
-    Nack,
     Offer,
-    Output,
     Ping,
     Status,
     Submit,
@@ -63,16 +48,12 @@ from common.protocol import (
     Welcome,
 )
 from common.supervised import note_failure, supervise
-from common.telemetry import INTERNAL_ERRORS, UNDECODABLE_MESSAGES, stage
+from common.telemetry import INTERNAL_ERRORS, UNDECODABLE_MESSAGES
 from common.transfer.attachment import Attachment
 from common.transfer.handshake import TransferOffer, parse_offer
 from common.wire import About, Codec, Frame
 
 logger = logging.getLogger(__name__)
-
-MAX_NACKS = 4
-"""Times one request may ask for media before it fails. Each answer can be void
-again: a segment goes stale, or the engine evicts what it was just given."""
 
 SEND_QUEUE = 1000
 """Messages that may wait for one frontend. Requests wait when it is full, and the engine
@@ -81,9 +62,6 @@ merges their outputs meanwhile; other frontends don't notice."""
 FULL_PAUSE_S = 0.01
 """How often a full queue is looked at again: a socket can't tell that one of its peers
 has room."""
-
-SUPPLY_TIMEOUT_S = 30.0
-"""How long a request waits for media it asked for."""
 
 CLOSE_S = 10.0
 """How long the engine may take to let go of the requests of a worker that closes."""
@@ -97,32 +75,6 @@ YIELD_EVERY = 16
 
 MAX_FRAME_BYTES = 4 << 30
 """A frame holds at most one tensor of one media item. A sender of more is cut off."""
-
-
-class ServingEngine(Protocol):
-    """What the service needs of an engine; :class:`backend_worker.engine.Engine`."""
-
-    @property
-    def errored(self) -> bool: ...
-
-    @property
-    def hf_processor_runs(self) -> int: ...
-
-    def holds(self, mm_hash: MmHash) -> bool: ...
-
-    def load(self) -> EngineLoad: ...
-
-    def generate(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]: ...
-
-    async def settled(self) -> None: ...
-
-
-@dataclass
-class _Request:
-    task: asyncio.Task[None]
-    supplies: asyncio.Queue[tuple[Supply, Sequence[memoryview]]] = field(
-        default_factory=lambda: asyncio.Queue(maxsize=1)
-    )
 
 
 @dataclass(eq=False)
@@ -140,7 +92,7 @@ class _Session:
     frontend_id: Incarnation
     attachment: Attachment
     last_heard: float
-    requests: dict[RequestId, _Request] = field(default_factory=dict)
+    requests: dict[RequestId, WorkerRequest] = field(default_factory=dict)
     renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
     ended: bool = False
 
@@ -301,16 +253,15 @@ class WorkerService:
                 if refusal := self._refusal():
                     self._aside(self._refuse(session, message.request_id, refusal))
                     return
-                task = asyncio.create_task(self._serve(session, message, media))
-                session.requests[message.request_id] = _Request(task)
+                self._begin(session, message, media)
             case Supply():
                 request = session.requests.get(message.request_id)
-                if request is not None and not request.supplies.full():
-                    request.supplies.put_nowait((message, media))
+                if request is not None:
+                    request.supply(message, media)
             case Abort():
                 request = session.requests.get(message.request_id)
                 if request is not None:
-                    _cancel(request.task)
+                    request.abort()
             case Leave():
                 await self._end_session(session)
             case Offer():
@@ -331,6 +282,13 @@ class WorkerService:
         else:
             await self._end_session(session, f"a message can't be read: {error}")
 
+    def _begin(self, session: _Session, submit: Submit, media: Sequence[memoryview]) -> None:
+        request = WorkerRequest(
+            submit, self._engine, self._media_receiver, partial(self._send, session), self._status
+        )
+        session.requests[submit.request_id] = request
+        request.start(media, lambda: session.requests.pop(submit.request_id, None))
+
     def _refusal(self) -> str:
         """Why no request is taken now; empty if one is."""
         if self._engine.errored:
@@ -349,7 +307,7 @@ class WorkerService:
     def _fail(self, session: _Session, request_id: RequestId, reason: str) -> None:
         """A request was not taken. Without an Ack: one of its id may run and hold memory."""
         logger.warning("request %s refused: %s", request_id, reason)
-        failed = Failed(request_id, FailureKind.PROTOCOL, _sendable(reason))
+        failed = Failed(request_id, FailureKind.PROTOCOL, sendable(reason))
         self._aside(self._send(session, failed))
 
     def _aside(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -375,7 +333,7 @@ class WorkerService:
         except ProtocolError as error:
             UNDECODABLE_MESSAGES.labels("worker").inc()
             logger.warning("hello of frontend %s refused: %s", hello.frontend_id, error)
-            await self._send_now(address, Goodbye(_sendable(str(error))))
+            await self._send_now(address, Goodbye(sendable(str(error))))
             return
         late = False
         try:
@@ -385,7 +343,7 @@ class WorkerService:
             late = True
             reply, attachment = self._media_receiver.terms(offer), Attachment()
         except Exception as error:
-            await self._send_now(address, Goodbye(_sendable(f"internal error: {error!r}")))
+            await self._send_now(address, Goodbye(sendable(f"internal error: {error!r}")))
             raise
         if previous := self._sessions.get(address):
             await self._end_session(previous)
@@ -428,140 +386,20 @@ class WorkerService:
         if self._sessions.get(session.address) is session:
             del self._sessions[session.address]
         if reason:
-            await self._send_now(session.address, Goodbye(_sendable(reason)))
+            await self._send_now(session.address, Goodbye(sendable(reason)))
         ending = self._ending[session] = asyncio.create_task(self._wind_up(session))
         ending.add_done_callback(lambda _: self._ending.pop(session, None))
         ending.add_done_callback(partial(note_failure, "request plane session end"))
 
     async def _wind_up(self, session: _Session) -> None:
         """Stop what a session runs, however long the engine takes, and let go of its memory."""
-        tasks = [request.task for request in session.requests.values()]
-        for task in tasks:
-            _cancel(task)
-        if tasks:
-            await asyncio.wait(tasks)
+        requests = list(session.requests.values())
+        for request in requests:
+            request.abort()
+        if requests:
+            await asyncio.wait([request.task for request in requests])
         session.attachment.detach()
         logger.info("frontend %s disconnected", session.frontend_id)
-
-    async def _serve(self, session: _Session, submit: Submit, media: Sequence[memoryview]) -> None:
-        request_id = submit.request_id
-        obtained = Obtained()
-        failure: Failed | None = None
-        acking: asyncio.Task[None] | None = None
-        try:
-            outputs = self._outputs(session, submit, media, obtained)
-            async with asyncio.timeout(submit.timeout_s), contextlib.aclosing(outputs):
-                async for output in outputs:
-                    if acking is None:
-                        obtained.verify()
-                        acking = asyncio.create_task(self._ack(session, submit, obtained))
-                        await asyncio.shield(acking)
-                    if output.finished:
-                        # Before the end, so that whoever saw the end saw the counts too.
-                        await self._send(session, self._status())
-                    await self._send(session, _to_wire(request_id, output))
-        except asyncio.CancelledError:
-            died = self._engine.errored
-            failure = (
-                Failed(request_id, FailureKind.ENGINE_DEAD, "the worker's engine died")
-                if died
-                else Failed(request_id, FailureKind.ABORTED, "aborted")
-            )
-        except TimeoutError:
-            failure = Failed(request_id, FailureKind.LATE, "the request's time was over")
-        except RequestRejectedError as error:
-            failure = Failed(request_id, FailureKind.INVALID, str(error))
-        except ProtocolError as error:
-            failure = Failed(request_id, FailureKind.PROTOCOL, str(error))
-        except WorkerBusyError as error:
-            failure = Failed(request_id, FailureKind.BUSY, str(error))
-        except TransferError as error:
-            failure = Failed(request_id, FailureKind.MEDIA, str(error))
-        except EngineGoneError as error:
-            failure = Failed(request_id, FailureKind.ENGINE_DEAD, str(error))
-        except EngineFailedError as error:
-            failure = Failed(request_id, FailureKind.ENGINE, str(error))
-        except Exception as error:
-            logger.exception("request %s failed", request_id)
-            failure = _mistake(request_id, error)
-        finally:
-            # A second cancellation must not keep the frontend from hearing the end.
-            await asyncio.shield(self._finish(session, submit, obtained, acking, failure))
-
-    async def _finish(
-        self,
-        session: _Session,
-        submit: Submit,
-        obtained: Obtained,
-        acking: asyncio.Task[None] | None,
-        failure: Failed | None,
-    ) -> None:
-        try:
-            if acking is not None:
-                # Nobody may write to the memory before we are through with it.
-                await asyncio.wait([acking])
-            else:
-                if submit.media:
-                    await self._engine.settled()
-                await self._ack(session, submit, obtained)
-        except Exception as error:
-            logger.exception("request %s did not end well", submit.request_id)
-            failure = _mistake(submit.request_id, error)
-        try:
-            if failure is not None:
-                message = _sendable(failure.message)
-                await self._send(session, msgspec.structs.replace(failure, message=message))
-            await self._send(session, self._status())
-        finally:
-            session.requests.pop(submit.request_id, None)
-
-    async def _outputs(
-        self, session: _Session, submit: Submit, media: Sequence[memoryview], obtained: Obtained
-    ) -> AsyncGenerator[RequestOutput]:
-        """The engine's outputs, asking the frontend for media as often as needed.
-
-        Raises:
-            MediaUnavailableError: it was asked too often, or did not answer.
-            And what :meth:`Engine.generate` raises, except MediaMissingError.
-        """
-        shipments = submit.shipments
-        for _ in range(MAX_NACKS):
-            try:
-                with stage("obtain"):
-                    await self._media_receiver.obtain(shipments, media, obtained)
-                async for output in self._engine.generate(submit, obtained.items):
-                    yield output
-                return
-            except MediaMissingError as error:
-                # What is still in hand is simply given to the engine again.
-                missing = [mm_hash for mm_hash in error.missing if mm_hash not in obtained.items]
-                logger.info("request %s: %s", submit.request_id, error)
-                shipments, media = (
-                    await self._ask_for(session, submit.request_id, missing, error.reason)
-                    if missing
-                    else ([], ())
-                )
-        raise MediaUnavailableError(f"media were still missing after {MAX_NACKS} attempts")
-
-    async def _ask_for(
-        self, session: _Session, request_id: RequestId, missing: list[MmHash], reason: str
-    ) -> tuple[list[bytes], Sequence[memoryview]]:
-        await self._send(session, Nack(request_id, missing, reason))
-        try:
-            async with asyncio.timeout(SUPPLY_TIMEOUT_S):
-                supply, media = await session.requests[request_id].supplies.get()
-        except TimeoutError as error:
-            raise MediaUnavailableError(
-                f"the frontend did not supply {len(missing)} missing media items "
-                f"within {SUPPLY_TIMEOUT_S:.0f} s"
-            ) from error
-        return supply.shipments, media
-
-    async def _ack(self, session: _Session, submit: Submit, obtained: Obtained) -> None:
-        """The engine has its own copy: give the memory back, then say so."""
-        await obtained.give_back()
-        held = [p.mm_hash for p in submit.media if self._engine.holds(p.mm_hash)]
-        await self._send(session, Ack(submit.request_id, list(dict.fromkeys(held))))
 
     async def _keep_time(self) -> None:
         while True:
@@ -617,32 +455,3 @@ async def _stop(tasks: Iterable[asyncio.Task[None]]) -> None:
     for task in stopping:
         task.cancel()
     await asyncio.gather(*stopping, return_exceptions=True)
-
-
-def _cancel(task: asyncio.Task[None]) -> None:
-    """Cancel a request in a later turn: one that never began would never say that it ended."""
-    asyncio.get_running_loop().call_soon(task.cancel)
-
-
-def _mistake(request_id: RequestId, error: Exception) -> Failed:
-    """Our own. The frontend must hear of it, or it would wait for ever."""
-    INTERNAL_ERRORS.labels("worker_request").inc()
-    return Failed(request_id, FailureKind.ENGINE, f"internal error: {error!r}")
-
-
-def _sendable(reason: str) -> str:
-    """Without what UTF-8 can't carry: errors quote whatever they were about."""
-    return reason.encode(errors="replace").decode()
-
-
-def _to_wire(request_id: RequestId, output: RequestOutput) -> Output:
-    return Output(
-        request_id,
-        output.outputs,
-        output.finished,
-        output.prompt_logprobs,
-        output.metrics,
-        output.num_cached_tokens,
-        output.num_cache_creation_tokens,
-        output.kv_transfer_params,
-    )

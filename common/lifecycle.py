@@ -48,7 +48,7 @@ class Event(StrEnum):
 
 MEANING: dict[State | Event, str] = {
     State.PREPARING: "the frontend renders, processes and validates the prompt",
-    State.CHOOSING: "nothing was answered; the frontend chooses a worker and lends it media",
+    State.CHOOSING: "nothing was answered; the frontend chooses a worker and sends it media",
     State.WAITING: "a worker has the request; nothing was answered",
     State.STREAMING: "outputs come",
     State.MOVING: "the worker was lost after some output; the frontend chooses another, or waits "
@@ -60,7 +60,7 @@ MEANING: dict[State | Event, str] = {
     Event.PREPARED: "the prompt is valid and its media are at hand",
     Event.DISPATCHED: "the request was sent to the chosen worker",
     Event.NACK: "the worker lacks media; the frontend supplies them",
-    Event.ACK: "the worker's engine has the media; what was lent is free again",
+    Event.ACK: "the worker's engine has the media; what was leased is free again",
     Event.OUTPUT: "tokens and text",
     Event.LAST_OUTPUT: "tokens and text, and the reason why there are no more",
     Event.WORKER_FAILED: "the worker died, fell silent, stalled or gave up, and another may try",

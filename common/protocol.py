@@ -14,7 +14,7 @@ A frontend opens a session with :class:`Hello`; the worker answers
 
 Every request ends with exactly one finished :class:`Output` or one
 :class:`Failed`, and before it one :class:`Ack`, so that a frontend knows when
-memory it lent is free again. :class:`Ping` and :class:`Status` flow at all times;
+memory it leased is free again. :class:`Ping` and :class:`Status` flow at all times;
 silence longer than :data:`SESSION_TIMEOUT_S` ends the session on either side.
 
 No message is passed over, since an answer would be missing or have a hole. A
@@ -54,7 +54,7 @@ class FailureKind(StrEnum):
 
     INVALID = "invalid"  # the engine refused it: the user's mistake
     BUSY = "busy"  # the engine's admission control refused it: another may not
-    MEDIA = "media"  # its media could not be obtained
+    MEDIA = "media"  # its media could not be had
     ENGINE = "engine"  # the engine failed on it
     ENGINE_DEAD = "engine_dead"  # the engine is gone: no request can succeed here
     ABORTED = "aborted"  # the frontend asked for it

@@ -83,7 +83,7 @@ MEDIA_HELD_PIXELS = Gauge(
     "mmrouter_media_held_pixels",
     "Pixels that are being decoded or are held decoded for requests, the cache aside",
 )
-ARENA_LEASES = Gauge("mmrouter_arena_leases", "Segments of the arena that are lent out")
+ARENA_LEASES = Gauge("mmrouter_arena_leases", "Segments of the arena that are leased out")
 ARENA_BYTES_USED = Gauge("mmrouter_arena_bytes_used", "Bytes of the arena that hold items")
 TRANSFER_FALLBACKS = Counter(
     "mmrouter_transfer_fallbacks",

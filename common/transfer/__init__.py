@@ -1,6 +1,6 @@
 """Processed tensors from the frontend to a worker: interfaces and transports.
 
-- :mod:`base`: ``MmKwargsSender``, ``MmKwargsReceiver``, ``Loan``, ``Received``,
+- :mod:`base`: ``MmKwargsSender``, ``MmKwargsReceiver``, ``MediaHandle``, ``Received``,
   ``receive_all``, ``join_frames``
 - :mod:`metadata`: ``TransferMetadata``, ``encode_metadata``, ``decode_metadata``
 - :mod:`choice`: ``choose_transport``, ``SenderSet``, ``ReceiverSet``

@@ -1,6 +1,6 @@
 """The frontend's store of processed tensors, in shared memory that workers read in place.
 
-An item is written once, under its hash, and lent to any number of readers. Which bytes
+An item is written once, under its hash, and leased to any number of readers. Which bytes
 are whose is decided in :mod:`common.transfer.segment_table`; here they are written.
 """
 
@@ -39,7 +39,7 @@ class ArenaStatistics:
         bytes_used: of these, in segments, padding included.
         bytes_leased: of these, in segments that can't be evicted now.
         segments: how many items it holds.
-        leases: how many are lent at this moment, counting every lease.
+        leases: how many are leased at this moment, counting every lease.
         writes: items written since the start.
         hits: leases given on items that were already there.
         evictions: items evicted since the start.
@@ -138,7 +138,7 @@ class Lease:
         self.release()
 
 
-class Reservation:
+class ReservedSegment:
     """Room for an item that somebody is about to write, this process or another.
 
     As a context manager it is given up on the way out, unless it was completed.
@@ -155,7 +155,7 @@ class Reservation:
         self.memory = arena.memory[self.offset : self.offset + segment.layout.length]
 
     def complete(self, envelope: bytes, note: object = None) -> Lease:
-        """All parts are written: publish the item, and lend it.
+        """All parts are written: publish the item, and lease it.
 
         Args:
             envelope: the first of the parts.
@@ -264,7 +264,7 @@ class Arena:
             raise ArenaUnavailableError(f"can't open the arena: {error}") from error
 
     def put(self, mm_hash: MmHash, encoded: EncodedItem, note: object = None) -> Lease:
-        """Write an item, or find it already there, and lend it.
+        """Write an item, or find it already there, and lease it.
 
         One copy of the bytes, during which neither the arena's nor the interpreter's lock
         is held. If another thread is writing the same item, waits for it.
@@ -287,7 +287,7 @@ class Arena:
             write_parts(room.memory, layout, [encoded.envelope, *encoded.buffers])
             return room.complete(encoded.envelope, note)
 
-    def reserve(self, mm_hash: MmHash, layout: SegmentLayout) -> Reservation | Lease:
+    def reserve(self, mm_hash: MmHash, layout: SegmentLayout) -> ReservedSegment | Lease:
         """Room to write an item to, or the item if it is already there.
 
         If somebody else is writing the same item, waits for it: call it in a thread.
@@ -299,16 +299,16 @@ class Arena:
         with self._changed:
             self._release_marked()
             lease = self._lease_when_written(mm_hash)
-            return lease or Reservation(self, self._reserve(mm_hash, layout))
+            return lease or ReservedSegment(self, self._reserve(mm_hash, layout))
 
     def lease(self, mm_hash: MmHash) -> Lease | None:
-        """Lend an item that is there; None if it isn't, or not completely yet."""
+        """Lease an item that is there; None if it isn't, or not completely yet."""
         with self._changed:
             self._release_marked()
             segment = self._segments.get(mm_hash)
             if self._closed or segment is None or not segment.complete:
                 return None
-            return self._lend(segment)
+            return self._lease(segment)
 
     def contains(self, mm_hash: MmHash) -> bool:
         """Whether :meth:`lease` would give one now."""
@@ -399,10 +399,10 @@ class Arena:
             if segment is None:
                 return None
             if segment.complete:
-                return self._lend(segment)
+                return self._lease(segment)
             self._changed.wait()
 
-    def _lend(self, segment: _Segment) -> Lease:
+    def _lease(self, segment: _Segment) -> Lease:
         self._table.lease(segment.block)
         self._leases += 1
         self._hits += 1

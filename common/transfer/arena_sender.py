@@ -1,4 +1,4 @@
-"""What the senders of all arena-backed transports share: write once, lend often."""
+"""What the senders of all arena-backed transports share: write once, lease often."""
 
 from abc import abstractmethod
 
@@ -6,7 +6,7 @@ from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from common.identity import MmHash
 from common.transfer.arena import Arena, Lease
-from common.transfer.base import Loan, MmKwargsSender, SentHook
+from common.transfer.base import MediaHandle, MmKwargsSender, SentHook
 from common.transfer.codec import encode
 from common.transfer.metadata import TransferMetadata
 
@@ -22,17 +22,17 @@ class ArenaSender(MmKwargsSender):
         super().__init__(on_sent=on_sent)
         self.arena = arena
 
-    def _send(self, mm_hash: MmHash, item: MultiModalKwargsItem) -> Loan:
+    def _send(self, mm_hash: MmHash, item: MultiModalKwargsItem) -> MediaHandle:
         # An item that is there needn't even be encoded.
         lease = self.arena.lease(mm_hash) or self.arena.put(mm_hash, encode(item))
-        return self._loan(lease)
+        return self._handle(lease)
 
-    def _send_held(self, mm_hash: MmHash) -> Loan | None:
+    def _send_held(self, mm_hash: MmHash) -> MediaHandle | None:
         lease = self.arena.lease(mm_hash)
-        return None if lease is None else self._loan(lease)
+        return None if lease is None else self._handle(lease)
 
-    def _loan(self, lease: Lease) -> Loan:
-        return Loan(self._describe(lease), on_release=lease.release)
+    def _handle(self, lease: Lease) -> MediaHandle:
+        return MediaHandle(self._describe(lease), on_release=lease.release)
 
     @abstractmethod
     def _describe(self, lease: Lease) -> TransferMetadata:

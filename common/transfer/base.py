@@ -62,7 +62,7 @@ class Turns:
         asyncio.get_running_loop().call_soon(self._lock.release)
 
 
-class Loan:
+class MediaHandle:
     """An item made available to a worker, until :meth:`release`.
 
     Attributes:
@@ -132,7 +132,7 @@ class Received:
     def verify(self) -> None:
         """Check that the tensors are still the item's: call it once the engine took them.
 
-        Only a frontend that ended its loan before the worker's ack makes this fail.
+        Only a frontend that released its handle before the worker's ack makes this fail.
 
         Raises:
             StaleSegmentError: they were overwritten meanwhile; what the engine took may be
@@ -183,8 +183,8 @@ class MmKwargsSender(ABC):
         """
         self._on_sent = on_sent
 
-    def send(self, mm_hash: MmHash, item: MultiModalKwargsItem) -> Loan:
-        """Make an item available to any worker that is given the loan's metadata.
+    def send(self, mm_hash: MmHash, item: MultiModalKwargsItem) -> MediaHandle:
+        """Make an item available to any worker that is given the handle's metadata.
 
         May copy the whole item: call it in a thread. Any number of threads may.
 
@@ -194,18 +194,18 @@ class MmKwargsSender(ABC):
             UnsupportedItemError: the item can't be sent by any transport.
         """
         with stage(f"send_{self.transport}"):
-            loan = self._send(mm_hash, item)
-        self._count(loan)
-        return loan
+            handle = self._send(mm_hash, item)
+        self._count(handle)
+        return handle
 
-    def send_held(self, mm_hash: MmHash) -> Loan | None:
+    def send_held(self, mm_hash: MmHash) -> MediaHandle | None:
         """Like :meth:`send` for an item that this transport still has: never copies, never
         waits, so it may be called on the event loop. None if it doesn't have it.
         """
-        loan = self._send_held(mm_hash)
-        if loan is not None:
-            self._count(loan)
-        return loan
+        handle = self._send_held(mm_hash)
+        if handle is not None:
+            self._count(handle)
+        return handle
 
     def add_offer(self, offer: TransferOffer) -> TransferOffer:
         """The offer with what this transport offers now. One that workers need not prove, or
@@ -217,21 +217,21 @@ class MmKwargsSender(ABC):
         """Whether a worker's answer says that it has read the probe as it is now."""
         return False
 
-    def _count(self, loan: Loan) -> None:
+    def _count(self, handle: MediaHandle) -> None:
         if self._on_sent is not None:
-            self._on_sent(self.transport, loan.metadata.nbytes)
+            self._on_sent(self.transport, handle.metadata.nbytes)
 
     @abstractmethod
-    def _send(self, mm_hash: MmHash, item: MultiModalKwargsItem) -> Loan:
+    def _send(self, mm_hash: MmHash, item: MultiModalKwargsItem) -> MediaHandle:
         """What :meth:`send` does, raising the same. After an error nothing is held."""
 
-    def _send_held(self, mm_hash: MmHash) -> Loan | None:
+    def _send_held(self, mm_hash: MmHash) -> MediaHandle | None:
         """What :meth:`send_held` does. A transport that keeps nothing gives None."""
         return None
 
     @abstractmethod
     def close(self) -> None:
-        """Free what the transport holds. Loans that are out go stale for their readers."""
+        """Free what the transport holds. Handles that are out go stale for their readers."""
 
 
 class MmKwargsReceiver(ABC, Generic[_Metadata]):
@@ -270,12 +270,12 @@ class MmKwargsReceiver(ABC, Generic[_Metadata]):
         """Get an item.
 
         Args:
-            metadata: from the frontend's loan.
+            metadata: from the frontend's handle.
             frames: all frames of the message that carried the metadata.
 
         Raises:
             ArenaUnavailableError: the frontend's memory isn't mapped or connected here.
-            StaleSegmentError: the loan had ended; ask the frontend for the item again.
+            StaleSegmentError: the handle was released; ask the frontend for the item again.
             CorruptSegmentError: the bytes are not what the metadata promises.
             TransferTimeoutError: the bytes did not come in time.
 
@@ -341,8 +341,8 @@ async def receive_all(
         raise
 
 
-def join_frames(loans: Sequence[Loan]) -> tuple[list[TransferMetadata], list[Buffer]]:
-    """Put the frames of several loans behind each other, in one message.
+def join_frames(handles: Sequence[MediaHandle]) -> tuple[list[TransferMetadata], list[Buffer]]:
+    """Put the frames of several handles behind each other, in one message.
 
     Returns:
         Their metadata, those with frames pointing at where their frames came to lie, and all
@@ -350,10 +350,10 @@ def join_frames(loans: Sequence[Loan]) -> tuple[list[TransferMetadata], list[Buf
     """
     metadata: list[TransferMetadata] = []
     frames: list[Buffer] = []
-    for loan in loans:
-        each = loan.metadata
+    for handle in handles:
+        each = handle.metadata
         if isinstance(each, InlineMetadata | ReferenceMetadata):
             each = each.model_copy(update={"first_frame": len(frames)})
         metadata.append(each)
-        frames.extend(loan.frames)
+        frames.extend(handle.frames)
     return metadata, frames

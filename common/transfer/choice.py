@@ -13,7 +13,7 @@ from vllm.multimodal.inputs import MultiModalKwargsItem
 from common.errors import ArenaFullError, ArenaUnavailableError
 from common.identity import MmHash
 from common.telemetry import TRANSFER_FALLBACKS
-from common.transfer.base import Loan, MmKwargsReceiver, MmKwargsSender, Received
+from common.transfer.base import MediaHandle, MmKwargsReceiver, MmKwargsSender, Received
 from common.transfer.handshake import TransferOffer, TransferReply
 from common.transfer.metadata import TransferMetadata, Transport
 
@@ -29,7 +29,7 @@ class TransferMode(Enum):
 
 
 @dataclass(frozen=True)
-class Choice:
+class TransportChoice:
     """How items travel to one worker.
 
     Attributes:
@@ -53,18 +53,22 @@ _WANTED: Final[dict[TransferMode, tuple[Transport, ...]]] = {
 _UNPROVEN: Final[dict[Transport, str]] = {"shm": "not_readable", "nixl": "not_connected"}
 
 
-def choose_transport(mode: TransferMode, proven: Collection[Transport]) -> Choice:
+def choose_transport(mode: TransferMode, proven: Collection[Transport]) -> TransportChoice:
     """Pick the transport for one worker.
 
     Args:
         proven: those by which the worker has read the probe, as it is now.
     """
     if mode is TransferMode.DISABLED:
-        return Choice("reference")
+        return TransportChoice("reference")
     wanted = _WANTED[mode]
     chosen: Transport = next((each for each in wanted if each in proven), "inline")
     first = wanted[0]
-    return Choice(chosen) if chosen == first else Choice(chosen, first, _UNPROVEN[first])
+    return (
+        TransportChoice(chosen)
+        if chosen == first
+        else TransportChoice(chosen, first, _UNPROVEN[first])
+    )
 
 
 class SenderSet:
@@ -94,7 +98,9 @@ class SenderSet:
         """By which transports a worker has read the probe, as it says."""
         return [name for name, sender in self._senders.items() if sender.proven(reply)]
 
-    def send(self, choice: Choice, mm_hash: MmHash, item: MultiModalKwargsItem) -> Loan:
+    def send(
+        self, choice: TransportChoice, mm_hash: MmHash, item: MultiModalKwargsItem
+    ) -> MediaHandle:
         """Send an item; blocks as :meth:`MmKwargsSender.send` does.
 
         A full or closed arena is counted as a fallback and not an error.
@@ -112,12 +118,12 @@ class SenderSet:
             TRANSFER_FALLBACKS.labels(choice.transport, "arena_unavailable").inc()
         return self._inline.send(mm_hash, item)
 
-    def send_held(self, choice: Choice, mm_hash: MmHash) -> Loan | None:
+    def send_held(self, choice: TransportChoice, mm_hash: MmHash) -> MediaHandle | None:
         """Send an item that needs no copy, on the event loop; None if it needs one."""
-        loan = self._senders[choice.transport].send_held(mm_hash)
-        if loan is not None and choice.instead_of is not None:
+        handle = self._senders[choice.transport].send_held(mm_hash)
+        if handle is not None and choice.instead_of is not None:
             TRANSFER_FALLBACKS.labels(choice.instead_of, choice.reason).inc()
-        return loan
+        return handle
 
     def close(self) -> None:
         """Close all senders."""

@@ -7,7 +7,7 @@ from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from common.errors import CorruptSegmentError
 from common.identity import MmHash
-from common.transfer.base import Loan, MmKwargsReceiver, MmKwargsSender, Received
+from common.transfer.base import MediaHandle, MmKwargsReceiver, MmKwargsSender, Received
 from common.transfer.codec import decode, encode
 from common.transfer.metadata import InlineMetadata, Transport
 
@@ -17,14 +17,14 @@ class InlineSender(MmKwargsSender):
 
     transport: ClassVar[Transport] = "inline"
 
-    def _send(self, mm_hash: MmHash, item: MultiModalKwargsItem) -> Loan:
+    def _send(self, mm_hash: MmHash, item: MultiModalKwargsItem) -> MediaHandle:
         encoded = encode(item)
         metadata = InlineMetadata(
             mm_hash=mm_hash,
             envelope_size=len(encoded.envelope),
             buffer_sizes=tuple(buffer.nbytes for buffer in encoded.buffers),
         )
-        return Loan(metadata, [encoded.envelope, *encoded.buffers])
+        return MediaHandle(metadata, [encoded.envelope, *encoded.buffers])
 
     def close(self) -> None:
         """Nothing to free."""

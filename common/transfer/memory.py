@@ -10,7 +10,7 @@ from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from common.errors import ArenaFullError, CorruptSegmentError, StaleSegmentError, TransferError
 from common.identity import MmHash
-from common.transfer.base import Loan, MmKwargsReceiver, MmKwargsSender, Received
+from common.transfer.base import MediaHandle, MmKwargsReceiver, MmKwargsSender, Received
 from common.transfer.codec import decode, encode
 from common.transfer.metadata import MemoryMetadata, Transport
 
@@ -37,17 +37,17 @@ class MemoryStore:
 
     @property
     def held(self) -> int:
-        """Bytes that are lent."""
+        """Bytes that are leased."""
         return sum(len(part) for parts in self._slots.values() for part in parts)
 
     def reclaim(self) -> None:
-        """Make every loan that is out go stale."""
+        """Make every handle that is out go stale."""
         self._slots.clear()
 
     def add(self, parts: list[bytes]) -> int:
         """Keep envelope and buffers; gives the slot."""
         if self.held + sum(map(len, parts)) > self.capacity:
-            raise ArenaFullError(f"{self.held} of {self.capacity} bytes are lent")
+            raise ArenaFullError(f"{self.held} of {self.capacity} bytes are leased")
         slot = self._next_slot
         self._next_slot += 1
         self._slots[slot] = parts
@@ -79,7 +79,7 @@ class MemorySender(MmKwargsSender):
         super().__init__()
         self._store = store
 
-    def _send(self, mm_hash: MmHash, item: MultiModalKwargsItem) -> Loan:
+    def _send(self, mm_hash: MmHash, item: MultiModalKwargsItem) -> MediaHandle:
         encoded = encode(item)
         slot = self._store.add([encoded.envelope, *map(bytes, encoded.buffers)])
         metadata = MemoryMetadata(
@@ -88,7 +88,7 @@ class MemorySender(MmKwargsSender):
             buffer_sizes=tuple(buffer.nbytes for buffer in encoded.buffers),
             slot=slot,
         )
-        return Loan(metadata, on_release=self._store.remover(slot))
+        return MediaHandle(metadata, on_release=self._store.remover(slot))
 
     def close(self) -> None:
         self._store.reclaim()

@@ -15,11 +15,11 @@ from common.transfer.arena import Arena, Lease
 from common.transfer.arena_layout import SEGMENTS_START
 from common.transfer.arena_sender import ArenaSender
 from common.transfer.attachment import Attachment, Attachments
-from common.transfer.base import Accepted, Loan, MmKwargsReceiver, Received, SentHook
+from common.transfer.base import Accepted, MediaHandle, MmKwargsReceiver, Received, SentHook
 from common.transfer.checksum import checksum, new_key
 from common.transfer.handshake import TransferOffer, TransferReply
 from common.transfer.metadata import NixlMetadata, Transport
-from common.transfer.nixl_messages import FromServer, Lending, Serving, ToServer
+from common.transfer.nixl_messages import FromServer, Leased, Serving, ToServer
 from common.transfer.nixl_network import NixlNetwork
 from common.transfer.nixl_offer import NixlOffer
 from common.transfer.nixl_peers import NixlPeers
@@ -56,7 +56,7 @@ class NixlSender(ArenaSender):
         """Start the process that serves the arena, and wait for it: a second, not on the
         event loop.
 
-        Where devices register no memory but what can be written, items are lent from a second
+        Where devices register no memory but what can be written, items are leased from a second
         arena of the same size: what somebody writes there is nobody's truth.
 
         Close this before the arena.
@@ -78,7 +78,7 @@ class NixlSender(ArenaSender):
         self.on_change = on_change
         self._key = new_key()
         self._offer: NixlOffer | None = None
-        self._loans = 0
+        self._handles = 0
         self._counting = threading.Lock()
         self._process: NixlProcess[ToServer, FromServer] = NixlProcess(
             _SERVER,
@@ -123,19 +123,19 @@ class NixlSender(ArenaSender):
                 checksum_key=self._key.hex(),
             )
             with self._counting:
-                self._say(bool(self._loans))
+                self._say(bool(self._handles))
             self.on_change()
 
     def _lost(self) -> None:
         self._offer = None
         self.on_change()
 
-    def _send_held(self, mm_hash: MmHash) -> Loan | None:
+    def _send_held(self, mm_hash: MmHash) -> MediaHandle | None:
         lease = self.arena.lease(mm_hash)
         if lease is None:
             return None
         if lease.checksum and self._offer is not None:
-            return self._loan(lease)
+            return self._handle(lease)
         lease.release()  # what is missing takes long, or an error
         return None
 
@@ -157,26 +157,26 @@ class NixlSender(ArenaSender):
             checksum=lease.checksum.hex(),
         )
 
-    def _loan(self, lease: Lease) -> Loan:
+    def _handle(self, lease: Lease) -> MediaHandle:
         with undo_on_error(lease.release):
             metadata = self._describe(lease)
-        self._lent(1)
+        self._leased(1)
 
         def end() -> None:
             lease.release()
-            self._lent(-1)
+            self._leased(-1)
 
-        return Loan(metadata, on_release=end)
+        return MediaHandle(metadata, on_release=end)
 
-    def _lent(self, change: int) -> None:
+    def _leased(self, change: int) -> None:
         with self._counting:
-            before, self._loans = self._loans, self._loans + change
-            if bool(before) != bool(self._loans):
-                self._say(bool(self._loans))
+            before, self._handles = self._handles, self._handles + change
+            if bool(before) != bool(self._handles):
+                self._say(bool(self._handles))
 
-    def _say(self, lending: bool) -> None:
+    def _say(self, leased: bool) -> None:
         try:
-            self._process.send(Lending(lending))
+            self._process.send(Leased(leased))
         except ArenaUnavailableError:
             return  # the next one is told when it is ready
 

@@ -27,7 +27,7 @@ class Serving(msgspec.Struct, frozen=True, tag="serving"):
     address: int
 
 
-class Lending(msgspec.Struct, frozen=True, tag="lending"):
+class Leased(msgspec.Struct, frozen=True, tag="leased"):
     """Whether somebody is about to read: then the agent is looked after more often."""
 
     active: bool
@@ -47,16 +47,16 @@ class Unusable(msgspec.Struct, frozen=True, tag="unusable"):
     reason: str
 
 
-class Ping(msgspec.Struct, frozen=True, tag="ping"):
-    """Answered with :class:`Pong` at once."""
+class NixlPing(msgspec.Struct, frozen=True, tag="ping"):
+    """Answered with :class:`NixlPong` at once."""
 
 
-class Pong(msgspec.Struct, frozen=True, tag="pong"):
+class NixlPong(msgspec.Struct, frozen=True, tag="pong"):
     """The process is alive."""
 
 
 class Connect(msgspec.Struct, frozen=True, tag="connect"):
-    """Get to know an agent; answered with :class:`Done` or :class:`Failed`."""
+    """Get to know an agent; answered with :class:`Done` or :class:`NixlFailed`."""
 
     number: int
     agent: str
@@ -92,17 +92,17 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     number: int
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
+class NixlFailed(msgspec.Struct, frozen=True, tag="failed"):
     """It failed, and no more bytes will come."""
 
     number: int
     reason: str
 
 
-ToServer: TypeAlias = Lending | Ping
-FromServer: TypeAlias = Serving | Unusable | Pong
-ToReader: TypeAlias = Connect | Read | Disconnect | Ping
-FromReader: TypeAlias = Reading | Unusable | Done | Failed | Pong
+ToServer: TypeAlias = Leased | NixlPing
+FromServer: TypeAlias = Serving | Unusable | NixlPong
+ToReader: TypeAlias = Connect | Read | Disconnect | NixlPing
+FromReader: TypeAlias = Reading | Unusable | Done | NixlFailed | NixlPong
 
 _Sent = TypeVar("_Sent")
 _Got = TypeVar("_Got")

@@ -23,7 +23,7 @@ import torch
 from common.errors import ArenaUnavailableError, ConfigurationError
 from common.telemetry import INTERNAL_ERRORS, NIXL_RESTARTS
 from common.transfer.nixl_child import Start, wait
-from common.transfer.nixl_messages import Channel, Ping, Pong, Unusable
+from common.transfer.nixl_messages import Channel, NixlPing, NixlPong, Unusable
 from common.transfer.nixl_network import NixlNetwork
 from common.undo import undo_on_error
 
@@ -91,7 +91,7 @@ class NixlProcess(Generic[_Sent, _Got]):
         self._on_lost = on_lost
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._channel: Channel[_Sent | Ping, _Got | Pong | Unusable] | None = None
+        self._channel: Channel[_Sent | NixlPing, _Got | NixlPong | Unusable] | None = None
         self._popen: subprocess.Popen[bytes] | None = None
         self._first: Future[None] = Future()
         # Not a pool's: the kernel ends the process with the thread that started it.
@@ -209,11 +209,11 @@ class NixlProcess(Generic[_Sent, _Got]):
                         break
                     asked = ready
                     if ready:
-                        channel.send(Ping())
+                        channel.send(NixlPing())
                     continue
                 asked = False
                 message = channel.receive()
-                if isinstance(message, Pong):
+                if isinstance(message, NixlPong):
                     continue
                 if isinstance(message, Unusable):
                     raise ConfigurationError(f"NIXL can't be used here: {message.reason}")
@@ -234,7 +234,7 @@ class NixlProcess(Generic[_Sent, _Got]):
                 self._on_lost()
         return ready
 
-    def _start(self) -> Channel[_Sent | Ping, _Got | Pong | Unusable]:
+    def _start(self) -> Channel[_Sent | NixlPing, _Got | NixlPong | Unusable]:
         ours, theirs = Channel.pair()
         memory = -1
         try:
@@ -262,14 +262,16 @@ class NixlProcess(Generic[_Sent, _Got]):
         finally:
             if memory >= 0:
                 os.close(memory)
-        channel: Channel[_Sent | Ping, _Got | Pong | Unusable] = Channel(ours, self._incoming)
+        channel: Channel[_Sent | NixlPing, _Got | NixlPong | Unusable] = Channel(
+            ours, self._incoming
+        )
         with self._lock:
             self._popen, self._channel = popen, channel
             if self._closed.is_set():
                 self._kill()
         return channel
 
-    def _end(self, channel: Channel[_Sent | Ping, _Got | Pong | Unusable]) -> None:
+    def _end(self, channel: Channel[_Sent | NixlPing, _Got | NixlPong | Unusable]) -> None:
         with self._lock:
             popen, self._popen, self._channel = self._popen, None, None
         channel.close()

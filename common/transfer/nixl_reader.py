@@ -30,10 +30,10 @@ from common.transfer.nixl_messages import (
     Connect,
     Disconnect,
     Done,
-    Failed,
     FromReader,
-    Ping,
-    Pong,
+    NixlFailed,
+    NixlPing,
+    NixlPong,
     Read,
     Reading,
     ToReader,
@@ -101,18 +101,18 @@ class _Reader:
                 try:
                     self._agent.connect(metadata)
                 except ArenaUnavailableError as error:
-                    self._channel.send(Failed(number, str(error)))
+                    self._channel.send(NixlFailed(number, str(error)))
                 else:
                     self._channel.send(Done(number))
             case Read(number, agent, remote, offset, size):
                 try:
                     read = self._agent.read(agent, self._address + offset, remote, size)
                 except ArenaUnavailableError as error:
-                    self._channel.send(Failed(number, str(error)))
+                    self._channel.send(NixlFailed(number, str(error)))
                 else:
                     self._transfers.append(_Transfer(number, read, time.monotonic()))
-            case Ping():
-                self._channel.send(Pong())
+            case NixlPing():
+                self._channel.send(NixlPong())
             case Disconnect(agent):
                 try:
                     self._agent.disconnect(agent)
@@ -123,9 +123,9 @@ class _Reader:
         try:
             if not transfer.read.poll():
                 return
-            answer: Done | Failed = Done(transfer.number)
+            answer: Done | NixlFailed = Done(transfer.number)
         except ArenaUnavailableError as error:
-            answer = Failed(transfer.number, str(error))
+            answer = NixlFailed(transfer.number, str(error))
         self._transfers.remove(transfer)
         self._channel.send(answer)
 

@@ -26,8 +26,8 @@ from common.transfer.nixl_messages import (
     Connect,
     Disconnect,
     Done,
-    Failed,
     FromReader,
+    NixlFailed,
     Read,
     ToReader,
 )
@@ -288,7 +288,7 @@ class NixlReading:
         self._process.send(message)
 
     def _answered(self, message: FromReader) -> None:
-        if not isinstance(message, Done | Failed):
+        if not isinstance(message, Done | NixlFailed):
             return
         answer = self._answers.get(message.number)
         if answer is None or answer.done():

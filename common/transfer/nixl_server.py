@@ -31,8 +31,8 @@ from common.transfer.nixl_child import (
 from common.transfer.nixl_messages import (
     Channel,
     FromServer,
-    Lending,
-    Pong,
+    Leased,
+    NixlPong,
     Serving,
     ToServer,
     Unusable,
@@ -83,10 +83,10 @@ def _serve(agent: NixlAgent, channel: Channel[FromServer, ToServer], start: Star
                 return  # nobody could connect any more; another process follows
         if wait(channel.fileno(), pause):
             message = channel.receive()
-            if isinstance(message, Lending):
+            if isinstance(message, Leased):
                 pause = _LENDING_PAUSE if message.active else _IDLE_PAUSE
             else:
-                channel.send(Pong())
+                channel.send(NixlPong())
         agent.progress()
 
 

@@ -15,7 +15,7 @@ from vllm.multimodal.inputs import MultiModalKwargsItem
 from common.cache_partition import SHARED, Partition
 from common.errors import CorruptSegmentError
 from common.identity import MmHash
-from common.transfer.base import Loan, MmKwargsReceiver, Received
+from common.transfer.base import MediaHandle, MmKwargsReceiver, Received
 from common.transfer.metadata import ReferenceMetadata, Transport
 
 
@@ -42,8 +42,8 @@ Render = Callable[[MediaSource], Awaitable[tuple[MmHash, MultiModalKwargsItem]]]
 """Decodes and processes a medium; gives its hash, within its partition, and tensors."""
 
 
-def refer(mm_hash: MmHash, source: MediaSource) -> Loan:
-    """A loan of the encoded medium; nothing is held for it."""
+def refer(mm_hash: MmHash, source: MediaSource) -> MediaHandle:
+    """A handle of the encoded medium; nothing is held for it."""
     metadata = ReferenceMetadata(
         mm_hash=mm_hash,
         envelope_size=len(source.encoded),
@@ -53,7 +53,7 @@ def refer(mm_hash: MmHash, source: MediaSource) -> Loan:
         media_io_kwargs=source.media_io_kwargs,
         partition=source.partition,
     )
-    return Loan(metadata, [source.encoded])
+    return MediaHandle(metadata, [source.encoded])
 
 
 class ReferenceReceiver(MmKwargsReceiver[ReferenceMetadata]):

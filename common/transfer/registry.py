@@ -18,7 +18,7 @@ def senders(arena: Arena | None, mode: TransferMode) -> list[MmKwargsSender]:
     """A frontend's ends. NIXL's comes later, when a worker needs it.
 
     Args:
-        arena: shared memory to lend from, None to send everything inline.
+        arena: shared memory to lease from, None to send everything inline.
     """
     if arena is None or mode is TransferMode.NIXL:
         return [InlineSender()]

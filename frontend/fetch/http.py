@@ -46,7 +46,7 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 
 
 @dataclass(frozen=True)
-class Body:
+class Fetched:
     """An answer with status 2xx, in the pieces in which it came.
 
     Attributes:
@@ -111,7 +111,7 @@ class HttpFetcher:
         max_bytes: int,
         known_etag: Callable[[URL], str | None] = lambda _: None,
         held: HeldBytes | None = None,
-    ) -> Body | Unchanged:
+    ) -> Fetched | Unchanged:
         """Fetch a URL. Cancelling closes the connection.
 
         Args:
@@ -151,7 +151,7 @@ class HttpFetcher:
         max_bytes: int,
         known_etag: Callable[[URL], str | None],
         held: HeldBytes | None,
-    ) -> Body | Unchanged:
+    ) -> Fetched | Unchanged:
         for _ in range(self._policy.max_redirects + 1):
             answer = await self._hop(url, max_bytes, known_etag(url), held)
             if not isinstance(answer, str):
@@ -168,7 +168,7 @@ class HttpFetcher:
 
     async def _hop(
         self, url: URL, max_bytes: int, etag: str | None, held: HeldBytes | None
-    ) -> Body | Unchanged | str:
+    ) -> Fetched | Unchanged | str:
         """One request. A string is where it redirects to."""
         headers = {} if etag is None else {"If-None-Match": etag}
         try:
@@ -184,7 +184,7 @@ class HttpFetcher:
                         transient=response.status >= 500,
                     )
                 chunks = await _read(response, max_bytes, held)
-                return Body(chunks, url, _strong_etag(response))
+                return Fetched(chunks, url, _strong_etag(response))
         except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as error:
             raise UnfetchableError("no secure connection is possible", "unreachable") from error
         except (aiohttp.InvalidURL, aiohttp.ClientResponseError) as error:

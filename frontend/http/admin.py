@@ -1,7 +1,7 @@
 """Who may look into this frontend and manage it, which is not everybody who may use it.
 
 With admin keys whoever shows one. Without, whoever comes from this host, and neither through a
-proxy, which lends its own address to everybody, nor from a page in a browser.
+proxy, behind which everybody seems to come from here, nor from a page in a browser.
 """
 
 import ipaddress

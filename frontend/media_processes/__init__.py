@@ -5,7 +5,7 @@ read at once.
 from frontend.media_processes.deadline import Deadline
 from frontend.media_processes.messages import (
     Answer,
-    Failed,
+    BatchFailed,
     Fault,
     NoRoom,
     Offsets,
@@ -20,8 +20,8 @@ from frontend.media_processes.parent import end_with_parent
 
 __all__ = [
     "Answer",
+    "BatchFailed",
     "Deadline",
-    "Failed",
     "Fault",
     "NoRoom",
     "Offsets",

@@ -8,7 +8,7 @@ Over a socket pair that nobody else has, so these may be pickled. In turns:
     Batch                    ->
                              <-   Wants, for each medium before it is decoded
     Answer                   ->
-                             <-   Results | Failed
+                             <-   Results | BatchFailed
     Offsets                    ->
                              <-   buffers of items without room, then Written
 """
@@ -121,7 +121,7 @@ class Fault(Enum):
 
 
 @dataclass(frozen=True)
-class Failed:
+class BatchFailed:
     """A batch could not be processed; the process goes on.
 
     Attributes:

@@ -23,7 +23,7 @@ from frontend.fetch import decode, limit_decoders
 from frontend.media_limits import FetchPolicy, MediaError
 from frontend.media_processes import (
     Answer,
-    Failed,
+    BatchFailed,
     Fault,
     NoRoom,
     Offsets,
@@ -74,13 +74,13 @@ class Child:
                 outcome = self._process(batch)
             except _DeniedError:
                 continue
-            if isinstance(outcome, Failed):
+            if isinstance(outcome, BatchFailed):
                 self._connection.send(outcome)
                 continue
             encoded, processed = outcome
             self._deliver(encoded, processed, self._runs.total - before)
 
-    def _process(self, batch: Batch) -> Failed | tuple[list[EncodedItem], list[Processed]]:
+    def _process(self, batch: Batch) -> BatchFailed | tuple[list[EncodedItem], list[Processed]]:
         try:
             decoded = [
                 decode(medium.content, medium.media_io, self._policy, self._admit)
@@ -91,12 +91,12 @@ class Child:
         except _DeniedError:
             raise
         except MediaError as error:
-            return Failed(Fault.REFUSED, error.reason)
+            return BatchFailed(Fault.REFUSED, error.reason)
         except (ValueError, UnsupportedItemError) as error:
-            return Failed(Fault.INVALID, str(error))
+            return BatchFailed(Fault.INVALID, str(error))
         except Exception as error:  # told to the frontend, which raises it
             logger.exception("processing of %s media failed", batch.modality)
-            return Failed(Fault.BROKEN, f"{type(error).__name__}: {error}")
+            return BatchFailed(Fault.BROKEN, f"{type(error).__name__}: {error}")
 
     def _admit(self, pixels: int) -> None:
         try:

@@ -23,16 +23,15 @@ import cloudpickle
 from common.errors import ConfigurationError, OverloadedError
 from common.hf_processor_runs import HfProcessorRuns
 from common.telemetry import PREPROCESS_RESTARTS
-from common.transfer.arena import Lease
-from common.transfer.arena import Reservation as Room
+from common.transfer.arena import Lease, ReservedSegment
 from common.transfer.codec import decode
 from common.transfer.segment import SegmentLayout
 from frontend.fetch import RequestAllowance
 from frontend.media_limits import MEGAPIXEL, Budget, RefusedError
 from frontend.media_processes import (
     Answer,
+    BatchFailed,
     Deadline,
-    Failed,
     Fault,
     NoRoom,
     Offsets,
@@ -303,7 +302,7 @@ class ProcessPool:
 
     def _exchange(self, process: _Process, job: _Job) -> list[Processed]:
         answer = self._results(process, job)
-        if isinstance(answer, Failed):
+        if isinstance(answer, BatchFailed):
             raise _error(answer)
         self._hf_runs.add(answer.hf_runs)
         updates = cloudpickle.loads(answer.prompt_updates)
@@ -313,7 +312,7 @@ class ProcessPool:
             sent = self._write(process, answer.items, rooms)
             return self._collect(answer.items, updates, rooms, sent)
 
-    def _results(self, process: _Process, job: _Job) -> Results | Failed:
+    def _results(self, process: _Process, job: _Job) -> Results | BatchFailed:
         """What the process makes of a batch, if there is room for what it decodes."""
         connection = process.connection
         taken = 0
@@ -333,11 +332,14 @@ class ProcessPool:
         except (ProcessHungError, *_LOST):
             job.allowance.return_pixels(taken)  # they will be decoded again
             raise
-        assert isinstance(answer, Results | Failed), answer
+        assert isinstance(answer, Results | BatchFailed), answer
         return answer
 
     def _write(
-        self, process: _Process, items: Sequence[Result], rooms: Sequence[Room | Lease | NoRoom]
+        self,
+        process: _Process,
+        items: Sequence[Result],
+        rooms: Sequence[ReservedSegment | Lease | NoRoom],
     ) -> dict[int, list[bytearray]]:
         """Have the items written to where there is room; the buffers of the others."""
         connection = process.connection
@@ -364,11 +366,13 @@ class ProcessPool:
                 raise
             raise ProcessHungError("did not answer in time") from error
 
-    def _rooms(self, items: Sequence[Result], stack: ExitStack) -> list[Room | Lease | NoRoom]:
+    def _rooms(
+        self, items: Sequence[Result], stack: ExitStack
+    ) -> list[ReservedSegment | Lease | NoRoom]:
         """Find a place for each item. What an error leaves reserved is given up."""
         if not isinstance(self._store, ArenaStore):
             return [NoRoom.SEND] * len(items)
-        rooms: dict[int, Room | Lease | NoRoom] = {}
+        rooms: dict[int, ReservedSegment | Lease | NoRoom] = {}
         first: dict[str, int] = {}
         # In an order that all threads share, since they wait for each other's items.
         for index in sorted(range(len(items)), key=lambda index: items[index].mm_hash):
@@ -379,7 +383,7 @@ class ProcessPool:
             first[item.mm_hash] = index
             layout = SegmentLayout(len(item.envelope), item.buffer_sizes)
             room = self._store.reserve(item.mm_hash, layout)
-            if isinstance(room, Room):
+            if isinstance(room, ReservedSegment):
                 stack.enter_context(room)
             rooms[index] = room or NoRoom.SEND
         return [rooms[index] for index in range(len(items))]
@@ -388,7 +392,7 @@ class ProcessPool:
         self,
         items: Sequence[Result],
         updates: Sequence[Any],
-        rooms: Sequence[Room | Lease | NoRoom],
+        rooms: Sequence[ReservedSegment | Lease | NoRoom],
         sent: dict[int, list[bytearray]],
     ) -> list[Processed]:
         made: dict[str, Processed] = {}
@@ -401,7 +405,7 @@ class ProcessPool:
                     made[item.mm_hash] = own if full else self._store.put(own)
                 continue
             assert isinstance(self._store, ArenaStore)
-            if isinstance(room, Room):
+            if isinstance(room, ReservedSegment):
                 lease = room.complete(item.envelope, updates[index])
             else:
                 lease = room
@@ -410,13 +414,13 @@ class ProcessPool:
         return [made[item.mm_hash] for item in items]
 
 
-def _offset(room: Room | Lease | NoRoom) -> int | NoRoom:
-    if isinstance(room, Room):
+def _offset(room: ReservedSegment | Lease | NoRoom) -> int | NoRoom:
+    if isinstance(room, ReservedSegment):
         return room.offset
     return NoRoom.HELD if isinstance(room, Lease) else room
 
 
-def _error(failed: Failed) -> Exception:
+def _error(failed: BatchFailed) -> Exception:
     match failed.fault:
         case Fault.REFUSED:
             return RefusedError(failed.reason)

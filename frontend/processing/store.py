@@ -1,7 +1,7 @@
 """Processed media kept for the next request that shows them.
 
 With an arena, that is the store: an item is written there once, requests and workers read
-it in place, and whatever is neither lent nor in use may be evicted.
+it in place, and whatever is neither leased nor in use may be evicted.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from vllm.multimodal.processing.processor import ResolvedPromptUpdate
 
 from common.errors import ArenaFullError, ArenaUnavailableError, UnsupportedItemError
 from common.identity import MmHash
-from common.transfer.arena import Arena, Lease, Reservation
+from common.transfer.arena import Arena, Lease, ReservedSegment
 from common.transfer.codec import decode, encode
 from common.transfer.segment import SegmentLayout
 from frontend.processing.batch import Processed
@@ -61,7 +61,7 @@ class ArenaStore(ProcessedStore):
             return processed  # for this request only; the arena counts how often it is full
         return self.view(lease)
 
-    def reserve(self, mm_hash: MmHash, layout: SegmentLayout) -> Reservation | Lease | None:
+    def reserve(self, mm_hash: MmHash, layout: SegmentLayout) -> ReservedSegment | Lease | None:
         """Room for an item that another process writes, the item itself if it is kept, or
         None if there is no room. Waits for whoever is writing it at this moment.
         """

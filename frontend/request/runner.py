@@ -31,7 +31,7 @@ from common.identity import MmHash, RequestId, WorkerId
 from common.lifecycle import Event, Lifecycle
 from common.protocol import Ack, Failed, Nack, Output, Submit
 from common.telemetry import MEDIA_ITEMS, REQUESTS, stage
-from common.transfer.base import Loan
+from common.transfer.base import MediaHandle
 from common.undo import undo_on_error
 from frontend.processing import MediaItem, ProcessedPrompt
 from frontend.request.deadlines import Deadlines
@@ -164,8 +164,8 @@ class RequestRunner:
                 routing = await self._hash(state)
                 decision = await self._select(state, routing)
                 try:
-                    link, loans = await self._lend(state, decision)
-                    answers = self._dispatch(state, decision, link, loans)
+                    link, handles = await self._send_media(state, decision)
+                    answers = self._dispatch(state, decision, link, handles)
                     async with aclosing(self._stream(state, decision, link, answers)) as outputs:
                         async for output in outputs:
                             yield output
@@ -291,7 +291,9 @@ class RequestRunner:
                 until = patience
             await state.wait(arrival, until)
 
-    async def _lend(self, state: RequestState, decision: Decision) -> tuple[WorkerLink, list[Loan]]:
+    async def _send_media(
+        self, state: RequestState, decision: Decision
+    ) -> tuple[WorkerLink, list[MediaHandle]]:
         """Step 4. The media that the worker lacks; an image shown twice goes once."""
         worker_id = decision.worker_id
         # If it is not sent it must not count there for ever.
@@ -303,15 +305,15 @@ class RequestRunner:
                     decision.media.append(MediaMove(mm_hash, "held", 0, ""))
                 else:
                     lacking.append(item)
-            with stage("lend"):
-                loans = await self._media_sender.lend(worker_id, lacking)
-        _record(decision, loans, "shipped")
-        return link, loans
+            with stage("send"):
+                handles = await self._media_sender.send(worker_id, lacking)
+        _record(decision, handles, "shipped")
+        return link, handles
 
     def _dispatch(
-        self, state: RequestState, decision: Decision, link: WorkerLink, loans: list[Loan]
+        self, state: RequestState, decision: Decision, link: WorkerLink, handles: list[MediaHandle]
     ) -> AsyncGenerator[Answer]:
-        """Step 5. Takes over the loans. Each attempt has a name of its own, since an
+        """Step 5. Takes over the handles. Each attempt has a name of its own, since an
         earlier one on the same worker may still be ending."""
         submit, attempt = state.resume.submit, state.attempts.count
         state.lifecycle.on(Event.DISPATCHED)
@@ -324,7 +326,7 @@ class RequestRunner:
                 rank=decision.rank if link.card.num_ranks > 1 else submit.rank,
                 timeout_s=state.deadlines.left_s(),
             ),
-            loans,
+            handles,
         )
 
     async def _stream(
@@ -379,15 +381,15 @@ class RequestRunner:
             raise ProtocolError(f"worker {worker_id} asks for media that the prompt doesn't have")
         asked.update(nack.missing)
         again = any(asked[mm_hash] > 1 for mm_hash in nack.missing)
-        loans = await self._media_sender.lend(
+        handles = await self._media_sender.send(
             worker_id, [items[mm_hash] for mm_hash in nack.missing], inline=again
         )
-        _record(decision, loans, nack.reason)
-        await link.supply(nack.request_id, loans)
+        _record(decision, handles, nack.reason)
+        await link.supply(nack.request_id, handles)
 
 
-def _record(decision: Decision, loans: Iterable[Loan], how: str) -> None:
-    for loan in loans:
-        metadata = loan.metadata
+def _record(decision: Decision, handles: Iterable[MediaHandle], how: str) -> None:
+    for handle in handles:
+        metadata = handle.metadata
         decision.media.append(MediaMove(metadata.mm_hash, how, metadata.nbytes, metadata.transport))
         MEDIA_ITEMS.labels(decision.worker_id, how).inc()

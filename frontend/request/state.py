@@ -31,7 +31,7 @@ class RequestState:
     """One request of a user's. Its answer may come from several workers in turn.
 
     Workers always stream, also where vLLM's server wants the end only: then a lost
-    worker costs less, a stalled one is noticed, and lent memory comes back at the first
+    worker costs less, a stalled one is noticed, and leased memory comes back at the first
     token. The outputs are gathered here.
     """
 

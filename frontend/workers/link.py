@@ -2,7 +2,7 @@
 
 A link is opened once, carries any number of requests, and is lost for good when the
 worker disconnects, goes silent or says goodbye; the fleet then opens a new one.
-Memory lent to a worker stays lent until the worker acks it or the link is lost.
+Memory leased to a worker stays leased until the worker acks it or the link is lost.
 
 What waits is bounded on both ways: messages and bytes for a worker that reads slowly,
 answers for a client that does.
@@ -57,7 +57,7 @@ from common.protocol import (
 )
 from common.supervised import Work, once
 from common.telemetry import UNDECODABLE_MESSAGES
-from common.transfer.base import Loan, join_frames
+from common.transfer.base import MediaHandle, join_frames
 from common.transfer.metadata import encode_metadata
 from common.undo import undo_on_error
 from common.wire import About, Codec, Frame
@@ -89,16 +89,16 @@ QUIET_S = 3 * PING_INTERVAL_S
 class _Dispatch:
     """One request on its way: the answers not yet read, the memory not yet back."""
 
-    def __init__(self, loans: Iterable[Loan]) -> None:
+    def __init__(self, handles: Iterable[MediaHandle]) -> None:
         self.answers: asyncio.Queue[Answer | WorkerLostError | SlowClientError] = asyncio.Queue()
         self.given_up = False
-        self.loans = list(loans)
+        self.handles = list(handles)
         self.since = time.monotonic()
 
     def release(self) -> None:
-        for loan in self.loans:
-            loan.release()
-        self.loans.clear()
+        for handle in self.handles:
+            handle.release()
+        self.handles.clear()
 
 
 class WorkerLink:
@@ -193,9 +193,11 @@ class WorkerLink:
         if not self._lost.done():
             await self._send(Offer(offer))
 
-    async def dispatch(self, submit: Submit, loans: Sequence[Loan]) -> AsyncGenerator[Answer]:
+    async def dispatch(
+        self, submit: Submit, handles: Sequence[MediaHandle]
+    ) -> AsyncGenerator[Answer]:
         """Send a request and iterate over the worker's answers, the last of which is
-        a finished Output or a Failed. Takes over the loans, whatever happens.
+        a finished Output or a Failed. Takes over the handles, whatever happens.
 
         Closing the iterator early aborts the request on the worker.
 
@@ -207,7 +209,7 @@ class WorkerLink:
             SlowClientError: too many answers wait for whoever iterates.
         """
         request_id = submit.request_id
-        dispatch = _Dispatch(loans)
+        dispatch = _Dispatch(handles)
         if request_id in self._dispatches:
             dispatch.release()
             raise DuplicateRequestError(
@@ -229,7 +231,7 @@ class WorkerLink:
             self._dispatches.pop(request_id, None)
 
         with undo_on_error(take_back):
-            shipments, frames = _ship(loans)
+            shipments, frames = _ship(handles)
             await self._send(msgspec.structs.replace(submit, shipments=shipments), frames)
         try:
             while not ended:
@@ -243,22 +245,22 @@ class WorkerLink:
                 yield answer
         finally:
             if not ended and not self._lost.done():
-                # The loans stay with the dispatch until the worker's Ack.
+                # The handles stay with the dispatch until the worker's Ack.
                 await asyncio.shield(self._abort(request_id))
 
-    async def supply(self, request_id: RequestId, loans: Sequence[Loan]) -> None:
-        """Send media that the worker asked for. Takes over the loans.
+    async def supply(self, request_id: RequestId, handles: Sequence[MediaHandle]) -> None:
+        """Send media that the worker asked for. Takes over the handles.
 
         Raises:
             WorkerBusyError: too much waits to be sent to it already.
         """
         dispatch = self._dispatches.get(request_id)
         if dispatch is None:
-            for loan in loans:
-                loan.release()
+            for handle in handles:
+                handle.release()
             return
-        dispatch.loans.extend(loans)
-        shipments, frames = _ship(loans)
+        dispatch.handles.extend(handles)
+        shipments, frames = _ship(handles)
         await self._send(Supply(request_id, shipments), frames)
 
     async def lost(self) -> WorkerLostError:
@@ -429,6 +431,6 @@ class WorkerLink:
         self._socket.close(linger=200)  # ms: lets the goodbye leave
 
 
-def _ship(loans: Sequence[Loan]) -> tuple[list[bytes], Sequence[Frame]]:
-    metadata, frames = join_frames(loans)
+def _ship(handles: Sequence[MediaHandle]) -> tuple[list[bytes], Sequence[Frame]]:
+    metadata, frames = join_frames(handles)
     return [encode_metadata(each) for each in metadata], frames

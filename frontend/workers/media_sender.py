@@ -27,8 +27,8 @@ from common.telemetry import (
 )
 from common.transfer.arena import Arena, ArenaStatistics
 from common.transfer.arena_file import reap_orphans
-from common.transfer.base import Loan
-from common.transfer.choice import Choice, SenderSet, TransferMode, choose_transport
+from common.transfer.base import MediaHandle
+from common.transfer.choice import SenderSet, TransferMode, TransportChoice, choose_transport
 from common.transfer.handshake import TransferOffer, TransferReply, namespace, parse_reply
 from common.transfer.nixl import NixlSender
 from common.transfer.nixl_network import NixlNetwork, nixl_installed
@@ -39,7 +39,7 @@ from frontend.processing import MediaItem
 
 logger = logging.getLogger(__name__)
 
-INLINE = Choice("inline")
+INLINE = TransportChoice("inline")
 
 
 _FIRST_PAUSE_S: Final = 1.0
@@ -58,7 +58,7 @@ class _Reached:
     """
 
     terms: TransferReply
-    choice: Choice
+    choice: TransportChoice
     offer_to: OfferTo | None
 
 
@@ -76,7 +76,7 @@ class MediaSender:
     ) -> None:
         """
         Args:
-            arena: shared memory to lend from, or None to send everything inline.
+            arena: shared memory to send from, or None to send everything inline.
             network: what NIXL may use; this host only by default.
 
         Raises:
@@ -133,7 +133,9 @@ class MediaSender:
         offer = TransferOffer(ipc=namespace("ipc"), loopback=namespace("net"))
         return self._senders.add_offers(offer).model_dump_json().encode()
 
-    def connect(self, worker_id: WorkerId, reply: bytes, offer_to: OfferTo | None = None) -> Choice:
+    def connect(
+        self, worker_id: WorkerId, reply: bytes, offer_to: OfferTo | None = None
+    ) -> TransportChoice:
         """Take a worker's answer to the offer; says how media will travel to it.
 
         Args:
@@ -166,7 +168,7 @@ class MediaSender:
         if former != reached.choice:
             self._say(worker_id, reached)
 
-    def _choose(self, terms: TransferReply) -> Choice:
+    def _choose(self, terms: TransferReply) -> TransportChoice:
         return choose_transport(self._mode, self._senders.proven(terms))
 
     def _say(self, worker_id: WorkerId, reached: _Reached) -> None:
@@ -264,12 +266,12 @@ class MediaSender:
         """The worker is gone."""
         self._workers.pop(worker_id, None)
 
-    async def lend(
+    async def send(
         self, worker_id: WorkerId, media: Iterable[MediaItem], *, inline: bool = False
-    ) -> list[Loan]:
-        """Make items available to a worker. The caller releases every loan.
+    ) -> list[MediaHandle]:
+        """Make items available to a worker. The caller releases every handle.
 
-        Copies run in a thread. After an error or a cancellation nothing is lent.
+        Copies run in a thread. After an error or a cancellation nothing is sent.
 
         Args:
             inline: send the bytes themselves, since the worker could not get at them.
@@ -279,15 +281,17 @@ class MediaSender:
         """
         reached = self._workers.get(worker_id)
         choice = INLINE if inline or reached is None else reached.choice
-        loans: list[Loan] = []
-        with undo_on_error(partial(release, loans)):
+        handles: list[MediaHandle] = []
+        with undo_on_error(partial(release, handles)):
             for each in media:
-                loan = await self._lend(choice, each)
-                loans.append(loan)
-                TENSOR_BYTES.labels(worker_id, loan.metadata.transport).inc(loan.metadata.nbytes)
-        return loans
+                handle = await self._send_one(choice, each)
+                handles.append(handle)
+                TENSOR_BYTES.labels(worker_id, handle.metadata.transport).inc(
+                    handle.metadata.nbytes
+                )
+        return handles
 
-    async def _lend(self, choice: Choice, media: MediaItem) -> Loan:
+    async def _send_one(self, choice: TransportChoice, media: MediaItem) -> MediaHandle:
         mm_hash = media.part.mm_hash
         if choice.transport == "reference":
             if media.source is not None:
@@ -299,7 +303,7 @@ class MediaSender:
 
     @property
     def arena(self) -> Arena | None:
-        """Where processed media are kept and lent from, None if there is no such place."""
+        """Where processed media are kept and sent from, None if there is no such place."""
         return self._arena
 
     def statistics(self) -> ArenaStatistics | None:
@@ -338,24 +342,24 @@ def _tell(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
         logger.debug("the event loop ended before the process that serves the arena")
 
 
-def release(loans: Sequence[Loan]) -> None:
-    """Give loans back that no worker will ack."""
-    for loan in loans:
-        loan.release()
+def release(handles: Sequence[MediaHandle]) -> None:
+    """Give handles back that no worker will ack."""
+    for handle in handles:
+        handle.release()
 
 
-async def _in_thread(senders: SenderSet, choice: Choice, media: MediaItem) -> Loan:
+async def _in_thread(senders: SenderSet, choice: TransportChoice, media: MediaItem) -> MediaHandle:
     sending = asyncio.ensure_future(
         asyncio.to_thread(senders.send, choice, media.part.mm_hash, media.item)
     )
     try:
         return await asyncio.shield(sending)
     except asyncio.CancelledError:
-        # The thread goes on; what it lends must not stay lent.
+        # The thread goes on; what it makes available must not stay so.
         sending.add_done_callback(_release_late)
         raise
 
 
-def _release_late(sending: "asyncio.Future[Loan]") -> None:
+def _release_late(sending: "asyncio.Future[MediaHandle]") -> None:
     if sending.exception() is None:
         sending.result().release()

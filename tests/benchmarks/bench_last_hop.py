@@ -59,10 +59,10 @@ async def prompt(preprocessor: Preprocessor, name: str, question: str) -> Proces
 async def first_output_ms(
     link: WorkerLink, media_sender: MediaSender, asked: ProcessedPrompt, name: str, *, ship: bool
 ) -> float:
-    """Milliseconds from dispatch to first output; lending is not timed."""
+    """Milliseconds from dispatch to first output; sending is not timed."""
     worker = link.card.worker_id
     media = list(asked.items().values())
-    loans = await media_sender.lend(worker, media if ship else [])
+    handles = await media_sender.send(worker, media if ship else [])
     submit = Submit(
         RequestId(name),
         asked.token_ids,
@@ -71,10 +71,10 @@ async def first_output_ms(
         [],
     )
     started = time.perf_counter()
-    async with aclosing(link.dispatch(submit, loans)) as answers:
+    async with aclosing(link.dispatch(submit, handles)) as answers:
         async for answer in answers:
             if isinstance(answer, Nack):
-                await link.supply(answer.request_id, await media_sender.lend(worker, media))
+                await link.supply(answer.request_id, await media_sender.send(worker, media))
             if isinstance(answer, Output):
                 return (time.perf_counter() - started) * 1e3
     raise RuntimeError(f"{name} got no output")

@@ -43,7 +43,7 @@ from common.transfer import pages
 from common.transfer.arena import Arena
 from common.transfer.arena_layout import ArenaOffer
 from common.transfer.arena_sender import ArenaSender
-from common.transfer.base import Loan, MmKwargsReceiver, receive_all
+from common.transfer.base import MediaHandle, MmKwargsReceiver, receive_all
 from common.transfer.checksum import checksum, new_key
 from common.transfer.codec import decode, encode
 from common.transfer.inline import InlineReceiver, InlineSender
@@ -224,7 +224,7 @@ class Frontend:
         self.push: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
         self.address = f"ipc:///tmp/mmrouter-bench-{os.getpid()}"
         self.push.bind(self.address)
-        self.loans: list[Loan] = []
+        self.handles: list[MediaHandle] = []
         self.segments: list[shared_memory.SharedMemory] = []
         self.sources: list[MultiModalKwargsItem] = []
         self.targets: list[torch.Tensor] = []
@@ -270,17 +270,17 @@ class Frontend:
         return self.arena.statistics().writes
 
     def release(self) -> None:
-        for loan in self.loans:
-            loan.release()
-        self.loans.clear()
+        for handle in self.handles:
+            handle.release()
+        self.handles.clear()
 
     def send_inline(self, count: int) -> float:
         """Send items as frames; gives when that began."""
         items = [self._source() for _ in range(count)]
         began = time.monotonic()
         for item in items:
-            loan = self.inline.send(MmHash("inline"), item)
-            self.push.send_multipart([encode_metadata(loan.metadata), *loan.frames], copy=False)
+            handle = self.inline.send(MmHash("inline"), item)
+            self.push.send_multipart([encode_metadata(handle.metadata), *handle.frames], copy=False)
         return began
 
     def peer(self, requests: int) -> list[list[Any]]:
@@ -358,10 +358,10 @@ class Frontend:
             for index in range(count)
         ]
         began = time.perf_counter()
-        loans = [sender.send(*pair) for pair in zip(hashes, items, strict=True)]
+        handles = [sender.send(*pair) for pair in zip(hashes, items, strict=True)]
         elapsed = (time.perf_counter() - began) * 1e3
-        self.loans.extend(loans)
-        return [elapsed, [encode_metadata(loan.metadata).decode() for loan in loans]]
+        self.handles.extend(handles)
+        return [elapsed, [encode_metadata(handle.metadata).decode() for handle in handles]]
 
 
 def frontend() -> Generator[Any, Any, None]:
@@ -476,7 +476,7 @@ class Worker:
     def bare_round(self, size: int, requests: int) -> list[list[float]]:
         """READs between registered memory, by an agent of this process."""
         assert self.bare is not None
-        # While something is lent the arena is served often, as it is for our own reads.
+        # While something is leased the arena is served often, as it is for our own reads.
         self.ask("send", "nixl", 1, 1, False)
         offer = NixlOffer.model_validate(self.offers["nixl"])
         target = pages.address_of(self.bare_memory)

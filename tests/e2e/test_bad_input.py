@@ -82,7 +82,7 @@ def test_wrong_json(router: Endpoint) -> None:
 
 
 def leased(router: Endpoint) -> int:
-    """Arena segments that are lent out."""
+    """Arena segments that are leased out."""
     for line in router.http.get("/metrics").text.splitlines():
         if line.startswith("mmrouter_arena_leases "):
             return int(float(line.split()[1]))

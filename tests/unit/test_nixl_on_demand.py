@@ -64,10 +64,10 @@ class AutoPlane(Plane):
 
     async def carry(self, name: str, value: int, way: str) -> None:
         item = media(name, value)
-        loans = await self.lend(item)
-        assert [loan.metadata.transport for loan in loans] == [way]
-        answers = await collect(self.dispatch(item, loans=loans, name=name))
-        assert isinstance(answers[0], Ack), "it arrived as it was lent, so nothing was asked for"
+        handles = await self.send(item)
+        assert [handle.metadata.transport for handle in handles] == [way]
+        answers = await collect(self.dispatch(item, handles=handles, name=name))
+        assert isinstance(answers[0], Ack), "it arrived as it was leased, so nothing was asked for"
         seen = self.engine.seen[-1][item.part.mm_hash]
         assert torch.equal(seen, item.item["pixels"].data)
         assert self.leases() == 0

@@ -16,7 +16,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import SamplingParams
 
 from backend_worker.engine import EngineLoad, Items
-from backend_worker.media_receiver import MediaReceiver, Obtained
+from backend_worker.media_receiver import MediaReceiver, ReceivedMedia
 from backend_worker.service import WorkerService
 from common.errors import (
     CorruptSegmentError,
@@ -39,7 +39,7 @@ from common.protocol import (
     ToFrontend,
 )
 from common.transfer.arena import Arena
-from common.transfer.base import Loan
+from common.transfer.base import MediaHandle
 from common.transfer.choice import TransferMode
 from common.transfer.nixl import NixlReceiver
 from common.transfer.nixl_network import NixlNetwork
@@ -166,20 +166,20 @@ class Plane:
         self.context.destroy(linger=0)
         self.media_sender.close()
 
-    async def lend(self, *items: MediaItem) -> list[Loan]:
-        return await self.media_sender.lend(WorkerId("w0"), items)
+    async def send(self, *items: MediaItem) -> list[MediaHandle]:
+        return await self.media_sender.send(WorkerId("w0"), items)
 
     def leases(self) -> int:
         assert self.arena is not None
         return self.arena.statistics().leases
 
     def dispatch(
-        self, *items: MediaItem, loans: list[Loan] | None = None, name: str = "r"
+        self, *items: MediaItem, handles: list[MediaHandle] | None = None, name: str = "r"
     ) -> AsyncGenerator[Answer]:
         submit = Submit(
             RequestId(name), [1, 2], SamplingParams(), [item.part for item in items], []
         )
-        return self.link.dispatch(submit, loans or [])
+        return self.link.dispatch(submit, handles or [])
 
 
 async def no_rendering(source: MediaSource) -> tuple[MmHash, MultiModalKwargsItem]:
@@ -224,7 +224,7 @@ async def test_a_text_request_is_acked_and_streams(plane: Plane) -> None:
 
 async def test_lent_media_arrive_and_come_back(plane: Plane) -> None:
     cat = media("cat", 7)
-    answers = await collect(plane.dispatch(cat, loans=await plane.lend(cat)))
+    answers = await collect(plane.dispatch(cat, handles=await plane.send(cat)))
     assert answers[0] == Ack(RequestId("r"), [MmHash("cat")])
     assert torch.equal(plane.engine.seen[0][MmHash("cat")], cat.item["pixels"].data)
     if plane.arena is not None:
@@ -243,11 +243,11 @@ async def test_what_it_lacks_it_asks_for_and_gets(plane: Plane) -> None:
     cat, dog = media("cat", 7), media("dog", 9)
     answers = []
     async with asyncio.timeout(60):
-        async for answer in plane.dispatch(cat, dog, loans=await plane.lend(cat)):
+        async for answer in plane.dispatch(cat, dog, handles=await plane.send(cat)):
             answers.append(answer)
             if isinstance(answer, Nack):
                 assert answer.missing == [dog.part.mm_hash]
-                await plane.link.supply(answer.request_id, await plane.lend(dog))
+                await plane.link.supply(answer.request_id, await plane.send(dog))
     assert isinstance(answers[0], Nack)
     assert isinstance(answers[-1], Output) and answers[-1].finished
     assert set(plane.engine.seen[-1]) == {"cat", "dog"}
@@ -255,10 +255,10 @@ async def test_what_it_lacks_it_asks_for_and_gets(plane: Plane) -> None:
         assert plane.leases() == 0
 
 
-async def test_closing_the_answers_aborts_and_returns_the_loans(plane: Plane) -> None:
+async def test_closing_the_answers_aborts_and_returns_the_handles(plane: Plane) -> None:
     plane.engine.script = never
     cat = media("cat", 7)
-    answers = plane.dispatch(cat, loans=await plane.lend(cat))
+    answers = plane.dispatch(cat, handles=await plane.send(cat))
     waiting = asyncio.ensure_future(anext(answers))
     await until(lambda: plane.engine.running == 1)
     waiting.cancel()
@@ -276,16 +276,16 @@ async def test_a_request_that_ends_while_memory_is_given_back_waits_for_that(
 ) -> None:
     """Or the frontend would write there while the worker still looks at it."""
     began, go_on = asyncio.Event(), asyncio.Event()
-    give_back = Obtained.give_back
+    give_back = ReceivedMedia.give_back
 
-    async def slow(obtained: Obtained) -> None:
+    async def slow(received: ReceivedMedia) -> None:
         began.set()
         await go_on.wait()
-        await give_back(obtained)
+        await give_back(received)
 
-    monkeypatch.setattr(Obtained, "give_back", slow)
+    monkeypatch.setattr(ReceivedMedia, "give_back", slow)
     cat = media("cat", 7)
-    answers = plane.dispatch(cat, loans=await plane.lend(cat))
+    answers = plane.dispatch(cat, handles=await plane.send(cat))
     waiting = asyncio.ensure_future(anext(answers))
     await asyncio.wait_for(began.wait(), 60)
     waiting.cancel()
@@ -309,7 +309,7 @@ async def test_a_request_that_ends_while_memory_is_given_back_waits_for_that(
         (ValueError("ours"), FailureKind.ENGINE),
     ],
 )
-async def test_a_failure_has_a_kind_and_returns_the_loans(
+async def test_a_failure_has_a_kind_and_returns_the_handles(
     plane: Plane, error: Exception, kind: FailureKind
 ) -> None:
     async def failing(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
@@ -318,7 +318,7 @@ async def test_a_failure_has_a_kind_and_returns_the_loans(
 
     plane.engine.script = failing
     cat = media("cat", 7)
-    answers = await collect(plane.dispatch(cat, loans=await plane.lend(cat)))
+    answers = await collect(plane.dispatch(cat, handles=await plane.send(cat)))
     failed = answers[-1]
     assert isinstance(failed, Failed) and failed.kind is kind
     assert str(error) in failed.message
@@ -339,7 +339,7 @@ async def test_an_eviction_in_the_engine_is_retried_with_what_is_in_hand(plane: 
 
     plane.engine.script = evicting
     cat = media("cat", 7)
-    answers = await collect(plane.dispatch(cat, loans=await plane.lend(cat)))
+    answers = await collect(plane.dispatch(cat, handles=await plane.send(cat)))
     assert [type(answer) for answer in answers] == [Ack, Output]
     assert attempts == 2
 
@@ -351,17 +351,17 @@ async def test_an_engine_that_never_keeps_media_ends_in_an_error(plane: Plane) -
 
     plane.engine.script = evicting
     cat = media("cat", 7)
-    answers = await collect(plane.dispatch(cat, loans=await plane.lend(cat)))
+    answers = await collect(plane.dispatch(cat, handles=await plane.send(cat)))
     failed = answers[-1]
     assert isinstance(failed, Failed) and failed.kind is FailureKind.MEDIA
 
 
-async def test_a_worker_that_goes_away_loses_its_requests_and_returns_the_loans(
+async def test_a_worker_that_goes_away_loses_its_requests_and_returns_the_handles(
     plane: Plane,
 ) -> None:
     plane.engine.script = never
     cat = media("cat", 7)
-    answers = plane.dispatch(cat, loans=await plane.lend(cat))
+    answers = plane.dispatch(cat, handles=await plane.send(cat))
     waiting = asyncio.ensure_future(anext(answers))
     await until(lambda: plane.engine.running == 1)
     await plane.service.close()
@@ -416,7 +416,7 @@ async def test_a_frontend_that_vanishes_ends_its_requests_on_the_worker(plane: P
     """As after a kill -9: no goodbye, only a closed connection."""
     plane.engine.script = never
     cat = media("cat", 7)
-    waiting = asyncio.ensure_future(anext(plane.dispatch(cat, loans=await plane.lend(cat))))
+    waiting = asyncio.ensure_future(anext(plane.dispatch(cat, handles=await plane.send(cat))))
     await until(lambda: plane.engine.running == 1)
     for task in plane.link._tasks:
         task.cancel()
@@ -431,7 +431,7 @@ async def test_a_worker_stops_by_itself_what_is_late(plane: Plane) -> None:
     plane.engine.script = never
     cat = media("cat", 7)
     submit = Submit(RequestId("r"), [1, 2], SamplingParams(), [cat.part], [], timeout_s=0.05)
-    answers = await collect(plane.link.dispatch(submit, await plane.lend(cat)))
+    answers = await collect(plane.link.dispatch(submit, await plane.send(cat)))
     failed = answers[-1]
     assert isinstance(failed, Failed) and failed.kind is FailureKind.LATE
     assert plane.engine.aborted == 1

@@ -91,7 +91,7 @@ async def test_a_draining_worker_finishes_what_it_has_and_refuses_the_rest(plane
     await asyncio.sleep(0)
 
     cat = media("cat", 7)
-    answers = await collect(plane.dispatch(cat, loans=await plane.lend(cat), name="late"))
+    answers = await collect(plane.dispatch(cat, handles=await plane.send(cat), name="late"))
     assert [type(answer) for answer in answers] == [Ack, Failed]
     failed = answers[-1]
     assert isinstance(failed, Failed)
@@ -242,9 +242,9 @@ async def test_who_stood_still_does_not_take_that_for_the_silence_of_a_worker(
 async def test_too_many_bytes_on_the_way_are_refused_and_nothing_stays(plane: Plane) -> None:
     plane.link._backlog = Backlog(max_bytes=0)
     cat = media("cat", 7)
-    loans = await plane.media_sender.lend(WorkerId("w0"), [cat], inline=True)
+    handles = await plane.media_sender.send(WorkerId("w0"), [cat], inline=True)
     with pytest.raises(WorkerBusyError, match="slow to read"):
-        await collect(plane.dispatch(cat, loans=loans))
+        await collect(plane.dispatch(cat, handles=handles))
     assert plane.link.active_requests == 0
     assert len(await collect(plane.dispatch(name="small"))) == 3
 

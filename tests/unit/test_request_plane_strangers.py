@@ -168,7 +168,7 @@ async def test_a_link_sends_no_second_request_of_one_id(plane: Plane) -> None:
     await until(lambda: plane.engine.running == 1)
     cat = media("cat", 7)
     with pytest.raises(DuplicateRequestError):
-        await collect(plane.dispatch(cat, loans=await plane.lend(cat), name="r"))
+        await collect(plane.dispatch(cat, handles=await plane.send(cat), name="r"))
     assert plane.leases() == 0 and plane.link.active_requests == 1
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
@@ -301,7 +301,7 @@ async def test_a_request_that_cannot_be_sent_leaves_nothing_behind(plane: Plane)
     cat = media("cat", 7)
     request = msgspec.structs.replace(submit("r"), prompt_text="half a letter \ud83d")
     with pytest.raises(ProtocolError, match="can't be sent"):
-        await collect(plane.link.dispatch(request, await plane.lend(cat)))
+        await collect(plane.link.dispatch(request, await plane.send(cat)))
     assert plane.leases() == 0 and plane.link.active_requests == 0
 
 
@@ -336,7 +336,7 @@ async def test_an_engine_that_fails_at_the_very_end_of_a_request_does_not_hide_t
     monkeypatch.setattr(ScriptedEngine, "settled", settled)
     plane.engine.script = never
     cat = media("cat", 7)
-    answers = plane.dispatch(cat, loans=await plane.lend(cat))
+    answers = plane.dispatch(cat, handles=await plane.send(cat))
     waiting = asyncio.ensure_future(anext(answers))
     await until(lambda: plane.engine.running == 1)
     waiting.cancel()
@@ -532,7 +532,7 @@ async def test_a_frontend_that_came_back_keeps_its_memory_when_its_old_session_e
     for name in ("cat", "dog"):
         item = media(name, 7)
         request = Submit(RequestId(name), [1, 2], SamplingParams(), [item.part], [])
-        answers = await collect(newer.dispatch(request, await plane.lend(item)))
+        answers = await collect(newer.dispatch(request, await plane.send(item)))
         assert not any(isinstance(answer, Nack | Failed) for answer in answers)
         assert answers[0] == Ack(RequestId(name), [MmHash(name)])
     await newer.close()

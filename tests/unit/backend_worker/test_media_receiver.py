@@ -5,7 +5,7 @@ import threading
 import pytest
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
-from backend_worker.media_receiver import MediaReceiver, Obtained
+from backend_worker.media_receiver import MediaReceiver, ReceivedMedia
 from common.errors import CorruptSegmentError
 from common.transfer.base import Received
 from common.transfer.registry import receivers
@@ -18,9 +18,9 @@ MIB = 1 << 20
 async def let_go(*checked: int) -> list[int]:
     """In which threads items with so many bytes to look through are released."""
     threads: list[int] = []
-    obtained = Obtained()
+    received = ReceivedMedia()
     for number, nbytes in enumerate(checked):
-        obtained.add(
+        received.add(
             Received(
                 image_hash(number),
                 MultiModalKwargsItem({}),
@@ -28,9 +28,9 @@ async def let_go(*checked: int) -> list[int]:
                 checked=nbytes,
             )
         )
-    await obtained.give_back()
-    assert not obtained.items
-    await obtained.give_back()
+    await received.give_back()
+    assert not received.items
+    await received.give_back()
     return threads
 
 
@@ -50,5 +50,5 @@ async def test_what_takes_long_does_not_hold_up_the_event_loop() -> None:
 async def test_metadata_that_names_no_item_is_an_error_with_a_kind() -> None:
     media_receiver = MediaReceiver(receivers(no_rendering))
     with pytest.raises(CorruptSegmentError):
-        await media_receiver.obtain([b"garbage"], (), Obtained())
+        await media_receiver.receive([b"garbage"], (), ReceivedMedia())
     await media_receiver.close()

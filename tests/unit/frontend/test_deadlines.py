@@ -63,7 +63,7 @@ async def test_a_stalled_worker_loses_the_request(total: float) -> None:
 
 
 async def test_a_request_that_is_late_already_still_starts_its_worker() -> None:
-    """So that what was lent to the worker comes back by the usual way."""
+    """So that what was leased to the worker comes back by the usual way."""
     deadlines = Deadlines(FaultSettings(request_timeout_s=0.001))
     await asyncio.sleep(0.01)
     assert deadlines.left_s() == 0

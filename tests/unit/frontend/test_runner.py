@@ -692,15 +692,15 @@ async def test_requests_that_clients_call_the_same_get_each_its_own_answer(lab: 
 async def test_who_leaves_while_media_are_lent_counts_nowhere(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lending = asyncio.Event()
+    sending = asyncio.Event()
 
-    async def lend(*_: object) -> None:
-        lending.set()
+    async def send(*_: object) -> None:
+        sending.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(lab.media_sender, "lend", lend)
+    monkeypatch.setattr(lab.media_sender, "send", send)
     asking = asyncio.create_task(lab.ask())
-    await asyncio.wait_for(lending.wait(), 60)
+    await asyncio.wait_for(sending.wait(), 60)
     assert lab.router.statistics().in_flight == 1
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)

@@ -15,8 +15,8 @@ from tests.unit.common.transfer.items import image, image_hash
 def frontend(transport: str, size: int, allow_tcp: bool = False) -> Generator[Any, Any, None]:
     """Yields the offer; then, for each (command, seed, rows), what the command gives.
 
-    ``send`` gives the metadata and keeps the loan; ``release`` ends it; ``offer`` gives the pid of
-    the process that serves the arena now, and its offer.
+    ``send`` gives the metadata and keeps the handle; ``release`` releases it; ``offer`` gives the
+    pid of the process that serves the arena now, and its offer.
     """
     with Arena(size) as arena:
         if transport == "shm":
@@ -25,21 +25,21 @@ def frontend(transport: str, size: int, allow_tcp: bool = False) -> Generator[An
         else:
             sender = NixlSender(arena, NixlNetwork(allow_tcp=allow_tcp))
             offer = None
-        loans = {}
+        handles = {}
         answer: Any = offer
         try:
             while True:
                 command, seed, *rows = yield answer
                 if command == "send":
-                    loans[seed] = sender.send(image_hash(seed), image(seed, *rows))
-                    answer = loans[seed].metadata.model_dump()
+                    handles[seed] = sender.send(image_hash(seed), image(seed, *rows))
+                    answer = handles[seed].metadata.model_dump()
                 elif command == "offer":
                     assert isinstance(sender, NixlSender)
                     while (current := sender.offer) is None:
                         time.sleep(0.01)  # it is being replaced
                     answer = [sender.pid, current.model_dump()]
                 else:
-                    loans.pop(seed).release()
+                    handles.pop(seed).release()
                     answer = None
         finally:
             sender.close()

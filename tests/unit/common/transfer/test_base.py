@@ -7,7 +7,7 @@ import pytest
 from common.errors import CorruptSegmentError, StaleSegmentError
 from common.identity import MmHash
 from common.telemetry import STAGE_FAILURES, STAGE_SECONDS
-from common.transfer.base import Loan, Received, Turns, join_frames, receive_all
+from common.transfer.base import MediaHandle, Received, Turns, join_frames, receive_all
 from common.transfer.inline import InlineReceiver, InlineSender
 from common.transfer.memory import MemoryReceiver, MemorySender, MemoryStore
 from common.transfer.metadata import MemoryMetadata, TransferMetadata
@@ -21,38 +21,38 @@ def stages(name: str) -> float:
 async def test_each_end_is_a_stage() -> None:
     store = MemoryStore()
     sent, received = stages("send_memory"), stages("receive_memory")
-    loan = MemorySender(store).send(image_hash(1), image(1))
-    await MemoryReceiver(store).receive(loan.metadata)
+    handle = MemorySender(store).send(image_hash(1), image(1))
+    await MemoryReceiver(store).receive(handle.metadata)
     assert stages("send_memory") > sent
     assert stages("receive_memory") > received
     store.reclaim()
     failures = STAGE_FAILURES.labels("receive_memory", "StaleSegmentError")
     before = failures._value.get()
     with pytest.raises(StaleSegmentError):
-        await MemoryReceiver(store).receive(loan.metadata)
+        await MemoryReceiver(store).receive(handle.metadata)
     assert failures._value.get() == before + 1
 
 
 def test_bytes_are_reported_once_sent() -> None:
     sent: list[tuple[str, int]] = []
     sender = InlineSender(on_sent=lambda transport, nbytes: sent.append((transport, nbytes)))
-    loan = sender.send(image_hash(1), image(1))
-    assert sent == [("inline", loan.metadata.nbytes)]
-    assert loan.metadata.nbytes > 64 * 1176
+    handle = sender.send(image_hash(1), image(1))
+    assert sent == [("inline", handle.metadata.nbytes)]
+    assert handle.metadata.nbytes > 64 * 1176
 
 
 async def test_metadata_of_another_transport_is_refused() -> None:
-    loan = InlineSender().send(image_hash(1), image(1))
+    handle = InlineSender().send(image_hash(1), image(1))
     with pytest.raises(CorruptSegmentError, match="inline"):
-        await MemoryReceiver(MemoryStore()).receive(loan.metadata)
+        await MemoryReceiver(MemoryStore()).receive(handle.metadata)
 
 
 def test_a_loan_is_released_once() -> None:
     released: list[int] = []
     metadata = MemoryMetadata(mm_hash=MmHash("a"), envelope_size=0, buffer_sizes=(), slot=0)
-    with Loan(metadata, on_release=lambda: released.append(1)) as loan:
+    with MediaHandle(metadata, on_release=lambda: released.append(1)) as handle:
         pass
-    loan.release()
+    handle.release()
     assert released == [1]
 
 
@@ -70,12 +70,12 @@ def test_a_received_item_is_released_once_and_then_is_empty() -> None:
 async def test_frames_of_several_items_in_one_message() -> None:
     sender = InlineSender()
     store = MemoryStore()
-    loans = [
+    handles = [
         sender.send(image_hash(1), image(1)),
         MemorySender(store).send(image_hash(2), image(2)),
         sender.send(image_hash(3), image(3)),
     ]
-    metadata, frames = join_frames(loans)
+    metadata, frames = join_frames(handles)
     assert len(frames) == 4
     views = [memoryview(frame) for frame in frames]
     for seed, each in ((1, metadata[0]), (3, metadata[2])):

@@ -6,10 +6,10 @@ from common.errors import ArenaUnavailableError
 from common.telemetry import TRANSFER_FALLBACKS
 from common.transfer.arena import Arena
 from common.transfer.choice import (
-    Choice,
     ReceiverSet,
     SenderSet,
     TransferMode,
+    TransportChoice,
     choose_transport,
 )
 from common.transfer.inline import InlineReceiver, InlineSender
@@ -21,17 +21,17 @@ from tests.unit.common.transfer.items import image, image_hash, is_image
 @pytest.mark.parametrize(
     ("mode", "shm", "nixl", "choice"),
     [
-        (TransferMode.AUTO, True, True, Choice("shm")),
-        (TransferMode.AUTO, True, False, Choice("shm")),
-        (TransferMode.AUTO, False, True, Choice("nixl", "shm", "not_readable")),
-        (TransferMode.AUTO, False, False, Choice("inline", "shm", "not_readable")),
-        (TransferMode.SHM, True, False, Choice("shm")),
-        (TransferMode.SHM, False, True, Choice("inline", "shm", "not_readable")),
-        (TransferMode.NIXL, True, True, Choice("nixl")),
-        (TransferMode.NIXL, True, False, Choice("inline", "nixl", "not_connected")),
+        (TransferMode.AUTO, True, True, TransportChoice("shm")),
+        (TransferMode.AUTO, True, False, TransportChoice("shm")),
+        (TransferMode.AUTO, False, True, TransportChoice("nixl", "shm", "not_readable")),
+        (TransferMode.AUTO, False, False, TransportChoice("inline", "shm", "not_readable")),
+        (TransferMode.SHM, True, False, TransportChoice("shm")),
+        (TransferMode.SHM, False, True, TransportChoice("inline", "shm", "not_readable")),
+        (TransferMode.NIXL, True, True, TransportChoice("nixl")),
+        (TransferMode.NIXL, True, False, TransportChoice("inline", "nixl", "not_connected")),
     ],
 )
-def test_choices(mode: TransferMode, shm: bool, nixl: bool, choice: Choice) -> None:
+def test_choices(mode: TransferMode, shm: bool, nixl: bool, choice: TransportChoice) -> None:
     proven: dict[Transport, bool] = {"nixl": nixl, "shm": shm}
     assert choose_transport(mode, [name for name, yes in proven.items() if yes]) == choice
 
@@ -47,12 +47,14 @@ async def test_a_full_arena_sends_inline_and_counts(make_arena: Callable[..., Ar
     await shm.attach(arena.offer)
     receivers = ReceiverSet([shm, InlineReceiver()])
     before = fallbacks("shm", "arena_full")
-    loans = [senders.send(Choice("shm"), image_hash(seed), image(seed)) for seed in range(2)]
-    assert [loan.metadata.transport for loan in loans] == ["shm", "inline"]
+    handles = [
+        senders.send(TransportChoice("shm"), image_hash(seed), image(seed)) for seed in range(2)
+    ]
+    assert [handle.metadata.transport for handle in handles] == ["shm", "inline"]
     assert fallbacks("shm", "arena_full") == before + 1
-    for seed, loan in enumerate(loans):
-        views = [memoryview(frame) for frame in loan.frames]
-        with await receivers.receive(loan.metadata, views) as received:
+    for seed, handle in enumerate(handles):
+        views = [memoryview(frame) for frame in handle.frames]
+        with await receivers.receive(handle.metadata, views) as received:
             assert is_image(received.item, seed)
     await receivers.close()
 
@@ -61,17 +63,17 @@ def test_a_closed_arena_sends_inline_and_counts(make_arena: Callable[..., Arena]
     arena = make_arena()
     arena.close()
     before = fallbacks("shm", "arena_unavailable")
-    loan = SenderSet([ShmSender(arena), InlineSender()]).send(
-        Choice("shm"), image_hash(1), image(1)
+    handle = SenderSet([ShmSender(arena), InlineSender()]).send(
+        TransportChoice("shm"), image_hash(1), image(1)
     )
-    assert loan.metadata.transport == "inline"
+    assert handle.metadata.transport == "inline"
     assert fallbacks("shm", "arena_unavailable") == before + 1
 
 
 def test_the_second_best_choice_is_counted_per_item(make_arena: Callable[..., Arena]) -> None:
     senders = SenderSet([ShmSender(make_arena()), InlineSender()])
     before = fallbacks("nixl", "not_connected")
-    choice = Choice("inline", "nixl", "not_connected")
+    choice = TransportChoice("inline", "nixl", "not_connected")
     senders.send(choice, image_hash(1), image(1))
     assert fallbacks("nixl", "not_connected") == before + 1
     assert senders.send_held(choice, image_hash(1)) is None
@@ -80,14 +82,14 @@ def test_the_second_best_choice_is_counted_per_item(make_arena: Callable[..., Ar
 
 def test_held_items(make_arena: Callable[..., Arena]) -> None:
     senders = SenderSet([ShmSender(make_arena()), InlineSender()])
-    assert senders.send_held(Choice("shm"), image_hash(1)) is None
-    senders.send(Choice("shm"), image_hash(1), image(1)).release()
-    loan = senders.send_held(Choice("shm"), image_hash(1))
-    assert loan is not None
-    assert loan.metadata.transport == "shm"
+    assert senders.send_held(TransportChoice("shm"), image_hash(1)) is None
+    senders.send(TransportChoice("shm"), image_hash(1), image(1)).release()
+    handle = senders.send_held(TransportChoice("shm"), image_hash(1))
+    assert handle is not None
+    assert handle.metadata.transport == "shm"
 
 
 async def test_a_transport_that_a_worker_lacks() -> None:
-    loan = InlineSender().send(image_hash(1), image(1))
+    handle = InlineSender().send(image_hash(1), image(1))
     with pytest.raises(ArenaUnavailableError, match="no inline transport"):
-        await ReceiverSet([]).receive(loan.metadata)
+        await ReceiverSet([]).receive(handle.metadata)

@@ -13,7 +13,7 @@ from vllm.multimodal.inputs import (
 
 from common.errors import StaleSegmentError, UnsupportedItemError
 from common.transfer.arena import Arena
-from common.transfer.base import Loan, MmKwargsReceiver, MmKwargsSender, Received
+from common.transfer.base import MediaHandle, MmKwargsReceiver, MmKwargsSender, Received
 from common.transfer.inline import InlineReceiver, InlineSender
 from common.transfer.memory import MemoryReceiver, MemorySender, MemoryStore
 from common.transfer.metadata import decode_metadata, encode_metadata
@@ -28,10 +28,12 @@ class Ends(NamedTuple):
     sender: MmKwargsSender
     receiver: MmKwargsReceiver[Any]
 
-    async def carry(self, loan: Loan) -> Received:
+    async def carry(self, handle: MediaHandle) -> Received:
         """As over the wire: metadata as bytes, frames as ZeroMQ gives them."""
-        frames = [memoryview(bytearray(frame)) for frame in loan.frames]
-        return await self.receiver.receive(decode_metadata(encode_metadata(loan.metadata)), frames)
+        frames = [memoryview(bytearray(frame)) for frame in handle.frames]
+        return await self.receiver.receive(
+            decode_metadata(encode_metadata(handle.metadata)), frames
+        )
 
 
 @pytest.fixture(params=["shm", "inline", "memory"])
@@ -69,23 +71,23 @@ async def ends(request: pytest.FixtureRequest, make_arena: MakeArena) -> AsyncIt
 )
 async def test_items_arrive_as_they_were(ends: Ends, data: object) -> None:
     item = MultiModalKwargsItem({"x": MultiModalFieldElem(data=data, field=SHARED)})
-    loan = ends.sender.send(image_hash(1), item)
-    assert loan.metadata.mm_hash == image_hash(1)
-    with await ends.carry(loan) as received:
+    handle = ends.sender.send(image_hash(1), item)
+    assert handle.metadata.mm_hash == image_hash(1)
+    with await ends.carry(handle) as received:
         assert received.mm_hash == image_hash(1)
         assert same(received.item, item)
 
 
 async def test_an_item_without_fields(ends: Ends) -> None:
-    loan = ends.sender.send(image_hash(1), MultiModalKwargsItem({}))
-    with await ends.carry(loan) as received:
+    handle = ends.sender.send(image_hash(1), MultiModalKwargsItem({}))
+    with await ends.carry(handle) as received:
         assert not received.item
 
 
 async def test_the_same_item_twice(ends: Ends) -> None:
-    loans = [ends.sender.send(image_hash(1), image(1)) for _ in range(2)]
-    loans[0].release()
-    with await ends.carry(loans[1]) as received:
+    handles = [ends.sender.send(image_hash(1), image(1)) for _ in range(2)]
+    handles[0].release()
+    with await ends.carry(handles[1]) as received:
         assert is_image(received.item, 1)
 
 
@@ -105,12 +107,12 @@ async def test_tensors_are_writable(ends: Ends) -> None:
 async def test_a_scripted_failure_of_the_memory_transport() -> None:
     store = MemoryStore()
     ends = Ends(MemorySender(store), MemoryReceiver(store))
-    loan = ends.sender.send(image_hash(1), image(1))
+    handle = ends.sender.send(image_hash(1), image(1))
     store.fail_next.append(StaleSegmentError("gone"))
     with pytest.raises(StaleSegmentError):
-        await ends.carry(loan)
-    with await ends.carry(loan):
+        await ends.carry(handle)
+    with await ends.carry(handle):
         assert store.unreleased == 1
     assert store.unreleased == 0
-    loan.release()
+    handle.release()
     assert store.held == 0

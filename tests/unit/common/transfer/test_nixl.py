@@ -66,7 +66,7 @@ class Frontend(Process):
         super().__init__(FRONTEND, "nixl", 40_000_000, tcp)
         self.network = NixlNetwork(allow_tcp=tcp)
         self._seed = 0
-        self._lent: set[int] = set()
+        self._leased: set[int] = set()
         self._paused: int | None = None
 
     @cached_property
@@ -101,15 +101,15 @@ class Frontend(Process):
     def send(self, rows: int = 64) -> tuple[int, NixlMetadata]:
         """Lend a new image; gives its seed, too."""
         self._seed += 1
-        self._lent.add(self._seed)
+        self._leased.add(self._seed)
         return self._seed, NixlMetadata.model_validate(self.ask(["send", self._seed, rows]))
 
     def release(self, seed: int) -> None:
-        self._lent.remove(seed)
+        self._leased.remove(seed)
         self.ask(["release", seed])
 
     def release_all(self) -> None:
-        for seed in list(self._lent):
+        for seed in list(self._leased):
             self.release(seed)
 
 
@@ -142,7 +142,7 @@ def connect(make_receiver: MakeReceiver) -> Connect:
     return make
 
 
-# Processes take seconds to start, so all start together, and tests release what they lent.
+# Processes take seconds to start, so all start together, and tests release what they leased.
 
 
 class Frontends(NamedTuple):
@@ -533,8 +533,8 @@ async def test_any_item(make_arena: Callable[..., Arena], make_receiver: MakeRec
         ]
     ):
         item = MultiModalKwargsItem({"x": MultiModalFieldElem(data=data, field=field)})
-        with sender.send(image_hash(number), item) as loan:
-            metadata = decode_metadata(encode_metadata(loan.metadata))
+        with sender.send(image_hash(number), item) as handle:
+            metadata = decode_metadata(encode_metadata(handle.metadata))
             with await receiver.receive(metadata) as received:
                 assert same(received.item, item)
     sender.close()
@@ -544,11 +544,11 @@ async def test_any_item(make_arena: Callable[..., Arena], make_receiver: MakeRec
 def test_an_arena_may_be_closed_after_its_sender(make_arena: Callable[..., Arena]) -> None:
     arena = make_arena()
     sender = NixlSender(arena, NixlNetwork())
-    loan = sender.send(image_hash(1), image(1))
+    handle = sender.send(image_hash(1), image(1))
     sender.close()
     sender.close()
     arena.close()
-    loan.release()
+    handle.release()
 
 
 def test_without_nixl(monkeypatch: pytest.MonkeyPatch) -> None:

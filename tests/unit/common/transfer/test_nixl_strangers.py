@@ -238,7 +238,7 @@ async def test_where_memory_must_be_writable_a_stranger_writes_to_nobodys_truth(
     own = ends.sender._own
     assert own is not None
     await ends.receiver.attach(ends.offer)
-    lent = ShmSender(ends.arena).send(image_hash(7), image(7))
+    leased = ShmSender(ends.arena).send(image_hash(7), image(7))
     metadata = ends.send(7)
     assert await ends.carry(7)
     before = bytes(ends.arena.memory)
@@ -253,7 +253,7 @@ async def test_where_memory_must_be_writable_a_stranger_writes_to_nobodys_truth(
     assert bytes(ends.arena.memory) == before
     with pytest.raises(CorruptSegmentError, match="checksum"):
         await ends.receiver.receive(metadata)
-    lent.release()
+    leased.release()
 
 
 async def test_a_read_of_a_low_address_ends_nothing_but_the_process_that_serves(
@@ -325,7 +325,7 @@ async def test_an_item_under_anothers_name_or_generation_is_found_out(ends: Ends
 async def test_a_checksum_is_computed_once_for_an_item(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not on the event loop, and not for an item that is lent again."""
+    """Not on the event loop, and not for an item that is leased again."""
     ShmSender(ends.arena).send(image_hash(1), image(1)).release()
     assert ends.sender.send_held(image_hash(1)) is None, "it would have to be computed"
     ends.sender.send(image_hash(1), image(1)).release()

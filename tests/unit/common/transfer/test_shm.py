@@ -12,7 +12,7 @@ from common.telemetry import ARENA_PAGES_RESTORED
 from common.transfer import shm
 from common.transfer.arena import Arena
 from common.transfer.arena_mapping import ArenaMapping
-from common.transfer.base import Loan
+from common.transfer.base import MediaHandle
 from common.transfer.codec import decode
 from common.transfer.metadata import ShmMetadata
 from common.transfer.pages import PrivatePages
@@ -35,7 +35,7 @@ class Pair:
     async def attach(self) -> None:
         self.attachment = await self.receiver.attach(self.arena.offer)
 
-    def send(self, seed: int, rows: int = 64) -> Loan:
+    def send(self, seed: int, rows: int = 64) -> MediaHandle:
         return self.sender.send(image_hash(seed), image(seed, rows))
 
 
@@ -62,29 +62,29 @@ async def pair(make_pair: MakePair) -> Pair:
 
 
 async def test_tensors_lie_in_the_arena(pair: Pair) -> None:
-    loan = pair.send(1)
-    received = await pair.receiver.receive(loan.metadata)
+    handle = pair.send(1)
+    received = await pair.receiver.receive(handle.metadata)
     assert same(received.item, image(1))
-    assert isinstance(loan.metadata, ShmMetadata)
-    pixels = loan.metadata.offset + loan.metadata.layout.buffer_offsets[0]
+    assert isinstance(handle.metadata, ShmMetadata)
+    pixels = handle.metadata.offset + handle.metadata.layout.buffer_offsets[0]
     pair.arena.memory[pixels] = 200
     assert received.item["pixel_values"].data[0, 0] == 200
     assert received.item["pixel_values"].data.data_ptr() % 64 == 0
 
 
 async def test_many_readers_of_one_segment(pair: Pair) -> None:
-    loan = pair.send(1)
-    readers = [await pair.receiver.receive(loan.metadata) for _ in range(3)]
+    handle = pair.send(1)
+    readers = [await pair.receiver.receive(handle.metadata) for _ in range(3)]
     readers[0].release()
     assert all(is_image(reader.item, 1) for reader in readers[1:])
 
 
 async def test_an_arena_that_is_not_mapped(pair: Pair) -> None:
-    loan = pair.send(1)
-    received = await pair.receiver.receive(loan.metadata)
+    handle = pair.send(1)
+    received = await pair.receiver.receive(handle.metadata)
     pair.attachment.detach()
     with pytest.raises(ArenaUnavailableError, match="isn't mapped"):
-        await pair.receiver.receive(loan.metadata)
+        await pair.receiver.receive(handle.metadata)
     assert is_image(received.item, 1)
 
 
@@ -95,15 +95,15 @@ async def test_attaching_again_maps_once(pair: Pair) -> None:
 
 
 async def test_an_old_sessions_end_takes_nothing_from_a_newer_one(pair: Pair) -> None:
-    loan = pair.send(1)
+    handle = pair.send(1)
     newer = await pair.receiver.attach(pair.arena.offer)
     pair.attachment.detach()
     pair.attachment.detach()
-    with await pair.receiver.receive(loan.metadata) as received:
+    with await pair.receiver.receive(handle.metadata) as received:
         assert is_image(received.item, 1)
     newer.detach()
     with pytest.raises(ArenaUnavailableError, match="isn't mapped"):
-        await pair.receiver.receive(loan.metadata)
+        await pair.receiver.receive(handle.metadata)
 
 
 async def test_attaching_that_is_cancelled_keeps_nothing_mapped(
@@ -142,10 +142,10 @@ async def test_a_reclaimed_segment_is_stale(make_pair: MakePair) -> None:
 
 async def test_a_segment_reclaimed_while_in_use_is_found_out(make_pair: MakePair) -> None:
     pair = await make_pair(100_000)
-    loan = pair.send(1)
-    received = await pair.receiver.receive(loan.metadata)
+    handle = pair.send(1)
+    received = await pair.receiver.receive(handle.metadata)
     received.verify()
-    loan.release()
+    handle.release()
     received.verify()
     pair.send(2)
     with pytest.raises(StaleSegmentError):
@@ -156,16 +156,16 @@ async def test_a_segment_reclaimed_during_decoding_is_found_out(
     make_pair: MakePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair = await make_pair(100_000)
-    loan = pair.send(1)
+    handle = pair.send(1)
 
     def meanwhile(*arguments: object) -> object:
-        loan.release()
+        handle.release()
         pair.send(2)
         return decode(*arguments)  # type: ignore[arg-type] # passed through
 
     monkeypatch.setattr(shm, "decode", meanwhile)
     with pytest.raises(StaleSegmentError):
-        await pair.receiver.receive(loan.metadata)
+        await pair.receiver.receive(handle.metadata)
 
 
 @pytest.mark.parametrize(
@@ -196,11 +196,11 @@ async def test_another_generation(pair: Pair) -> None:
 
 @pytest.mark.parametrize("at", [20, HEADER_SIZE, HEADER_SIZE + 60])
 async def test_a_damaged_segment(pair: Pair, at: int) -> None:
-    loan = pair.send(1)
-    assert isinstance(loan.metadata, ShmMetadata)
-    pair.arena.memory[loan.metadata.offset + at] ^= 1
+    handle = pair.send(1)
+    assert isinstance(handle.metadata, ShmMetadata)
+    pair.arena.memory[handle.metadata.offset + at] ^= 1
     with pytest.raises(CorruptSegmentError):
-        await pair.receiver.receive(loan.metadata)
+        await pair.receiver.receive(handle.metadata)
 
 
 @pytest.mark.parametrize("pagemap", [True, False])
@@ -211,15 +211,15 @@ async def test_what_an_engine_writes_is_not_seen_by_the_next_item(
         monkeypatch.setattr(PrivatePages, "_count_private", lambda *_: None)
     pair = await make_pair(100_000)
     restored = ARENA_PAGES_RESTORED._value.get()
-    loan = pair.send(1)
-    received = await pair.receiver.receive(loan.metadata)
+    handle = pair.send(1)
+    received = await pair.receiver.receive(handle.metadata)
     received.item["pixel_values"].data.fill_(99)
     assert bytes(pair.arena.memory[-8:]) == bytes(8)
-    again = await pair.receiver.receive(loan.metadata)
+    again = await pair.receiver.receive(handle.metadata)
     received.release()
     assert is_image(again.item, 1), "another reader of the segment must not see it either"
     again.release()
-    loan.release()
+    handle.release()
     with await pair.receiver.receive(pair.send(2).metadata) as second:
         assert is_image(second.item, 2)
     if pagemap:
@@ -229,10 +229,10 @@ async def test_what_an_engine_writes_is_not_seen_by_the_next_item(
 async def test_nothing_is_restored_where_nothing_was_written(pair: Pair) -> None:
     restored = ARENA_PAGES_RESTORED._value.get()
     for seed in range(20):
-        loan = pair.send(seed)
-        with await pair.receiver.receive(loan.metadata) as received:
+        handle = pair.send(seed)
+        with await pair.receiver.receive(handle.metadata) as received:
             assert is_image(received.item, seed)
-        loan.release()
+        handle.release()
     assert ARENA_PAGES_RESTORED._value.get() == restored
 
 

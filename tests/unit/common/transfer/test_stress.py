@@ -10,7 +10,7 @@ import pytest
 
 from common.errors import ArenaFullError, StaleSegmentError
 from common.transfer.arena import Arena
-from common.transfer.base import Loan
+from common.transfer.base import MediaHandle
 from common.transfer.shm import ShmReceiver, ShmSender
 from tests.unit.common.transfer.items import image, image_hash, is_image
 
@@ -23,8 +23,8 @@ ROUNDS = 400
 def test_pixels_and_hashes_stay_together(make_arena: Callable[..., Arena], seed: int) -> None:
     arena = make_arena(600_000)
     sender = ShmSender(arena)
-    # Each entry was lent; half of them have been taken back before anybody reads.
-    lent: list[tuple[int, Loan, bool]] = []
+    # Each entry was leased; half of them have been taken back before anybody reads.
+    leased: list[tuple[int, MediaHandle, bool]] = []
     changed = threading.Condition()
     writing = WRITERS
     full = 0
@@ -34,18 +34,18 @@ def test_pixels_and_hashes_stay_together(make_arena: Callable[..., Arena], seed:
         for _ in range(ROUNDS):
             number = chance.randrange(IMAGES)
             try:
-                loan = sender.send(image_hash(number), image(number, rows=20 + number))
+                handle = sender.send(image_hash(number), image(number, rows=20 + number))
             except ArenaFullError:
                 full += 1
                 continue
             late = chance.random() < 0.5
             if late:
-                loan.release()
+                handle.release()
             with changed:
-                lent.append((number, loan, late))
+                leased.append((number, handle, late))
                 changed.notify_all()
                 # Otherwise a slow reader's backlog keeps the arena full.
-                changed.wait_for(lambda: len(lent) < 3)
+                changed.wait_for(lambda: len(leased) < 3)
         with changed:
             writing -= 1
             changed.notify_all()
@@ -56,14 +56,14 @@ def test_pixels_and_hashes_stay_together(make_arena: Callable[..., Arena], seed:
         good = stale = 0
         while True:
             with changed:
-                changed.wait_for(lambda: lent or not writing)
-                if not lent:
+                changed.wait_for(lambda: leased or not writing)
+                if not leased:
                     await receiver.close()
                     return good, stale
-                number, loan, late = lent.pop(0)
+                number, handle, late = leased.pop(0)
                 changed.notify_all()
             try:
-                with await receiver.receive(loan.metadata) as received:
+                with await receiver.receive(handle.metadata) as received:
                     right = is_image(received.item, number)
                     received.verify()
                     assert right, f"image {number} had other pixels, and nothing told"
@@ -71,7 +71,7 @@ def test_pixels_and_hashes_stay_together(make_arena: Callable[..., Arena], seed:
             except StaleSegmentError:
                 assert late, "a leased segment was reclaimed"
                 stale += 1
-            loan.release()
+            handle.release()
 
     threads = [
         threading.Thread(target=write, args=(random.Random(seed * WRITERS + i),))

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from frontend.fetch import http
-from frontend.fetch.http import Body, Unchanged
+from frontend.fetch.http import Fetched, Unchanged
 from frontend.media_limits.errors import RefusedError, TooLargeError, UnfetchableError
 from tests.unit.frontend.fetch.conftest import MakeFetcher, Names
 from tests.unit.frontend.fetch.sites import (
@@ -48,7 +48,7 @@ async def body(
     fetching: MakeFetcher, url: str, max_bytes: int = MEGABYTE, **limits: object
 ) -> bytes:
     got = await fetching(**limits).fetch(url, max_bytes)
-    assert isinstance(got, Body)
+    assert isinstance(got, Fetched)
     return b"".join(got.chunks)
 
 
@@ -116,7 +116,7 @@ async def test_a_name_that_changes_its_mind(
     site.routes["/x.png"] = answer(b"picture", Connection="close")
     fetcher = make_fetcher()
     url = site.url(host="rebinding.example")
-    assert isinstance(await fetcher.fetch(url, 100), Body)
+    assert isinstance(await fetcher.fetch(url, 100), Fetched)
     assert names.asked == ["rebinding.example"]
     await site.closed()
     with pytest.raises(UnfetchableError, match="no public address"):
@@ -446,7 +446,7 @@ async def test_only_strong_tags_count(
 ) -> None:
     site.routes["/x.png"] = answer(b"picture", ETag=etag)
     got = await make_fetcher().fetch(site.url(), 100)
-    assert isinstance(got, Body) and got.etag == kept
+    assert isinstance(got, Fetched) and got.etag == kept
 
 
 # Cancellation

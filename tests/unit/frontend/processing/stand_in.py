@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from frontend.media_processes.messages import Answer, Failed, Fault, Ready, Wants
+from frontend.media_processes.messages import Answer, BatchFailed, Fault, Ready, Wants
 from frontend.media_processes.parent import end_with_parent
 
 
@@ -51,7 +51,7 @@ def main() -> None:
             if not granted:
                 break
         if granted:
-            connection.send(Failed(Fault.INVALID, "done as told"))
+            connection.send(BatchFailed(Fault.INVALID, "done as told"))
 
 
 if __name__ == "__main__":

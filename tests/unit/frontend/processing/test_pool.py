@@ -15,7 +15,7 @@ from common.card import WorkerCard
 from common.errors import ArenaFullError, OverloadedError
 from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash
-from common.transfer.arena import Arena, Lease, Reservation
+from common.transfer.arena import Arena, Lease, ReservedSegment
 from common.transfer.codec import encode
 from common.transfer.segment import SegmentLayout
 from frontend.fetch.allowance import RequestAllowance
@@ -186,7 +186,7 @@ def test_a_process_killed_at_work_leaves_nothing_reserved(
 
     def reserve_and_kill(
         store: ArenaStore, mm_hash: MmHash, layout: SegmentLayout
-    ) -> Reservation | Lease | None:
+    ) -> ReservedSegment | Lease | None:
         room = reserve(store, mm_hash, layout)
         if not killed:
             killed.extend(shared.pool.pids)

@@ -1,0 +1,253 @@
+"""One request on the worker: its media, the engine, and the outputs that go back.
+
+What a request holds it gives back on every way out, and the frontend hears of every end.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Final, Protocol
+
+import msgspec
+from vllm.outputs import RequestOutput
+
+from backend_worker.engine import EngineLoad, Items
+from backend_worker.media_receiver import MediaReceiver, ReceivedMedia
+from common.errors import (
+    EngineFailedError,
+    EngineGoneError,
+    MediaMissingError,
+    MediaUnavailableError,
+    ProtocolError,
+    RequestRejectedError,
+    TransferError,
+    WorkerBusyError,
+)
+from common.identity import MmHash, RequestId
+from common.protocol import (
+    Ack,
+    Failed,
+    FailureKind,
+    Nack,
+    Output,
+    Status,
+    Submit,
+    Supply,
+    ToFrontend,
+)
+from common.telemetry import INTERNAL_ERRORS, stage
+
+logger = logging.getLogger(__name__)
+
+MAX_NACKS = 4
+"""Times one request may ask for media before it fails. Each answer can be void
+again: a segment goes stale, or the engine evicts what it was just given."""
+
+SUPPLY_TIMEOUT_S = 30.0
+"""How long a request waits for media it asked for."""
+
+
+_FAILURES: Final[dict[type[Exception], FailureKind]] = {
+    RequestRejectedError: FailureKind.INVALID,
+    ProtocolError: FailureKind.PROTOCOL,
+    WorkerBusyError: FailureKind.BUSY,
+    TransferError: FailureKind.MEDIA,
+    EngineGoneError: FailureKind.ENGINE_DEAD,
+    EngineFailedError: FailureKind.ENGINE,
+}
+"""What the frontend is told; the first that fits."""
+
+
+class ServingEngine(Protocol):
+    """What the service needs of an engine; :class:`backend_worker.engine.Engine`."""
+
+    @property
+    def errored(self) -> bool: ...
+
+    @property
+    def hf_processor_runs(self) -> int: ...
+
+    def holds(self, mm_hash: MmHash) -> bool: ...
+
+    def load(self) -> EngineLoad: ...
+
+    def generate(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]: ...
+
+    async def settled(self) -> None: ...
+
+
+class WorkerRequest:
+    """A request that one frontend submitted.
+
+    Attributes:
+        task: does all of it, from :meth:`start` on.
+    """
+
+    task: asyncio.Task[None]
+
+    def __init__(
+        self,
+        submit: Submit,
+        engine: ServingEngine,
+        media_receiver: MediaReceiver,
+        send: Callable[[ToFrontend], Awaitable[None]],
+        status: Callable[[], Status],
+    ) -> None:
+        """
+        Args:
+            send: tells the frontend, after waiting for room.
+            status: of the worker, as it is now.
+        """
+        self._submit = submit
+        self._id = submit.request_id
+        self._engine = engine
+        self._media_receiver = media_receiver
+        self._send = send
+        self._status = status
+        self._received = ReceivedMedia()
+        self._acking: asyncio.Task[None] | None = None
+        self._supplies: asyncio.Queue[tuple[Supply, Sequence[memoryview]]] = asyncio.Queue(1)
+
+    def start(self, media: Sequence[memoryview], ended: Callable[[], object]) -> None:
+        """Begin.
+
+        Args:
+            media: frames that came with the request.
+            ended: called when all is said.
+        """
+        self.task = asyncio.create_task(self._run(media, ended))
+
+    def supply(self, supply: Supply, media: Sequence[memoryview]) -> None:
+        """Media that it asked for. What it did not ask for is dropped."""
+        if not self._supplies.full():
+            self._supplies.put_nowait((supply, media))
+
+    def abort(self) -> None:
+        """Cancel it in a later turn: if it never began it would never say that it ended."""
+        asyncio.get_running_loop().call_soon(self.task.cancel)
+
+    async def _run(self, media: Sequence[memoryview], ended: Callable[[], object]) -> None:
+        failure: Failed | None = None
+        try:
+            await self._answer(media)
+        except asyncio.CancelledError:
+            failure = (
+                self._failed(FailureKind.ENGINE_DEAD, "the worker's engine died")
+                if self._engine.errored
+                else self._failed(FailureKind.ABORTED, "aborted")
+            )
+        except TimeoutError:
+            failure = self._failed(FailureKind.LATE, "the request's time was over")
+        except tuple(_FAILURES) as error:
+            kind = next(kind for types, kind in _FAILURES.items() if isinstance(error, types))
+            failure = self._failed(kind, str(error))
+        except Exception as error:
+            logger.exception("request %s failed", self._id)
+            failure = self._mistake(error)
+        finally:
+            # A second cancellation must not keep the frontend from hearing the end.
+            await asyncio.shield(self._finish(failure, ended))
+
+    async def _answer(self, media: Sequence[memoryview]) -> None:
+        outputs = self._outputs(media)
+        async with asyncio.timeout(self._submit.timeout_s), contextlib.aclosing(outputs):
+            async for output in outputs:
+                if self._acking is None:
+                    self._received.verify()
+                    self._acking = asyncio.create_task(self._ack())
+                    await asyncio.shield(self._acking)
+                if output.finished:
+                    # Before the end, so that whoever saw the end saw the counts too.
+                    await self._send(self._status())
+                await self._send(_to_wire(self._id, output))
+
+    async def _finish(self, failure: Failed | None, ended: Callable[[], object]) -> None:
+        try:
+            if self._acking is not None:
+                # Nobody may write to the memory before we are through with it.
+                await asyncio.wait([self._acking])
+            else:
+                if self._submit.media:
+                    await self._engine.settled()
+                await self._ack()
+        except Exception as error:
+            logger.exception("request %s did not end well", self._id)
+            failure = self._mistake(error)
+        try:
+            if failure is not None:
+                message = sendable(failure.message)
+                await self._send(msgspec.structs.replace(failure, message=message))
+            await self._send(self._status())
+        finally:
+            ended()
+
+    async def _outputs(self, media: Sequence[memoryview]) -> AsyncGenerator[RequestOutput]:
+        """The engine's outputs, asking the frontend for media as often as needed.
+
+        Raises:
+            MediaUnavailableError: it was asked too often, or did not answer.
+            And what :meth:`Engine.generate` raises, except MediaMissingError.
+        """
+        received, shipments = self._received, self._submit.shipments
+        for _ in range(MAX_NACKS):
+            try:
+                with stage("receive"):
+                    await self._media_receiver.receive(shipments, media, received)
+                async for output in self._engine.generate(self._submit, received.items):
+                    yield output
+                return
+            except MediaMissingError as error:
+                # What is still in hand is simply given to the engine again.
+                missing = [mm_hash for mm_hash in error.missing if mm_hash not in received.items]
+                logger.info("request %s: %s", self._id, error)
+                shipments, media = (
+                    await self._ask_for(missing, error.reason) if missing else ([], ())
+                )
+        raise MediaUnavailableError(f"media were still missing after {MAX_NACKS} attempts")
+
+    async def _ask_for(
+        self, missing: list[MmHash], reason: str
+    ) -> tuple[list[bytes], Sequence[memoryview]]:
+        await self._send(Nack(self._id, missing, reason))
+        try:
+            async with asyncio.timeout(SUPPLY_TIMEOUT_S):
+                supply, media = await self._supplies.get()
+        except TimeoutError as error:
+            raise MediaUnavailableError(
+                f"the frontend did not supply {len(missing)} missing media items "
+                f"within {SUPPLY_TIMEOUT_S:.0f} s"
+            ) from error
+        return supply.shipments, media
+
+    async def _ack(self) -> None:
+        """The engine has its own copy: give the memory back, then say so."""
+        await self._received.give_back()
+        held = [p.mm_hash for p in self._submit.media if self._engine.holds(p.mm_hash)]
+        await self._send(Ack(self._id, list(dict.fromkeys(held))))
+
+    def _failed(self, kind: FailureKind, message: str) -> Failed:
+        return Failed(self._id, kind, message)
+
+    def _mistake(self, error: Exception) -> Failed:
+        """Our own. The frontend must hear of it, or it would wait for ever."""
+        INTERNAL_ERRORS.labels("worker_request").inc()
+        return self._failed(FailureKind.ENGINE, f"internal error: {error!r}")
+
+
+def sendable(reason: str) -> str:
+    """Without what UTF-8 can't carry: errors quote whatever they were about."""
+    return reason.encode(errors="replace").decode()
+
+
+def _to_wire(request_id: RequestId, output: RequestOutput) -> Output:
+    return Output(
+        request_id,
+        output.outputs,
+        output.finished,
+        output.prompt_logprobs,
+        output.metrics,
+        output.num_cached_tokens,
+        output.num_cache_creation_tokens,
+        output.kv_transfer_params,
+    )
