@@ -24,7 +24,7 @@ from common.identity import Incarnation, MmHash, WorkerId
 from common.protocol import Submit
 from common.transfer.reference import MediaSource
 from common.transfer.registry import receivers
-from tests.unit.common.cards import make_card
+from tests.fakes.cards import make_card
 
 
 class InstantEngine:

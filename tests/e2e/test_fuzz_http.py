@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from schemathesis.core.result import Ok
 
 from tests.e2e.conftest import Endpoint
+from tests.fakes.damage import SCALARS, replaced
 from tests.pictures import data_uri, picture
-from tests.unit.test_decoders import SCALARS, replaced
 
 PATHS = (
     r"^/(v1/(chat/completions|completions|responses|messages|messages/count_tokens|models)"

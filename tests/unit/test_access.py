@@ -31,10 +31,10 @@ from frontend.router.events.subscriber import EventSource, ZmqFeeds
 from frontend.workers import link as worker_link
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
-from tests.unit.common.cards import make_card
+from tests.fakes.cards import make_card
+from tests.fakes.engine import ScriptedEngine, no_rendering
 from tests.unit.frontend.router.kv_events import stored
 from tests.unit.frontend.router.test_events import Listener
-from tests.unit.test_request_plane import ScriptedEngine, no_rendering
 from tests.waiting import until
 
 

@@ -32,17 +32,10 @@ from common.transfer.handshake import TransferOffer, TransferReply
 from common.transfer.registry import receivers
 from common.wire import Codec
 from frontend.workers.link import WorkerLink
-from tests.unit.common.cards import make_card
-from tests.unit.test_decoders import (
-    OFFER,
-    TO_FRONTEND_SIDE,
-    TO_WORKER_SIDE,
-    damaged_bytes,
-    damaged_frames,
-    hostile_frames,
-    hostile_json,
-)
-from tests.unit.test_request_plane import ScriptedEngine, no_rendering
+from tests.fakes.cards import make_card
+from tests.fakes.damage import damaged_bytes, damaged_frames, hostile_frames, hostile_json
+from tests.fakes.engine import ScriptedEngine, no_rendering
+from tests.fakes.messages import OFFER, TO_FRONTEND_SIDE, TO_WORKER_SIDE
 from tests.waiting import until
 
 LIVE = settings(

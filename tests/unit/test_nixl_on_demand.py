@@ -25,7 +25,8 @@ from common.transfer.nixl import NixlReceiver
 from common.transfer.nixl_network import NixlNetwork, nixl_installed
 from common.transfer.registry import receivers
 from common.transfer.shm import ShmReceiver
-from tests.unit.test_request_plane import Plane, ScriptedEngine, collect, media, no_rendering
+from tests.fakes.engine import ScriptedEngine, no_rendering
+from tests.fakes.plane import Plane, collect, media
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not nixl_installed(), reason="nixl is not installed")

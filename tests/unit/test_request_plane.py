@@ -1,215 +1,44 @@
 """Both ends of the request plane over real sockets, with an engine of our own."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 import torch
 import zmq.asyncio
-from vllm.multimodal.inputs import (
-    MultiModalBatchedField,
-    MultiModalFieldElem,
-    MultiModalKwargsItem,
-)
-from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
-from backend_worker.engine import EngineLoad, Items
-from backend_worker.media_receiver import MediaReceiver, ReceivedMedia
-from backend_worker.service import WorkerService
+from backend_worker.engine import Items
+from backend_worker.media_receiver import ReceivedMedia
 from common.errors import (
-    CorruptSegmentError,
     EngineFailedError,
     MediaMissingError,
     RequestRejectedError,
     WorkerDiedError,
     WorkerLostError,
 )
-from common.identity import Incarnation, MmHash, RequestId, WorkerId
+from common.identity import Incarnation, MmHash, RequestId
 from common.protocol import (
     Ack,
     Failed,
     FailureKind,
-    MediaPart,
     Nack,
     Output,
-    Status,
     Submit,
     ToFrontend,
 )
-from common.transfer.arena import Arena
-from common.transfer.base import MediaHandle
-from common.transfer.choice import TransferMode
-from common.transfer.nixl import NixlReceiver
-from common.transfer.nixl_network import NixlNetwork
-from common.transfer.reference import MediaSource
-from common.transfer.registry import receivers
-from frontend.processing.preprocessor import MediaItem
-from frontend.workers.link import Answer, WorkerLink
-from frontend.workers.media_sender import MediaSender
-from tests.unit.common.cards import make_card
+from frontend.workers.link import WorkerLink
+from tests.fakes.cards import make_card
+from tests.fakes.engine import never, output
+from tests.fakes.plane import Plane, collect, media, open_plane
 from tests.waiting import until
-
-Script = Callable[[Submit, Items], AsyncGenerator[RequestOutput]]
-
-
-class ScriptedEngine:
-    """Holds what it was given, and generates as a test says."""
-
-    def __init__(self) -> None:
-        self.held: set[MmHash] = set()
-        self.script: Script = two_outputs
-        self.running = 0
-        self.aborted = 0
-        self.settled_calls = 0
-        self.seen: list[dict[MmHash, torch.Tensor]] = []
-        self.errored = False
-        self.hf_processor_runs = 0
-
-    def holds(self, mm_hash: MmHash) -> bool:
-        return mm_hash in self.held
-
-    def load(self) -> EngineLoad:
-        return EngineLoad(self.running, 0, 0, 0.0)
-
-    async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
-        missing = [
-            p.mm_hash for p in submit.media if p.mm_hash not in items and p.mm_hash not in self.held
-        ]
-        if missing:
-            raise MediaMissingError(missing, "not_held")
-        self.seen.append({h: item["pixels"].data.clone() for h, item in items.items()})
-        self.held.update(items)
-        self.running += 1
-        try:
-            async with aclosing(self.script(submit, items)) as outputs:
-                async for output in outputs:
-                    yield output
-        except GeneratorExit:
-            self.aborted += 1
-            raise
-        except asyncio.CancelledError:
-            self.aborted += 1
-            raise
-        finally:
-            self.running -= 1
-
-    async def settled(self) -> None:
-        self.settled_calls += 1
-
-
-def output(text: str, *, finished: bool) -> RequestOutput:
-    completion = CompletionOutput(
-        0, text, [1], None, None, finish_reason="stop" if finished else None
-    )
-    return RequestOutput("r", None, None, None, [completion], finished, num_cached_tokens=3)
-
-
-async def two_outputs(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
-    yield output("a", finished=False)
-    yield output("b", finished=True)
-
-
-async def never(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
-    await asyncio.Event().wait()
-    yield output("never", finished=True)
-
-
-def media(name: str, value: int) -> MediaItem:
-    item = MultiModalKwargsItem(
-        {
-            "pixels": MultiModalFieldElem(
-                data=torch.full((64, 64), value, dtype=torch.uint8),
-                field=MultiModalBatchedField(),
-            )
-        }
-    )
-    part = MediaPart("image", MmHash(name), 0, 4, None)
-    return MediaItem(part, name, 4, 4096, item)  # type: ignore[arg-type]
-
-
-class Plane:
-    """A service, a link and a media_sender, as a frontend and a worker have them."""
-
-    def __init__(
-        self,
-        engine: ScriptedEngine,
-        service: WorkerService,
-        arena: Arena | None,
-        mode: TransferMode,
-    ) -> None:
-        self.engine = engine
-        self.service = service
-        self.arena = arena
-        self.media_sender = MediaSender(arena, mode)
-        self.statuses: list[Status] = []
-        self.serving = asyncio.create_task(service.run())
-        card = make_card(request_endpoint=service.endpoint)
-        self.context = zmq.asyncio.Context()
-        self.link = WorkerLink(card, self.context, Incarnation("f"), self.statuses.append)
-        self.link._on_terms = lambda reply: self.media_sender.answered(WorkerId("w0"), reply)
-        self._mode = mode
-
-    async def open(self) -> None:
-        await self.link.open(self.media_sender.offer())
-        self.media_sender.connect(WorkerId("w0"), self.link.reply)
-        if self.arena is not None and self._mode in (TransferMode.SHM, TransferMode.NIXL):
-            # A worker doesn't let us wait for long: NIXL may be ready after the session began.
-            await until(lambda: self.media_sender.transport(WorkerId("w0")) == self._mode.value)
-
-    async def close(self) -> None:
-        await self.link.close()
-        self.serving.cancel()
-        await asyncio.gather(self.serving, return_exceptions=True)
-        await self.service.close()
-        self.context.destroy(linger=0)
-        self.media_sender.close()
-
-    async def send(self, *items: MediaItem) -> list[MediaHandle]:
-        return await self.media_sender.send(WorkerId("w0"), items)
-
-    def leases(self) -> int:
-        assert self.arena is not None
-        return self.arena.statistics().leases
-
-    def dispatch(
-        self, *items: MediaItem, handles: list[MediaHandle] | None = None, name: str = "r"
-    ) -> AsyncGenerator[Answer]:
-        submit = Submit(
-            RequestId(name), [1, 2], SamplingParams(), [item.part for item in items], []
-        )
-        return self.link.dispatch(submit, handles or [])
-
-
-async def no_rendering(source: MediaSource) -> tuple[MmHash, MultiModalKwargsItem]:
-    raise CorruptSegmentError(f"{source.modality} should have been transferred")
 
 
 @pytest.fixture(params=["shm", "nixl", "inline"])
 async def plane(request: pytest.FixtureRequest) -> AsyncIterator[Plane]:
-    engine = ScriptedEngine()
-    nixl = (
-        NixlReceiver(NixlNetwork(), slots=2, slot_size=1 << 12) if request.param == "nixl" else None
-    )
-    service = WorkerService(
-        engine,
-        MediaReceiver(receivers(no_rendering, nixl)),
-        WorkerId("w0"),
-        Incarnation("i0"),
-        "tcp://127.0.0.1:0",
-    )
-    mode = TransferMode.NIXL if request.param == "nixl" else TransferMode.SHM
-    plane = Plane(engine, service, None if request.param == "inline" else Arena(1 << 20), mode)
-    await plane.open()
-    assert plane.media_sender.transport(WorkerId("w0")) == request.param
-    yield plane
-    await plane.close()
-
-
-async def collect(answers: AsyncGenerator[Answer]) -> list[Answer]:
-    async with asyncio.timeout(60), aclosing(answers):
-        return [answer async for answer in answers]
+    async with open_plane(request.param) as plane:
+        yield plane
 
 
 async def test_a_text_request_is_acked_and_streams(plane: Plane) -> None:

@@ -12,8 +12,6 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
 from backend_worker.engine import Items
-from backend_worker.media_receiver import MediaReceiver
-from backend_worker.service import WorkerService
 from common.errors import (
     SlowClientError,
     WorkerBusyError,
@@ -31,22 +29,12 @@ from common.protocol import (
     ToFrontend,
     ToWorker,
 )
-from common.transfer.arena import Arena
-from common.transfer.choice import TransferMode
-from common.transfer.registry import receivers
 from frontend.workers import link as worker_link
 from frontend.workers.backlog import Backlog
 from frontend.workers.link import WorkerLink
-from tests.unit.common.cards import make_card
-from tests.unit.test_request_plane import (
-    Plane,
-    ScriptedEngine,
-    collect,
-    media,
-    never,
-    no_rendering,
-    output,
-)
+from tests.fakes.cards import make_card
+from tests.fakes.engine import never, output
+from tests.fakes.plane import Plane, collect, media, open_plane
 from tests.waiting import until
 
 MAX_REQUESTS = 60
@@ -56,19 +44,8 @@ MAX_REQUESTS = 60
 async def plane(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Plane]:
     monkeypatch.setattr("backend_worker.service.SEND_QUEUE", 4)
     monkeypatch.setattr("frontend.workers.link.RECEIVE_QUEUE", 4)
-    engine = ScriptedEngine()
-    service = WorkerService(
-        engine,
-        MediaReceiver(receivers(no_rendering)),
-        WorkerId("w0"),
-        Incarnation("i0"),
-        "tcp://127.0.0.1:0",
-        max_requests=MAX_REQUESTS,
-    )
-    plane = Plane(engine, service, Arena(1 << 20), TransferMode.SHM)
-    await plane.open()
-    yield plane
-    await plane.close()
+    async with open_plane("shm", max_requests=MAX_REQUESTS) as plane:
+        yield plane
 
 
 class Gate:

@@ -41,25 +41,13 @@ from common.protocol import (
     ToWorker,
     Welcome,
 )
-from common.transfer.arena import Arena
-from common.transfer.choice import TransferMode
 from common.transfer.handshake import TransferOffer, TransferReply
-from common.transfer.nixl import NixlReceiver
-from common.transfer.nixl_network import NixlNetwork
-from common.transfer.registry import receivers
 from common.transfer.shm import ShmReceiver
 from common.wire import Codec
 from frontend.workers.link import WorkerLink
-from tests.unit.common.cards import make_card
-from tests.unit.test_request_plane import (
-    Plane,
-    ScriptedEngine,
-    collect,
-    media,
-    never,
-    no_rendering,
-    output,
-)
+from tests.fakes.cards import make_card
+from tests.fakes.engine import ScriptedEngine, never, output
+from tests.fakes.plane import Plane, collect, media, open_plane
 from tests.waiting import until
 
 OFFER = TransferOffer().model_dump_json().encode()
@@ -77,22 +65,8 @@ def submit(name: str) -> Submit:
 
 @pytest.fixture(params=["shm", "nixl"])
 async def plane(request: pytest.FixtureRequest) -> AsyncIterator[Plane]:
-    engine = ScriptedEngine()
-    nixl = (
-        NixlReceiver(NixlNetwork(), slots=2, slot_size=1 << 16) if request.param == "nixl" else None
-    )
-    service = WorkerService(
-        engine,
-        MediaReceiver(receivers(no_rendering, nixl)),
-        WorkerId("w0"),
-        Incarnation("i0"),
-        "tcp://127.0.0.1:0",
-    )
-    mode = TransferMode.NIXL if request.param == "nixl" else TransferMode.SHM
-    plane = Plane(engine, service, Arena(1 << 20), mode)
-    await plane.open()
-    yield plane
-    await plane.close()
+    async with open_plane(request.param, slot_size=1 << 16) as plane:
+        yield plane
 
 
 only_shm = pytest.mark.parametrize("plane", ["shm"], indirect=True)

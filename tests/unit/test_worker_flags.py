@@ -27,7 +27,7 @@ from common.engine_settings import (
 from common.errors import CardIncompatibleError, ConfigurationError
 from frontend import args as frontend_args
 from frontend.processing.renderer import build_config
-from tests.unit.common.cards import make_card
+from tests.fakes.cards import make_card
 
 REPOSITORY = Path(__file__).parents[2]
 

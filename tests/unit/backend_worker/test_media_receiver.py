@@ -9,8 +9,8 @@ from backend_worker.media_receiver import MediaReceiver, ReceivedMedia
 from common.errors import CorruptSegmentError
 from common.transfer.base import Received
 from common.transfer.registry import receivers
+from tests.fakes.engine import no_rendering
 from tests.unit.common.transfer.items import image_hash
-from tests.unit.test_request_plane import no_rendering
 
 MIB = 1 << 20
 

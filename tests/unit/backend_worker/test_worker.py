@@ -13,7 +13,7 @@ from backend_worker.args import parse
 from common.card import WorkerCard, WorkerState
 from common.discovery.base import CardPublisher
 from common.errors import DiscoveryError
-from tests.unit.common.cards import make_card
+from tests.fakes.cards import make_card
 from tests.waiting import until
 
 

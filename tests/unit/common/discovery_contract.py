@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 from common.card import WorkerCard, WorkerState
 from common.discovery.base import CardChange, CardGone, CardPresent, CardPublisher, CardWatcher
 from common.identity import Incarnation, WorkerId
-from tests.unit.common.cards import make_card
+from tests.fakes.cards import make_card
 
 
 class Changes:

@@ -4,7 +4,7 @@ import pytest
 
 from common.card import CARD_VERSION, WorkerCard, check_compatible
 from common.errors import CardError, CardIncompatibleError
-from tests.unit.common.cards import make_card
+from tests.fakes.cards import make_card
 
 
 def test_a_card_survives_json() -> None:

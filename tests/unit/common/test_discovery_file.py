@@ -19,8 +19,8 @@ from common.errors import CardError, CardKeyError, DiscoveryError
 from common.fleet_key import FleetKey, new
 from common.identity import Incarnation, WorkerId
 from common.telemetry import DISCOVERY_ERRORS, MALFORMED_CARDS
+from tests.fakes.cards import make_card
 from tests.open_files import open_files
-from tests.unit.common.cards import make_card
 from tests.unit.common.discovery_contract import gone, watching
 from tests.waiting import until
 

@@ -8,7 +8,7 @@ import pytest
 from common.discovery.file import FileCardPublisher, FileDiscovery
 from common.discovery.settings import DiscoverySettings, default_discovery_dir
 from common.errors import ConfigurationError, DiscoveryError
-from tests.unit.common.cards import make_card
+from tests.fakes.cards import make_card
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import pytest
 from common.discovery.file import FileCardPublisher, FileCardWatcher
 from common.discovery.private_directory import open_private
 from common.errors import DiscoveryError
+from tests.fakes.cards import make_card
 from tests.open_files import open_files
-from tests.unit.common.cards import make_card
 from tests.unit.common.discovery_contract import watching
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give things away")

@@ -6,7 +6,7 @@ import pytest
 from common.discovery.seal import seal, unseal
 from common.errors import CardError, CardKeyError
 from common.fleet_key import FleetKey, new
-from tests.unit.common.cards import make_card
+from tests.fakes.cards import make_card
 
 
 @pytest.fixture

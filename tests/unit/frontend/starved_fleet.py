@@ -11,9 +11,9 @@ import resource
 
 from common.discovery.base import CardPresent
 from common.telemetry import TASK_FAILURES
+from tests.fakes.cards import make_card
+from tests.fakes.fleet import Town, gone
 from tests.open_files import open_files
-from tests.unit.common.cards import make_card
-from tests.unit.frontend.test_fleet import Town, gone
 from tests.waiting import until
 
 

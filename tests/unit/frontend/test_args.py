@@ -5,7 +5,7 @@ import pytest
 from common.errors import ConfigurationError
 from frontend.args import parse
 from frontend.processing.renderer import build_config
-from tests.unit.common.cards import make_card
+from tests.fakes.cards import make_card
 
 
 def test_code_of_models_takes_a_flag_of_the_frontend(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,10 +41,10 @@ from frontend.vllm_errors import as_vllm_error
 from frontend.workers import link as worker_link
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
+from tests.fakes.cards import make_card
+from tests.fakes.engine import ScriptedEngine, no_rendering
 from tests.ports import free_port
-from tests.unit.common.cards import make_card
 from tests.unit.frontend.scripted_model import ScriptedModel, stream, tokenizer
-from tests.unit.test_request_plane import ScriptedEngine, no_rendering
 from tests.waiting import until
 
 ANSWER = "Größe: 3 m² – „schön“ 😀 日本語"

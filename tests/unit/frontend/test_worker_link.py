@@ -6,7 +6,7 @@ import zmq.asyncio
 
 from common.identity import Incarnation
 from frontend.workers.link import WorkerLink
-from tests.unit.common.cards import make_card
+from tests.fakes.cards import make_card
 
 
 async def test_a_close_that_is_cancelled_leaves_no_socket() -> None:

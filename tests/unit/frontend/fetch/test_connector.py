@@ -22,10 +22,10 @@ from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector, Medi
 from frontend.fetch.connector import CONNECTOR_NAME, FrontendMediaConnector, register
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.policy import FetchPolicy
+from tests.odd_urls import ODD
 from tests.pictures import data_uri, picture
 from tests.unit.frontend.fetch.conftest import MakeLoader
 from tests.unit.frontend.fetch.sites import PRIVATE, Site, answer, redirect, silence
-from tests.unit.frontend.fetch.test_policy import ODD
 from tests.unit.frontend.fetch.videos import jpeg_sequence, video
 
 

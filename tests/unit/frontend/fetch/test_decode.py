@@ -21,6 +21,7 @@ from frontend.fetch.mode import decoding_mode
 from frontend.fetch.picture_limit import picture_pixels
 from frontend.media_limits.errors import MediaError, RefusedError
 from frontend.media_limits.policy import FetchPolicy
+from tests.fakes.budget import anything
 from tests.pictures import blank_picture, picture
 from tests.unit.frontend.fetch.videos import jpeg, jpeg_sequence, video
 
@@ -39,10 +40,6 @@ def limited(**limits: object) -> FetchPolicy:
 
 def decoded(data: bytes, policy: FetchPolicy, media_io: MediaIO[object] | None = None) -> object:
     return decode(Content.of(data), media_io or ImageMediaIO(), policy, anything)
-
-
-def anything(pixels: int) -> None:
-    """Admits it."""
 
 
 def calls_of(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[tuple[object, ...]]:

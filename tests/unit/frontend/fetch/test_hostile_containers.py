@@ -21,6 +21,7 @@ from frontend.fetch.decoders import decode
 from frontend.media_limits.errors import RefusedError
 from frontend.media_limits.policy import FetchPolicy
 from tests.clips import film, sound
+from tests.fakes.budget import anything
 from tests.hostile_media import (
     CANARY_FILM,
     CANARY_SOUND,
@@ -31,7 +32,6 @@ from tests.hostile_media import (
     sdp,
 )
 from tests.opens import Opens, opens_of
-from tests.unit.frontend.fetch.test_decode import anything
 from tests.unit.frontend.fetch.videos import video
 
 KINDS = list(naming("x"))

@@ -15,8 +15,8 @@ from frontend.fetch.sample_tables import claims_too_many_samples
 from frontend.media_limits.errors import RefusedError
 from frontend.media_limits.policy import FetchPolicy
 from tests.clips import film, sound
+from tests.fakes.budget import anything
 from tests.hostile_media import quicktime
-from tests.unit.frontend.fetch.test_decode import anything
 
 
 def claiming(samples: int) -> bytes:

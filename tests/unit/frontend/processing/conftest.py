@@ -13,7 +13,7 @@ from common.card import WorkerCard
 from common.transfer.arena import Arena
 from frontend.args import parse
 from frontend.processing.renderer import build_renderer
-from tests.unit.common.cards import make_card
+from tests.fakes.cards import make_card
 
 REPOSITORY = Path(__file__).parents[4]
 

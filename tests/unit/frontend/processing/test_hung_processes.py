@@ -25,7 +25,7 @@ from frontend.processing.batch import Batch
 from frontend.processing.errors import ProcessingFailedError
 from frontend.processing.pool import ProcessPool
 from frontend.processing.store import PrivateStore
-from tests.unit.common.cards import make_card
+from tests.fakes.cards import make_card
 from tests.unit.frontend.processing.stand_in import Told
 
 MEGAPIXEL = 1_000_000

@@ -1,0 +1,90 @@
+"""An engine that does what a test says."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+import torch
+from vllm.multimodal.inputs import (
+    MultiModalKwargsItem,
+)
+from vllm.outputs import CompletionOutput, RequestOutput
+
+from backend_worker.engine import EngineLoad, Items
+from common.errors import (
+    CorruptSegmentError,
+    MediaMissingError,
+)
+from common.identity import MmHash
+from common.protocol import (
+    Submit,
+)
+from common.transfer.reference import MediaSource
+
+Script = Callable[[Submit, Items], AsyncGenerator[RequestOutput]]
+
+
+class ScriptedEngine:
+    """Holds what it was given, and generates as a test says."""
+
+    def __init__(self) -> None:
+        self.held: set[MmHash] = set()
+        self.script: Script = two_outputs
+        self.running = 0
+        self.aborted = 0
+        self.settled_calls = 0
+        self.seen: list[dict[MmHash, torch.Tensor]] = []
+        self.errored = False
+        self.hf_processor_runs = 0
+
+    def holds(self, mm_hash: MmHash) -> bool:
+        return mm_hash in self.held
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(self.running, 0, 0, 0.0)
+
+    async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        missing = [
+            p.mm_hash for p in submit.media if p.mm_hash not in items and p.mm_hash not in self.held
+        ]
+        if missing:
+            raise MediaMissingError(missing, "not_held")
+        self.seen.append({h: item["pixels"].data.clone() for h, item in items.items()})
+        self.held.update(items)
+        self.running += 1
+        try:
+            async with aclosing(self.script(submit, items)) as outputs:
+                async for output in outputs:
+                    yield output
+        except GeneratorExit:
+            self.aborted += 1
+            raise
+        except asyncio.CancelledError:
+            self.aborted += 1
+            raise
+        finally:
+            self.running -= 1
+
+    async def settled(self) -> None:
+        self.settled_calls += 1
+
+
+def output(text: str, *, finished: bool) -> RequestOutput:
+    completion = CompletionOutput(
+        0, text, [1], None, None, finish_reason="stop" if finished else None
+    )
+    return RequestOutput("r", None, None, None, [completion], finished, num_cached_tokens=3)
+
+
+async def two_outputs(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+    yield output("a", finished=False)
+    yield output("b", finished=True)
+
+
+async def never(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+    await asyncio.Event().wait()
+    yield output("never", finished=True)
+
+
+async def no_rendering(source: MediaSource) -> tuple[MmHash, MultiModalKwargsItem]:
+    raise CorruptSegmentError(f"{source.modality} should have been transferred")

@@ -1,0 +1,117 @@
+"""A fleet over real sockets, with a discovery that says what a test says."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from backend_worker.media_receiver import MediaReceiver
+from backend_worker.service import WorkerService
+from common.card import WorkerCard
+from common.discovery.base import CardChange, CardGone, CardWatcher
+from common.identity import Incarnation, WorkerId
+from common.transfer.choice import TransferMode
+from common.transfer.registry import receivers
+from frontend.router.router import Router
+from frontend.router.settings import RouterSettings
+from frontend.workers.fleet import Fleet
+from frontend.workers.media_sender import MediaSender
+from tests.fakes.cards import make_card
+from tests.fakes.engine import ScriptedEngine, no_rendering
+
+
+class Announcements(CardWatcher):
+    """Changes as a test makes them."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[CardChange | Exception] = asyncio.Queue()
+
+    def say(self, change: CardChange) -> None:
+        self._queue.put_nowait(change)
+
+    def fail(self, error: Exception) -> None:
+        self._queue.put_nowait(error)
+
+    async def changes(self) -> AsyncIterator[CardChange]:
+        while True:
+            change = await self._queue.get()
+            if isinstance(change, Exception):
+                raise change
+            yield change
+
+
+class Worker:
+    """One run of a worker, without discovery."""
+
+    def __init__(self, incarnation: str) -> None:
+        self.engine = ScriptedEngine()
+        self.incarnation = Incarnation(incarnation)
+        self.service = WorkerService(
+            self.engine,
+            MediaReceiver(receivers(no_rendering)),
+            WorkerId("w0"),
+            self.incarnation,
+            "tcp://127.0.0.1:0",
+        )
+        self._endpoint = self.service.endpoint
+        self._serving: asyncio.Task[None] | None = asyncio.create_task(self.service.run())
+
+    def card(self, worker_id: str = "w0", **changes: Any) -> WorkerCard:
+        changes = {"incarnation": self.incarnation, **changes}
+        return make_card(worker_id, request_endpoint=self._endpoint, **changes)
+
+    async def close(self) -> None:
+        if self._serving is None:
+            return
+        self._serving.cancel()
+        await asyncio.gather(self._serving, return_exceptions=True)
+        self._serving = None
+        await self.service.close()
+
+
+class Town:
+    """A fleet, and one worker that cards may point at; more may come."""
+
+    def __init__(self, *, trust_remote_code: bool = False) -> None:
+        self.news = Announcements()
+        self.router = Router(RouterSettings())
+        self.media_sender = MediaSender(None, TransferMode.AUTO)
+        self.fleet = Fleet(
+            self.news,
+            self.router,
+            self.media_sender,
+            Incarnation("f"),
+            "0.32.0",
+            trust_remote_code=trust_remote_code,
+        )
+        self.workers: list[Worker] = []
+        self.worker = self.start("i0")
+        self.following = asyncio.create_task(self.fleet.run())
+
+    def start(self, incarnation: str) -> Worker:
+        """Another run of the same worker."""
+        self.workers.append(Worker(incarnation))
+        return self.workers[-1]
+
+    def card(self, worker_id: str = "w0", **changes: Any) -> WorkerCard:
+        return self.worker.card(worker_id, **changes)
+
+    def serving(self) -> Incarnation | None:
+        """Which run of the worker serves, for the fleet and for the router alike."""
+        routed = [worker.incarnation for worker in self.router.workers()]
+        if not self.fleet.connected:
+            return None
+        serving = self.fleet.link(WorkerId("w0")).card.incarnation
+        return serving if routed == [serving] else None
+
+    async def close(self) -> None:
+        self.following.cancel()
+        await asyncio.gather(self.following, return_exceptions=True)
+        await self.fleet.close()
+        await self.router.close()
+        for worker in self.workers:
+            await worker.close()
+        self.media_sender.close()
+
+
+def gone(card: WorkerCard) -> CardGone:
+    return CardGone(card.worker_id, card.incarnation)
