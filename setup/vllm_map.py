@@ -107,12 +107,12 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.multimodal.processing.processor",
             "vllm.utils.torch_utils",
         ),
-        "frontend/processing/media_processing.py": (
+        "frontend/processing/client_hashes.py": ("vllm.multimodal.hasher",),
+        "frontend/processing/media_processing.py": ("vllm.renderers",),
+        "frontend/processing/renderer_processing.py": (
             "vllm.multimodal.processing",
             "vllm.renderers",
-            "vllm.utils.async_utils",
         ),
-        "frontend/processing/uuids.py": ("vllm.multimodal.hasher",),
     },
     "media processor's cache": {
         "frontend/processing/preprocessor.py": ("vllm.multimodal.cache.base",),

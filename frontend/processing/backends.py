@@ -1,7 +1,7 @@
 """Where batches of media are processed: in this process, or in others."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from vllm.multimodal.media import MediaIO
@@ -13,19 +13,6 @@ from frontend.processing.batch import Batch, Processed, process
 from frontend.processing.errors import AbandonedError
 from frontend.processing.pool import ProcessPool
 from frontend.processing.store import ProcessedStore
-
-
-class Flight:
-    """One medium being processed, for everybody who wants it.
-
-    Attributes:
-        waiters: how many do, at this moment.
-        outcome: what comes of it.
-    """
-
-    def __init__(self) -> None:
-        self.waiters = 0
-        self.outcome: asyncio.Future[Processed] = asyncio.get_running_loop().create_future()
 
 
 class Decodes(Protocol):
@@ -44,16 +31,16 @@ class Backend(Protocol):
         """How many batches it works on at the same time."""
         ...
 
-    async def run(self, batch: Batch, flights: Sequence[Flight]) -> list[Processed]:
+    async def run(self, batch: Batch, abandoned: Callable[[], bool]) -> list[Processed]:
         """Process a batch and keep what comes of it.
 
         Args:
-            flights: of its media.
+            abandoned: asked, in any thread, before it begins: whether nobody wants it now.
 
         Raises:
             MediaError, ValueError: a medium is no good.
             OverloadedError: there is no room for what they decode to at this moment.
-            AbandonedError: nobody waited for any of the flights when its turn came.
+            AbandonedError: nobody wanted it when its turn came.
             MmRouterError: other errors.
         """
         ...
@@ -70,14 +57,14 @@ class OwnBackend:
         self._store = store
         self._decode = decode
 
-    async def run(self, batch: Batch, flights: Sequence[Flight]) -> list[Processed]:
+    async def run(self, batch: Batch, abandoned: Callable[[], bool]) -> list[Processed]:
         """See :class:`Backend`."""
         decoded = await asyncio.gather(
             *(self._decode(medium.content, medium.media_io) for medium in batch.media)
         )
 
         def work() -> list[Processed]:
-            if not any(flight.waiters for flight in flights):
+            if abandoned():
                 raise AbandonedError("nobody waits for it")
             return [self._store.put(each) for each in process(self._processor, batch, decoded)]
 
@@ -96,11 +83,7 @@ class PoolBackend:
         """How many processes there are."""
         return self._pool.count
 
-    async def run(self, batch: Batch, flights: Sequence[Flight]) -> list[Processed]:
+    async def run(self, batch: Batch, abandoned: Callable[[], bool]) -> list[Processed]:
         """See :class:`Backend`."""
-        job = self._pool.submit(
-            batch,
-            lambda: not any(flight.waiters for flight in flights),
-            current_allowance(self._policy),
-        )
+        job = self._pool.submit(batch, abandoned, current_allowance(self._policy))
         return await asyncio.wrap_future(job)

@@ -5,7 +5,7 @@ Works on one renderer's processor, in whichever process that lives.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.multimodal.media import MediaIO
@@ -31,6 +31,18 @@ class Medium:
     media_io: MediaIO[Any]
 
 
+class MediaOptions(NamedTuple):
+    """What a request says on how its media are decoded and processed; part of hashes.
+
+    Attributes:
+        mm_processor_kwargs: what it tells the HF processor.
+        media_io_kwargs: what it told the decoder.
+    """
+
+    mm_processor_kwargs: Mapping[str, object]
+    media_io_kwargs: Mapping[str, Mapping[str, object]]
+
+
 @dataclass(frozen=True)
 class Batch:
     """Media of one modality and one request.
@@ -38,15 +50,13 @@ class Batch:
     Attributes:
         modality: vLLM's name of it.
         media: in the order of the request.
-        mm_processor_kwargs: what the request tells the HF processor.
-        media_io_kwargs: what the request told the decoder; part of hashes.
+        options: of the request.
         partition: whose it is; part of hashes.
     """
 
     modality: str
     media: Sequence[Medium]
-    mm_processor_kwargs: Mapping[str, object]
-    media_io_kwargs: Mapping[str, Mapping[str, object]]
+    options: MediaOptions
     partition: Partition = SHARED
 
 
@@ -89,8 +99,8 @@ def process(
     inputs = ProcessorInputs(
         [],
         items,
-        hf_processor_mm_kwargs=batch.mm_processor_kwargs,
-        media_io_kwargs=batch.media_io_kwargs,
+        hf_processor_mm_kwargs=batch.options.mm_processor_kwargs,
+        media_io_kwargs=batch.options.media_io_kwargs,
     )
     with set_default_torch_num_threads():
         result = processor._apply_hf_processor(inputs, TimingContext(enabled=False))

@@ -35,13 +35,13 @@ from frontend.fetch import MediaLoader
 from frontend.media_processes import StartUp
 from frontend.processing.backends import OwnBackend, PoolBackend
 from frontend.processing.client_embeds import check_embeds
+from frontend.processing.client_hashes import content_hash
 from frontend.processing.media_processing import MediaProcessing
 from frontend.processing.pool import ProcessPool
 from frontend.processing.renderer import build_config
 from frontend.processing.settings import PreprocessSettings
 from frontend.processing.sources import MediaSources
 from frontend.processing.store import ArenaStore, PrivateStore, ProcessedStore
-from frontend.processing.uuids import content_hash
 from frontend.tenancy import current_partition, salt_of_blocks
 
 

@@ -12,14 +12,12 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NewType
-from weakref import WeakValueDictionary
 
 from blake3 import blake3
-from vllm.multimodal.hasher import MultiModalHasher
-from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from common.cache_partition import Partition
 from common.identity import MmHash
+from frontend.processing.batch import MediaOptions
 from frontend.tenancy import Tenant
 
 Uuids = Mapping[str, Sequence[str | None]]
@@ -37,13 +35,13 @@ class Namespace:
     Attributes:
         tenant: whose they are.
         partition: of the request's salt.
-        options: what the request says on decoding and processing. Like vLLM's hashes of
-            names, a name stands for a medium processed in one way.
+        options: of the request. Like vLLM's hashes of names, a name stands for a medium
+            processed in one way.
     """
 
     tenant: Tenant
     partition: Partition
-    options: tuple[Mapping[str, object], Mapping[str, Mapping[str, object]]]
+    options: MediaOptions
 
     def name(self, modality: str, uuid: str) -> _Name | None:
         """A name of fixed length, None if the options can't be compared."""
@@ -96,25 +94,3 @@ def check_uuids(mm_uuids: Uuids | None) -> None:
     for modality, uuids in (mm_uuids or {}).items():
         if not all(uuid is None or isinstance(uuid, str) for uuid in uuids):
             raise ValueError(f"the uuid of a medium ({modality}) must be a string")
-
-
-class HashedItems:
-    """Items whose hashes this frontend made, and not a client."""
-
-    def __init__(self) -> None:
-        # By identity: they are mappings, so not hashable.
-        self._items: WeakValueDictionary[int, MultiModalKwargsItem] = WeakValueDictionary()
-
-    def add(self, item: MultiModalKwargsItem) -> None:
-        """For as long as the item lives."""
-        self._items[id(item)] = item
-
-    def __contains__(self, item: MultiModalKwargsItem) -> bool:
-        return self._items.get(id(item)) is item
-
-
-def content_hash(modality: str, item: MultiModalKwargsItem, algorithm: str) -> MmHash:
-    """A hash of processed tensors, about 1 ms for 2 MB."""
-    return MmHash(
-        MultiModalHasher.hash_kwargs(algorithm, modality=modality, processed=item.get_data())
-    )

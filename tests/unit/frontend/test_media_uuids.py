@@ -1,26 +1,19 @@
 """A client's name for a medium is its API key's own, and no hash of anything."""
 
-import gc
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
-from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 
 from common.cache_partition import SHARED, Partition, partition_of
 from common.identity import MmHash
-from frontend.processing.uuids import HashedItems, MediaNames, Namespace, check_uuids, content_hash
+from frontend.processing.batch import MediaOptions
+from frontend.processing.uuids import MediaNames, Namespace, check_uuids
 from frontend.tenancy.tenant import Tenant
 
-MINE = Namespace(Tenant("me"), SHARED, ({}, {}))
+MINE = Namespace(Tenant("me"), SHARED, MediaOptions({}, {}))
 H, OTHER = MmHash("h"), MmHash("other")
-
-
-def item(value: float, size: int = 4) -> MultiModalKwargsItem:
-    tensor = torch.full((size,), value)
-    return MultiModalKwargsItem({"pixels": MultiModalFieldElem(tensor, MultiModalBatchedField())})
 
 
 def test_a_name_stands_for_what_was_last_shown_under_it() -> None:
@@ -38,8 +31,8 @@ def test_a_name_stands_for_what_was_last_shown_under_it() -> None:
     [
         {"tenant": Tenant("you")},
         {"partition": partition_of("salt")},
-        {"options": ({"max_pixels": 9}, {})},
-        {"options": ({}, {"image": {"image_mode": "L"}})},
+        {"options": MediaOptions({"max_pixels": 9}, {})},
+        {"options": MediaOptions({}, {"image": {"image_mode": "L"}})},
     ],
     ids=lambda elsewhere: next(iter(elsewhere)),
 )
@@ -92,27 +85,6 @@ def test_one_tenants_names_push_out_no_others() -> None:
 
 def test_options_that_can_not_be_compared_are_no_place_for_names() -> None:
     names = MediaNames()
-    odd = replace(MINE, options=({"a": object()}, {}))
+    odd = replace(MINE, options=MediaOptions({"a": object()}, {}))
     names.remember(odd, "image", "logo", H)
     assert names.recall(odd, "image", "logo") is None
-
-
-def test_items_are_told_apart_by_what_they_are_made_of() -> None:
-    hashes = {
-        content_hash("image", item(1.0), "blake3"),
-        content_hash("image", item(2.0), "blake3"),
-        content_hash("image", item(1.0, size=5), "blake3"),
-        content_hash("audio", item(1.0), "blake3"),
-    }
-    assert len(hashes) == 4
-    assert content_hash("image", item(1.0), "blake3") in hashes
-
-
-def test_only_the_very_item_is_one_that_we_hashed() -> None:
-    hashed, ours = HashedItems(), item(1.0)
-    hashed.add(ours)
-    assert ours in hashed
-    assert item(1.0) not in hashed
-    del ours
-    gc.collect()
-    assert not any(item(1.0) in hashed for _ in range(100))  # which may get its address

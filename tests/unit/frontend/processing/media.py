@@ -7,7 +7,7 @@ from vllm.multimodal.media import ImageMediaIO
 from common.identity import MmHash
 from frontend.fetch.content import Content
 from frontend.fetch.deferred import DeferredMedium
-from frontend.processing.batch import Batch, Medium, Processed
+from frontend.processing.batch import Batch, MediaOptions, Medium, Processed
 from tests.pictures import picture
 
 
@@ -21,7 +21,7 @@ def broken_image(encoded: bytes) -> DeferredMedium:
 
 def batch_of(*images: DeferredMedium) -> Batch:
     media = [Medium(each.content, each.media_io) for each in images]
-    return Batch("image", media, {}, {})
+    return Batch("image", media, MediaOptions({}, {}))
 
 
 def made_up(name: str, nbytes: int = 4096) -> Processed:

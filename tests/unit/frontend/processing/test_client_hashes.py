@@ -1,13 +1,16 @@
 """Hashes that clients give media are never believed (vLLM's ``/inference/v1/generate``)."""
 
 import copy
+import gc
 from argparse import Namespace
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import pytest_asyncio
+import torch
 from vllm.inputs import mm_input, tokens_input
+from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 from vllm.sampling_params import SamplingParams
 
 from common.cache_partition import hash_within, partition_of
@@ -17,6 +20,7 @@ from common.identity import MmHash
 from common.transfer.arena import Arena
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.policy import FetchPolicy
+from frontend.processing.client_hashes import HashedItems, content_hash
 from frontend.processing.preprocessor import MediaItem, Preprocessor
 from frontend.processing.settings import PreprocessSettings
 from tests.unit.frontend.asking import asking
@@ -109,3 +113,29 @@ async def test_media_and_blocks_are_kept_under_one_salt(preprocessor: Preprocess
         )
         assert processed.cache_salt == "pepper"
     assert MmHash(prompt["mm_hashes"]["image"][0]) == processed.media[0].part.mm_hash
+
+
+def item(value: float, size: int = 4) -> MultiModalKwargsItem:
+    tensor = torch.full((size,), value)
+    return MultiModalKwargsItem({"pixels": MultiModalFieldElem(tensor, MultiModalBatchedField())})
+
+
+def test_items_are_told_apart_by_what_they_are_made_of() -> None:
+    hashes = {
+        content_hash("image", item(1.0), "blake3"),
+        content_hash("image", item(2.0), "blake3"),
+        content_hash("image", item(1.0, size=5), "blake3"),
+        content_hash("audio", item(1.0), "blake3"),
+    }
+    assert len(hashes) == 4
+    assert content_hash("image", item(1.0), "blake3") in hashes
+
+
+def test_only_the_very_item_is_one_that_we_hashed() -> None:
+    hashed, ours = HashedItems(), item(1.0)
+    hashed.add(ours)
+    assert ours in hashed
+    assert item(1.0) not in hashed
+    del ours
+    gc.collect()
+    assert not any(item(1.0) in hashed for _ in range(100))  # which may get its address

@@ -5,12 +5,13 @@ import contextlib
 import dataclasses
 import gc
 from argparse import Namespace
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 import pytest_asyncio
 import torch
+from prometheus_client import REGISTRY
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.multimodal.media import ImageMediaIO
 from vllm.renderers import BaseRenderer
@@ -26,7 +27,7 @@ from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.errors import RefusedError, RequestLimitError
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing import backends
-from frontend.processing.backends import Flight, OwnBackend
+from frontend.processing.backends import OwnBackend
 from frontend.processing.batch import Batch, Processed
 from frontend.processing.errors import AbandonedError
 from frontend.processing.media_processing import MediaProcessing
@@ -50,16 +51,20 @@ class WatchedBackend:
         self._inner = inner
         self.width = 2
         self.batches: list[int] = []
+        self.ended = 0
         self.open = asyncio.Event()
         self.open.set()
         self.fails: Callable[[Batch], Exception | None] = lambda _: None
 
-    async def run(self, batch: Batch, flights: Sequence[Flight]) -> list[Processed]:
+    async def run(self, batch: Batch, abandoned: Callable[[], bool]) -> list[Processed]:
         self.batches.append(len(batch.media))
         await self.open.wait()
-        if error := self.fails(batch):
-            raise error
-        return await self._inner.run(batch, flights)
+        try:
+            if error := self.fails(batch):
+                raise error
+            return await self._inner.run(batch, abandoned)
+        finally:
+            self.ended += 1
 
 
 class Setting:
@@ -289,7 +294,7 @@ async def test_what_one_request_may_not_have_another_may(setting: Setting) -> No
     greedy = asyncio.create_task(setting.show(image("a"), image("b")))
     await until(lambda: setting.backend.batches)
     modest = asyncio.create_task(setting.show(image("a")))
-    await until(lambda: setting.processing._waiting == 2)
+    await until(lambda: REGISTRY.get_sample_value("mmrouter_preprocess_waiting") == 2)
     setting.backend.open.set()
     with pytest.raises(VLLMValidationError, match="from a data URL: too many pixels"):
         await greedy
@@ -314,7 +319,7 @@ async def test_what_nobody_wants_any_more_is_not_begun(setting: Setting) -> None
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
     setting.backend.open.set()
-    await until(lambda: not setting.processing._flights)
+    await until(lambda: setting.backend.ended)
     assert setting.arena.statistics().writes == 0
 
 

@@ -1,0 +1,99 @@
+"""Media that come with their content, each processed once for all who show it.
+
+What is kept is used; what is in flight for another request is waited for; the rest is
+processed in batches.
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
+
+from common.cache_partition import Partition
+from common.telemetry import PREPROCESSED
+from frontend.fetch import for_user
+from frontend.media_limits import MediaError, RequestLimitError
+from frontend.processing.backends import Backend
+from frontend.processing.batch import Batch, MediaOptions, Processed
+from frontend.processing.flights import Flights, Seats
+from frontend.processing.known_hashes import KnownHashes
+from frontend.processing.prompt_media import Shown
+from frontend.processing.store import ProcessedStore
+
+
+class ProcessedOnce:
+    """What was processed, is, or will be. For one event loop."""
+
+    def __init__(self, store: ProcessedStore, backend: Backend) -> None:
+        """
+        Args:
+            store: where the backend keeps what it makes.
+            backend: does the work.
+        """
+        self._store = store
+        self._backend = backend
+        self._hashes = KnownHashes()
+        self._flights = Flights(backend, self._hashes)
+
+    async def obtain(
+        self, shown: Sequence[Shown], options: MediaOptions, partition: Partition
+    ) -> list[Processed]:
+        """Media of one request, processed, in its order.
+
+        Raises:
+            VLLMClientError: a medium is refused; says which.
+            ValueError: a medium is no good; a 400.
+            MmRouterError: other errors.
+        """
+        found: dict[Hashable, Processed] = {}
+        missing: dict[Hashable, Shown] = {}
+        for each in shown:
+            if each.key in found or each.key in missing:
+                continue
+            if (kept := self._kept(each.key)) is None:
+                missing[each.key] = each
+            else:
+                found[each.key] = kept
+        PREPROCESSED.labels("kept").inc(len(found))
+        with self._flights.board(missing) as seats:
+            fresh = [missing[key] for key in seats.fresh]
+            for some in _spread(fresh, self._backend.width):
+                batch = Batch(some[0].modality, [each.medium for each in some], options, partition)
+                self._flights.begin(batch, [each.key for each in some])
+            for key, each in missing.items():
+                found[key] = await self._landed(seats, each, options, partition)
+        return [found[each.key] for each in shown]
+
+    async def close(self) -> None:
+        """Stop waiting for what is being processed."""
+        await self._flights.close()
+
+    def forget(self) -> None:
+        """Decode everything anew from now on."""
+        self._hashes.clear()
+
+    def _kept(self, key: Hashable) -> Processed | None:
+        mm_hash = self._hashes.recall(key)
+        return None if mm_hash is None else self._store.get(mm_hash)
+
+    async def _landed(
+        self, seats: Seats, shown: Shown, options: MediaOptions, partition: Partition
+    ) -> Processed:
+        try:
+            return await seats.landed(shown.key)
+        except RequestLimitError as error:
+            if shown.key in seats.fresh:
+                raise for_user(error, shown.place) from error
+        except MediaError as error:
+            raise for_user(error, shown.place) from error
+        # The request that it was begun for may not have it; this one may.
+        (again,) = await self.obtain([shown], options, partition)
+        return again
+
+
+def _spread(shown: Sequence[Shown], width: int) -> Iterator[list[Shown]]:
+    """As many batches of each modality as can be worked on at the same time."""
+    by_modality: dict[str, list[Shown]] = {}
+    for each in shown:
+        by_modality.setdefault(each.modality, []).append(each)
+    for members in by_modality.values():
+        size = -(-len(members) // width)
+        for start in range(0, len(members), size):
+            yield members[start : start + size]

@@ -1,0 +1,163 @@
+"""vLLM's own processing of a prompt's media, over our store and under our hashes.
+
+Takes the place of the renderer's, and calls it: on the renderer's one thread, for one
+prompt at a time.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from vllm.multimodal.processing import ProcessorInputs
+from vllm.renderers import BaseRenderer
+
+from common.cache_partition import Partition, hash_within
+from common.hf_processor_runs import HfProcessorRuns
+from common.identity import MmHash
+from common.renderer_patches import ByContent, Hashes, MediaProcess, patch_renderer
+from frontend.processing.batch import MediaOptions, Processed
+from frontend.processing.prompt_media import ByPlace, MediaData, listed
+from frontend.processing.store import ProcessedStore
+from frontend.processing.vllm_cache import StoreCache
+
+
+class RendererProcessing:
+    """One renderer's method, and what it is told of each prompt."""
+
+    def __init__(self, renderer: BaseRenderer, store: ProcessedStore) -> None:
+        """Changes nothing yet: :meth:`take_over` does.
+
+        Args:
+            renderer: of a model with media.
+            store: keeps what was processed.
+        """
+        self._renderer = renderer
+        self._cache = StoreCache(store)
+        self._hashing: Hashes | None = None
+        self._by_vllm = renderer._process_multimodal
+        self._executor = renderer._mm_executor
+
+    def take_over(self, runs: HfProcessorRuns, process: MediaProcess) -> None:
+        """Have the renderer use our cache and hashes from now on. Once.
+
+        Args:
+            runs: counts what its processor does.
+            process: what it calls for a prompt's media.
+        """
+        patch_renderer(
+            self._renderer,
+            runs=runs,
+            hashes=self._hashes_now,
+            cache=self._cache,
+            process=process,
+        )
+
+    async def assemble(
+        self, prompt: list[int], media: Sequence[tuple[str, Processed]], options: MediaOptions
+    ) -> Any:
+        """vLLM's own assembly of a prompt whose media are all processed.
+
+        Args:
+            media: each with its modality, in the order of the prompt.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._assemble, prompt, media, options)
+
+    async def process(
+        self,
+        prompt: list[int],
+        mm_data: MediaData,
+        options: MediaOptions,
+        named: ByPlace,
+        partition: Partition,
+    ) -> Any:
+        """vLLM's own processing of a prompt's media.
+
+        Args:
+            mm_data: decoded.
+            named: those of them that are only named.
+            partition: of the request.
+
+        Raises:
+            ValueError: vLLM refuses them.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._executor, self._process, prompt, mm_data, options, named, partition
+        )
+
+    def clear(self) -> None:
+        """Answer vLLM no more with what was kept until now."""
+        self._cache.clear_cache()
+
+    def _assemble(
+        self, prompt: list[int], media: Sequence[tuple[str, Processed]], options: MediaOptions
+    ) -> Any:
+        # vLLM lets a medium be named rather than shown if it is cached, so all are named by
+        # their hashes.
+        names: dict[str, list[MmHash]] = {}
+        for modality, processed in media:
+            names.setdefault(modality, []).append(processed.mm_hash)
+
+        def known(_: ByContent, __: ProcessorInputs) -> dict[str, list[MmHash]]:
+            # What vLLM would make of names would depend on the request's options again.
+            return {modality: list(hashes) for modality, hashes in names.items()}
+
+        nothing = {modality: [None] * len(hashes) for modality, hashes in names.items()}
+        with self._hashed_by(known), self._cache.request(each for _, each in media):
+            return self._by_vllm(prompt, nothing, names, *options)
+
+    def _process(
+        self,
+        prompt: list[int],
+        mm_data: MediaData,
+        options: MediaOptions,
+        named: ByPlace,
+        partition: Partition,
+    ) -> Any:
+        def hashes(by_content: ByContent, inputs: ProcessorInputs) -> dict[str, list[MmHash]]:
+            # Never by names, of which vLLM has its own too: it numbers media if it need
+            # not know them again, but workers know the media of many frontends.
+            found = by_content(dataclasses.replace(inputs, mm_uuid_items=None))
+            return {
+                modality: [
+                    named[modality, index].mm_hash
+                    if (modality, index) in named
+                    else hash_within(mm_hash, partition)
+                    for index, mm_hash in enumerate(mm_hashes)
+                ]
+                for modality, mm_hashes in found.items()
+            }
+
+        with self._hashed_by(hashes), self._cache.request(named.values()):
+            return self._by_vllm(prompt, mm_data, _names(mm_data, named), *options)
+
+    @contextmanager
+    def _hashed_by(self, hashes: Hashes) -> Iterator[None]:
+        """Let vLLM get one prompt's hashes from a function."""
+        self._hashing = hashes
+        try:
+            yield
+        finally:
+            self._hashing = None
+
+    def _hashes_now(
+        self, by_content: ByContent, inputs: ProcessorInputs
+    ) -> Mapping[str, list[MmHash]]:
+        if self._hashing is None:  # by a backend, apart from the request that shows the media
+            return by_content(inputs)
+        return self._hashing(by_content, inputs)
+
+
+def _names(mm_data: MediaData, named: ByPlace) -> dict[str, list[MmHash | None]]:
+    """Of the modalities in which a medium is only named, as vLLM wants them: by its hash."""
+    return {
+        modality: [
+            named[modality, index].mm_hash if (modality, index) in named else None
+            for index in range(len(listed(media)))
+        ]
+        for modality, media in mm_data.items()
+        if any(place[0] == modality for place in named)
+    }
