@@ -11,6 +11,7 @@ from typing import cast
 
 import psutil
 import pytest
+from prometheus_client import REGISTRY
 
 from common.errors import ConfigurationError, OverloadedError
 from common.hf_processor_runs import HfProcessorRuns
@@ -20,7 +21,7 @@ from frontend.media_limits.errors import RefusedError, RequestLimitError
 from frontend.media_limits.policy import FetchPolicy
 from frontend.media_processes.deadline import Deadline
 from frontend.media_processes.messages import StartUp
-from frontend.processing import pool as pool_module
+from frontend.processing import child_process
 from frontend.processing.batch import Batch
 from frontend.processing.errors import ProcessingFailedError
 from frontend.processing.pool import ProcessPool
@@ -33,6 +34,10 @@ MEGAPIXEL = 1_000_000
 STAND_IN = [sys.executable, "-m", "tests.unit.frontend.processing.stand_in"]
 
 
+def restarts() -> float:
+    return REGISTRY.get_sample_value("mmrouter_preprocess_restarts_total") or 0.0
+
+
 class Pool:
     """One process, which does as it is told."""
 
@@ -42,11 +47,16 @@ class Pool:
         order = StartUp(make_card(), Namespace(), policy, None)
         runs = cast(HfProcessorRuns, None)  # nothing is processed here
         self.pool = ProcessPool(order, 1, PrivateStore(1.0), runs, self.decoding)
+        self._restarts_before = restarts()
 
     @property
     def pid(self) -> int:
         (pid,) = self.pool.pids
         return pid
+
+    @property
+    def restarts(self) -> float:
+        return restarts() - self._restarts_before
 
     def submit(self, told: Told, **limits: object) -> Callable[[float], object]:
         allowance = RequestAllowance(FetchPolicy.model_validate(limits))
@@ -63,7 +73,7 @@ class Pool:
 
 @pytest.fixture(autouse=True)
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "_COMMAND", STAND_IN)
+    monkeypatch.setattr(child_process, "COMMAND", STAND_IN)
 
 
 @pytest.fixture
@@ -92,7 +102,7 @@ def test_a_process_that_does_not_read_is_replaced_too(one: Pool) -> None:
 def test_a_batch_that_hangs_every_process_is_given_up(one: Pool) -> None:
     with pytest.raises(ProcessingFailedError, match="hung in processing this image"):
         one.run(Told(hangs=True))
-    assert one.pool.restarts == 2
+    assert one.restarts == 2
     assert one.does(Told())
 
 
@@ -100,7 +110,7 @@ HUNG = """
 import threading
 from tests.unit.frontend.processing import test_hung_processes as hung
 from tests.unit.frontend.processing.stand_in import Told
-hung.pool_module._COMMAND = hung.STAND_IN
+hung.child_process.COMMAND = hung.STAND_IN
 one = hung.Pool(decode_timeout_s=1000)
 one.submit(Told(hangs=True))
 print(one.pid, flush=True)
@@ -121,7 +131,7 @@ def test_several_media_hang_one_process_only(one: Pool) -> None:
     """They are tried one by one afterwards, which is the second try of each."""
     with pytest.raises(ProcessingFailedError, match="hung"):
         one.run(Told(hangs=True, media=(None, None)))
-    assert one.pool.restarts == 1
+    assert one.restarts == 1
 
 
 def test_pixels_are_asked_for_before_a_process_decodes(one: Pool) -> None:
@@ -134,7 +144,7 @@ def test_pixels_are_asked_for_before_a_process_decodes(one: Pool) -> None:
         one.run(large)
     assert one.does(large)
     assert one.decoding.reserved == 0
-    assert one.pool.restarts == 0, "what is refused costs no process"
+    assert one.restarts == 0, "what is refused costs no process"
 
 
 def test_what_died_is_not_counted_twice(one: Pool) -> None:
@@ -171,8 +181,8 @@ def test_closing_ends_also_with_a_process_that_was_stopped() -> None:
 
 
 def test_a_process_that_never_gets_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "_START_S", 0.2)
-    monkeypatch.setattr(pool_module, "_COMMAND", ["sleep", "1000"])
+    monkeypatch.setattr(child_process, "START_S", 0.2)
+    monkeypatch.setattr(child_process, "COMMAND", ["sleep", "1000"])
     with pytest.raises(ConfigurationError, match=r"did not start within 0.2 s"):
         Pool()
     children = psutil.Process().children()
@@ -180,7 +190,7 @@ def test_a_process_that_never_gets_ready(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_process_that_can_not_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "_COMMAND", ["/there/is/no/such/program"])
+    monkeypatch.setattr(child_process, "COMMAND", ["/there/is/no/such/program"])
     with pytest.raises(ConfigurationError, match="can't be started"):
         Pool()
 
@@ -189,7 +199,7 @@ def test_a_process_that_can_not_be_replaced_now_is_later(
     one: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as without:
-        without.setattr(pool_module, "_COMMAND", ["/there/is/no/such/program"])
+        without.setattr(child_process, "COMMAND", ["/there/is/no/such/program"])
         os.kill(one.pid, signal.SIGKILL)
         for _ in range(2):
             with pytest.raises(ProcessingFailedError, match="can't be started"):

@@ -1,0 +1,182 @@
+"""One batch, said to one process: what it decodes is counted, what it makes gets a place."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, Final
+
+import cloudpickle
+
+from common.errors import OverloadedError
+from common.hf_processor_runs import HfProcessorRuns
+from common.transfer.arena import Lease
+from common.transfer.arena import Reservation as Room
+from common.transfer.codec import decode
+from common.transfer.segment import SegmentLayout
+from frontend.fetch import RequestAllowance
+from frontend.media_limits import MEGAPIXEL, Budget, RefusedError
+from frontend.media_processes import (
+    Answer,
+    Failed,
+    Fault,
+    NoRoom,
+    Offsets,
+    Result,
+    Results,
+    Wants,
+    Written,
+)
+from frontend.processing.batch import Batch, Processed
+from frontend.processing.child_process import LOST, ChildProcess
+from frontend.processing.errors import ProcessHungError, ProcessingFailedError
+from frontend.processing.store import ArenaStore, ProcessedStore
+
+SECONDS_PER_MEGAPIXEL: Final = 0.25
+"""By which a batch may take longer than the deadline says, several times what it needs."""
+
+
+class Exchange:
+    """What is said to any process about any batch. For any thread."""
+
+    def __init__(
+        self, store: ProcessedStore, hf_runs: HfProcessorRuns, decoding: Budget, timeout_s: float
+    ) -> None:
+        """
+        Args:
+            store: keeps what processes make; the arena that they write to is its own.
+            hf_runs: counts their runs of the HF processor.
+            decoding: budget of the pixels that they decode.
+            timeout_s: within which a process answers, without what its pixels take.
+        """
+        self._store = store
+        self._hf_runs = hf_runs
+        self._decoding = decoding
+        self._timeout_s = timeout_s
+
+    def run(
+        self, process: ChildProcess, batch: Batch, allowance: RequestAllowance
+    ) -> list[Processed]:
+        """Have a process work on a batch: one item for each medium, in order.
+
+        Args:
+            allowance: of the request whose batch it is.
+
+        Raises:
+            MediaError: a limit or a decoder refuses a medium.
+            OverloadedError: there is no room for what it decodes to at this moment.
+            ValueError: vLLM refuses it.
+            ProcessingFailedError: an error of ours.
+            ProcessHungError: it did not answer in time, and is killed.
+            EOFError, OSError: it is gone.
+        """
+        answer = self._results(process, batch, allowance)
+        if isinstance(answer, Failed):
+            raise _error(answer)
+        self._hf_runs.add(answer.hf_runs)
+        updates = cloudpickle.loads(answer.prompt_updates)
+        with ExitStack() as stack:
+            # May wait for the process of another thread, which has a deadline of its own.
+            rooms = self._rooms(answer.items, stack)
+            sent = self._write(process, answer.items, rooms)
+            return self._collect(answer.items, updates, rooms, sent)
+
+    def _results(
+        self, process: ChildProcess, batch: Batch, allowance: RequestAllowance
+    ) -> Results | Failed:
+        """What the process makes of a batch, if there is room for what it decodes."""
+        connection = process.connection
+        taken = 0
+        try:
+            with process.in_time(self._timeout_s) as deadline, self._decoding.reserve() as decoded:
+                connection.send(batch)
+                while isinstance(answer := connection.recv(), Wants):
+                    taken += answer.pixels
+                    try:
+                        allowance.take_pixels(answer.pixels)
+                        decoded.grow(answer.pixels)
+                    except (RefusedError, OverloadedError):
+                        connection.send(Answer.DENIED)
+                        raise
+                    deadline.extend(answer.pixels / MEGAPIXEL * SECONDS_PER_MEGAPIXEL)
+                    connection.send(Answer.GRANTED)
+        except (ProcessHungError, *LOST):
+            allowance.return_pixels(taken)  # they will be decoded again
+            raise
+        assert isinstance(answer, Results | Failed), answer
+        return answer
+
+    def _write(
+        self, process: ChildProcess, items: Sequence[Result], rooms: Sequence[Room | Lease | NoRoom]
+    ) -> dict[int, list[bytearray]]:
+        """Have the items written to where there is room; the buffers of the others."""
+        connection = process.connection
+        with process.in_time(self._timeout_s):
+            connection.send(Offsets([_offset(room) for room in rooms]))
+            sent = {
+                index: [bytearray(connection.recv_bytes()) for _ in item.buffer_sizes]
+                for index, (item, room) in enumerate(zip(items, rooms, strict=True))
+                if room is NoRoom.SEND
+            }
+            written = connection.recv()
+            assert isinstance(written, Written), written
+            return sent
+
+    def _rooms(self, items: Sequence[Result], stack: ExitStack) -> list[Room | Lease | NoRoom]:
+        """Find a place for each item. What an error leaves reserved is given up."""
+        if not isinstance(self._store, ArenaStore):
+            return [NoRoom.SEND] * len(items)
+        rooms: dict[int, Room | Lease | NoRoom] = {}
+        first: dict[str, int] = {}
+        # In an order that all threads share, since they wait for each other's items.
+        for index in sorted(range(len(items)), key=lambda index: items[index].mm_hash):
+            item = items[index]
+            if item.mm_hash in first:
+                rooms[index] = NoRoom.HELD
+                continue
+            first[item.mm_hash] = index
+            layout = SegmentLayout(len(item.envelope), item.buffer_sizes)
+            room = self._store.reserve(item.mm_hash, layout)
+            if isinstance(room, Room):
+                stack.enter_context(room)
+            rooms[index] = room or NoRoom.SEND
+        return [rooms[index] for index in range(len(items))]
+
+    def _collect(
+        self,
+        items: Sequence[Result],
+        updates: Sequence[Any],
+        rooms: Sequence[Room | Lease | NoRoom],
+        sent: dict[int, list[bytearray]],
+    ) -> list[Processed]:
+        made: dict[str, Processed] = {}
+        for index, (item, room) in enumerate(zip(items, rooms, strict=True)):
+            if isinstance(room, NoRoom):
+                if room is NoRoom.SEND:
+                    tensors = decode(item.envelope, [memoryview(each) for each in sent[index]])
+                    own = Processed(item.mm_hash, tensors, updates[index])
+                    full = isinstance(self._store, ArenaStore)
+                    made[item.mm_hash] = own if full else self._store.put(own)
+                continue
+            assert isinstance(self._store, ArenaStore)
+            if isinstance(room, Room):
+                lease = room.complete(item.envelope, updates[index])
+            else:
+                lease = room
+                lease.annotate(updates[index])
+            made[item.mm_hash] = self._store.view(lease)
+        return [made[item.mm_hash] for item in items]
+
+
+def _offset(room: Room | Lease | NoRoom) -> int | NoRoom:
+    if isinstance(room, Room):
+        return room.offset
+    return NoRoom.HELD if isinstance(room, Lease) else room
+
+
+def _error(failed: Failed) -> Exception:
+    match failed.fault:
+        case Fault.REFUSED:
+            return RefusedError(failed.reason)
+        case Fault.INVALID:
+            return ValueError(failed.reason)
+        case Fault.BROKEN:
+            return ProcessingFailedError(f"a medium could not be processed: {failed.reason}")
