@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from vllm.config import ModelConfig
+from vllm.config import ModelConfig, VllmConfig
 from vllm.inputs import EngineInput
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.cache.base import MultiModalCache
@@ -33,7 +33,7 @@ from common.transfer.arena import Arena
 from common.transfer.reference import MediaSource
 from frontend.fetch import MediaLoader
 from frontend.media_processes import StartUp
-from frontend.processing.backends import OwnBackend, PoolBackend
+from frontend.processing.backends import Backend, OwnBackend, PoolBackend
 from frontend.processing.client_embeds import check_embeds
 from frontend.processing.client_hashes import content_hash
 from frontend.processing.media_processing import MediaProcessing
@@ -113,9 +113,7 @@ class Preprocessor:
                 is of a kind that can't be routed, or the processes don't start.
         """
         self.card = card
-        self.vllm_config = build_config(card, serve_args)
-        if self.model_config.is_encoder_decoder:
-            raise ConfigurationError(f"{card.model.model} is an encoder-decoder model: not routed")
+        self.vllm_config = _routed_config(card, serve_args)
         self.renderer: BaseRenderer = renderer_from_config(self.vllm_config)
         self.input_processor = InputProcessor(self.vllm_config, self.renderer)
         self.tasks: tuple[SupportedTask, ...] = tuple(card.supported_tasks)
@@ -124,27 +122,37 @@ class Preprocessor:
         self._pool: ProcessPool | None = None
         self._processing: MediaProcessing | None = None
         self._embeds_width: int | None = None
-        if self.renderer.mm_processor is None:
-            return
+        if self.renderer.mm_processor is not None:
+            self._take_over_media(serve_args, loader, arena, settings)
+
+    def _take_over_media(
+        self,
+        serve_args: Namespace,
+        loader: MediaLoader,
+        arena: Arena | None,
+        settings: PreprocessSettings,
+    ) -> None:
         store = _make_store(arena, self.model_config)
+        backend: Backend
         if settings.workers:
-            order = StartUp(card, serve_args, loader.policy, arena.offer if arena else None)
+            order = StartUp(self.card, serve_args, loader.policy, arena.offer if arena else None)
             self._pool = ProcessPool(
                 order, settings.workers, store, self.hf_runs, loader.budgets.decoding
             )
+            backend = PoolBackend(self._pool, loader.policy)
+        else:
+            backend = OwnBackend(self.renderer, store, loader.decode)
         self._processing = MediaProcessing(
             self.renderer,
             store,
-            PoolBackend(self._pool, loader.policy)
-            if self._pool
-            else OwnBackend(self.renderer, store, loader.decode),
+            backend,
             loader.decode,
             most_waiting=settings.queue,
             sources=self._sources,
         )
         self._processing.take_over(self.hf_runs)
         loader.defers = self._processing.defers
-        if card.model.enable_mm_embeds:
+        if self.card.model.enable_mm_embeds:
             self._embeds_width = self.model_config.get_inputs_embeds_size()
 
     @property
@@ -244,6 +252,13 @@ class Preprocessor:
         if self._pool is not None:
             await asyncio.to_thread(self._pool.close)
         self.renderer.shutdown()
+
+
+def _routed_config(card: WorkerCard, serve_args: Namespace) -> VllmConfig:
+    config = build_config(card, serve_args)
+    if config.model_config.is_encoder_decoder:
+        raise ConfigurationError(f"{card.model.model} is an encoder-decoder model: not routed")
+    return config
 
 
 def _make_store(arena: Arena | None, model_config: ModelConfig) -> ProcessedStore:

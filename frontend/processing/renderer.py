@@ -43,23 +43,7 @@ def build_config(card: WorkerCard, serve_args: Namespace) -> VllmConfig:
     _apply(card, serve_args)
     args = AsyncEngineArgs.from_cli_args(serve_args)
     try:
-        model_config = args.create_model_config()
-        # No weights and no model runner here, so nothing to validate them against.
-        model_config.quantization = None
-        for name in NEEDS_MODEL_RUNNER:
-            setattr(model_config, name, False)
-        config = VllmConfig(
-            model_config=model_config,
-            cache_config=CacheConfig(enable_prefix_caching=card.cache.enable_prefix_caching),
-            scheduler_config=SchedulerConfig.default_factory(
-                max_model_len=model_config.max_model_len,
-                max_num_batched_tokens=card.capacity.max_num_batched_tokens,
-                max_num_seqs=card.capacity.max_num_seqs,
-            ),
-            logging_config=args.create_logging_config(),
-            structured_outputs_config=args.create_structured_outputs_config(),
-            reasoning_config=_reasoning(card.output),
-        )
+        config = _make_config(card, args)
     except (KeyError, OSError, ValueError) as error:
         raise ConfigurationError(
             f"worker {card.worker_id} serves {card.model.model}, "
@@ -69,9 +53,29 @@ def build_config(card: WorkerCard, serve_args: Namespace) -> VllmConfig:
     # that an engine next to it keeps them, and returns None for a repeated image.
     config.parallel_config._api_process_count = 2
     for name in NEEDS_MODEL_RUNNER:
-        setattr(model_config, name, getattr(card.model, name))
+        setattr(config.model_config, name, getattr(card.model, name))
     _check_equal(card, model_settings(config.model_config))
     return config
+
+
+def _make_config(card: WorkerCard, args: AsyncEngineArgs) -> VllmConfig:
+    model_config = args.create_model_config()
+    # No weights and no model runner here, so nothing to validate them against.
+    model_config.quantization = None
+    for name in NEEDS_MODEL_RUNNER:
+        setattr(model_config, name, False)
+    return VllmConfig(
+        model_config=model_config,
+        cache_config=CacheConfig(enable_prefix_caching=card.cache.enable_prefix_caching),
+        scheduler_config=SchedulerConfig.default_factory(
+            max_model_len=model_config.max_model_len,
+            max_num_batched_tokens=card.capacity.max_num_batched_tokens,
+            max_num_seqs=card.capacity.max_num_seqs,
+        ),
+        logging_config=args.create_logging_config(),
+        structured_outputs_config=args.create_structured_outputs_config(),
+        reasoning_config=_reasoning(card.output),
+    )
 
 
 def _apply(card: WorkerCard, serve_args: Namespace) -> None:
