@@ -8,15 +8,14 @@ import cloudpickle
 
 from common.errors import OverloadedError
 from common.hf_processor_runs import HfProcessorRuns
-from common.transfer.arena import Lease
-from common.transfer.arena import Reservation as Room
+from common.transfer.arena import Lease, ReservedSegment
 from common.transfer.codec import decode
 from common.transfer.segment import SegmentLayout
 from frontend.fetch import RequestAllowance
 from frontend.media_limits import MEGAPIXEL, Budget, RefusedError
 from frontend.media_processes import (
     Answer,
-    Failed,
+    BatchFailed,
     Fault,
     NoRoom,
     Offsets,
@@ -69,7 +68,7 @@ class Exchange:
             EOFError, OSError: it is gone.
         """
         answer = self._results(process, batch, allowance)
-        if isinstance(answer, Failed):
+        if isinstance(answer, BatchFailed):
             raise _error(answer)
         self._hf_runs.add(answer.hf_runs)
         updates = cloudpickle.loads(answer.prompt_updates)
@@ -81,7 +80,7 @@ class Exchange:
 
     def _results(
         self, process: ChildProcess, batch: Batch, allowance: RequestAllowance
-    ) -> Results | Failed:
+    ) -> Results | BatchFailed:
         """What the process makes of a batch, if there is room for what it decodes."""
         connection = process.connection
         taken = 0
@@ -101,11 +100,14 @@ class Exchange:
         except (ProcessHungError, *LOST):
             allowance.return_pixels(taken)  # they will be decoded again
             raise
-        assert isinstance(answer, Results | Failed), answer
+        assert isinstance(answer, Results | BatchFailed), answer
         return answer
 
     def _write(
-        self, process: ChildProcess, items: Sequence[Result], rooms: Sequence[Room | Lease | NoRoom]
+        self,
+        process: ChildProcess,
+        items: Sequence[Result],
+        rooms: Sequence[ReservedSegment | Lease | NoRoom],
     ) -> dict[int, list[bytearray]]:
         """Have the items written to where there is room; the buffers of the others."""
         connection = process.connection
@@ -120,11 +122,13 @@ class Exchange:
             assert isinstance(written, Written), written
             return sent
 
-    def _rooms(self, items: Sequence[Result], stack: ExitStack) -> list[Room | Lease | NoRoom]:
+    def _rooms(
+        self, items: Sequence[Result], stack: ExitStack
+    ) -> list[ReservedSegment | Lease | NoRoom]:
         """Find a place for each item. What an error leaves reserved is given up."""
         if not isinstance(self._store, ArenaStore):
             return [NoRoom.SEND] * len(items)
-        rooms: dict[int, Room | Lease | NoRoom] = {}
+        rooms: dict[int, ReservedSegment | Lease | NoRoom] = {}
         first: dict[str, int] = {}
         # In an order that all threads share, since they wait for each other's items.
         for index in sorted(range(len(items)), key=lambda index: items[index].mm_hash):
@@ -135,7 +139,7 @@ class Exchange:
             first[item.mm_hash] = index
             layout = SegmentLayout(len(item.envelope), item.buffer_sizes)
             room = self._store.reserve(item.mm_hash, layout)
-            if isinstance(room, Room):
+            if isinstance(room, ReservedSegment):
                 stack.enter_context(room)
             rooms[index] = room or NoRoom.SEND
         return [rooms[index] for index in range(len(items))]
@@ -144,7 +148,7 @@ class Exchange:
         self,
         items: Sequence[Result],
         updates: Sequence[Any],
-        rooms: Sequence[Room | Lease | NoRoom],
+        rooms: Sequence[ReservedSegment | Lease | NoRoom],
         sent: dict[int, list[bytearray]],
     ) -> list[Processed]:
         made: dict[str, Processed] = {}
@@ -157,7 +161,7 @@ class Exchange:
                     made[item.mm_hash] = own if full else self._store.put(own)
                 continue
             assert isinstance(self._store, ArenaStore)
-            if isinstance(room, Room):
+            if isinstance(room, ReservedSegment):
                 lease = room.complete(item.envelope, updates[index])
             else:
                 lease = room
@@ -166,13 +170,13 @@ class Exchange:
         return [made[item.mm_hash] for item in items]
 
 
-def _offset(room: Room | Lease | NoRoom) -> int | NoRoom:
-    if isinstance(room, Room):
+def _offset(room: ReservedSegment | Lease | NoRoom) -> int | NoRoom:
+    if isinstance(room, ReservedSegment):
         return room.offset
     return NoRoom.HELD if isinstance(room, Lease) else room
 
 
-def _error(failed: Failed) -> Exception:
+def _error(failed: BatchFailed) -> Exception:
     match failed.fault:
         case Fault.REFUSED:
             return RefusedError(failed.reason)
