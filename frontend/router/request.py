@@ -34,7 +34,6 @@ class RoutingRequest:
         media: its items, by offset, as vLLM keeps them.
         lora: its adapter.
         cache_salt: its salt.
-        prompt_embeds_digests: per full block, SHA-256 of its prompt embeddings.
         reads_cache: whether the engine may serve its prompt from the prefix cache;
             not so with prompt log-probabilities, for instance.
         hashes: what :meth:`Router.hash` returned for it, if that was called before,
@@ -47,7 +46,6 @@ class RoutingRequest:
     media: Sequence[MediaNeed] = ()
     lora: LoraKey | None = None
     cache_salt: str | None = None
-    prompt_embeds_digests: Sequence[bytes] | None = None
     reads_cache: bool = True
     hashes: Mapping[HashScheme, list[BlockHash]] | None = None
     client_id: str = ""

@@ -460,7 +460,6 @@ class Router:
             infos,
             lora=request.lora,
             cache_salt=request.cache_salt,
-            prompt_embeds_digests=request.prompt_embeds_digests,
         )
 
     def _candidates(self, exclude: Collection[WorkerId], accepted: bool) -> Candidates:

@@ -95,22 +95,15 @@ class HashMemo:
         *,
         lora: tuple[str, str] | None = None,
         cache_salt: str | None = None,
-        prompt_embeds_digests: Sequence[bytes] | None = None,
     ) -> list[BlockHash]:
         """See :meth:`BlockHasher.hash`. The list must not be changed."""
         size = self.scheme.block_size
         blocks = len(token_ids) // size
         tokens = None
-        if prompt_embeds_digests is None and blocks >= _FEWEST_BLOCKS and self._max_tokens:
+        if blocks >= _FEWEST_BLOCKS and self._max_tokens:
             tokens = _as_array(token_ids, blocks * size)
         if tokens is None:
-            return self._hasher.hash(
-                token_ids,
-                mm_infos,
-                lora=lora,
-                cache_salt=cache_salt,
-                prompt_embeds_digests=prompt_embeds_digests,
-            )
+            return self._hasher.hash(token_ids, mm_infos, lora=lora, cache_salt=cache_salt)
         keys = _keys((lora, cache_salt), tokens, size)
         known, shared = self._find(keys, tokens, mm_infos)
         hashes = [] if known is None else known.hashes[:shared]

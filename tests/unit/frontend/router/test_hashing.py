@@ -63,23 +63,6 @@ def test_several_images_in_a_block_and_across_borders() -> None:
     assert len(ours) == 4
 
 
-def test_prompt_embeddings_enter_every_block() -> None:
-    digests = [bytes([block]) * 32 for block in range(2)]
-    spans = [MediaSpan(MmIdentifier("x"), 1, 2)]
-    ours = BlockHasher(4, "sha256_cbor", NONE_HASH).hash(
-        [0] * 8, block_mm_infos(8, 4, spans), cache_salt="s", prompt_embeds_digests=digests
-    )
-    first = sha256_cbor(
-        (
-            NONE_HASH,
-            (0,) * 4,
-            (("mm", "x", 1), ("cache_salt", "s"), ("prompt_embeds", digests[0])),
-        )
-    )
-    second = sha256_cbor((first, (0,) * 4, (("prompt_embeds", digests[1]),)))
-    assert ours == [first, second]
-
-
 def test_different_pictures_under_the_same_tokens_differ() -> None:
     hasher = BlockHasher(4, "sha256_cbor", NONE_HASH)
     one, other = (
