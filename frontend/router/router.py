@@ -187,6 +187,7 @@ class Router:
         self._workers[worker.worker_id] = worker
         for target in worker.targets:
             self._indexes.slots.open(target)
+        self._media.add(worker.worker_id)
         self._load.add(worker.worker_id, worker.targets, worker.kv_tokens)
         if worker.prefix_caching and worker.event_sources:
             feed = self._feed_maker.feed(worker, self._indexes)
@@ -397,8 +398,7 @@ class Router:
 
     def media_acked(self, worker_id: WorkerId, mm_hashes: Iterable[MmHash]) -> None:
         """A worker confirmed that it holds media items."""
-        if worker_id in self._workers:
-            self._media.acked(worker_id, mm_hashes)
+        self._media.acked(worker_id, mm_hashes)
 
     def media_nacked(self, worker_id: WorkerId, mm_hashes: Iterable[MmHash]) -> None:
         """A worker turned out to lack media items, or evicted them."""

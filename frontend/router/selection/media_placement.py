@@ -50,9 +50,15 @@ class MediaPlacement:
         self._evicted = 0
         self._nacked = 0
 
+    def add(self, worker_id: WorkerId) -> None:
+        """Register a worker."""
+        self._held.setdefault(worker_id, OrderedDict())
+
     def acked(self, worker_id: WorkerId, mm_hashes: Iterable[MmHash]) -> None:
-        """A worker confirmed that it holds these items."""
-        held = self._held.setdefault(worker_id, OrderedDict())
+        """A worker confirmed that it holds these items. Unknown workers are ignored."""
+        held = self._held.get(worker_id)
+        if held is None:
+            return
         for mm_hash in mm_hashes:
             self._forget_expected(worker_id, mm_hash)
             held[mm_hash] = None

@@ -7,8 +7,16 @@ A, B = WorkerId("a"), WorkerId("b")
 X, Y, Z = MmHash("x"), MmHash("y"), MmHash("z")
 
 
+def placement(capacity: int = 100, expect_s: float = 5.0) -> MediaPlacement:
+    """Of two workers."""
+    made = MediaPlacement(capacity, expect_s)
+    for worker_id in (A, B):
+        made.add(worker_id)
+    return made
+
+
 def test_acks_and_nacks() -> None:
-    media = MediaPlacement()
+    media = placement()
     media.acked(A, [X, Y])
     media.acked(B, [X])
     assert media.holds(A, X)
@@ -20,7 +28,7 @@ def test_acks_and_nacks() -> None:
 
 
 def test_an_item_on_its_way_attracts_but_is_not_relied_on() -> None:
-    media = MediaPlacement(expect_s=5.0)
+    media = placement(expect_s=5.0)
     media.expect(A, [X], now=0.0)
     assert media.holders(X, 4.0) == {A}
     assert not media.holds(A, X)
@@ -31,21 +39,21 @@ def test_an_item_on_its_way_attracts_but_is_not_relied_on() -> None:
 
 
 def test_an_item_already_held_is_not_expected() -> None:
-    media = MediaPlacement()
+    media = placement()
     media.acked(A, [X])
     media.expect(A, [X], now=0.0)
     assert media.statistics().expected == 0
 
 
 def test_what_expired_is_forgotten_with_the_next_expectation() -> None:
-    media = MediaPlacement(expect_s=1.0)
+    media = placement(expect_s=1.0)
     media.expect(A, [X, Y], now=0.0)
     media.expect(A, [Z], now=2.0)
     assert media.statistics().expected == 1
 
 
 def test_the_least_recently_used_item_makes_way() -> None:
-    media = MediaPlacement(capacity=2)
+    media = placement(capacity=2)
     media.acked(A, [X, Y])
     media.touch(A, [X, Z])
     media.acked(A, [Z])
@@ -56,8 +64,19 @@ def test_the_least_recently_used_item_makes_way() -> None:
     assert media.holders(X, 0.0) == {A}
 
 
-def test_a_dropped_worker_leaves_nothing_behind() -> None:
+def test_who_is_not_registered_holds_nothing() -> None:
     media = MediaPlacement()
+    media.acked(A, [X])
+    assert not media.holds(A, X)
+    media.add(A)
+    media.drop(A)
+    media.acked(A, [X])
+    assert not media.holds(A, X)
+    assert media.statistics()[:3] == (0, 0, 0)
+
+
+def test_a_dropped_worker_leaves_nothing_behind() -> None:
+    media = placement()
     media.acked(A, [X])
     media.expect(A, [Y], now=0.0)
     media.drop(A)
