@@ -64,17 +64,17 @@ def status_routes(fleet: Fleet, router: Router, media_sender: MediaSender) -> AP
     api = APIRouter(prefix="/mmrouter", tags=["mmrouter"])
 
     def rank_view(target: Target) -> RankView:
-        state = router.state(target)
+        state = router.roster.state(target)
         return RankView(
             rank=target.rank,
-            busy=router.is_busy(target),
+            busy=target in router.load.busy(),
             index=state.knowledge.value,
             reason=state.reason,
         )
 
     def view(member: Member) -> WorkerView:
         card, link, status = member.card, member.link, member.status
-        circuit, circuit_reason = router.circuit(card.worker_id)
+        circuit, circuit_reason = router.ejection.circuit(card.worker_id)
         return WorkerView(
             worker_id=card.worker_id,
             incarnation=card.incarnation,

@@ -170,7 +170,7 @@ class RequestRunner:
                         async for output in outputs:
                             yield output
                 except MmRouterError as error:
-                    self._router.failed(decision, error)
+                    self._router.in_flight.failed(decision, error)
                     await state.failed(decision.worker_id, error)
             outcome = "ok"
         except (MmRouterError, VLLMError) as error:
@@ -297,11 +297,11 @@ class RequestRunner:
         """Step 4. The media that the worker lacks; an image shown twice goes once."""
         worker_id = decision.worker_id
         # If it is not sent it must not count there for ever.
-        with undo_on_error(partial(self._router.finished, decision.request_id)):
+        with undo_on_error(partial(self._router.in_flight.finished, decision.request_id)):
             link = self._workers.link(worker_id)
             lacking: list[MediaItem] = []
             for mm_hash, item in state.prompt.items().items():
-                if self._router.holds_media(worker_id, mm_hash):
+                if self._router.media.holds(worker_id, mm_hash):
                     decision.media.append(MediaMove(mm_hash, "held", 0, ""))
                 else:
                     lacking.append(item)
@@ -346,7 +346,7 @@ class RequestRunner:
                     match answer:
                         case Ack():
                             state.lifecycle.on(Event.ACK)
-                            self._router.media_acked(worker_id, answer.held)
+                            self._router.media.acked(worker_id, answer.held)
                         case Nack():
                             state.lifecycle.on(Event.NACK)
                             await self._supply(state, decision, link, answer, asked)
@@ -355,14 +355,14 @@ class RequestRunner:
                         case Output():
                             if cached_tokens is None:
                                 cached_tokens = answer.num_cached_tokens or 0
-                                self._router.first_token(decision.request_id)
+                                self._router.in_flight.first_token(decision.request_id)
                             output = state.answer(answer)
                             if output is not None:
                                 yield output
                             if state.lifecycle.ended:
                                 return
         finally:
-            self._router.finished(decision.request_id, cached_tokens)
+            self._router.in_flight.finished(decision.request_id, cached_tokens)
 
     async def _supply(
         self,
@@ -374,7 +374,7 @@ class RequestRunner:
     ) -> None:
         """Give the worker what it lacks: as before, or inline if that was no use."""
         worker_id = decision.worker_id
-        self._router.media_nacked(worker_id, nack.missing)
+        self._router.media.nacked(worker_id, nack.missing)
         items = state.prompt.items()
         unknown = [mm_hash for mm_hash in nack.missing if mm_hash not in items]
         if unknown:

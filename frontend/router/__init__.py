@@ -3,8 +3,10 @@
 from frontend.router.decision import Decision, MediaMove
 from frontend.router.events import EventSource, ZmqFeeds
 from frontend.router.hashing import LoraKey, MediaSpan
-from frontend.router.router import MediaNeed, RoutableWorker, Router, RoutingRequest
+from frontend.router.request import MediaNeed, RoutingRequest
+from frontend.router.router import Router
 from frontend.router.settings import RouterSettings
+from frontend.router.worker import RoutableWorker
 
 __all__ = [
     "Decision",

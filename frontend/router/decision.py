@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from common.identity import MmHash, RequestId, Target, WorkerId
+from common.identity import Incarnation, MmHash, RequestId, Target, WorkerId
 from frontend.router.index import Knowledge
 from frontend.router.selection import TargetLoad, Work
 
@@ -130,7 +130,12 @@ class Decision(msgspec.Struct):
     realised_cached_tokens: int | None = None
     media: list[MediaMove] = msgspec.field(default_factory=list)
     client_id: str = ""
-    incarnation: str = ""
+    incarnation: Incarnation = Incarnation("")
+
+    @property
+    def target(self) -> Target:
+        """The chosen target."""
+        return Target(self.worker_id, self.rank)
 
     @property
     def candidates(self) -> list[Candidate]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from common.identity import BlockHash, MmHash, RequestId
-from frontend.router.hashing import HashScheme, LoraKey, MediaSpan
+from frontend.router.hashing import BlockMmInfos, HashScheme, LoraKey, MediaSpan, block_mm_infos
 
 
 class MediaNeed(NamedTuple):
@@ -49,3 +49,12 @@ class RoutingRequest:
     reads_cache: bool = True
     hashes: Mapping[HashScheme, list[BlockHash]] | None = None
     client_id: str = ""
+
+    def block_mm_infos(self, block_size: int) -> list[BlockMmInfos]:
+        """The media items that each full block of its prompt touches.
+
+        Args:
+            block_size: tokens per block.
+        """
+        spans = [need.span for need in self.media]
+        return block_mm_infos(len(self.token_ids), block_size, spans)

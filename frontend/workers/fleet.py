@@ -303,7 +303,7 @@ class Fleet:
         known = any(member.card.worker_id == worker_id for member in self._members.values())
         if not known and self._holder(worker_id) is None:
             self._names.pop(worker_id, None)
-            self._router.forget_worker(worker_id)
+            self._router.ejection.forget(worker_id)
 
     async def _keep(self, member: Member) -> None:
         """Keep a link to a worker open until its card is gone and the link lost."""
@@ -367,9 +367,9 @@ class Fleet:
         name.holder = member
         name.free.clear()
         if name.former != card.incarnation:
-            self._router.forget_worker(card.worker_id)
+            self._router.ejection.forget(card.worker_id)
         choice = self._media_sender.connect(card.worker_id, link.reply, link.offer)
-        await self._router.add_worker(_routable(card))
+        await self._router.roster.add(_routable(card))
         self._arrival.set()
         self._arrival = asyncio.Event()
         self._count()
@@ -383,7 +383,7 @@ class Fleet:
         name.former = member.card.incarnation
         name.free.set()
         # Whoever waits for the name runs only after the router has forgotten this one.
-        await self._router.remove_worker(member.card.worker_id)
+        await self._router.roster.remove(member.card.worker_id)
         self._count()
 
     async def _wait_for_name(self, member: Member, name: _Name) -> None:
@@ -410,7 +410,7 @@ class Fleet:
         logger.warning("%s", lost)
         card = member.card
         if lost.blames_worker and self._holder(card.worker_id) is member:
-            self._router.link_lost(card.worker_id, card.incarnation, type(lost).__name__)
+            self._router.ejection.eject(card.worker_id, card.incarnation, type(lost).__name__)
 
     def _holder(self, worker_id: WorkerId) -> Member | None:
         name = self._names.get(worker_id)
@@ -428,7 +428,7 @@ class Fleet:
         if self._holder(worker_id) is not member:
             return
         HF_PROCESSOR_RUNS.labels("worker", worker_id).set(status.hf_processor_runs)
-        self._router.worker_reported(
+        self._router.load.reported(
             worker_id,
             running=status.running,
             waiting=status.waiting,

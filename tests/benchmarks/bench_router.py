@@ -45,9 +45,10 @@ from frontend.router.index.index_state import EXACT, IndexState
 from frontend.router.index.indexes import BlockIndexes
 from frontend.router.index.kv_index import KvIndex
 from frontend.router.index.target_blocks import TargetBlocks
-from frontend.router.router import MediaNeed, RoutableWorker, Router, RoutingRequest
+from frontend.router.request import MediaNeed, RoutingRequest
+from frontend.router.router import Router
 from frontend.router.settings import RouterSettings
-from frontend.router.worker import EventSource
+from frontend.router.worker import EventSource, RoutableWorker
 
 BLOCK_SIZE = 16
 WORKERS = 64
@@ -278,7 +279,7 @@ async def router_with_workers(memo_tokens: int) -> tuple[Router, BlockIndexes]:
     feeds = KnownFeeds()
     router = Router(RouterSettings(seed=1, memo_tokens=memo_tokens), feeds=feeds)
     for number in range(WORKERS):
-        await router.add_worker(
+        await router.roster.add(
             RoutableWorker(
                 worker_id=WorkerId(str(number)),
                 incarnation=Incarnation("1"),
@@ -308,12 +309,12 @@ def decide_times(
         started = time.perf_counter()
         router.route(RoutingRequest(request_id, tokens, media))
         micros.append((time.perf_counter() - started) * 1e6)
-        router.first_token(request_id)
+        router.in_flight.first_token(request_id)
         running.append(request_id)
         if len(running) > 500:
-            router.finished(running.pop(0), 0)
+            router.in_flight.finished(running.pop(0), 0)
     for request_id in running:
-        router.finished(request_id, 0)
+        router.in_flight.finished(request_id, 0)
     return quantiles(micros)
 
 

@@ -36,9 +36,10 @@ from frontend.router.index.index_state import EXACT, IndexState
 from frontend.router.index.indexes import BlockIndexes
 from frontend.router.index.target_blocks import TargetBlocks
 from frontend.router.modes import RouterMode
-from frontend.router.router import MediaNeed, RoutableWorker, Router, RoutingRequest
+from frontend.router.request import MediaNeed, RoutingRequest
+from frontend.router.router import Router
 from frontend.router.settings import RouterSettings
-from frontend.router.worker import EventSource
+from frontend.router.worker import EventSource, RoutableWorker
 
 MODES = (RouterMode.KV, RouterMode.POWER_OF_TWO, RouterMode.ROUND_ROBIN)
 ALGORITHM = "sha256_cbor"
@@ -220,7 +221,7 @@ class Simulation:
     async def run(self) -> None:
         """Let conversations arrive and all of them end."""
         for number in range(self._size):
-            await self.router.add_worker(
+            await self.router.roster.add(
                 RoutableWorker(
                     worker_id=WorkerId(str(number)),
                     incarnation=Incarnation("1"),
@@ -279,7 +280,7 @@ class Simulation:
         self.figures.decision_us.append((time.perf_counter() - started) * 1e6)
         self.figures.predicted_tokens += decision.predicted_cached_tokens
         hashes = self._hasher.hash(
-            request.token_ids, Router.block_mm_infos(request, BLOCK_SIZE) if request.media else ()
+            request.token_ids, request.block_mm_infos(BLOCK_SIZE) if request.media else ()
         )
         running = Running(request, hashes, conversation, self.now)
         worker = self.workers.by_id[decision.worker_id]
@@ -299,13 +300,13 @@ class Simulation:
         figures.prompt_tokens += len(request.token_ids)
         figures.cached_tokens += running.cached_tokens
         worker.store(running.hashes)
-        self.router.first_token(request.request_id)
-        self.router.media_acked(worker.name, [need.mm_hash for need in request.media])
+        self.router.in_flight.first_token(request.request_id)
+        self.router.media.acked(worker.name, [need.mm_hash for need in request.media])
         self._at(self.now + ANSWER_TOKENS * DECODE_S_PER_TOKEN, "end", (worker, running))
 
     def _end(self, worker: Worker, running: Running) -> None:
         conversation = running.conversation
-        self.router.finished(running.request.request_id, running.cached_tokens)
+        self.router.in_flight.finished(running.request.request_id, running.cached_tokens)
         conversation.tokens += self._tokens(ANSWER_TOKENS)
         if conversation.turns_left:
             self._at(self.now + self._random.expovariate(1 / THINK_S), "turn", conversation)
@@ -315,7 +316,7 @@ class Simulation:
         self._report(worker)
 
     def _report(self, worker: Worker) -> None:
-        self.router.worker_reported(
+        self.router.load.reported(
             worker.name,
             running=worker.active,
             waiting=len(worker.queue),

@@ -97,7 +97,7 @@ class Town:
 
     def serving(self) -> Incarnation | None:
         """Which run of the worker serves, for the fleet and for the router alike."""
-        routed = [worker.incarnation for worker in self.router.workers()]
+        routed = [worker.incarnation for worker in self.router.roster.workers.values()]
         if not self.fleet.connected:
             return None
         serving = self.fleet.link(WorkerId("w0")).card.incarnation

@@ -2,17 +2,13 @@
 
 from frontend.router.index.index_state import EXACT, IndexState, Knowledge, approximate, degraded
 from frontend.router.index.indexes import BlockIndexes
-from frontend.router.index.kv_index import IndexStatistics
-from frontend.router.index.predictions import PredictionStatistics
 from frontend.router.index.target_blocks import TargetBlocks
 
 __all__ = [
     "EXACT",
     "BlockIndexes",
     "IndexState",
-    "IndexStatistics",
     "Knowledge",
-    "PredictionStatistics",
     "TargetBlocks",
     "approximate",
     "degraded",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from common.identity import RequestId, Target, WorkerId
+from common.telemetry import BUSY_WORKERS
 
 
 class TargetLoad(NamedTuple):
@@ -105,6 +106,7 @@ class LoadTracker:
         self._kv_tokens: dict[WorkerId, int] = {}
         self._foreign: dict[WorkerId, _Foreign] = {}
         self._requests: dict[RequestId, _Request] = {}
+        BUSY_WORKERS.set_function(lambda: len({one.worker_id for one in self.busy()}))
 
     def add(self, worker_id: WorkerId, targets: Sequence[Target], kv_tokens: int = 0) -> None:
         """Register a worker.

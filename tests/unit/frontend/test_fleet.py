@@ -52,12 +52,12 @@ async def test_a_worker_joins_and_leaves(town: Town) -> None:
     assert (await town.fleet.contract()).worker_id == "w0"
     await until(lambda: town.fleet.connected)
     assert town.fleet.link(WorkerId("w0")).card == town.card()
-    assert town.router.targets()
+    assert town.router.roster.targets()
     town.news.say(gone(town.card()))
     await town.worker.close()
     await until(lambda: not town.fleet.members())
     assert not town.fleet.connected
-    assert town.router.targets() == []
+    assert town.router.roster.targets() == []
     with pytest.raises(WorkerLostError):
         town.fleet.link(WorkerId("w0"))
     assert town.fleet._names == {}
@@ -70,7 +70,7 @@ async def test_a_worker_whose_link_lives_stays_whatever_became_of_its_card(town:
     town.news.say(gone(town.card()))
     (member,) = town.fleet.members()
     await until(lambda: not member.present)
-    assert town.fleet.link(WorkerId("w0")) is link and town.router.targets()
+    assert town.fleet.link(WorkerId("w0")) is link and town.router.roster.targets()
     # Its card comes back, and goes again; then the link is lost as well.
     town.news.say(CardPresent(town.card()))
     await until(lambda: member.present)
@@ -81,7 +81,7 @@ async def test_a_worker_whose_link_lives_stays_whatever_became_of_its_card(town:
     await until(lambda: not member.present)
     town.fleet.link(WorkerId("w0"))._lose("for the test")
     await until(lambda: not town.fleet.members())
-    assert town.router.targets() == []
+    assert town.router.roster.targets() == []
 
 
 async def test_a_worker_without_a_link_goes_with_its_card(town: Town) -> None:
@@ -117,7 +117,7 @@ async def test_a_draining_worker_gets_no_more_requests_but_keeps_its_link(town: 
     await until(lambda: town.fleet.connected)
     town.news.say(CardPresent(town.card(state=WorkerState.DRAINING)))
     await until(lambda: not town.fleet.connected)
-    assert town.router.targets() == []
+    assert town.router.roster.targets() == []
     (member,) = town.fleet.members()
     assert member.link is not None
 
@@ -130,7 +130,7 @@ async def test_a_worker_that_restarts_in_place_is_a_new_one(town: Town) -> None:
     town.news.say(CardPresent(successor.card()))
     # At once, though the old card is still there: nobody waits for its lease to end.
     await until(lambda: town.serving() == "i1")
-    assert town.router.circuit(WorkerId("w0"))[0] is Circuit.CLOSED
+    assert town.router.ejection.circuit(WorkerId("w0"))[0] is Circuit.CLOSED
     assert not town.fleet.refused()
     town.news.say(gone(town.card()))
     await until(lambda: len(town.fleet._members) == 1)
@@ -444,7 +444,7 @@ async def test_a_lost_worker_is_not_trusted_at_once_and_one_that_left_is(town: T
         link = town.fleet.link(WorkerId("w0"))
         link._lose("for the test", kind)
         await until(lambda: not town.fleet.connected)
-        assert town.router.circuit(WorkerId("w0"))[0] is circuit
+        assert town.router.ejection.circuit(WorkerId("w0"))[0] is circuit
         await until(lambda: town.fleet.connected)
 
 
@@ -458,7 +458,7 @@ async def test_a_draining_worker_that_is_connected_again_still_gets_nothing(town
     assert link is not None
     link._lose("for the test")
     await until(lambda: member.link not in (None, link))
-    assert town.router.targets() == []
+    assert town.router.roster.targets() == []
 
 
 async def test_a_closed_fleet_says_that_it_is_closed(town: Town) -> None:

@@ -36,7 +36,8 @@ from frontend.request.deadlines import Deadlines
 from frontend.request.retry import FURTHER, RetryBudget
 from frontend.request.runner import LONGEST_ID, GenerateRequest, RequestRunner
 from frontend.request.settings import FaultSettings
-from frontend.router.router import RoutableWorker, Router
+from frontend.router.router import Router
+from frontend.router.worker import RoutableWorker
 from frontend.vllm_errors import as_vllm_error
 from frontend.workers import link as worker_link
 from frontend.workers.link import WorkerLink
@@ -113,7 +114,7 @@ class Lab:
         await link.open(self.media_sender.offer())
         self.links[WorkerId(name)] = link
         self.fleet.joined[WorkerId(name)] = time.monotonic()
-        await self.router.add_worker(
+        await self.router.roster.add(
             RoutableWorker(
                 worker_id=WorkerId(name),
                 incarnation=Incarnation(name),
@@ -136,7 +137,7 @@ class Lab:
         self.fleet.arrival = asyncio.Event()
 
     async def remove(self, name: str) -> None:
-        await self.router.remove_worker(WorkerId(name))
+        await self.router.roster.remove(WorkerId(name))
         await self.links.pop(WorkerId(name)).close()
         await self.services.pop(name).close()
 
@@ -675,7 +676,7 @@ async def test_requests_that_clients_call_the_same_get_each_its_own_answer(lab: 
     lengths = [3, 200, 7, 11]
     asking = [asyncio.create_task(lab.ask(name="ours", max_tokens=each)) for each in lengths]
     await until(lambda: engine.running == len(lengths))
-    assert lab.router.statistics().in_flight == len(lengths)
+    assert len(lab.router.in_flight) == len(lengths)
     go_on.set()
     for length, outputs in zip(lengths, await asyncio.gather(*asking), strict=True):
         assert ids(outputs) == lab.model.answer[:length]
@@ -686,7 +687,7 @@ async def test_requests_that_clients_call_the_same_get_each_its_own_answer(lab: 
     found = lab.router.decisions.find("ours")
     assert len(found) == len(lengths)
     assert {one.as_json()["request_id"] for one in found} == {"ours"}
-    assert lab.router.statistics().in_flight == 0
+    assert len(lab.router.in_flight) == 0
 
 
 async def test_who_leaves_while_media_are_lent_counts_nowhere(
@@ -701,12 +702,11 @@ async def test_who_leaves_while_media_are_lent_counts_nowhere(
     monkeypatch.setattr(lab.media_sender, "send", send)
     asking = asyncio.create_task(lab.ask())
     await asyncio.wait_for(sending.wait(), 60)
-    assert lab.router.statistics().in_flight == 1
+    assert len(lab.router.in_flight) == 1
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-    statistics = lab.router.statistics()
-    assert statistics.in_flight == 0
-    assert not any(load.active for load in statistics.loads.values())
+    assert len(lab.router.in_flight) == 0
+    assert not any(load.active for load in lab.router.load.statistics().values())
 
 
 def nobody() -> None:

@@ -17,8 +17,10 @@ from frontend.router.events.subscriber import EventSource
 from frontend.router.hashing.block_hasher import MediaSpan
 from frontend.router.index.index_state import Knowledge
 from frontend.router.modes import RouterMode
-from frontend.router.router import MediaNeed, RoutableWorker, Router, RoutingRequest
+from frontend.router.request import MediaNeed, RoutingRequest
+from frontend.router.router import Router
 from frontend.router.settings import RouterSettings
+from frontend.router.worker import RoutableWorker
 
 NONE_HASH = bytes(32)
 BLOCK = 16
@@ -76,7 +78,7 @@ async def fleet(clock: Clock) -> AsyncIterator[MakeRouter]:
         router = Router(RouterSettings.model_validate({"seed": 3, **settings}), clock=clock)
         routers.append(router)
         for one in workers:
-            await router.add_worker(worker(one) if isinstance(one, str) else one)
+            await router.roster.add(worker(one) if isinstance(one, str) else one)
         return router
 
     yield make
@@ -87,8 +89,8 @@ async def fleet(clock: Clock) -> AsyncIterator[MakeRouter]:
 def serve(router: Router, one: RoutingRequest, cached: int | None = 0) -> str:
     """Route a request, let it run to its end, and say where it went."""
     decision = router.route(one)
-    router.first_token(one.request_id)
-    router.finished(one.request_id, cached)
+    router.in_flight.first_token(one.request_id)
+    router.in_flight.finished(one.request_id, cached)
     return decision.worker_id
 
 
@@ -112,7 +114,7 @@ async def test_excluded_workers_are_not_considered(fleet: MakeRouter) -> None:
 
 async def test_all_ranks_are_targets(fleet: MakeRouter) -> None:
     router = await fleet(worker("a", ranks=(0, 1, 2)))
-    assert router.targets() == [Target(WorkerId("a"), rank) for rank in range(3)]
+    assert router.roster.targets() == [Target(WorkerId("a"), rank) for rank in range(3)]
     ranks = {router.route(request(prompt(seed))).rank for seed in range(3)}
     assert ranks == {0, 1, 2}
 
@@ -120,8 +122,8 @@ async def test_all_ranks_are_targets(fleet: MakeRouter) -> None:
 async def test_a_worker_whose_hashes_cannot_be_computed_is_refused(fleet: MakeRouter) -> None:
     router = await fleet("a")
     with pytest.raises(ConfigurationError, match="sha256_cbor"):
-        await router.add_worker(worker("b", hash_algorithm="sha256"))
-    assert [one.worker_id for one in router.workers()] == ["a"]
+        await router.roster.add(worker("b", hash_algorithm="sha256"))
+    assert list(router.roster.workers) == ["a"]
 
 
 async def test_a_new_incarnation_knows_nothing_of_the_old(fleet: MakeRouter) -> None:
@@ -129,17 +131,17 @@ async def test_a_new_incarnation_knows_nothing_of_the_old(fleet: MakeRouter) -> 
     one = request(prompt(1), media=[image("x")])
     home = serve(router, one)
     other = {WorkerId("ab".replace(home, ""))}
-    router.media_acked(WorkerId(home), [MmHash("x")])
+    router.media.acked(WorkerId(home), [MmHash("x")])
     assert router.route(one, exclude=other).overlap_blocks == 7
-    await router.add_worker(worker(home, incarnation=Incarnation("2")))
+    await router.roster.add(worker(home, incarnation=Incarnation("2")))
     assert router.route(one, exclude=other).overlap_blocks == 0
-    assert not router.holds_media(WorkerId(home), MmHash("x"))
+    assert not router.media.holds(WorkerId(home), MmHash("x"))
 
 
 async def test_adding_the_same_worker_again_changes_nothing(fleet: MakeRouter) -> None:
     router = await fleet("a")
     serve(router, request(prompt(1)))
-    await router.add_worker(worker("a"))
+    await router.roster.add(worker("a"))
     assert router.route(request(prompt(1))).overlap_blocks == 7
 
 
@@ -147,12 +149,12 @@ async def test_requests_of_a_removed_worker_may_still_end(fleet: MakeRouter) -> 
     router = await fleet("a", "b")
     one = request(prompt(1))
     decision = router.route(one)
-    await router.remove_worker(decision.worker_id)
-    await router.remove_worker(decision.worker_id)
-    router.first_token(one.request_id)
-    router.finished(one.request_id, 5)
+    await router.roster.remove(decision.worker_id)
+    await router.roster.remove(decision.worker_id)
+    router.in_flight.first_token(one.request_id)
+    router.in_flight.finished(one.request_id, 5)
     assert decision.realised_cached_tokens == 5
-    assert len(router.targets()) == 1
+    assert len(router.roster.targets()) == 1
 
 
 # Prefixes
@@ -186,7 +188,7 @@ async def test_requests_that_do_not_read_the_cache_predict_nothing(fleet: MakeRo
     serve(router, request(prompt(1)), cached=0)
     decision = router.route(request(prompt(1), reads_cache=False))
     assert decision.predicted_cached_tokens == 0
-    assert "without prefix caching" in router.state(Target(WorkerId("b"), 0)).reason
+    assert "without prefix caching" in router.roster.state(Target(WorkerId("b"), 0)).reason
 
 
 async def test_the_same_text_with_another_picture_is_another_prompt(fleet: MakeRouter) -> None:
@@ -228,11 +230,11 @@ async def test_a_request_that_moves_on_counts_once(fleet: MakeRouter) -> None:
     router = await fleet("a", "b")
     one = request(prompt(1))
     first = router.route(one)
-    router.finished(one.request_id, None)
+    router.in_flight.finished(one.request_id, None)
     second = router.route(one, exclude={first.worker_id})
     assert second.worker_id != first.worker_id
     assert router.decisions.get(one.request_id) is second
-    loads = router.statistics().loads
+    loads = router.load.statistics()
     assert [loads[Target(d.worker_id, 0)].active for d in (first, second)] == [0, 1]
 
 
@@ -244,7 +246,7 @@ async def test_workers_with_different_block_sizes(fleet: MakeRouter) -> None:
         decision = router.route(request([*prompt(seed), 1]))
         assert decision.worker_id == home
         assert decision.predicted_cached_tokens == 8 * BLOCK
-        router.finished(decision.request_id, 0)
+        router.in_flight.finished(decision.request_id, 0)
 
 
 async def test_hashes_computed_elsewhere_are_used(fleet: MakeRouter) -> None:
@@ -259,7 +261,7 @@ async def test_a_prompt_that_cannot_be_hashed_is_the_users_error(fleet: MakeRout
     router = await fleet("a")
     with pytest.raises(RequestRejectedError):
         router.route(request([-1] * BLOCK))
-    assert router.statistics().in_flight == 0
+    assert len(router.in_flight) == 0
 
 
 # Media
@@ -267,7 +269,7 @@ async def test_a_prompt_that_cannot_be_hashed_is_the_users_error(fleet: MakeRout
 
 async def test_a_worker_that_holds_the_picture_is_cheaper(fleet: MakeRouter) -> None:
     router = await fleet("a", "b", "c")
-    router.media_acked(WorkerId("b"), [MmHash("x")])
+    router.media.acked(WorkerId("b"), [MmHash("x")])
     for seed in range(5):
         one = request(prompt(seed), media=[image("x", offset=40)])
         decision = router.route(one)
@@ -275,9 +277,9 @@ async def test_a_worker_that_holds_the_picture_is_cheaper(fleet: MakeRouter) -> 
         chosen = decision.candidates[0]
         assert (chosen.media_tokens, chosen.ship_bytes) == (0, 0)
         assert decision.candidates[1].ship_bytes == 6 << 20
-        router.finished(one.request_id, 0)
-    router.media_nacked(WorkerId("b"), [MmHash("x")])
-    assert not router.holds_media(WorkerId("b"), MmHash("x"))
+        router.in_flight.finished(one.request_id, 0)
+    router.media.nacked(WorkerId("b"), [MmHash("x")])
+    assert not router.media.holds(WorkerId("b"), MmHash("x"))
 
 
 async def test_two_requests_with_one_new_picture_go_together(fleet: MakeRouter) -> None:
@@ -286,14 +288,14 @@ async def test_two_requests_with_one_new_picture_go_together(fleet: MakeRouter) 
     second = request(prompt(2), media=[image("x", length=100)])
     home = serve(router, first)
     assert router.route(second).worker_id == home
-    assert not router.holds_media(WorkerId(home), MmHash("x"))
+    assert not router.media.holds(WorkerId(home), MmHash("x"))
 
 
 async def test_a_picture_inside_the_cached_prefix_is_not_encoded(fleet: MakeRouter) -> None:
     router = await fleet("a", predict_ttl_s=1.0)
     one = request([*prompt(1), 1], media=[image("x", length=2 * BLOCK), image("y", 100, 28)])
     serve(router, one)
-    router.media_nacked(WorkerId("a"), [MmHash("x"), MmHash("y")])
+    router.media.nacked(WorkerId("a"), [MmHash("x"), MmHash("y")])
     again = replace(one, request_id=RequestId("again"), token_ids=one.token_ids[: 4 * BLOCK + 1])
     again = replace(again, media=[image("x", length=2 * BLOCK), image("z", 4 * BLOCK, 1)])
     candidate = router.route(again).candidates[0]
@@ -302,19 +304,10 @@ async def test_a_picture_inside_the_cached_prefix_is_not_encoded(fleet: MakeRout
     assert candidate.ship_bytes == 2 * (6 << 20)
 
 
-async def test_how_media_moved_is_noted(fleet: MakeRouter) -> None:
-    router = await fleet("a")
-    one = request(prompt(1), media=[image("x")])
-    decision = router.route(one)
-    router.media_moved(one.request_id, MmHash("x"), "shipped", 10, "shm")
-    router.media_moved(RequestId("unknown"), MmHash("x"), "shipped", 10, "shm")
-    assert [move.transport for move in decision.media] == ["shm"]
-
-
 async def test_acks_of_unknown_workers_are_not_kept(fleet: MakeRouter) -> None:
     router = await fleet("a")
-    router.media_acked(WorkerId("gone"), [MmHash("x")])
-    assert router.statistics().media.held == 0
+    router.media.acked(WorkerId("gone"), [MmHash("x")])
+    assert router.media.statistics().held == 0
 
 
 # Load
@@ -335,7 +328,7 @@ async def test_one_hot_prefix_spreads_once_its_worker_is_full(fleet: MakeRouter)
     for turn in range(slots * len(names)):
         one = request([*hot, turn])
         decision = router.route(one)
-        router.first_token(one.request_id)
+        router.in_flight.first_token(one.request_id)
         running[decision.worker_id] += 1
         idle = set(names) - set(running)
         assert not idle or max(running.values()) <= slots, f"{idle} idle while another queues"
@@ -351,13 +344,13 @@ async def test_without_known_slots_load_alone_spreads_a_hot_prefix(fleet: MakeRo
     for turn in range(200):
         one = request([*hot, turn])
         running[router.route(one).worker_id] += 1
-        router.first_token(one.request_id)
+        router.in_flight.first_token(one.request_id)
     assert min(running[name] for name in "abcd") > 30
 
 
 async def test_load_of_other_frontends_counts(fleet: MakeRouter) -> None:
     router = await fleet("a", "b")
-    router.worker_reported(WorkerId("a"), running=8, waiting=4, queued_tokens=5000, kv_usage=0.5)
+    router.load.reported(WorkerId("a"), running=8, waiting=4, queued_tokens=5000, kv_usage=0.5)
     for seed in range(5):
         assert router.route(request(prompt(seed))).worker_id == "b"
 
@@ -369,7 +362,7 @@ async def test_every_mode_routes_and_predicts(fleet: MakeRouter, mode: RouterMod
         one = request(prompt(1))
         decision = router.route(one)
         assert decision.mode == mode.value
-        router.finished(one.request_id, 0)
+        router.in_flight.finished(one.request_id, 0)
     assert any(one.predicted_cached_tokens for one in router.decisions.last())
 
 
@@ -405,16 +398,15 @@ async def test_predicted_and_realised_tokens_are_counted(fleet: MakeRouter) -> N
     assert [after - old for after, old in zip(counters(), before, strict=True)] == [128, 128, 2]
 
 
-async def test_statistics_cover_every_part(fleet: MakeRouter) -> None:
+async def test_every_part_hears_of_a_decision(fleet: MakeRouter) -> None:
     router = await fleet("a", "b")
     router.route(request(prompt(1), media=[image("x")]))
-    statistics = router.statistics()
-    assert statistics.predictions.blocks == 8
-    assert statistics.media.expected == 1
-    assert statistics.decisions == statistics.in_flight == 1
-    assert {state.knowledge for state in statistics.states.values()} == {Knowledge.APPROXIMATE}
-    assert statistics.feeds == {}
-    assert sum(load.active for load in statistics.loads.values()) == 1
+    assert router.roster.indexes.predicted.statistics().blocks == 8
+    assert router.media.statistics().expected == 1
+    assert len(router.decisions) == len(router.in_flight) == 1
+    states = map(router.roster.state, router.roster.targets())
+    assert [state.knowledge for state in states] == [Knowledge.APPROXIMATE] * 2
+    assert sum(load.active for load in router.load.statistics().values()) == 1
 
 
 async def test_nothing_grows_while_requests_and_workers_come_and_go(
@@ -427,11 +419,11 @@ async def test_nothing_grows_while_requests_and_workers_come_and_go(
         for turn in range(turns):
             clock.now += 0.1
             if turn % 50 == 25:
-                await router.add_worker(worker("a", incarnation=Incarnation(str(clock.now))))
+                await router.roster.add(worker("a", incarnation=Incarnation(str(clock.now))))
             seed = next(_numbers)
             one = request(prompt(seed), media=[image(str(seed))])
             home = serve(router, one)
-            router.media_acked(WorkerId(home), [MmHash(str(seed))])
+            router.media.acked(WorkerId(home), [MmHash(str(seed))])
 
     await run(300)
     gc.collect()
@@ -444,14 +436,14 @@ async def test_nothing_grows_while_requests_and_workers_come_and_go(
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert after < before + 100_000
-    assert router.statistics().in_flight == 0
+    assert len(router.in_flight) == 0
 
 
 async def test_closing_stops_everything(fleet: MakeRouter) -> None:
     source = EventSource(0, "tcp://127.0.0.1:9", "tcp://127.0.0.1:9")
     router = await fleet(worker("a", event_sources=(source,)))
     await asyncio.sleep(0.05)
-    assert "replay under way" in router.state(Target(WorkerId("a"), 0)).reason
+    assert "replay under way" in router.roster.state(Target(WorkerId("a"), 0)).reason
     before = len(asyncio.all_tasks())
     await router.close()
     assert len(asyncio.all_tasks()) < before

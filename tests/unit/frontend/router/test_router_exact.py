@@ -10,8 +10,10 @@ from frontend.router.event_wire import Cleared, Need, Removed, Stored
 from frontend.router.events.subscriber import EventSource
 from frontend.router.hashing.block_hasher import BlockHasher
 from frontend.router.index.index_state import degraded
-from frontend.router.router import RoutableWorker, Router, RoutingRequest
+from frontend.router.request import RoutingRequest
+from frontend.router.router import Router
 from frontend.router.settings import RouterSettings
+from frontend.router.worker import RoutableWorker
 from tests.unit.frontend.router.scripted_feeds import ScriptedFeeds
 
 BLOCK = 16
@@ -39,7 +41,7 @@ class Fleet:
         self._count = 0
 
     async def add(self, name: str, incarnation: str = "1") -> None:
-        await self.router.add_worker(
+        await self.router.roster.add(
             RoutableWorker(
                 worker_id=WorkerId(name),
                 incarnation=Incarnation(incarnation),
@@ -59,7 +61,7 @@ class Fleet:
         """Per worker, the leading blocks that a decision counts on; routes nothing."""
         one = self.request(tokens)
         decision = self.router.route(one)
-        self.router.finished(one.request_id, None)
+        self.router.in_flight.finished(one.request_id, None)
         return {
             candidate.worker_id: candidate.overlap_blocks
             for candidate in decision.candidates
@@ -106,7 +108,7 @@ async def test_a_request_may_end_before_its_events_are_out(fleet: Fleet) -> None
     """As one of a single token does: the next like it must not go elsewhere."""
     one = fleet.request()
     decision = fleet.router.route(one)
-    fleet.router.finished(one.request_id, 0)
+    fleet.router.in_flight.finished(one.request_id, 0)
     assert fleet.overlap() == {decision.worker_id: 8}
     fleet.now = 5.1
     fleet.overlap([1])
@@ -132,10 +134,10 @@ async def test_a_degraded_worker_keeps_predictions_for_longer(fleet: Fleet) -> N
         feed.known = degraded("a test says so")
     one = fleet.request()
     home = fleet.router.route(one).worker_id
-    fleet.router.finished(one.request_id, 0)
+    fleet.router.in_flight.finished(one.request_id, 0)
     fleet.now = 60.0
     assert fleet.overlap() == {home: 8}
-    assert "a test" in fleet.router.state(Target(home, 0)).reason
+    assert "a test" in fleet.router.roster.state(Target(home, 0)).reason
 
 
 async def test_suspended_blocks_are_not_routed_on(fleet: Fleet) -> None:
@@ -148,29 +150,29 @@ async def test_suspended_blocks_are_not_routed_on(fleet: Fleet) -> None:
 
 
 async def test_feeds_hear_of_requests_that_must_have_stored_blocks(fleet: Fleet) -> None:
-    await fleet.router.remove_worker(WorkerId("b"))
+    await fleet.router.roster.remove(WorkerId("b"))
     feed = fleet.feeds.by_worker["a"]
     fleet.now = 3.0
     for cached, tokens in ((0, PROMPT), (0, PROMPT[:5]), (None, PROMPT)):
         one = fleet.request(tokens)
         fleet.router.route(one)
-        fleet.router.finished(one.request_id, cached)
+        fleet.router.in_flight.finished(one.request_id, cached)
     assert feed.served_since == [3.0]
     feed.apply(stored(HASHES))
     one = fleet.request([*PROMPT, 1])
     fleet.router.route(one)
-    fleet.router.finished(one.request_id, 8 * BLOCK)
+    fleet.router.in_flight.finished(one.request_id, 8 * BLOCK)
     assert feed.served_since == [3.0]
 
 
 async def test_requests_of_an_earlier_incarnation_say_nothing_of_this_one(fleet: Fleet) -> None:
-    await fleet.router.remove_worker(WorkerId("b"))
+    await fleet.router.roster.remove(WorkerId("b"))
     old = fleet.feeds.by_worker["a"]
     one = fleet.request()
     fleet.router.route(one)
     await fleet.add("a", incarnation="2")
     assert old.closed
-    fleet.router.finished(one.request_id, 0)
+    fleet.router.in_flight.finished(one.request_id, 0)
     assert fleet.feeds.by_worker["a"].served_since == old.served_since == []
 
 
@@ -200,7 +202,7 @@ async def test_a_model_with_windows_alone_needs_no_full_prefix(fleet: Fleet) -> 
 async def test_an_identical_prompt_follows_on_models_with_windows_too(fleet: Fleet) -> None:
     feed = fleet.feeds.by_worker["a"]
     feed.apply(stored(HASHES[:2]), stored(HASHES[:2], Need.WINDOW, group=1))
-    await fleet.router.remove_worker(WorkerId("b"))
+    await fleet.router.roster.remove(WorkerId("b"))
     fleet.router.route(fleet.request())
     assert fleet.overlap() == {"a": 8}
 

@@ -43,7 +43,7 @@ async def router(clock: Clock) -> AsyncIterator[Router]:
     )
     router = Router(settings, clock=clock)
     for name in ("a", "b"):
-        await router.add_worker(worker(name, kv_tokens=KV_TOKENS))
+        await router.roster.add(worker(name, kv_tokens=KV_TOKENS))
     yield router
     await router.close()
 
@@ -54,14 +54,14 @@ def route(router: Router, **how: Any) -> Decision:
 
 def serve(router: Router) -> str:
     decision = route(router)
-    router.first_token(decision.request_id)
-    router.finished(decision.request_id, 0)
+    router.in_flight.first_token(decision.request_id)
+    router.in_flight.finished(decision.request_id, 0)
     return decision.worker_id
 
 
 def report(router: Router, worker_id: WorkerId, **load: Any) -> None:
     idle = {"running": 1, "waiting": 0, "queued_tokens": 0, "kv_usage": 0.0}
-    router.worker_reported(worker_id, **{**idle, **load})
+    router.load.reported(worker_id, **{**idle, **load})
 
 
 def fail(router: Router, worker_id: WorkerId, times: int = 3) -> None:
@@ -69,16 +69,16 @@ def fail(router: Router, worker_id: WorkerId, times: int = 3) -> None:
     for _ in range(times):
         decision = route(router, exclude={other})
         assert decision.worker_id == worker_id
-        router.failed(decision, EngineFailedError("broken"))
-        router.finished(decision.request_id)
+        router.in_flight.failed(decision, EngineFailedError("broken"))
+        router.in_flight.finished(decision.request_id)
 
 
 async def test_a_worker_whose_cache_is_full_gets_nothing_more(router: Router) -> None:
     report(router, A, kv_usage=0.95)
     assert {serve(router) for _ in range(10)} == {"b"}
-    assert router.is_busy(Target(A, 0)) and not router.is_busy(Target(B, 0))
+    assert Target(A, 0) in router.load.busy() and Target(B, 0) not in router.load.busy()
     report(router, A, kv_usage=0.85)
-    assert not router.is_busy(Target(A, 0))
+    assert Target(A, 0) not in router.load.busy()
 
 
 async def test_prompts_on_their_way_count_before_any_report(router: Router) -> None:
@@ -93,7 +93,7 @@ async def test_prefill_in_the_queue_makes_busy_and_its_end_does_not(router: Rout
     taken = [route(router) for _ in range(6)]
     with pytest.raises(FleetBusyError):
         router.check_room()
-    router.first_token(taken[0].request_id)
+    router.in_flight.first_token(taken[0].request_id)
     router.check_room()
     assert route(router).worker_id == taken[0].worker_id
 
@@ -116,16 +116,16 @@ async def test_a_worker_that_fails_again_and_again_is_left_alone_and_tried_later
     router: Router, clock: Clock
 ) -> None:
     fail(router, A)
-    assert router.circuit(A) == (Circuit.OPEN, "EngineFailedError")
+    assert router.ejection.circuit(A) == (Circuit.OPEN, "EngineFailedError")
     assert {serve(router) for _ in range(10)} == {"b"}
     clock.now += 2.0
     decisions = [route(router), route(router)]
     assert {one.worker_id for one in decisions} == {"a", "b"}
     assert {serve(router) for _ in range(10)} == {"b"}, "one request at a time"
     (trial,) = [one for one in decisions if one.worker_id == "a"]
-    assert router.circuit(A)[0] is Circuit.HALF_OPEN
-    router.first_token(trial.request_id)
-    assert router.circuit(A) == (Circuit.CLOSED, "")
+    assert router.ejection.circuit(A)[0] is Circuit.HALF_OPEN
+    router.in_flight.first_token(trial.request_id)
+    assert router.ejection.circuit(A) == (Circuit.CLOSED, "")
     assert route(router).worker_id == "a", "it has the least to do"
 
 
@@ -134,8 +134,8 @@ async def test_the_users_mistakes_and_full_queues_are_not_held_against_a_worker(
 ) -> None:
     for error in (RequestRejectedError("no"), WorkerBusyError("full")):
         for _ in range(5):
-            router.failed(route(router, exclude={B}, accepted=True), error)
-    assert router.circuit(A) == (Circuit.CLOSED, "")
+            router.in_flight.failed(route(router, exclude={B}, accepted=True), error)
+    assert router.ejection.circuit(A) == (Circuit.CLOSED, "")
 
 
 async def test_with_all_out_the_least_bad_goes_on(router: Router, clock: Clock) -> None:
@@ -143,12 +143,12 @@ async def test_with_all_out_the_least_bad_goes_on(router: Router, clock: Clock) 
     fail(router, B)
     assert {serve(router), serve(router)} <= {"a", "b"}  # and who answers is in again
     for _ in range(2):
-        router.link_lost(A, Incarnation("1"), "link_lost")
+        router.ejection.eject(A, Incarnation("1"), "link_lost")
         clock.now += 10.0
         route(router, exclude={B})
-    router.link_lost(A, Incarnation("1"), "link_lost")
-    router.link_lost(B, Incarnation("1"), "link_lost")
-    assert router.circuit(A)[0] is router.circuit(B)[0] is Circuit.OPEN
+    router.ejection.eject(A, Incarnation("1"), "link_lost")
+    router.ejection.eject(B, Incarnation("1"), "link_lost")
+    assert router.ejection.circuit(A)[0] is router.ejection.circuit(B)[0] is Circuit.OPEN
     assert {route(router).worker_id for _ in range(2)} == {"b"}
     with pytest.raises(NoWorkerError):
         route(router, exclude={A, B})
@@ -157,19 +157,19 @@ async def test_with_all_out_the_least_bad_goes_on(router: Router, clock: Clock) 
 async def test_a_lost_worker_is_tried_when_it_is_back_and_a_restarted_one_is_trusted(
     router: Router,
 ) -> None:
-    await router.remove_worker(A)
-    router.link_lost(A, Incarnation("1"), "link_lost")
-    await router.add_worker(worker("a", kv_tokens=KV_TOKENS))
+    await router.roster.remove(A)
+    router.ejection.eject(A, Incarnation("1"), "link_lost")
+    await router.roster.add(worker("a", kv_tokens=KV_TOKENS))
     assert {serve(router) for _ in range(5)} == {"b"}
-    router.forget_worker(A)
-    assert router.circuit(A)[0] is Circuit.CLOSED
+    router.ejection.forget(A)
+    assert router.ejection.circuit(A)[0] is Circuit.CLOSED
 
 
 async def test_what_failed_at_a_worker_is_not_held_against_its_successor(router: Router) -> None:
     decisions = [route(router, exclude={B}) for _ in range(3)]
-    await router.remove_worker(A)
-    await router.add_worker(worker("a", kv_tokens=KV_TOKENS, incarnation="2"))
+    await router.roster.remove(A)
+    await router.roster.add(worker("a", kv_tokens=KV_TOKENS, incarnation="2"))
     for decision in decisions:
-        router.failed(decision, EngineFailedError("broken"))
-        router.finished(decision.request_id)
-    assert router.circuit(A)[0] is Circuit.CLOSED
+        router.in_flight.failed(decision, EngineFailedError("broken"))
+        router.in_flight.finished(decision.request_id)
+    assert router.ejection.circuit(A)[0] is Circuit.CLOSED

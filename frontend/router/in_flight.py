@@ -1,0 +1,135 @@
+"""Requests that were routed and have not ended: what a decision entails, and its end.
+
+A decision counts as load at once, its blocks and media as being on their way; the end
+settles that, and tells what the worker is worth.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from common.errors import MmRouterError
+from common.identity import BlockHash, RequestId
+from common.telemetry import DECISIONS, PREDICTED_CACHED_TOKENS, REALISED_CACHED_TOKENS
+from frontend.router.decision import Decision
+from frontend.router.hashing import HashScheme
+from frontend.router.index import Knowledge
+from frontend.router.request import RoutingRequest
+from frontend.router.roster import Roster
+from frontend.router.selection import Ejection, Work
+from frontend.router.settings import RouterSettings
+
+
+class _Routed(NamedTuple):
+    decision: Decision
+    routed_at: float
+
+
+class InFlight:
+    """The requests in flight. ``len()`` is how many.
+
+    Args:
+        settings: how long predictions last.
+        clock: monotonic seconds.
+        roster: the workers; its blocks, media and load follow the requests.
+        ejection: hears which workers answer and which fail.
+    """
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        clock: Callable[[], float],
+        roster: Roster,
+        ejection: Ejection,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._roster = roster
+        self._ejection = ejection
+        self._routed: dict[RequestId, _Routed] = {}
+
+    def __len__(self) -> int:
+        return len(self._routed)
+
+    def started(
+        self,
+        request: RoutingRequest,
+        decision: Decision,
+        work: Work,
+        hashes: Mapping[HashScheme, list[BlockHash]],
+    ) -> None:
+        """A request was decided to run on a target of the roster.
+
+        Args:
+            work: what it costs there.
+            hashes: its blocks under each scheme.
+        """
+        now = self._clock()
+        worker_id, request_id = decision.worker_id, decision.request_id
+        worker = self._roster.workers[worker_id]
+        self._roster.load.started(
+            request_id,
+            decision.target,
+            work.prefill_tokens + work.media_tokens,
+            decision.prompt_tokens,
+        )
+        if worker.prefix_caching:
+            self._predict(decision, hashes[worker.scheme], now)
+        if request.media:
+            mm_hashes = [need.mm_hash for need in request.media]
+            self._roster.media.touch(worker_id, mm_hashes)
+            self._roster.media.expect(worker_id, mm_hashes, now)
+        self._routed[request_id] = _Routed(decision, now)
+        self._ejection.routed(worker_id, request_id)
+        DECISIONS.labels(worker_id, decision.reason).inc()
+        PREDICTED_CACHED_TOKENS.labels(worker_id).inc(decision.predicted_cached_tokens)
+
+    def first_token(self, request_id: RequestId) -> None:
+        """A request's first output arrived. Unknown and repeated ids are ignored."""
+        self._roster.load.first_token(request_id)
+        routed = self._routed.get(request_id)
+        if routed is not None:
+            self._ejection.succeeded(routed.decision.worker_id)
+
+    def finished(self, request_id: RequestId, realised_cached_tokens: int | None = None) -> None:
+        """A request ended in any way. Unknown and repeated ids are ignored.
+
+        Args:
+            realised_cached_tokens: prompt tokens its engine took from its cache; ``None``
+                if the request got no output.
+        """
+        self._roster.load.finished(request_id)
+        routed = self._routed.pop(request_id, None)
+        if routed is None:
+            return
+        decision = routed.decision
+        self._ejection.ended(decision.worker_id, request_id)
+        if realised_cached_tokens is None:
+            self._roster.indexes.predicted.forget(request_id)
+            return
+        # What was predicted stays until it expires: the engine may finish a short request
+        # before its events are out, and an eviction takes the prediction back as well.
+        decision.realised_cached_tokens = realised_cached_tokens
+        REALISED_CACHED_TOKENS.labels(decision.worker_id).inc(realised_cached_tokens)
+        stores_blocks = decision.overlap_blocks < decision.prompt_blocks
+        if stores_blocks and self._roster.has(decision.worker_id, decision.incarnation):
+            self._roster.served(decision.target, routed.routed_at)
+
+    def failed(self, decision: Decision, error: MmRouterError) -> None:
+        """A request failed where it was decided to run; perhaps it was the worker's fault.
+
+        Not that of its successor under the same name.
+        """
+        worker_id, run = decision.worker_id, decision.incarnation
+        if error.blames_worker and self._roster.has(worker_id, run):
+            self._ejection.failed(worker_id, run, type(error).__name__)
+
+    def _predict(self, decision: Decision, hashes: Sequence[BlockHash], now: float) -> None:
+        exact = decision.index == Knowledge.EXACT
+        self._roster.indexes.predicted.predict(
+            decision.request_id,
+            decision.target,
+            # Blocks known from events need no prediction beside them.
+            hashes[decision.overlap_blocks :] if exact else hashes,
+            self._settings.predict_ttl_s if exact else self._settings.approximate_ttl_s,
+            now,
+        )

@@ -1,0 +1,188 @@
+"""The workers that requests may go to, and everything that comes and goes with them.
+
+What is known of a worker's blocks, media and load begins when it joins and ends when it
+leaves, whoever learned it. How far it is trusted outlives it: ``ejection.py``.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from common.identity import Incarnation, Target, WorkerId
+from common.supervised import supervise
+from frontend.router.events import Feed, FeedMaker
+from frontend.router.hashing import BlockHasher, HashMemo, HashScheme
+from frontend.router.housekeeping import keep_house
+from frontend.router.index import BlockIndexes, IndexState, approximate
+from frontend.router.selection import (
+    BusyThresholds,
+    Candidates,
+    Estimator,
+    LoadTracker,
+    MediaPlacement,
+    TargetLoad,
+)
+from frontend.router.settings import RouterSettings
+from frontend.router.worker import RoutableWorker
+
+
+class _Listing(NamedTuple):
+    """All targets in the order of the load tracker; see :class:`Candidates`."""
+
+    targets: Sequence[Target]
+    slots: Sequence[int]
+    positions: dict[Target, int]
+
+
+class Roster:
+    """The workers, with what is known of each.
+
+    Args:
+        settings: the operator's choices.
+        clock: monotonic seconds.
+        feeds: what follows workers' caches.
+        price: what a load costs, in tokens.
+
+    Attributes:
+        workers: by name, a live view.
+        hashers: one for each scheme in use, a live view.
+        indexes: blocks of all targets.
+        media: media items that workers hold.
+        load: what every target has to do.
+        estimator: what a request costs on each target.
+    """
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        clock: Callable[[], float],
+        feeds: FeedMaker,
+        price: Callable[[TargetLoad], float],
+    ) -> None:
+        self._memo_tokens = settings.memo_tokens
+        self._clock = clock
+        self._feed_maker = feeds
+        self.indexes = BlockIndexes.empty(settings.approximate_blocks)
+        self.media = MediaPlacement(settings.media_items, settings.predict_ttl_s)
+        self.load = LoadTracker(
+            clock,
+            settings.report_ttl_s,
+            price,
+            BusyThresholds(settings.busy_blocks_fraction, settings.busy_prefill_tokens),
+        )
+        self.estimator = Estimator(self.indexes, self.media)
+        self._workers: dict[WorkerId, RoutableWorker] = {}
+        self._hashers: dict[HashScheme, HashMemo] = {}
+        self._feeds: dict[WorkerId, Feed] = {}
+        self.workers: Mapping[WorkerId, RoutableWorker] = self._workers
+        self.hashers: Mapping[HashScheme, HashMemo] = self._hashers
+        self._listing = _Listing((), (), {})
+        self._housekeeper: asyncio.Task[None] | None = None
+
+    async def add(self, worker: RoutableWorker) -> None:
+        """Take a worker in and start listening to its KV events.
+
+        Returns before its blocks are known: until then its state is ``degraded``.
+        Adding the same incarnation again does nothing.
+
+        Raises:
+            ConfigurationError: its block hashes can't be computed here.
+        """
+        known = self._workers.get(worker.worker_id)
+        if known == worker:
+            return
+        hasher = self._hashers.get(worker.scheme)
+        if hasher is None:
+            hasher = HashMemo(BlockHasher(*worker.scheme), self._memo_tokens)
+        if known is not None:
+            await self.remove(worker.worker_id)
+        self._hashers[worker.scheme] = hasher
+        self._workers[worker.worker_id] = worker
+        for target in worker.targets:
+            self.indexes.slots.open(target)
+        self.media.add(worker.worker_id)
+        self.load.add(worker.worker_id, worker.targets, worker.kv_tokens)
+        if worker.prefix_caching and worker.event_sources:
+            feed = self._feed_maker.feed(worker, self.indexes)
+            self._feeds[worker.worker_id] = feed
+            feed.start()
+        self._list()
+        if self._housekeeper is None:
+            work = partial(keep_house, self.indexes, self._feeds, self._clock)
+            self._housekeeper = asyncio.create_task(
+                supervise("router housekeeping", work), name="router housekeeping"
+            )
+
+    async def remove(self, worker_id: WorkerId) -> None:
+        """Forget a worker: its blocks, media, load and events. Unknown ids are ignored.
+
+        Its requests in flight may still be reported as finished.
+        """
+        worker = self._workers.pop(worker_id, None)
+        if worker is None:
+            return
+        # Without awaiting: nothing may be routed there from now on.
+        self.load.drop(worker_id)
+        self._list()
+        self.indexes.drop(worker_id)
+        self.media.drop(worker_id)
+        if all(other.scheme != worker.scheme for other in self._workers.values()):
+            self._hashers.pop(worker.scheme, None)
+        feed = self._feeds.pop(worker_id, None)
+        if feed is not None:
+            await feed.close()
+
+    async def close(self) -> None:
+        """Remove all workers and stop every task. The roster is of no use afterwards."""
+        if self._housekeeper is not None:
+            self._housekeeper.cancel()
+            await asyncio.gather(self._housekeeper, return_exceptions=True)
+            self._housekeeper = None
+        for worker_id in list(self._workers):
+            await self.remove(worker_id)
+        self._feed_maker.close()
+
+    def targets(self) -> list[Target]:
+        """All targets a request could go to."""
+        return list(self._listing.targets)
+
+    def candidates(self) -> Candidates:
+        """All targets with their present loads."""
+        loads, load_costs = self.load.view()
+        targets, slots, positions = self._listing
+        return Candidates(targets, slots, loads, load_costs, positions)
+
+    def has(self, worker_id: WorkerId, incarnation: Incarnation) -> bool:
+        """Whether a worker is here in just this run, rather than a successor of its name."""
+        worker = self._workers.get(worker_id)
+        return worker is not None and worker.incarnation == incarnation
+
+    def state(self, target: Target) -> IndexState:
+        """What is known of a target's cache."""
+        feed = self._feeds.get(target.worker_id)
+        if feed is not None:
+            return feed.state(target.rank)
+        worker = self._workers.get(target.worker_id)
+        if worker is not None and not worker.prefix_caching:
+            return approximate("the worker runs without prefix caching")
+        return approximate("the worker's card names no KV event source")
+
+    def served(self, target: Target, routed_at: float) -> None:
+        """A request that must have stored blocks ended on a target; its events should follow.
+
+        Args:
+            routed_at: when it was routed, in monotonic seconds.
+        """
+        feed = self._feeds.get(target.worker_id)
+        if feed is not None:
+            feed.served(target.rank, routed_at)
+
+    def _list(self) -> None:
+        targets = self.load.targets()
+        self._listing = _Listing(
+            targets,
+            [self._workers[target.worker_id].max_num_seqs for target in targets],
+            {target: position for position, target in enumerate(targets)},
+        )
+        self.estimator.set_fleet(self._workers)
