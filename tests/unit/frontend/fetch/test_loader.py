@@ -20,10 +20,10 @@ from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.errors import RefusedError, TooLargeError, UnfetchableError
 from frontend.media_limits.policy import FetchPolicy
 from tests.pictures import data_uri, picture
-from tests.unit.frontend.asking import asking
 from tests.unit.frontend.fetch.conftest import MakeLoader
 from tests.unit.frontend.fetch.sites import Site, answer, gated, hang_up, in_turn, revalidated
 from tests.unit.frontend.fetch.videos import jpeg_sequence, video
+from tests.unit.frontend.http.asking import asking
 from tests.waiting import until
 
 

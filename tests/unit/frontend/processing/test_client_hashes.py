@@ -23,7 +23,7 @@ from frontend.media_limits.policy import FetchPolicy
 from frontend.processing.client_hashes import HashedItems, content_hash
 from frontend.processing.preprocessor import MediaItem, Preprocessor
 from frontend.processing.settings import PreprocessSettings
-from tests.unit.frontend.asking import asking
+from tests.unit.frontend.http.asking import asking
 from tests.unit.frontend.processing.media import image, same
 
 

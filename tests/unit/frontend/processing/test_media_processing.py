@@ -37,7 +37,7 @@ from frontend.processing.store import ArenaStore
 from frontend.tenancy.cache_salt import current_partition
 from tests.clips import data_url
 from tests.pictures import picture
-from tests.unit.frontend.asking import asking
+from tests.unit.frontend.http.asking import asking
 from tests.unit.frontend.processing.media import broken_image, image, same
 from tests.waiting import until
 

@@ -19,7 +19,7 @@ from frontend.http import large_json
 from frontend.http.api_keys import ApiKeyGuard
 from frontend.tenancy import cache_salt
 from frontend.tenancy.cache_salt import current_partition, current_salt, salt_of_blocks
-from tests.unit.frontend.asking import asking
+from tests.unit.frontend.http.asking import asking
 
 
 @pytest.fixture

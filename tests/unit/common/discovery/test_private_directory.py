@@ -11,7 +11,7 @@ from common.discovery.private_directory import open_private
 from common.errors import DiscoveryError
 from tests.fakes.cards import make_card
 from tests.open_files import open_files
-from tests.unit.common.discovery_contract import watching
+from tests.unit.common.discovery.contract import watching
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give things away")
 

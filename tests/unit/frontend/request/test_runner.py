@@ -44,8 +44,8 @@ from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
 from tests.fakes.cards import make_card
 from tests.fakes.engine import ScriptedEngine, no_rendering
+from tests.fakes.model import ScriptedModel, stream, tokenizer
 from tests.ports import free_port
-from tests.unit.frontend.scripted_model import ScriptedModel, stream, tokenizer
 from tests.waiting import until
 
 ANSWER = "Größe: 3 m² – „schön“ 😀 日本語"

@@ -13,7 +13,7 @@ from common.discovery.base import CardPublisher, CardWatcher, Discovery
 from common.discovery.file import FileDiscovery
 from common.discovery.urls import BACKENDS, open_discovery
 from common.errors import ConfigurationError
-from tests.unit.common.discovery_contract import DiscoveryContract
+from tests.unit.common.discovery.contract import DiscoveryContract
 
 RENEW_S = 0.02
 

@@ -21,7 +21,7 @@ from common.identity import Incarnation, WorkerId
 from common.telemetry import DISCOVERY_ERRORS, MALFORMED_CARDS
 from tests.fakes.cards import make_card
 from tests.open_files import open_files
-from tests.unit.common.discovery_contract import gone, watching
+from tests.unit.common.discovery.contract import gone, watching
 from tests.waiting import until
 
 RENEW_S = 0.02

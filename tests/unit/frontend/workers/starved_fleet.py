@@ -1,6 +1,6 @@
 """A process that runs out of file handles while it connects to a worker, and then has some again.
 
-    python -m tests.unit.frontend.starved_fleet
+    python -m tests.unit.frontend.workers.starved_fleet
 
 Ends with status 0 if the worker was connected to as soon as that was possible, and another left
 meanwhile without harm.

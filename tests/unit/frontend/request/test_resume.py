@@ -26,7 +26,7 @@ from frontend.request.resume import (
     Resume,
     plan_resume,
 )
-from tests.unit.frontend.scripted_model import ScriptedModel, tokenizer
+from tests.fakes.model import ScriptedModel, tokenizer
 
 ANSWER = "Größe: 3 m² – „schön“ 😀👨‍👩‍👧 日本語 the END of it, END"
 
