@@ -34,7 +34,8 @@ from common.identity import (
     Target,
     WorkerId,
 )
-from frontend.router.events.event_stream import EventStream, StreamStatistics
+from frontend.router.events.event_stream import EventStream
+from frontend.router.events.statistics import StreamStatistics
 from frontend.router.hashing.block_hasher import (
     BlockHasher,
     MediaSpan,

@@ -30,7 +30,7 @@ from common.identity import (
     WorkerId,
 )
 from frontend.router.event_wire import Batch, Need, Removed, Stored
-from frontend.router.events.event_stream import StreamStatistics
+from frontend.router.events.statistics import StreamStatistics
 from frontend.router.hashing.block_hasher import BlockHasher, MediaSpan, none_hash_for
 from frontend.router.index.index_state import EXACT, IndexState
 from frontend.router.index.indexes import BlockIndexes

@@ -26,7 +26,8 @@ from vllm.multimodal.media.connector import global_thread_pool
 from frontend.__main__ import main as run_frontend
 from frontend.app import serve
 from frontend.args import FrontendArgs
-from frontend.router.events.event_stream import Command, EventStream
+from frontend.router.events.commands import Command
+from frontend.router.events.event_stream import EventStream
 from tests.chaos.report import Report
 
 MOST_LOST_AT_ONCE = 20

@@ -1,7 +1,7 @@
 """The KV events of workers, and what was missed of them."""
 
-from frontend.router.events.event_stream import StreamStatistics
 from frontend.router.events.feed import Feed, FeedMaker
+from frontend.router.events.statistics import StreamStatistics
 from frontend.router.events.subscriber import EventSource, ZmqFeeds
 
 __all__ = [

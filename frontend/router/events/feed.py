@@ -5,7 +5,7 @@
 
 from typing import Protocol
 
-from frontend.router.events.event_stream import StreamStatistics
+from frontend.router.events.statistics import StreamStatistics
 from frontend.router.index import BlockIndexes, IndexState
 from frontend.router.worker import RoutableWorker
 

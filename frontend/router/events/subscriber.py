@@ -22,7 +22,9 @@ from common.identity import Target
 from common.supervised import CALM_S, FIRST_PAUSE_S, LONGEST_PAUSE_S
 from common.telemetry import TASK_FAILURES
 from frontend.router.event_wire import END_OF_REPLAY, SEQUENCE_BYTES
-from frontend.router.events.event_stream import Command, EventStream, Replay, StreamStatistics
+from frontend.router.events.commands import Command, Replay
+from frontend.router.events.event_stream import EventStream
+from frontend.router.events.statistics import StreamStatistics
 from frontend.router.index import BlockIndexes, IndexState, TargetBlocks, approximate
 from frontend.router.worker import EventSource, RoutableWorker
 

@@ -1,6 +1,6 @@
 """What is known of a target's cache: the three words and their reasons.
 
-How a state comes about is in ``event_stream.py``.
+How a state comes about is in ``standing.py``.
 """
 
 from enum import StrEnum

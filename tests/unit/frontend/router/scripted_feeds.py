@@ -1,7 +1,7 @@
 """Feeds that say what a test tells them to, without sockets."""
 
 from frontend.router.event_wire import Batch, Change
-from frontend.router.events.event_stream import StreamStatistics
+from frontend.router.events.statistics import StreamStatistics
 from frontend.router.index.index_state import EXACT, IndexState
 from frontend.router.index.indexes import BlockIndexes
 from frontend.router.index.target_blocks import TargetBlocks

@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from common.identity import Target, WorkerId
-from frontend.router.events.event_stream import Command, EventStream, Replay, Resubscribe
+from frontend.router.events.commands import Command, Replay, Resubscribe
+from frontend.router.events.event_stream import EventStream
+from frontend.router.events.replays import BELIEVED_EVENTS
+from frontend.router.events.waiting import WAITING_BYTES
 from frontend.router.index.index_state import EXACT, Knowledge
 from frontend.router.index.indexes import BlockIndexes
 from frontend.router.index.target_blocks import TargetBlocks
@@ -32,7 +35,13 @@ class Follower:
     """A stream over real indexes, and what its commands do to a publisher."""
 
     def __init__(
-        self, publisher: Publisher, *, replayable: bool = True, capacity_blocks: int = 0
+        self,
+        publisher: Publisher,
+        *,
+        replayable: bool = True,
+        capacity_blocks: int = 0,
+        waiting_bytes: int = WAITING_BYTES,
+        believed_events: int = BELIEVED_EVENTS,
     ) -> None:
         indexes = BlockIndexes.empty(max_predicted=1000)
         indexes.slots.open(TARGET)
@@ -41,7 +50,14 @@ class Follower:
         self.index = indexes.known
         self.windows = indexes.windows
         held = TargetBlocks(TARGET, BLOCK_SIZE, capacity_blocks, indexes)
-        self.stream = EventStream(held, "w", replayable=replayable, silence_s=2.0)
+        self.stream = EventStream(
+            held,
+            "w",
+            replayable=replayable,
+            silence_s=2.0,
+            waiting_bytes=waiting_bytes,
+            believed_events=believed_events,
+        )
         self.commands: list[Command] = []
         self.obey(self.stream.start())
 
@@ -219,14 +235,11 @@ def test_a_number_that_was_never_used_ends_in_degraded() -> None:
     assert follower.holds(2)
 
 
-def test_the_end_of_a_long_replay_is_not_believed_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("frontend.router.events.event_stream._BELIEVED", 5)
+def test_the_end_of_a_long_replay_is_not_believed_at_once() -> None:
     publisher = Publisher()
     for number in range(20):
         publisher.publish(stored(number))
-    follower = Follower(publisher)
+    follower = Follower(publisher, believed_events=5)
     follower.connect()
     follower.answer(drop=7)
     assert follower.stream.state == EXACT
@@ -288,12 +301,9 @@ def test_answers_to_an_earlier_question_are_ignored() -> None:
     assert follower.holds(1, 2, 3)
 
 
-def test_so_many_live_events_during_a_replay_that_they_are_replayed_instead(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("frontend.router.events.event_stream._WAITING_BYTES", 500)
+def test_so_many_live_events_during_a_replay_that_they_are_replayed_instead() -> None:
     publisher = Publisher()
-    follower = Follower(publisher)
+    follower = Follower(publisher, waiting_bytes=500)
     follower.connect()
     command = follower.commands.pop()
     assert isinstance(command, Replay)

@@ -1,0 +1,202 @@
+"""Asking for what was missed: one question at a time, and what its answer brings."""
+
+import logging
+from dataclasses import dataclass
+
+from frontend.router.event_wire import MalformedEventError
+from frontend.router.events.commands import Replay
+from frontend.router.events.progress import Progress
+from frontend.router.events.reading import Reader
+from frontend.router.events.statistics import StreamCounters
+from frontend.router.events.watch import Watch
+
+logger = logging.getLogger(__name__)
+
+BELIEVED_EVENTS = 500
+"""Events in an answer up to which its end is believed. vLLM's socket drops what exceeds
+its send limit of 1,000 messages, and may still deliver the end."""
+
+_RETRY_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+"""Pauses before asking again a replay endpoint that did not answer."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One replay.
+
+    Attributes:
+        number: tells its answer from that of an earlier one.
+        verify: whether its first message must be the last event we applied.
+        accept_loss: whether a missing event is gone rather than dropped on the way.
+        rescue: whether live events go on until it answers.
+        answered, hole: whether a message came, an event was missing.
+        applied: events applied.
+    """
+
+    number: int = 0
+    verify: bool = False
+    accept_loss: bool = False
+    rescue: bool = False
+    answered: bool = False
+    hole: bool = False
+    applied: int = 0
+
+
+class Replays:
+    """The questions of one stream, and the answer to the last.
+
+    Args:
+        progress: what answers are applied to.
+        reader: reads them.
+        watch: hears of events that had been missing.
+        counters: of the stream.
+        believed_events: in an answer up to which its end is believed.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        reader: Reader,
+        watch: Watch,
+        counters: StreamCounters,
+        believed_events: int,
+    ) -> None:
+        self._progress = progress
+        self._reader = reader
+        self._watch = watch
+        self._counters = counters
+        self._believed_events = believed_events
+        self._attempt = _Attempt()
+        self._failures = 0
+        self._retry_at: float | None = None
+
+    # The question
+
+    def ask(self, *, accept_loss: bool = False) -> Replay:
+        """Ask for everything after the last event applied, and for that one as proof."""
+        verify = self._progress.provable
+        start = self._progress.expected - verify
+        return self._ask(start, _Attempt(verify=verify, accept_loss=accept_loss))
+
+    def ask_for_rescue(self) -> Replay:
+        """Ask for everything, of an endpoint that may still not answer."""
+        return self._ask(0, _Attempt(rescue=True))
+
+    def _ask(self, start: int, attempt: _Attempt) -> Replay:
+        self._counters.replays += 1
+        attempt.number = self._attempt.number + 1
+        self._attempt = attempt
+        return Replay(attempt.number, start)
+
+    @property
+    def number(self) -> int:
+        """Of the last question."""
+        return self._attempt.number
+
+    # The answer
+
+    @property
+    def applied(self) -> int:
+        """Events that the answer has brought so far."""
+        return self._attempt.applied
+
+    @property
+    def rescue(self) -> bool:
+        """Whether this is the answer to :meth:`ask_for_rescue`, and it has not begun."""
+        return self._attempt.rescue
+
+    def begin_rescue(self) -> None:
+        """The answer to :meth:`ask_for_rescue` begins; from now on it is like any other."""
+        self._attempt.rescue = False
+
+    def take(self, sequence: int, payload: bytes, now: float) -> bool:
+        """Apply a message of the answer if it is the next.
+
+        Returns:
+            False if it shows that the worker started over.
+        """
+        attempt, progress = self._attempt, self._progress
+        first, attempt.answered = not attempt.answered, True
+        expected = progress.expected
+        if attempt.verify and first and sequence == expected - 1:
+            return progress.proves(payload)
+        # A first message this high means that the buffer begins there: what we had before
+        # it can't be told from the events of another run any more.
+        begins_late = first and sequence >= expected + (not attempt.verify)
+        if begins_late or (attempt.accept_loss and sequence > expected):
+            attempt.accept_loss = False
+            progress.lose(f"events before {sequence} are no longer replayed", sequence)
+        self._apply(sequence, payload, now)
+        return True
+
+    def _apply(self, sequence: int, payload: bytes, now: float) -> None:
+        expected = self._progress.expected
+        if sequence < expected:
+            self._counters.duplicates += 1
+            return
+        if sequence > expected:
+            self._attempt.hole = True
+            return
+        self._attempt.applied += 1
+        self._watch.heard_replayed(now)
+        batch = self._reader.batch(payload)
+        if batch is None:
+            self._progress.pass_over(sequence, payload)
+        else:
+            self._progress.apply(sequence, payload, batch)
+
+    # The end of it
+
+    @property
+    def unproven(self) -> bool:
+        """Of an answer that ended: whether it has nothing as recent as our last event."""
+        return self._attempt.verify and not self._attempt.answered
+
+    def ask_for_rest(self) -> Replay | None:
+        """Of an answer that ended: the next question if it may not have been whole."""
+        attempt = self._attempt
+        if attempt.hole:
+            # What exceeds the worker's send limit is dropped: ask for the rest. If the
+            # same is missing again, it is gone.
+            return self.ask(accept_loss=not attempt.applied)
+        if attempt.applied > self._believed_events:
+            return self.ask()
+        return None
+
+    def whole(self) -> None:
+        """The answer ended and was whole: the endpoint can be relied on."""
+        self._failures = 0
+
+    def account_for(self, sequence: int) -> bool:
+        """Compare a whole answer with an event that came before the question.
+
+        Returns:
+            Whether the event exists but the answer ended before it.
+        """
+        if sequence < self._progress.expected:
+            self._counters.duplicates += 1
+            return False
+        if self._attempt.applied:
+            return True
+        # Asking again brought nothing new, so there is no such event.
+        self._reader.count(MalformedEventError("sequence", f"number {sequence}"))
+        return False
+
+    # When there is none
+
+    def failed(self) -> float:
+        """No answer came. How long to wait before asking again, in seconds."""
+        pause = _RETRY_S[min(self._failures, len(_RETRY_S) - 1)]
+        self._failures += 1
+        return pause
+
+    def retry_at(self, moment: float) -> None:
+        """Ask again at this moment, in monotonic seconds."""
+        self._retry_at = moment
+
+    def retry_due(self, now: float) -> bool:
+        """Whether it is time to ask again; true once."""
+        if self._retry_at is None or now < self._retry_at:
+            return False
+        self._retry_at = None
+        return True
