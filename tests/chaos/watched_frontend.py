@@ -26,6 +26,7 @@ from vllm.multimodal.media.connector import global_thread_pool
 from frontend.__main__ import main as run_frontend
 from frontend.app import serve
 from frontend.args import FrontendArgs
+from frontend.router import ZmqFeeds
 from frontend.router.events.commands import Command
 from frontend.router.events.event_stream import EventStream
 from tests.chaos.report import Report
@@ -68,21 +69,21 @@ class Handles:
         self._clock = WallClock()
         self._to_lose = 0
         self._lost = 0
-        self._on_live = EventStream.on_live
 
     def install(self) -> None:
         handles = self
 
-        def on_live(
-            stream: EventStream, sequence_frame: bytes, payload: bytes, now: float
-        ) -> list[Command]:
-            if handles._to_lose:
-                handles._to_lose -= 1
-                handles._lost += 1
-                return []
-            return handles._on_live(stream, sequence_frame, payload, now)
+        class LossyStream(EventStream):
+            """Loses messages before they are read."""
 
-        EventStream.on_live = on_live  # type: ignore[assignment,method-assign]
+            def on_live(self, sequence_frame: bytes, payload: bytes, now: float) -> list[Command]:
+                if handles._to_lose:
+                    handles._to_lose -= 1
+                    handles._lost += 1
+                    return []
+                return super().on_live(sequence_frame, payload, now)
+
+        ZmqFeeds.stream_type = LossyStream
         loop = asyncio.get_running_loop()
         # What is made when it is first needed would look like a leak.
         loop.set_default_executor(full(ThreadPoolExecutor(thread_name_prefix="asyncio")))

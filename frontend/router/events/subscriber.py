@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from typing import ClassVar
 
 import zmq
 import zmq.asyncio
@@ -50,7 +51,13 @@ class ZmqFeeds:
         replay_timeout_s: how long to wait for the next message of a replay, in seconds.
         clock: monotonic seconds.
         key: of the fleet; None for workers whose sockets are plain.
+
+    Attributes:
+        stream_type: what follows each rank, :class:`EventStream` unless a test puts one
+            in its place to which something goes wrong.
     """
+
+    stream_type: ClassVar[type[EventStream]] = EventStream
 
     def __init__(
         self,
@@ -70,6 +77,7 @@ class ZmqFeeds:
             worker,
             indexes,
             self._context,
+            stream_type=self.stream_type,
             silence_s=self._silence_s,
             replay_timeout_s=self._replay_timeout_s,
             clock=self._clock,
@@ -87,7 +95,7 @@ class KvEventSubscriber:
         worker: the worker; its targets are registered by the caller.
         indexes: what its events change.
         context: where sockets are made; stays the caller's.
-        silence_s, replay_timeout_s, clock: see :class:`ZmqFeeds`.
+        stream_type, silence_s, replay_timeout_s, clock: see :class:`ZmqFeeds`.
     """
 
     def __init__(
@@ -96,6 +104,7 @@ class KvEventSubscriber:
         indexes: BlockIndexes,
         context: zmq.asyncio.Context,
         *,
+        stream_type: type[EventStream],
         silence_s: float,
         replay_timeout_s: float,
         clock: Callable[[], float],
@@ -103,7 +112,7 @@ class KvEventSubscriber:
         self._clock = clock
         self._lines: dict[int, _Line] = {}
         for source in worker.event_sources:
-            stream = partial(_new_stream, worker, source, indexes, silence_s)
+            stream = partial(_new_stream, stream_type, worker, source, indexes, silence_s)
             self._lines[source.rank] = _Line(source, stream, context, replay_timeout_s, clock)
 
     def start(self) -> None:
@@ -143,9 +152,13 @@ class KvEventSubscriber:
 
 
 def _new_stream(
-    worker: RoutableWorker, source: EventSource, indexes: BlockIndexes, silence_s: float
+    stream_type: type[EventStream],
+    worker: RoutableWorker,
+    source: EventSource,
+    indexes: BlockIndexes,
+    silence_s: float,
 ) -> EventStream:
-    return EventStream(
+    return stream_type(
         TargetBlocks(
             Target(worker.worker_id, source.rank),
             worker.block_size,
