@@ -102,6 +102,7 @@ docs: $(ENVIRONMENT) ## remake the pages that are made from code
 	$(VENV_PYTHON) -m common.lifecycle_page docs/lifecycle.md
 	$(VENV_PYTHON) setup/settings_page.py docs/settings.md
 	$(VENV_PYTHON) setup/vllm_map.py docs/architecture.md
+	$(VENV_PYTHON) setup/tests_map.py docs/tests.md
 	$(VENV_PYTHON) setup/house.py --write
 
 locks: $(ENVIRONMENT) ## make the lists of packages again, from pyproject.toml

@@ -6,7 +6,7 @@ what follows the :class:`GeneratedSoFar` of what was answered before:
 - :class:`Beginning`: nothing was answered; the request as it is.
 - :class:`Continuation`: the tokens so far become the end of the prompt. Right if
   the next token depends on nothing but the tokens before it.
-- :class:`Replay`: the request as it is, once more, and what was answered is skipped.
+- :class:`Regeneration`: the request as it is, once more, and what was answered is skipped.
   Costs its computation again, and is right if the outputs are the same each time:
   under greedy and under seeded sampling, whatever else the worker has to remember
   (a random generator, counts of tokens, a grammar). Each token is compared.
@@ -169,7 +169,7 @@ class Continuation(Resume):
         )
 
 
-class Replay(Resume):
+class Regeneration(Resume):
     """The answer from its beginning; what is known of it is compared and skipped."""
 
     how = "replayed"
@@ -233,7 +233,7 @@ def plan_resume(
     if params.output_kind is not RequestOutputKind.DELTA:
         raise NotResumableError("it is no stream of deltas")
     if params.temperature == 0 or params.seed is not None:
-        return Replay(submit, generated)
+        return Regeneration(submit, generated)
     raise NotResumableError(f"{state}, and it is neither greedy nor seeded")
 
 

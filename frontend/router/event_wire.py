@@ -97,7 +97,7 @@ class Cleared(NamedTuple):
 Change: TypeAlias = Stored | Removed | Cleared
 
 
-class Batch(NamedTuple):
+class EventBatch(NamedTuple):
     """The changes of one engine step.
 
     Attributes:
@@ -123,7 +123,7 @@ def decode_sequence(frame: bytes) -> int:
     return int.from_bytes(frame, "big")
 
 
-def decode_batch(payload: bytes) -> Batch:
+def decode_batch(payload: bytes) -> EventBatch:
     """The changes in one message.
 
     Blocks in storage shared between workers are left out: they say nothing about one
@@ -158,7 +158,7 @@ def decode_batch(payload: bytes) -> Batch:
                 last.hashes.extend(hashes)
             else:
                 changes.append(Removed(hashes, group, offloaded))
-    return Batch(batch.ts, changes)
+    return EventBatch(batch.ts, changes)
 
 
 _LOCAL_MEDIA = frozenset({None, MEDIUM_GPU, "CPU"})

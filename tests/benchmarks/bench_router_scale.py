@@ -29,7 +29,7 @@ from common.identity import (
     Target,
     WorkerId,
 )
-from frontend.router.event_wire import Batch, Need, Removed, Stored
+from frontend.router.event_wire import EventBatch, Need, Removed, Stored
 from frontend.router.events.statistics import StreamStatistics
 from frontend.router.hashing.block_hasher import BlockHasher, MediaSpan, none_hash_for
 from frontend.router.index.index_state import EXACT, IndexState
@@ -164,7 +164,7 @@ class Worker:
             )
         if gone:
             changes.append(Removed(gone, 0, False))
-        self._blocks.apply(Batch(0.0, list(changes)))
+        self._blocks.apply(EventBatch(0.0, list(changes)))
 
 
 class Workers:

@@ -33,8 +33,8 @@ from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
 from tests.fakes.cards import make_card
 from tests.fakes.engine import ScriptedEngine, no_rendering
-from tests.unit.frontend.router.kv_events import stored
-from tests.unit.frontend.router.test_events import Listener
+from tests.fakes.kv_events import stored
+from tests.fakes.listener import Listener
 from tests.waiting import until
 
 

@@ -37,8 +37,8 @@ from tests.fakes.damage import (
     hostile_json,
     replaced,
 )
+from tests.fakes.kv_events import cleared, encode, removed, stored
 from tests.fakes.messages import ARENA, ITEM, OFFER, TO_FRONTEND_SIDE, TO_WORKER_SIDE, H, Side
-from tests.unit.frontend.router.kv_events import cleared, encode, removed, stored
 
 FUZZ = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

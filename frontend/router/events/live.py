@@ -1,6 +1,6 @@
 """Live events: applied in order, and what is wrong with those that can't be."""
 
-from frontend.router.event_wire import Batch
+from frontend.router.event_wire import EventBatch
 from frontend.router.events.progress import Progress
 from frontend.router.events.reading import Reader
 from frontend.router.events.statistics import StreamCounters
@@ -71,7 +71,7 @@ class LiveEvents:
         self._go_on(sequence, payload, batch, cause)
         return ""
 
-    def _go_on(self, sequence: int, payload: bytes, batch: Batch, cause: str) -> None:
+    def _go_on(self, sequence: int, payload: bytes, batch: EventBatch, cause: str) -> None:
         """Accept a loss that nothing can repair."""
         self._progress.lose(cause, sequence)
         if not sequence:

@@ -3,7 +3,7 @@
 import logging
 from typing import Protocol
 
-from frontend.router.event_wire import Batch, Cleared
+from frontend.router.event_wire import Cleared, EventBatch
 from frontend.router.events.statistics import StreamCounters
 
 logger = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ class Blocks(Protocol):
     unusable: str
     unmodelled: str
 
-    def apply(self, batch: Batch) -> None:
+    def apply(self, batch: EventBatch) -> None:
         """Apply one batch."""
 
     def clear(self) -> None:
@@ -72,7 +72,7 @@ class Progress:
         """Whether this is the last event applied."""
         return hash(payload) == self._fingerprint
 
-    def apply(self, sequence: int, payload: bytes, batch: Batch) -> None:
+    def apply(self, sequence: int, payload: bytes, batch: EventBatch) -> None:
         """Apply an event, whatever came before it."""
         self._blocks.apply(batch)
         if self._blocks.unusable:

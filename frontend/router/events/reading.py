@@ -2,7 +2,12 @@
 
 import logging
 
-from frontend.router.event_wire import Batch, MalformedEventError, decode_batch, decode_sequence
+from frontend.router.event_wire import (
+    EventBatch,
+    MalformedEventError,
+    decode_batch,
+    decode_sequence,
+)
 from frontend.router.events.progress import Progress
 from frontend.router.events.statistics import StreamCounters
 
@@ -31,7 +36,7 @@ class Reader:
             self.count(error)
             return None
 
-    def batch(self, payload: bytes) -> Batch | None:
+    def batch(self, payload: bytes) -> EventBatch | None:
         """A message's event; ``None`` if it can't be read."""
         try:
             return decode_batch(payload)

@@ -7,7 +7,7 @@ When to apply what is in ``event_stream.py``.
 from collections.abc import Sequence
 
 from common.identity import BlockHash, Target
-from frontend.router.event_wire import Batch, Change, Need, Removed, Stored
+from frontend.router.event_wire import Change, EventBatch, Need, Removed, Stored
 from frontend.router.index.indexes import BlockIndexes
 
 _MOST_BLOCKS = 1 << 22
@@ -43,7 +43,7 @@ class TargetBlocks:
         self.unmodelled = ""
         """Why hits may be shorter than indexed; empty if they are not."""
 
-    def apply(self, batch: Batch) -> None:
+    def apply(self, batch: EventBatch) -> None:
         """Apply the changes of one batch in order."""
         for change in batch.changes:
             self._apply(change)

@@ -22,7 +22,7 @@ from frontend.request.resume import (
     Beginning,
     Continuation,
     GeneratedSoFar,
-    Replay,
+    Regeneration,
     Resume,
     plan_resume,
 )
@@ -115,7 +115,7 @@ def test_cut_after_every_token_nothing_is_lost_or_repeated(kind: str) -> None:
         assert whole == expected, place
         how.add(type(resume))
     assert Continuation in how
-    assert how <= ({Continuation, Replay} if kind == "logprobs" else {Continuation})
+    assert how <= ({Continuation, Regeneration} if kind == "logprobs" else {Continuation})
 
 
 def test_cut_again_and_again() -> None:
@@ -179,7 +179,7 @@ def test_state_that_is_not_in_the_tokens_is_made_again(state: str) -> None:
         generated.add(output.outputs)
         whole.add(output.outputs[0])
     resume = plan_resume(original, generated, tokenizer(), seen=True)
-    assert isinstance(resume, Replay) and resume.submit is original
+    assert isinstance(resume, Regeneration) and resume.submit is original
     for output in model.outputs(model.prompt, plain):
         expected.add(output.outputs[0])
         for one in resume.join(output.outputs):
@@ -202,13 +202,13 @@ def test_state_that_is_not_in_the_tokens_is_named_where_outputs_are_random(state
     assert not generated.choices
 
 
-def replaying(answer: str, steps: int = 9) -> tuple[ScriptedModel, Replay]:
+def replaying(answer: str, steps: int = 9) -> tuple[ScriptedModel, Regeneration]:
     model = ScriptedModel(answer)
     sampling = params()
     generated = GeneratedSoFar()
     for output in model.outputs(model.prompt, sampling, steps):
         generated.add(output.outputs)
-    return model, Replay(submit(model, sampling), generated)
+    return model, Regeneration(submit(model, sampling), generated)
 
 
 def test_a_replay_that_comes_out_differently_is_an_error() -> None:

@@ -3,7 +3,7 @@
 from common.identity import BlockHash, RequestId, Target, WorkerId
 from frontend.router.index.predictions import Predictions
 from frontend.router.index.slots import SlotTable
-from tests.unit.frontend.router.kv_events import blocks
+from tests.fakes.kv_events import blocks
 
 A, B = Target(WorkerId("a"), 0), Target(WorkerId("b"), 0)
 

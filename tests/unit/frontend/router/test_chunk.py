@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frontend.router.index.chunk import Chunk
-from tests.unit.frontend.router.kv_events import block, blocks
+from tests.fakes.kv_events import block, blocks
 
 
 def whole(count: int, mask: int = 0b1) -> Chunk:

@@ -16,7 +16,7 @@ from frontend.router.events.waiting import WAITING_BYTES
 from frontend.router.index.index_state import EXACT, Knowledge
 from frontend.router.index.indexes import BlockIndexes
 from frontend.router.index.target_blocks import TargetBlocks
-from tests.unit.frontend.router.kv_events import (
+from tests.fakes.kv_events import (
     BLOCK_SIZE,
     Publisher,
     block,

@@ -16,7 +16,7 @@ from frontend.router.event_wire import (
     decode_batch,
     decode_sequence,
 )
-from tests.unit.frontend.router.kv_events import (
+from tests.fakes.kv_events import (
     BLOCK_SIZE,
     block,
     blocks,

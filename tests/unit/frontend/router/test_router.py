@@ -11,55 +11,16 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigurationError, NoWorkerError, RequestRejectedError
-from common.identity import Incarnation, MmHash, MmIdentifier, RequestId, Target, WorkerId
+from common.identity import Incarnation, MmHash, RequestId, Target, WorkerId
 from common.telemetry import DECISIONS, PREDICTED_CACHED_TOKENS, REALISED_CACHED_TOKENS
 from frontend.router.events.subscriber import EventSource
-from frontend.router.hashing.block_hasher import MediaSpan
 from frontend.router.index.index_state import Knowledge
 from frontend.router.modes import RouterMode
-from frontend.router.request import MediaNeed, RoutingRequest
+from frontend.router.request import RoutingRequest
 from frontend.router.router import Router
 from frontend.router.settings import RouterSettings
 from frontend.router.worker import RoutableWorker
-
-NONE_HASH = bytes(32)
-BLOCK = 16
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def worker(name: str, **fields: Any) -> RoutableWorker:
-    made = RoutableWorker(
-        worker_id=WorkerId(name),
-        incarnation=Incarnation("1"),
-        ranks=(0,),
-        block_size=BLOCK,
-        hash_algorithm="sha256_cbor",
-        none_hash=NONE_HASH,
-    )
-    return replace(made, **fields)
-
-
-_numbers = iter(range(10**9))
-
-
-def request(tokens: list[int], **fields: Any) -> RoutingRequest:
-    return replace(RoutingRequest(RequestId(f"request-{next(_numbers)}"), tokens), **fields)
-
-
-def prompt(seed: int, blocks: int = 8) -> list[int]:
-    return [seed * 1000 + position for position in range(blocks * BLOCK)]
-
-
-def image(name: str, offset: int = 0, length: int = 32, nbytes: int = 6 << 20) -> MediaNeed:
-    span = MediaSpan(MmIdentifier(name), offset, length)
-    return MediaNeed(MmHash(name), span, num_tokens=length, nbytes=nbytes)
-
+from tests.fakes.routing import BLOCK, Clock, image, numbers, prompt, request, worker
 
 MakeRouter = Callable[..., Awaitable[Router]]
 
@@ -420,7 +381,7 @@ async def test_nothing_grows_while_requests_and_workers_come_and_go(
             clock.now += 0.1
             if turn % 50 == 25:
                 await router.roster.add(worker("a", incarnation=Incarnation(str(clock.now))))
-            seed = next(_numbers)
+            seed = next(numbers)
             one = request(prompt(seed), media=[image(str(seed))])
             home = serve(router, one)
             router.media.acked(WorkerId(home), [MmHash(str(seed))])

@@ -14,7 +14,7 @@ from frontend.router.request import RoutingRequest
 from frontend.router.router import Router
 from frontend.router.settings import RouterSettings
 from frontend.router.worker import RoutableWorker
-from tests.unit.frontend.router.scripted_feeds import ScriptedFeeds
+from tests.fakes.feeds import ScriptedFeeds
 
 BLOCK = 16
 PROMPT = list(range(8 * BLOCK))

@@ -19,7 +19,7 @@ from frontend.router.modes import RouterMode
 from frontend.router.router import Router
 from frontend.router.selection.ejection import Circuit
 from frontend.router.settings import RouterSettings
-from tests.unit.frontend.router.test_router import Clock, prompt, request, worker
+from tests.fakes.routing import Clock, prompt, request, worker
 
 A, B = WorkerId("a"), WorkerId("b")
 KV_TOKENS = 1000

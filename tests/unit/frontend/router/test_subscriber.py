@@ -4,7 +4,7 @@ import asyncio
 import errno
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -12,21 +12,19 @@ import zmq
 import zmq.asyncio
 from vllm.distributed.kv_events import KVCacheEvent, KVEventBatch, ZmqEventPublisher
 
-from common.identity import Incarnation, Target, WorkerId
 from common.telemetry import TASK_FAILURES
 from frontend.router.events import subscriber as events
 from frontend.router.events.commands import Command
 from frontend.router.events.event_stream import EventStream
 from frontend.router.events.subscriber import KvEventSubscriber, ZmqFeeds
-from frontend.router.index.index_state import EXACT, Knowledge
+from frontend.router.index.index_state import Knowledge
 from frontend.router.index.indexes import BlockIndexes
 from frontend.router.index.kv_index import KvIndex
 from frontend.router.index.target_blocks import TargetBlocks
 from frontend.router.worker import EventSource, RoutableWorker
+from tests.fakes.kv_events import blocks, encode, frame, removed, stored
+from tests.fakes.listener import Listener, W
 from tests.ports import free_port
-from tests.unit.frontend.router.kv_events import BLOCK_SIZE, blocks, encode, frame, removed, stored
-
-W = WorkerId("w")
 
 
 def await_free(port: int) -> None:
@@ -73,39 +71,6 @@ def running(worker: Worker) -> Iterator[Worker]:
         yield worker
     finally:
         worker.stop()
-
-
-class Listener:
-    """A subscriber with the indexes it feeds."""
-
-    def __init__(self, feeds: ZmqFeeds, *sources: EventSource) -> None:
-        worker = RoutableWorker(
-            worker_id=W,
-            incarnation=Incarnation("1"),
-            ranks=tuple(source.rank for source in sources),
-            block_size=BLOCK_SIZE,
-            hash_algorithm="sha256_cbor",
-            none_hash=bytes(32),
-            event_sources=sources,
-        )
-        indexes = BlockIndexes.empty(max_predicted=1000)
-        for target in worker.targets:
-            indexes.slots.open(target)
-        self.index = indexes.known
-        self.subscriber = feeds.feed(worker, indexes)
-
-    def held(self, *numbers: int, rank: int = 0) -> int:
-        return self.index.match(blocks(*numbers)).get(Target(W, rank), 0)
-
-    async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Let time pass until the condition is true."""
-        async with asyncio.timeout(seconds):
-            while not condition():
-                self.subscriber.tick(time.monotonic())
-                await asyncio.sleep(0.02)
-
-    def exact(self, rank: int = 0) -> bool:
-        return self.subscriber.state(rank) == EXACT
 
 
 @pytest.fixture

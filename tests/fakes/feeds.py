@@ -1,6 +1,6 @@
 """Feeds that say what a test tells them to, without sockets."""
 
-from frontend.router.event_wire import Batch, Change
+from frontend.router.event_wire import Change, EventBatch
 from frontend.router.events.statistics import StreamStatistics
 from frontend.router.index.index_state import EXACT, IndexState
 from frontend.router.index.indexes import BlockIndexes
@@ -22,7 +22,7 @@ class ScriptedFeed:
 
     def apply(self, *changes: Change, rank: int = 0) -> None:
         """The worker's cache changed."""
-        self.blocks[rank].apply(Batch(0.0, list(changes)))
+        self.blocks[rank].apply(EventBatch(0.0, list(changes)))
 
     def start(self) -> None:
         pass

@@ -1,0 +1,141 @@
+"""``python setup/tests_map.py FILE``: writes which tests hold each module of the product.
+
+A module is held by the tests that bear its name, else by those that import it. What no test imports
+stands in ``THROUGH``, with the test that runs it all the same. ``tests/unit/test_tests_map.py``
+fails when a module has none of these.
+"""
+
+import ast
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[1]
+PACKAGES: Final = ("backend_worker", "common", "frontend")
+
+THROUGH: Final[Mapping[str, str]] = {
+    "backend_worker/request.py": "test_request_plane.py",
+    "backend_worker/settings.py": "test_settings.py",
+    "backend_worker/supervise.py": "backend_worker/test_supervise.py",
+    "common/process_settings.py": "test_settings.py",
+    "common/transfer/arena_sender.py": "common/transfer/test_shm.py",
+    "common/transfer/checksum.py": "common/transfer/test_nixl.py",
+    "common/transfer/copies.py": "common/transfer/test_nixl.py",
+    "common/transfer/landing.py": "common/transfer/test_nixl.py",
+    "common/transfer/nixl_child.py": "common/transfer/test_nixl_strangers.py",
+    "common/transfer/nixl_process.py": "common/transfer/test_nixl_strangers.py",
+    "common/transfer/nixl_reading.py": "common/transfer/test_nixl.py",
+    "common/transfer/nixl_server.py": "common/transfer/test_nixl.py",
+    "frontend/app.py": "tests/e2e/test_lifecycle.py",
+    "frontend/fetch/resolver.py": "frontend/fetch/test_http.py",
+    "frontend/fetch/sound_limit.py": "frontend/fetch/test_decode.py",
+    "frontend/fetch/video_limit.py": "frontend/fetch/test_decode.py",
+    "frontend/http/bodies.py": "frontend/http/test_admission.py",
+    "frontend/http/status.py": "tests/e2e/test_access.py",
+    "frontend/http/uvicorn_server.py": "frontend/http/test_connection.py",
+    "frontend/media_processes/parent.py": "frontend/processing/test_hung_processes.py",
+    "frontend/processing/child.py": "frontend/processing/test_pool.py",
+    "frontend/processing/exchange.py": "frontend/processing/test_pool.py",
+    "frontend/processing/named_media.py": "frontend/processing/test_media_processing.py",
+    "frontend/processing/processed_once.py": "frontend/processing/test_media_processing.py",
+    "frontend/processing/prompt_media.py": "frontend/processing/test_media_processing.py",
+    "frontend/processing/renderer_processing.py": "frontend/processing/test_client_hashes.py",
+    "frontend/request/failures.py": "frontend/request/test_runner.py",
+    "frontend/request/state.py": "frontend/request/test_runner.py",
+    "frontend/router/events/feed.py": "frontend/router/test_subscriber.py",
+    "frontend/router/events/live.py": "frontend/router/test_event_stream.py",
+    "frontend/router/events/progress.py": "frontend/router/test_event_stream.py",
+    "frontend/router/events/reading.py": "frontend/router/test_event_stream.py",
+    "frontend/router/events/standing.py": "frontend/router/test_event_stream.py",
+    "frontend/router/events/statistics.py": "frontend/router/test_event_stream.py",
+    "frontend/router/events/watch.py": "frontend/router/test_event_stream.py",
+    "frontend/router/housekeeping.py": "frontend/router/test_router.py",
+    "frontend/router/in_flight.py": "frontend/router/test_router.py",
+    "frontend/router/roster.py": "frontend/router/test_router.py",
+    "frontend/router/selection/candidates.py": "frontend/router/test_selector.py",
+    "frontend/router/selection/estimate.py": "frontend/router/test_router.py",
+}
+"""Below ``tests/unit/`` unless it begins with ``tests/``."""
+
+_TEXT: Final = """\
+<!-- Made by `make docs` from the tests' names and imports, and setup/tests_map.py. -->
+# Where each module is tested
+
+The tests that bear a module's name, else those that import it, at most three of them. Paths are
+below `tests/unit/` unless they begin with `tests/`. What several test modules share is in
+`tests/fakes/`.
+
+| module | tests |
+|---|---|
+{rows}
+"""
+
+
+def modules() -> list[str]:
+    """The product's files, by path, without doors and entry points."""
+    files = (file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py")))
+    return [str(file.relative_to(ROOT)) for file in files if not file.name.startswith("__")]
+
+
+def tests() -> list[Path]:
+    """All test modules."""
+    return sorted((ROOT / "tests").rglob("test_*.py"))
+
+
+def holders() -> dict[str, list[str]]:
+    """For each module of the product the tests that hold it, best first."""
+    importers: defaultdict[str, set[Path]] = defaultdict(set)
+    for test in tests():
+        for module in _imported(test):
+            importers[module].add(test)
+    found = {}
+    for module in modules():
+        name = module.removesuffix(".py").replace("/", ".")
+        those = importers[name]
+        named = sorted(test for test in those if _is_named_after(test, module))
+        # Those of the same folder know most of it.
+        rest = sorted(those, key=lambda test: (-_shared(test, module), str(test)))
+        through = [THROUGH[module]] if module in THROUGH else []
+        found[module] = [_short(test) for test in named or rest[:3]] or through
+    return found
+
+
+def page() -> str:
+    """The page, with a row for each module."""
+    rows = (
+        f"| `{module}` | {', '.join(f'`{test}`' for test in those)} |"
+        for module, those in holders().items()
+    )
+    return _TEXT.format(rows="\n".join(rows))
+
+
+def _imported(test: Path) -> Iterator[str]:
+    """Modules of the product that a test imports, directly or by a stand-in of tests/."""
+    for node in ast.walk(ast.parse(test.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        for name in names:
+            if name.startswith(PACKAGES):
+                yield name
+
+
+def _is_named_after(test: Path, module: str) -> bool:
+    return test.stem == f"test_{Path(module).stem}"
+
+
+def _shared(test: Path, module: str) -> int:
+    """How many folders of a module's path a test's path has as well."""
+    return len(set(test.parts) & set(Path(module).parts))
+
+
+def _short(test: Path) -> str:
+    return str(test.relative_to(ROOT)).removeprefix("tests/unit/")
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page())
