@@ -87,12 +87,14 @@ test: $(ENVIRONMENT) ## run the whole test suite
 fuzz: $(ENVIRONMENT) ## run the unit tests with inputs that nobody has tried yet
 	@$(VENV_PYTHON) -m pytest $(PYTEST_PARALLEL) -m "not e2e" --hypothesis-profile=explore $(PYTEST_ARGS)
 
-check: $(ENVIRONMENT) ## locks, lint, format check, imports between folders, and types
+check: $(ENVIRONMENT) ## locks, lint, format, imports between folders, types, duplicate code, links
 	$(VENV_PYTHON) setup/locks.py
 	$(VENV_PYTHON) -m ruff check
 	$(VENV_PYTHON) -m ruff format --check
 	.venv/bin/lint-imports --no-logo --no-cache
 	$(VENV_PYTHON) -m mypy
+	$(VENV_PYTHON) -m pylint backend_worker common frontend setup
+	$(VENV_PYTHON) setup/links.py
 
 fix: $(ENVIRONMENT) ## format, and mend what the linter can mend
 	$(VENV_PYTHON) -m ruff check --fix
