@@ -98,7 +98,7 @@ class Frontend:
 
     async def _make_preprocessor(self) -> Preprocessor:
         args = self.args
-        card = await self.fleet.contract()
+        card = await self.fleet.contract.card()
         preprocessor = await asyncio.to_thread(
             Preprocessor,
             card,

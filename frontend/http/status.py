@@ -95,14 +95,14 @@ def status_routes(fleet: Fleet, router: Router, media_sender: MediaSender) -> AP
     @api.get("/workers")
     async def workers() -> list[WorkerView]:
         """Workers whose cards fit."""
-        return [view(member) for member in fleet.members()]
+        return [view(member) for member in fleet.members.shown()]
 
     @api.get("/workers/refused")
     async def refused() -> list[RefusedView]:
         """Workers whose cards don't fit."""
         return [
             RefusedView(worker_id=worker_id, reason=reason)
-            for worker_id, reason in fleet.refused().items()
+            for worker_id, reason in fleet.refusals.by_worker().items()
         ]
 
     @api.get("/decisions")

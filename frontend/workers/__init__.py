@@ -1,8 +1,9 @@
 """The workers of this frontend: who is there, the link to each, and the media sent over it."""
 
-from frontend.workers.fleet import Fleet, Member
+from frontend.workers.fleet import Fleet
 from frontend.workers.link import Answer, WorkerLink
 from frontend.workers.media_sender import MediaSender
+from frontend.workers.members import Member
 
 __all__ = [
     "Answer",

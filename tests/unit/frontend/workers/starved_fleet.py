@@ -32,7 +32,7 @@ async def main() -> None:
     other = make_card("other")
     town.news.say(CardPresent(other))
     town.news.say(gone(other))
-    await until(lambda: len(town.fleet.members()) == 1)
+    await until(lambda: len(town.fleet.members.shown()) == 1)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     await until(lambda: town.fleet.connected)
     await town.close()

@@ -26,8 +26,8 @@ from common.protocol import Output, Submit, Terms
 from common.telemetry import INTERNAL_ERRORS, REFUSED_CARDS, TASK_FAILURES, WORKERS
 from common.transfer.handshake import TransferReply
 from frontend.router.selection.ejection import Circuit
-from frontend.workers.fleet import Member
 from frontend.workers.link import WorkerLink
+from frontend.workers.members import Member
 from tests.fakes.cards import make_card
 from tests.fakes.engine import output
 from tests.fakes.fleet import Town, gone
@@ -49,18 +49,18 @@ async def test_nobody_is_there_at_first(town: Town) -> None:
 
 async def test_a_worker_joins_and_leaves(town: Town) -> None:
     town.news.say(CardPresent(town.card()))
-    assert (await town.fleet.contract()).worker_id == "w0"
+    assert (await town.fleet.contract.card()).worker_id == "w0"
     await until(lambda: town.fleet.connected)
     assert town.fleet.link(WorkerId("w0")).card == town.card()
     assert town.router.roster.targets()
     town.news.say(gone(town.card()))
     await town.worker.close()
-    await until(lambda: not town.fleet.members())
+    await until(lambda: not town.fleet.members.shown())
     assert not town.fleet.connected
     assert town.router.roster.targets() == []
     with pytest.raises(WorkerLostError):
         town.fleet.link(WorkerId("w0"))
-    assert town.fleet._names == {}
+    assert town.fleet.members.names == {}
 
 
 async def test_a_worker_whose_link_lives_stays_whatever_became_of_its_card(town: Town) -> None:
@@ -68,7 +68,7 @@ async def test_a_worker_whose_link_lives_stays_whatever_became_of_its_card(town:
     await until(lambda: town.fleet.connected)
     link = town.fleet.link(WorkerId("w0"))
     town.news.say(gone(town.card()))
-    (member,) = town.fleet.members()
+    (member,) = town.fleet.members.shown()
     await until(lambda: not member.present)
     assert town.fleet.link(WorkerId("w0")) is link and town.router.roster.targets()
     # Its card comes back, and goes again; then the link is lost as well.
@@ -80,23 +80,23 @@ async def test_a_worker_whose_link_lives_stays_whatever_became_of_its_card(town:
     town.news.say(gone(town.card()))
     await until(lambda: not member.present)
     town.fleet.link(WorkerId("w0"))._lose("for the test")
-    await until(lambda: not town.fleet.members())
+    await until(lambda: not town.fleet.members.shown())
     assert town.router.roster.targets() == []
 
 
 async def test_a_worker_without_a_link_goes_with_its_card(town: Town) -> None:
     card = make_card("nobody")
     town.news.say(CardPresent(card))
-    await until(town.fleet.members)
+    await until(town.fleet.members.shown)
     town.news.say(gone(card))
-    await until(lambda: not town.fleet.members())
-    await until(lambda: not town.fleet._tasks and not town.fleet._names)
+    await until(lambda: not town.fleet.members.shown())
+    await until(lambda: not town.fleet._keeper.tasks and not town.fleet.members.names)
 
 
 async def test_another_version_of_vllm_never_becomes_the_contract(town: Town) -> None:
     town.news.say(CardPresent(town.card("old", vllm_version="0.31.0")))
-    await until(lambda: bool(town.fleet.refused()))
-    assert "vllm_version" in town.fleet.refused()[WorkerId("old")]
+    await until(lambda: bool(town.fleet.refusals.by_worker()))
+    assert "vllm_version" in town.fleet.refusals.by_worker()[WorkerId("old")]
     with pytest.raises(NoWorkerError, match=r"0\.31\.0"):
         town.fleet.check_available()
     town.news.say(CardPresent(town.card()))
@@ -106,10 +106,10 @@ async def test_another_version_of_vllm_never_becomes_the_contract(town: Town) ->
 async def test_the_second_card_must_agree_with_the_first(town: Town) -> None:
     town.news.say(CardPresent(town.card()))
     town.news.say(CardPresent(town.card("w1", cache={"block_size": 16})))
-    await until(lambda: bool(town.fleet.refused()))
-    assert "cache.block_size is 16" in town.fleet.refused()[WorkerId("w1")]
+    await until(lambda: bool(town.fleet.refusals.by_worker()))
+    assert "cache.block_size is 16" in town.fleet.refusals.by_worker()[WorkerId("w1")]
     town.news.say(CardGone(WorkerId("w1"), Incarnation("i0")))
-    await until(lambda: not town.fleet.refused())
+    await until(lambda: not town.fleet.refusals.by_worker())
 
 
 async def test_a_draining_worker_gets_no_more_requests_but_keeps_its_link(town: Town) -> None:
@@ -118,7 +118,7 @@ async def test_a_draining_worker_gets_no_more_requests_but_keeps_its_link(town: 
     town.news.say(CardPresent(town.card(state=WorkerState.DRAINING)))
     await until(lambda: not town.fleet.connected)
     assert town.router.roster.targets() == []
-    (member,) = town.fleet.members()
+    (member,) = town.fleet.members.shown()
     assert member.link is not None
 
 
@@ -131,9 +131,9 @@ async def test_a_worker_that_restarts_in_place_is_a_new_one(town: Town) -> None:
     # At once, though the old card is still there: nobody waits for its lease to end.
     await until(lambda: town.serving() == "i1")
     assert town.router.ejection.circuit(WorkerId("w0"))[0] is Circuit.CLOSED
-    assert not town.fleet.refused()
+    assert not town.fleet.refusals.by_worker()
     town.news.say(gone(town.card()))
-    await until(lambda: len(town.fleet._members) == 1)
+    await until(lambda: len(town.fleet.members) == 1)
     assert town.serving() == "i1"
 
 
@@ -172,8 +172,8 @@ async def test_a_successor_serves_while_its_predecessor_finishes(town: Town) -> 
     assert await asking == ["a", "b"]
     await draining
     await old.close()
-    await until(lambda: [each.card.incarnation for each in town.fleet.members()] == ["i1"])
-    assert town.serving() == "i1" and not town.fleet.refused()
+    await until(lambda: [each.card.incarnation for each in town.fleet.members.shown()] == ["i1"])
+    assert town.serving() == "i1" and not town.fleet.refusals.by_worker()
     assert town.media_sender.transport(WorkerId("w0")) is not None
 
 
@@ -206,24 +206,24 @@ async def test_of_two_living_workers_under_one_id_the_first_serves_and_the_other
     counted = REFUSED_CARDS.labels("worker_id")._value.get()
     other = town.start("i1")
     town.news.say(CardPresent(other.card(host=HostIdentity(hostname="there", pid=77))))
-    await until(town.fleet.refused)
-    reason = town.fleet.refused()[WorkerId("w0")]
+    await until(town.fleet.refusals.by_worker)
+    reason = town.fleet.refusals.by_worker()[WorkerId("w0")]
     assert "process 77 on there" in reason and "process 1 on here" in reason
     assert "--worker-id" in reason
     assert REFUSED_CARDS.labels("worker_id")._value.get() == counted + 1
     assert WORKERS.labels("refused")._value.get() == 1
-    assert town.serving() == "i0" and len(town.fleet.members()) == 1
+    assert town.serving() == "i0" and len(town.fleet.members.shown()) == 1
     # Once the first is gone, the other serves, and needs nobody to say so.
     await town.worker.close()
     await until(lambda: town.serving() == "i1")
-    assert not town.fleet.refused()
+    assert not town.fleet.refusals.by_worker()
     # And if the first is there again, it waits in turn.
     again = town.start("i2")
     town.news.say(CardPresent(again.card()))
-    await until(town.fleet.refused)
+    await until(town.fleet.refusals.by_worker)
     assert town.serving() == "i1"
     town.news.say(gone(again.card()))
-    await until(lambda: not town.fleet.refused())
+    await until(lambda: not town.fleet.refusals.by_worker())
 
 
 async def test_a_worker_that_stood_still_does_not_push_its_successor_out(town: Town) -> None:
@@ -235,34 +235,34 @@ async def test_a_worker_that_stood_still_does_not_push_its_successor_out(town: T
     await until(lambda: town.fleet.connected)
     # Whoever was first, only one of them serves, and the other is told of.
     await until(lambda: town.serving() is not None)
-    await until(town.fleet.refused)
-    assert len(town.fleet.members()) == 1
+    await until(town.fleet.refusals.by_worker)
+    assert len(town.fleet.members.shown()) == 1
 
 
 async def test_code_of_a_model_runs_here_only_if_this_frontend_says_so(town: Town) -> None:
     card = town.card(model={"trust_remote_code": True})
     town.news.say(CardPresent(card))
-    await until(town.fleet.refused)
-    assert "--trust-remote-code" in town.fleet.refused()[WorkerId("w0")]
-    assert not town.fleet._contract.done(), "or its model would be loaded"
+    await until(town.fleet.refusals.by_worker)
+    assert "--trust-remote-code" in town.fleet.refusals.by_worker()[WorkerId("w0")]
+    assert not town.fleet.contract.settled, "or its model would be loaded"
     trusting = Town(trust_remote_code=True)
     try:
         trusting.news.say(CardPresent(trusting.card(model={"trust_remote_code": True})))
         await until(lambda: trusting.fleet.connected)
         # Nor does the flag of the frontend make code run that workers don't run.
         trusting.news.say(CardPresent(trusting.card("w1")))
-        await until(trusting.fleet.refused)
+        await until(trusting.fleet.refusals.by_worker)
     finally:
         await trusting.close()
 
 
 async def test_a_card_that_can_not_be_read_is_named_until_it_is_gone(town: Town) -> None:
     town.news.say(CardRefused(WorkerId("odd"), Incarnation("i0"), CardError("malformed card: x")))
-    await until(town.fleet.refused)
+    await until(town.fleet.refusals.by_worker)
     with pytest.raises(NoWorkerError, match="malformed card: x"):
         town.fleet.check_available()
     town.news.say(CardGone(WorkerId("odd"), Incarnation("i0")))
-    await until(lambda: not town.fleet.refused())
+    await until(lambda: not town.fleet.refusals.by_worker())
 
 
 async def test_a_card_that_is_right_again_is_refused_no_more(town: Town) -> None:
@@ -270,9 +270,9 @@ async def test_a_card_that_is_right_again_is_refused_no_more(town: Town) -> None
     await until(lambda: town.fleet.connected)
     town.news.say(gone(town.card()))  # its lease ended, its link lives
     town.news.say(CardRefused(WorkerId("w0"), Incarnation("i0"), CardError("malformed card: x")))
-    await until(town.fleet.refused)
+    await until(town.fleet.refusals.by_worker)
     town.news.say(CardPresent(town.card()))
-    await until(lambda: not town.fleet.refused())
+    await until(lambda: not town.fleet.refusals.by_worker())
 
 
 async def test_terms_of_a_worker_that_left_its_name_change_nothing_of_its_successors(
@@ -296,18 +296,18 @@ async def test_terms_of_a_worker_that_left_its_name_change_nothing_of_its_succes
 async def test_too_many_open_files_when_connecting_are_survived(
     town: Town, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("frontend.workers.fleet.RECONNECT_S", 0.01)
+    monkeypatch.setattr("frontend.workers.keeper.RECONNECT_S", 0.01)
     before = TASK_FAILURES.labels("worker keeper")._value.get()
     with monkeypatch.context() as patch:
         full = OSError(errno.EMFILE, "Too many open files")
-        patch.setattr("frontend.workers.fleet.WorkerLink", raises(full))
+        patch.setattr("frontend.workers.keeper.WorkerLink", raises(full))
         town.news.say(CardPresent(town.card()))
         await until(lambda: TASK_FAILURES.labels("worker keeper")._value.get() >= before + 2)
         # Discovery goes on meanwhile.
         town.news.say(CardPresent(town.card("w1")))
-        await until(lambda: len(town.fleet.members()) == 2)
+        await until(lambda: len(town.fleet.members.shown()) == 2)
         town.news.say(CardGone(WorkerId("w1"), Incarnation("i0")))
-        await until(lambda: len(town.fleet.members()) == 1)
+        await until(lambda: len(town.fleet.members.shown()) == 1)
         assert not town.following.done()
     assert any(record.exc_info for record in caplog.records), "with its trace"
     await until(lambda: town.fleet.connected)
@@ -337,7 +337,7 @@ async def test_a_mistake_of_ours_about_one_card_keeps_no_other_worker_out(
         if card.worker_id == "w1":
             raise LookupError("a mistake")
 
-    monkeypatch.setattr("frontend.workers.fleet.check_card", check)
+    monkeypatch.setattr("frontend.workers.contract.check_card", check)
     before = INTERNAL_ERRORS.labels("discovery")._value.get()
     town.news.say(CardPresent(town.card("w1")))
     town.news.say(CardPresent(town.card()))
@@ -376,12 +376,12 @@ async def test_no_one_waits_for_a_link_that_closes_slowly(
     town.fleet.link(WorkerId("w0"))._lose("for the test")
     await closing.wait()
     town.news.say(gone(town.card()))
-    await until(lambda: not town.fleet.members())
+    await until(lambda: not town.fleet.members.shown())
     new = town.start("i1")
     town.news.say(CardPresent(new.card()))
     await until(lambda: town.serving() == "i1")
     may_close.set()
-    await until(lambda: len(town.fleet._tasks) == 1)
+    await until(lambda: town.fleet._keeper.tasks == 1)
     assert town.serving() == "i1" and town.media_sender.transport(WorkerId("w0")) is not None
 
 
@@ -402,8 +402,8 @@ async def test_a_link_one_of_whose_tasks_fails_is_lost_and_opened_again(
 
 
 async def members_of(town: Town) -> list[Member]:
-    await until(town.fleet.members)
-    return town.fleet.members()
+    await until(town.fleet.members.shown)
+    return town.fleet.members.shown()
 
 
 def raises(error: Exception) -> Callable[..., WorkerLink]:
@@ -453,7 +453,7 @@ async def test_a_draining_worker_that_is_connected_again_still_gets_nothing(town
     await until(lambda: town.fleet.connected)
     town.news.say(CardPresent(town.card(state=WorkerState.DRAINING)))
     await until(lambda: not town.fleet.connected)
-    (member,) = town.fleet.members()
+    (member,) = town.fleet.members.shown()
     link = member.link
     assert link is not None
     link._lose("for the test")

@@ -1,0 +1,129 @@
+"""Who serves: the first that answers under a worker id, until it drains or is lost.
+
+Router and media sender know workers by their ids only. They are told here who serves and
+what it reports; whatever another incarnation says does not reach them.
+"""
+
+import asyncio
+import logging
+import time
+
+from common.card import WorkerCard, WorkerState
+from common.errors import WorkerLostError
+from common.identity import WorkerId
+from common.protocol import Status
+from common.telemetry import HF_PROCESSOR_RUNS
+from frontend.router import EventSource, RoutableWorker, Router
+from frontend.workers.link import WorkerLink
+from frontend.workers.media_sender import MediaSender
+from frontend.workers.members import Member, Members, Name
+
+logger = logging.getLogger(__name__)
+
+
+class Serving:
+    """Tells router and media sender of the members that serve.
+
+    Attributes:
+        arrival: set once the next worker has joined.
+    """
+
+    def __init__(self, members: Members, router: Router, media_sender: MediaSender) -> None:
+        self._members = members
+        self._router = router
+        self._media_sender = media_sender
+        self.arrival = asyncio.Event()
+
+    async def join(self, member: Member, name: Name, link: WorkerLink) -> None:
+        """Serve under a name that nobody has; a worker that drains only keeps its link."""
+        card = member.card
+        member.link = link
+        member.joined = time.monotonic()
+        if card.state is WorkerState.DRAINING:
+            return
+        # From here to the router's knowing of it nothing is awaited that others could use.
+        name.holder = member
+        name.free.clear()
+        if name.former != card.incarnation:
+            self._router.ejection.forget(card.worker_id)
+        choice = self._media_sender.connect(card.worker_id, link.reply, link.offer)
+        await self._router.roster.add(_routable(card))
+        self.arrival.set()
+        self.arrival = asyncio.Event()
+        self._members.count()
+        logger.info("worker %s joined, media travel by %s", card.worker_id, choice.transport)
+
+    async def give_up_name(self, member: Member) -> None:
+        """Serve no longer, if it does; a link that it has stays."""
+        name = self._members.names.get(member.card.worker_id)
+        if name is None or name.holder is not member:
+            return
+        name.holder = None
+        name.former = member.card.incarnation
+        name.free.set()
+        # Whoever waits for the name runs only after the router has forgotten this one.
+        await self._router.roster.remove(member.card.worker_id)
+        self._members.count()
+
+    def link_closed(self, worker_id: WorkerId) -> None:
+        """No media go to a worker any more, unless a successor serves under its id by now."""
+        if self._members.holder(worker_id) is None:
+            self._media_sender.forget(worker_id)
+        self.forget_name(worker_id)
+        self._members.count()
+
+    def forget_name(self, worker_id: WorkerId) -> None:
+        """Once the last incarnation under it is gone for good, so is what is held against it."""
+        if self._members.forget_name(worker_id):
+            self._router.ejection.forget(worker_id)
+
+    def reported(self, member: Member, status: Status) -> None:
+        """How much a worker has to do."""
+        member.status = status
+        if not self._members.serves(member):
+            return
+        worker_id = member.card.worker_id
+        HF_PROCESSOR_RUNS.labels("worker", worker_id).set(status.hf_processor_runs)
+        self._router.load.reported(
+            worker_id,
+            running=status.running,
+            waiting=status.waiting,
+            queued_tokens=status.queued_tokens,
+            kv_usage=status.kv_usage,
+        )
+
+    def answered(self, member: Member, reply: bytes) -> None:
+        """A late answer of a former incarnation says nothing of the one that serves now."""
+        if self._members.serves(member):
+            self._media_sender.answered(member.card.worker_id, reply)
+
+    def lost(self, member: Member, lost: WorkerLostError) -> None:
+        """A link was lost; whose fault that was decides whether the worker is trusted."""
+        logger.warning("%s", lost)
+        if lost.blames_worker and self._members.serves(member):
+            run = member.run
+            self._router.ejection.eject(run.worker_id, run.incarnation, type(lost).__name__)
+
+
+def _routable(card: WorkerCard) -> RoutableWorker:
+    return RoutableWorker(
+        worker_id=card.worker_id,
+        incarnation=card.incarnation,
+        ranks=tuple(range(card.num_ranks)),
+        block_size=card.cache.block_size,
+        hash_algorithm=card.cache.hash_algorithm,
+        none_hash=bytes.fromhex(card.cache.none_hash),
+        event_sources=tuple(
+            EventSource(
+                source.rank,
+                source.endpoint,
+                source.replay_endpoint,
+                source.topic,
+                source.buffer_steps,
+            )
+            for source in card.kv_event_sources
+        ),
+        kv_tokens=card.capacity.num_blocks * card.cache.block_size,
+        max_num_seqs=card.capacity.max_num_seqs,
+        prefix_caching=card.cache.enable_prefix_caching,
+    )
