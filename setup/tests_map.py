@@ -8,7 +8,8 @@ fails when a module has none of these.
 import ast
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -34,8 +35,6 @@ THROUGH: Final[Mapping[str, str]] = {
     "frontend/fetch/video_limit.py": "frontend/fetch/test_decode.py",
     "frontend/http/bodies.py": "frontend/http/test_admission.py",
     "frontend/http/status.py": "tests/e2e/test_access.py",
-    "frontend/http/uvicorn_server.py": "frontend/http/test_connection.py",
-    "frontend/media_processes/parent.py": "frontend/processing/test_hung_processes.py",
     "frontend/processing/child.py": "frontend/processing/test_pool.py",
     "frontend/processing/exchange.py": "frontend/processing/test_pool.py",
     "frontend/processing/named_media.py": "frontend/processing/test_media_processing.py",
@@ -44,12 +43,15 @@ THROUGH: Final[Mapping[str, str]] = {
     "frontend/processing/renderer_processing.py": "frontend/processing/test_client_hashes.py",
     "frontend/request/failures.py": "frontend/request/test_runner.py",
     "frontend/request/state.py": "frontend/request/test_runner.py",
+    "frontend/workers/contract.py": "frontend/workers/test_fleet.py",
+    "frontend/workers/keeper.py": "frontend/workers/test_fleet.py",
+    "frontend/workers/refusals.py": "frontend/workers/test_fleet.py",
+    "frontend/workers/serving.py": "frontend/workers/test_fleet.py",
     "frontend/router/events/feed.py": "frontend/router/test_subscriber.py",
     "frontend/router/events/live.py": "frontend/router/test_event_stream.py",
     "frontend/router/events/progress.py": "frontend/router/test_event_stream.py",
     "frontend/router/events/reading.py": "frontend/router/test_event_stream.py",
     "frontend/router/events/standing.py": "frontend/router/test_event_stream.py",
-    "frontend/router/events/statistics.py": "frontend/router/test_event_stream.py",
     "frontend/router/events/watch.py": "frontend/router/test_event_stream.py",
     "frontend/router/housekeeping.py": "frontend/router/test_router.py",
     "frontend/router/in_flight.py": "frontend/router/test_router.py",
@@ -111,17 +113,30 @@ def page() -> str:
     return _TEXT.format(rows="\n".join(rows))
 
 
-def _imported(test: Path) -> Iterator[str]:
-    """Modules of the product that a test imports, directly or by a stand-in of tests/."""
-    for node in ast.walk(ast.parse(test.read_text())):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        for name in names:
+def _imported(test: Path) -> set[str]:
+    """Modules of the product that a test imports, directly or by a stand-in of the tests."""
+    found: set[str] = set()
+    files, seen = [test], {test}
+    while files:
+        for name in _imports(files.pop()):
+            stand_in = ROOT / (name.replace(".", "/") + ".py")
             if name.startswith(PACKAGES):
-                yield name
+                found.add(name)
+            elif name.startswith("tests.") and stand_in.is_file() and stand_in not in seen:
+                seen.add(stand_in)
+                files.append(stand_in)
+    return found
+
+
+@cache
+def _imports(file: Path) -> list[str]:
+    names = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return names
 
 
 def _is_named_after(test: Path, module: str) -> bool:

@@ -82,6 +82,9 @@ async def test_a_worker_whose_link_lives_stays_whatever_became_of_its_card(town:
     town.fleet.link(WorkerId("w0"))._lose("for the test")
     await until(lambda: not town.fleet.members.shown())
     assert town.router.roster.targets() == []
+    # Not only once discovery says something again.
+    assert WORKERS.labels("connected")._value.get() == 0
+    assert WORKERS.labels("disconnected")._value.get() == 0
 
 
 async def test_a_worker_without_a_link_goes_with_its_card(town: Town) -> None:
