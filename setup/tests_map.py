@@ -17,6 +17,8 @@ ROOT: Final = Path(__file__).parents[1]
 PACKAGES: Final = ("backend_worker", "common", "frontend")
 
 THROUGH: Final[Mapping[str, str]] = {
+    "common/transfer/late_nixl.py": "test_nixl_on_demand.py",
+    "frontend/workers/late_transports.py": "test_nixl_on_demand.py",
     "backend_worker/request.py": "test_request_plane.py",
     "backend_worker/settings.py": "test_settings.py",
     "backend_worker/supervise.py": "backend_worker/test_supervise.py",

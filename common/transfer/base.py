@@ -172,7 +172,11 @@ class Accepted(NamedTuple):
 
 
 class MmKwargsSender(ABC):
-    """The frontend's end of a transport."""
+    """The frontend's end of a transport.
+
+    Attributes:
+        on_change: called, perhaps in a thread, when what it offers has changed.
+    """
 
     transport: ClassVar[Transport]
 
@@ -182,6 +186,12 @@ class MmKwargsSender(ABC):
             on_sent: told of every item that was made available, with its size.
         """
         self._on_sent = on_sent
+        self.on_change: Callable[[], None] = _nothing
+
+    @property
+    def offers(self) -> bool:
+        """Whether it could be offered to a worker now."""
+        return True
 
     def send(self, mm_hash: MmHash, item: MultiModalKwargsItem) -> MediaHandle:
         """Make an item available to any worker that is given the handle's metadata.
@@ -232,6 +242,27 @@ class MmKwargsSender(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free what the transport holds. Handles that are out go stale for their readers."""
+
+
+class LateSender(ABC):
+    """The frontend's end of a transport that costs something to start, such as a process."""
+
+    transport: ClassVar[Transport]
+
+    @abstractmethod
+    def reaches(self, terms: TransferReply) -> bool:
+        """Whether it may lead to a worker, from where that says it is."""
+
+    @abstractmethod
+    def start(self, given_up: Callable[[], bool] = lambda: False) -> MmKwargsSender:
+        """Start it and wait for it, in a thread.
+
+        Args:
+            given_up: whether nobody waits for it any more; asked now and then.
+
+        Raises:
+            ConfigurationError: it can't be had here.
+        """
 
 
 class MmKwargsReceiver(ABC, Generic[_Metadata]):

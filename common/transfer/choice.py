@@ -53,6 +53,12 @@ _WANTED: Final[dict[TransferMode, tuple[Transport, ...]]] = {
 _UNPROVEN: Final[dict[Transport, str]] = {"shm": "not_readable", "nixl": "not_connected"}
 
 
+def indispensable(mode: TransferMode) -> tuple[Transport, ...]:
+    """The transport without which a mode means nothing; none if there is a choice."""
+    wanted = _WANTED.get(mode, ())
+    return wanted if len(wanted) == 1 else ()
+
+
 def choose_transport(mode: TransferMode, proven: Collection[Transport]) -> TransportChoice:
     """Pick the transport for one worker.
 

@@ -31,16 +31,8 @@ from common.undo import undo_on_error
 _SERVER: Final = "common.transfer.nixl_server"
 
 
-def _nothing() -> None:
-    pass
-
-
 class NixlSender(ArenaSender):
-    """Lends segments of an arena to workers anywhere.
-
-    Attributes:
-        on_change: called in a thread when :attr:`offer` has changed.
-    """
+    """Leases segments of an arena to workers anywhere."""
 
     transport: ClassVar[Transport] = "nixl"
 
@@ -50,7 +42,6 @@ class NixlSender(ArenaSender):
         network: NixlNetwork,
         *,
         on_sent: SentHook | None = None,
-        on_change: Callable[[], None] = _nothing,
         given_up: Callable[[], bool] = lambda: False,
     ) -> None:
         """Start the process that serves the arena, and wait for it: a second, not on the
@@ -75,7 +66,6 @@ class NixlSender(ArenaSender):
             except ArenaUnavailableError as error:
                 raise ConfigurationError(f"no arena for NIXL alone: {error}") from error
         super().__init__(arena, on_sent=on_sent)
-        self.on_change = on_change
         self._key = new_key()
         self._offer: NixlOffer | None = None
         self._handles = 0
@@ -105,6 +95,10 @@ class NixlSender(ArenaSender):
     def pid(self) -> int | None:
         """Of the process that serves the arena."""
         return self._process.pid
+
+    @property
+    def offers(self) -> bool:
+        return self._offer is not None
 
     def add_offer(self, offer: TransferOffer) -> TransferOffer:
         return offer.model_copy(update={"nixl": self._offer})

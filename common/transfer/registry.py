@@ -6,16 +6,18 @@ The one place that lists them. Each offers, proves and accepts under its own nam
 from typing import Any
 
 from common.transfer.arena import Arena
-from common.transfer.base import MmKwargsReceiver, MmKwargsSender
+from common.transfer.base import LateSender, MmKwargsReceiver, MmKwargsSender
 from common.transfer.choice import TransferMode
 from common.transfer.inline import InlineReceiver, InlineSender
+from common.transfer.late_nixl import LateNixl
 from common.transfer.nixl import NixlReceiver
+from common.transfer.nixl_network import NixlNetwork
 from common.transfer.reference import ReferenceReceiver, Render
 from common.transfer.shm import ShmReceiver, ShmSender
 
 
 def senders(arena: Arena | None, mode: TransferMode) -> list[MmKwargsSender]:
-    """A frontend's ends. NIXL's comes later, when a worker needs it.
+    """A frontend's ends that cost nothing to have.
 
     Args:
         arena: shared memory to lease from, None to send everything inline.
@@ -23,6 +25,17 @@ def senders(arena: Arena | None, mode: TransferMode) -> list[MmKwargsSender]:
     if arena is None or mode is TransferMode.NIXL:
         return [InlineSender()]
     return [InlineSender(), ShmSender(arena)]
+
+
+def late_senders(arena: Arena | None, mode: TransferMode, network: NixlNetwork) -> list[LateSender]:
+    """A frontend's ends that are started once a worker needs them.
+
+    Args:
+        network: over which they may go.
+    """
+    if arena is None or mode not in (TransferMode.AUTO, TransferMode.NIXL):
+        return []
+    return [LateNixl(arena, network)]
 
 
 def receivers(render: Render, nixl: NixlReceiver | None = None) -> list[MmKwargsReceiver[Any]]:

@@ -21,7 +21,7 @@ from common.transfer.arena_mapping import ArenaMapping
 from common.transfer.attachment import Attachment
 from common.transfer.choice import TransferMode
 from common.transfer.handshake import TransferOffer, TransferReply
-from common.transfer.nixl import NixlReceiver
+from common.transfer.nixl import NixlReceiver, NixlSender
 from common.transfer.nixl_network import NixlNetwork, nixl_installed
 from common.transfer.registry import receivers
 from common.transfer.shm import ShmReceiver
@@ -61,7 +61,7 @@ class AutoPlane(Plane):
     @property
     def started(self) -> bool:
         """Whether there is a process that holds an agent."""
-        return self.media_sender._nixl is not None or self.receiver._reading.pid is not None
+        return bool(self.media_sender.late.started) or self.receiver._reading.pid is not None
 
     async def carry(self, name: str, value: int, way: str) -> None:
         item = media(name, value)
@@ -105,8 +105,8 @@ async def test_nixl_comes_when_a_worker_needs_it_and_comes_back(auto: AutoPlane)
     await auto.carry("early", 1, "inline")
     await until(lambda: auto.way == "nixl")
     await auto.carry("cat", 7, "nixl")
-    sender = auto.media_sender._nixl
-    assert sender is not None
+    sender = auto.media_sender.late.started["nixl"]
+    assert isinstance(sender, NixlSender)
     for number in range(2):
         assert sender.pid is not None
         os.kill(sender.pid, signal.SIGKILL)
@@ -130,7 +130,7 @@ async def test_no_agent_exists_for_a_host_out_of_reach(
     assert not reply.could_nixl
     assert "--nixl-interface" in reply.refusals[-1]
     await auto.carry("cat", 7, "inline")
-    assert auto.media_sender._offering is None
+    assert not auto.media_sender.late.offering
     assert not auto.started
 
 

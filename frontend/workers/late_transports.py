@@ -1,0 +1,179 @@
+"""Transports that are started once a worker needs them, and offered until it has them."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from common.errors import ConfigurationError, WorkerBusyError
+from common.supervised import supervise
+from common.transfer.base import LateSender, MmKwargsSender
+from common.transfer.choice import TransportChoice
+from common.transfer.handshake import TransferReply
+from common.transfer.metadata import Transport
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 60.0
+"""Between offers to workers that need a transport and don't have it yet."""
+
+OfferTo = Callable[[bytes], Awaitable[None]]
+
+
+@dataclass
+class ReachedWorker:
+    """A connected worker.
+
+    Attributes:
+        terms: its answer to the last offer.
+        choice: how media travel to it.
+        offer_to: sends it another offer; None if it takes none.
+    """
+
+    terms: TransferReply
+    choice: TransportChoice
+    offer_to: OfferTo | None
+
+
+class LateTransports:
+    """Begins with the first worker that needs one of them.
+
+    Attributes:
+        started: those that run.
+    """
+
+    def __init__(
+        self,
+        late: Sequence[LateSender],
+        workers: Collection[ReachedWorker],
+        *,
+        review: Callable[[], None],
+        offer: Callable[[], bytes],
+        add: Callable[[MmKwargsSender], None],
+    ) -> None:
+        """
+        Args:
+            late: what may be started.
+            workers: those that are connected at any time.
+            review: chooses for each of them anew.
+            offer: what they are told.
+            add: has one more transport from now on.
+        """
+        self.started: dict[Transport, MmKwargsSender] = {}
+        self._late = late
+        self._workers = workers
+        self._review = review
+        self._offer = offer
+        self._add = add
+        self._changed = asyncio.Event()
+        self._closed = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def offering(self) -> bool:
+        """Whether a worker needed one so far."""
+        return self._task is not None
+
+    def start_now(self, transport: Transport) -> None:
+        """Start one that no worker can do without. Takes a second, or longer.
+
+        Raises:
+            ConfigurationError: it can't be had.
+        """
+        for late in self._late:
+            if late.transport == transport:
+                self._begin(late.start())
+
+    def joined(self, worker: ReachedWorker) -> None:
+        """A worker connected, or answered."""
+        if self._task is None and (self.started or self._needs(worker)):
+            loop = asyncio.get_running_loop()
+            for sender in self.started.values():
+                sender.on_change = partial(_tell, loop, self._changed)
+            work = supervise("late transports", self._keep_offering)
+            self._task = asyncio.create_task(work, name="late-transports")
+        self._changed.set()
+
+    def close(self) -> None:
+        """Offer nothing more. What runs has its own owner, and what is being started ends."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def _begin(self, sender: MmKwargsSender) -> None:
+        self.started[sender.transport] = sender
+        self._add(sender)
+
+    def _needs(self, worker: ReachedWorker) -> bool:
+        """Whether a worker should be offered one of them as it is now."""
+        return (
+            worker.offer_to is not None
+            and worker.choice.transport == "inline"
+            and any(late.reaches(worker.terms) for late in self._late)
+        )
+
+    async def _keep_offering(self) -> None:
+        """Offer to workers in need, again and again until they need nothing."""
+        pause = _FIRST_PAUSE_S
+        while True:
+            self._changed.clear()
+            waiting = await self._offer_once()
+            try:
+                async with asyncio.timeout(pause if waiting else None):
+                    await self._changed.wait()
+                pause = _FIRST_PAUSE_S
+            except TimeoutError:
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    async def _offer_once(self) -> bool:
+        """Offer what there is to all who need it; whether anybody needs it still."""
+        self._review()
+        needing = [each for each in self._workers if self._needs(each)]
+        if not needing:
+            return False
+        for late in self._late:
+            if late.transport not in self.started and _any_reached(late, needing):
+                await self._start(late)
+        if any(sender.offers for sender in self.started.values()):
+            offer = self._offer()
+            for worker in needing:
+                assert worker.offer_to is not None
+                try:
+                    await worker.offer_to(offer)
+                except WorkerBusyError as error:
+                    logger.info("another transport is offered later: %s", error)
+        return True
+
+    async def _start(self, late: LateSender) -> None:
+        loop = asyncio.get_running_loop()
+        starting = asyncio.ensure_future(asyncio.to_thread(late.start, lambda: self._closed))
+        try:
+            sender = await asyncio.shield(starting)
+        except ConfigurationError as error:
+            logger.warning("workers that can't map the arena get media inline: %s", error)
+            return
+        except asyncio.CancelledError:
+            starting.add_done_callback(_close_late)
+            raise
+        sender.on_change = partial(_tell, loop, self._changed)
+        self._begin(sender)
+
+
+def _any_reached(late: LateSender, workers: Iterable[ReachedWorker]) -> bool:
+    return any(late.reaches(worker.terms) for worker in workers)
+
+
+def _close_late(starting: "asyncio.Future[MmKwargsSender]") -> None:
+    """Nobody waits for it any more; ending it takes as long as joining a thread."""
+    if not starting.cancelled() and starting.exception() is None:
+        starting.result().close()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    try:
+        loop.call_soon_threadsafe(event.set)
+    except RuntimeError:
+        logger.debug("the event loop ended before the process that serves the arena")
