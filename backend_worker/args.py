@@ -81,7 +81,7 @@ def parse(argv: list[str]) -> WorkerArgs:
             nixl=nixl,
             network=nixl.network(),
         )
-    except ConfigurationError as error:
+    except (ConfigurationError, OSError) as error:
         parser.error(str(error))
 
 

@@ -150,13 +150,13 @@ def range_of(field: FieldInfo) -> str:
     for each in field.metadata:
         match each:
             case Gt(gt=bound):
-                bounds.append(f"> {bound:g}")
+                bounds.append(f"> {_number(bound)}")
             case Ge(ge=bound):
-                bounds.append(f">= {bound:g}")
+                bounds.append(f">= {_number(bound)}")
             case Lt(lt=bound):
-                bounds.append(f"< {bound:g}")
+                bounds.append(f"< {_number(bound)}")
             case Le(le=bound):
-                bounds.append(f"<= {bound:g}")
+                bounds.append(f"<= {_number(bound)}")
     return ", ".join(bounds)
 
 
@@ -168,9 +168,14 @@ def default_of(name: str, field: FieldInfo) -> str:
         case bool():
             return "on" if default else "off"
         case float():
-            return f"{default:g} {unit_of(name)}".rstrip()
+            return f"{_number(default)} {unit_of(name)}".rstrip()
         case _:
             return f"{default} {unit_of(name)}".rstrip()
+
+
+def _number(value: Any) -> str:
+    """As somebody would write it, and exactly."""
+    return str(int(value)) if value == int(value) else str(value)
 
 
 def _sentence(error: ValidationError, found: Mapping[str, tuple[str, object]]) -> str:

@@ -36,7 +36,9 @@ class ProcessSettings(FlagSettings):
         60.0, description="how long requests may take to finish after SIGTERM"
     )
     nvtx: bool = Field(False, description="emit NVTX ranges around the stages of a request")
-    log_level: LogLevel = Field(LogLevel.INFO, description="level of mmrouter's own log lines")
+    log_level: LogLevel = Field(
+        LogLevel.INFO, description="level of mmrouter's own log lines; vLLM does not get this flag"
+    )
 
     def fleet_key(self) -> FleetKey | None:
         """The fleet's key, None if it has none.

@@ -1,7 +1,32 @@
 """What was taken is given back if what it was taken for fails."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
+
+Made = TypeVar("Made")
+
+
+async def made_in_thread(make: Callable[[], Made], undo: Callable[[Made], object]) -> Made:
+    """What a thread makes. The thread can't be stopped: if nobody waits any more, what it makes
+    is undone.
+
+    Args:
+        undo: called on the event loop.
+    """
+    making = asyncio.ensure_future(asyncio.to_thread(make))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        making.add_done_callback(partial(_undo_late, undo))
+        raise
+
+
+def _undo_late(undo: Callable[[Made], object], making: "asyncio.Future[Made]") -> None:
+    if not making.cancelled() and making.exception() is None:
+        undo(making.result())
 
 
 @contextmanager

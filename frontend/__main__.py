@@ -19,7 +19,8 @@ logger = logging.getLogger("frontend")
 
 
 def main(run: Callable[[FrontendArgs], Coroutine[None, None, None]] = serve) -> None:
-    """Serve until SIGTERM or SIGINT. Exit status 1 if that is impossible.
+    """Serve until SIGTERM or SIGINT. Exit status 1 if that is impossible, or uvicorn's 3 if
+    the port can't be had.
 
     Args:
         run: what serves, :func:`frontend.app.serve` unless something goes round it.

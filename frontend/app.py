@@ -6,6 +6,7 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from fastapi import FastAPI
 
@@ -14,7 +15,7 @@ from common.fleet_sockets import leaves_host
 from common.identity import Incarnation
 from common.stop_signals import StopSignals
 from common.transfer.choice import TransferMode
-from common.undo import undo_on_error
+from common.undo import made_in_thread, undo_on_error
 from common.vllm_versions import INSTALLED
 from frontend.args import FrontendArgs
 from frontend.asgi import App
@@ -130,14 +131,16 @@ async def open_frontend(args: FrontendArgs) -> AsyncIterator[Frontend]:
     """
     async with AsyncExitStack() as closing:
         key = args.process.fleet_key()
-        media_sender = await asyncio.to_thread(
-            MediaSender.create, args.arena.arena_bytes, args.transfer, args.network
+        media_sender = await made_in_thread(
+            partial(MediaSender.create, args.arena.arena_bytes, args.transfer, args.network),
+            MediaSender.close,
         )
         closing.callback(media_sender.close)
         loader = MediaLoader(args.media, args.media.cache_bytes)
         closing.push_async_callback(loader.close)
         register(loader)
         feeds = ZmqFeeds(args.router.silence_s, args.router.replay_timeout_s, key=key)
+        closing.callback(feeds.close)
         router = Router(args.router, feeds=feeds)
         closing.push_async_callback(router.close)
         fleet = Fleet(

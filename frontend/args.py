@@ -10,6 +10,7 @@ from typing import ClassVar, Final
 from pydantic import Field
 from vllm import envs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.exceptions import VLLMError
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from common.discovery.base import Discovery
@@ -100,7 +101,7 @@ def parse(argv: list[str]) -> FrontendArgs:
         api_keys = _api_keys(serve, keys.api_key_file)
         admin_keys = _admin_keys(api_keys, keys.admin_key_file)
         if keys.isolate_api_keys and not api_keys:
-            parser.error("--isolate-api-keys isolates nobody without --api-key or --api-key-file")
+            parser.error("isolating API keys isolates nobody without --api-key or --api-key-file")
         # vLLM's own check comes after ours, which tells users and admins apart.
         serve.api_key = api_keys + admin_keys if api_keys else None
         return FrontendArgs(
@@ -119,7 +120,7 @@ def parse(argv: list[str]) -> FrontendArgs:
             transfer=TransferSettings.from_args(ours).mode,
             network=NixlSettings.from_args(ours).network(),
         )
-    except (ConfigurationError, TypeError, ValueError) as error:
+    except (ConfigurationError, TypeError, ValueError, OSError, VLLMError) as error:
         parser.error(str(error))
 
 

@@ -19,7 +19,8 @@ _TEXT: Final = """\
 
 A flag beats its environment variable, and that the default. An empty variable counts as unset. A
 switch that is on by default is turned off with `--no-…`. A value that can't be is one sentence
-that names where it stood, and the process ends with status 2. Flags of vLLM's own are accepted
+that names where it stood, and the process ends with status 2; what is found out later, for example
+that a key file can't be read, ends it with status 1. Flags of vLLM's own are accepted
 beside these: engine flags by workers, API server flags by the frontend.
 
 {sections}

@@ -31,7 +31,6 @@ THROUGH: Final[Mapping[str, str]] = {
     "common/transfer/nixl_process.py": "common/transfer/test_nixl_strangers.py",
     "common/transfer/nixl_reading.py": "common/transfer/test_nixl.py",
     "common/transfer/nixl_server.py": "common/transfer/test_nixl.py",
-    "frontend/app.py": "tests/e2e/test_lifecycle.py",
     "frontend/fetch/resolver.py": "frontend/fetch/test_http.py",
     "frontend/fetch/sound_limit.py": "frontend/fetch/test_decode.py",
     "frontend/fetch/video_limit.py": "frontend/fetch/test_decode.py",

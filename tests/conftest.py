@@ -23,17 +23,15 @@ settings.register_profile("explore", settings.get_profile("repeatable"), derando
 settings.load_profile("repeatable")
 
 
-OWN_ENGINES = ("access", "families", "launch_script", "worker_flags")
-"""Modules of tests/e2e that share no engines with the others."""
-
-
 class EnginesInOneProcess(LoadScopeScheduling):
-    """Tests that share engines go to one process; other modules to whoever is free."""
+    """Tests with engines, which share them, go to one process; other modules to whoever is free.
+
+    An engine takes 3.4 GB, so two processes with engines would not fit into 24 GB.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.partition("::")[0]
-        own = module in {f"tests/e2e/test_{name}.py" for name in OWN_ENGINES}
-        return "engines" if module.startswith("tests/e2e/") and not own else module
+        return "engines" if module.startswith("tests/e2e/") else module
 
     def remove_node(self, node: WorkerController) -> str | None:
         """A test that ends its process is not run again, as it would be, up to eight times. Nor

@@ -6,11 +6,12 @@ import tempfile
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from common.discovery.base import Discovery
 from common.discovery.file import FileDiscovery
 from common.discovery.urls import BACKENDS, open_discovery
+from common.errors import ConfigurationError
 from common.flag_settings import FlagSettings
 
 
@@ -51,12 +52,18 @@ class DiscoverySettings(FlagSettings):
         "runtime directory of the user, or mmrouter-UID in the temporary one",
     )
 
-    def open(self) -> Discovery:
-        """The place itself. Nothing is touched yet.
+    @field_validator("discovery")
+    @classmethod
+    def _usable(cls, url: str | None) -> str | None:
+        if url is not None:
+            try:
+                open_discovery(url)
+            except ConfigurationError as error:
+                raise ValueError(str(error)) from error
+        return url
 
-        Raises:
-            ConfigurationError: the URL can't be used.
-        """
+    def open(self) -> Discovery:
+        """The place itself. Nothing is touched yet."""
         if self.discovery is not None:
             return open_discovery(self.discovery)
         return FileDiscovery(self.discovery_dir)

@@ -12,7 +12,7 @@ from common.transfer.nixl_network import NixlNetwork, narrowed
 _DEVICES = re.compile(r"[\w.:,-]{1,255}")
 
 
-def _as_written(value: object) -> object:
+def _word(value: object) -> object:
     return value.strip().lower() if isinstance(value, str) else value
 
 
@@ -25,12 +25,12 @@ class TransferSettings(FlagSettings):
         "disabled": "DYNAMO_DISABLE_NIXL_MM",
     }
 
-    wanted: Annotated[Literal["auto", "shm", "nixl"] | None, BeforeValidator(_as_written)] = Field(
+    wanted: Annotated[Literal["auto", "shm", "nixl"] | None, BeforeValidator(_word)] = Field(
         None,
         description="how processed media reach workers; auto takes shared memory where a "
         "worker can map it, else NIXL; unset is auto",
     )
-    disabled: bool = Field(
+    disabled: Annotated[bool, BeforeValidator(_word)] = Field(
         False, description="send media as they came, for workers to process themselves"
     )
 
@@ -80,7 +80,7 @@ class NixlSettings(FlagSettings):
         # "all" is UCX's word for every network there is, and "^" for all but some.
         if interface and (not _DEVICES.fullmatch(interface) or interface == "all"):
             raise ValueError("it must name devices")
-        return interface
+        return interface or None
 
     def network(self) -> NixlNetwork:
         """All three in one.

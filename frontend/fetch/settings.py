@@ -25,6 +25,7 @@ class MediaSettings(FetchPolicy, FlagSettings):
     cache_mb: float = Field(
         256.0,
         ge=0.0,
+        le=1e9,
         allow_inf_nan=False,
         description="memory for media kept decoded, so that a repeated one needs no decoding; 0 "
         "keeps none",

@@ -22,7 +22,7 @@ _HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
 _ENDS_IN_A_NUMBER = re.compile(r"(.*\.)?([0-9]+|0x[0-9a-f]*)")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
-Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0.0, le=1e9, allow_inf_nan=False)]
 
 
 class FetchPolicy(BaseModel):

@@ -105,7 +105,9 @@ class RouterSettings(FlagSettings):
     replay_timeout_s: Seconds = Field(
         5.0, description="how long to wait for the next message of a replay"
     )
-    decisions: int = Field(1000, ge=1, description="routing decisions kept for inspection")
+    decisions: int = Field(
+        1000, ge=1, le=1_000_000, description="routing decisions kept for inspection"
+    )
     candidates: int = Field(
         16, ge=1, description="candidates recorded per decision, cheapest first"
     )

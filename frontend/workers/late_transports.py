@@ -13,6 +13,7 @@ from common.transfer.base import LateSender, MmKwargsSender
 from common.transfer.choice import TransportChoice
 from common.transfer.handshake import TransferReply
 from common.transfer.metadata import Transport
+from common.undo import made_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -149,27 +150,18 @@ class LateTransports:
 
     async def _start(self, late: LateSender) -> None:
         loop = asyncio.get_running_loop()
-        starting = asyncio.ensure_future(asyncio.to_thread(late.start, lambda: self._closed))
+        start = partial(late.start, lambda: self._closed)
         try:
-            sender = await asyncio.shield(starting)
+            sender = await made_in_thread(start, MmKwargsSender.close)
         except ConfigurationError as error:
             logger.warning("workers that can't map the arena get media inline: %s", error)
             return
-        except asyncio.CancelledError:
-            starting.add_done_callback(_close_late)
-            raise
         sender.on_change = partial(_tell, loop, self._changed)
         self._begin(sender)
 
 
 def _any_reached(late: LateSender, workers: Iterable[ReachedWorker]) -> bool:
     return any(late.reaches(worker.terms) for worker in workers)
-
-
-def _close_late(starting: "asyncio.Future[MmKwargsSender]") -> None:
-    """Nobody waits for it any more; ending it takes as long as joining a thread."""
-    if not starting.cancelled() and starting.exception() is None:
-        starting.result().close()
 
 
 def _tell(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

@@ -3,7 +3,6 @@
 Owns the arena and the senders, and knows by which transport each worker is reached.
 """
 
-import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -35,7 +34,7 @@ from common.transfer.handshake import TransferOffer, TransferReply, namespace, p
 from common.transfer.nixl_network import NixlNetwork
 from common.transfer.reference import refer
 from common.transfer.registry import late_senders, senders
-from common.undo import undo_on_error
+from common.undo import made_in_thread, undo_on_error
 from frontend.processing import MediaItem
 from frontend.workers.late_transports import LateTransports, OfferTo, ReachedWorker
 
@@ -216,7 +215,10 @@ class MediaSender:
             TRANSFER_FALLBACKS.labels("reference", "no_encoded_form").inc()
             choice = INLINE
         held = self._senders.send_held(choice, mm_hash)
-        return held or await _in_thread(self._senders, choice, media)
+        if held is not None:
+            return held
+        send = partial(self._senders.send, choice, mm_hash, media.item)
+        return await made_in_thread(send, MediaHandle.release)
 
     @property
     def arena(self) -> Arena | None:
@@ -239,20 +241,3 @@ def release(handles: Sequence[MediaHandle]) -> None:
     """Give handles back that no worker will ack."""
     for handle in handles:
         handle.release()
-
-
-async def _in_thread(senders: SenderSet, choice: TransportChoice, media: MediaItem) -> MediaHandle:
-    sending = asyncio.ensure_future(
-        asyncio.to_thread(senders.send, choice, media.part.mm_hash, media.item)
-    )
-    try:
-        return await asyncio.shield(sending)
-    except asyncio.CancelledError:
-        # The thread goes on; what it makes available must not stay so.
-        sending.add_done_callback(_release_late)
-        raise
-
-
-def _release_late(sending: "asyncio.Future[MediaHandle]") -> None:
-    if sending.exception() is None:
-        sending.result().release()

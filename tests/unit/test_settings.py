@@ -8,8 +8,10 @@ from pydantic import Field
 
 from backend_worker import args as worker
 from common.errors import ConfigurationError
-from common.flag_settings import FlagSettings, add_all, unit_of
+from common.flag_settings import FlagSettings, add_all, range_of, unit_of
 from frontend import args as frontend
+from frontend.http import HttpSettings
+from frontend.processing import ArenaSettings
 from setup.settings_page import page
 from setup.vllm_map import ROOT
 
@@ -63,9 +65,15 @@ def test_an_empty_variable_is_unset(group: type[FlagSettings], name: str) -> Non
 @pytest.mark.parametrize(("group", "name"), FIELDS)
 def test_numbers_are_finite(group: type[FlagSettings], name: str) -> None:
     if group.declared()[name].annotation is float:
-        for value in ("nan", "inf", "-inf"):
+        # The last is finite, but what is made of it is not.
+        for value in ("nan", "inf", "-inf", *(["1e308"] if "_mb" in name else [])):
             with pytest.raises(ConfigurationError, match=group.variable(name)):
                 group.from_args(argparse.Namespace(), {group.variable(name): value})
+
+
+def test_ranges_are_exact() -> None:
+    assert range_of(ArenaSettings.declared()["arena_gb"]) == ">= 0, <= 1048576"
+    assert range_of(HttpSettings.declared()["key_share"]) == "> 0, <= 1"
 
 
 def test_the_page_is_what_is_declared() -> None:

@@ -58,7 +58,9 @@ def test_nixl_stays_on_this_host_unless_it_is_told(monkeypatch: pytest.MonkeyPat
     assert parse(["--model", "m"]).network == NixlNetwork()
     flags = ["--model", "m", "--nixl-interface", "eth0", "--nixl-allow-tcp"]
     assert parse(flags).network == NixlNetwork("eth0", allow_tcp=True)
+    assert parse(["--model", "m", "--nixl-interface", ""]).network == NixlNetwork()
     monkeypatch.setenv("MMROUTER_NIXL_INTERFACE", "mlx5_0:1,mlx5_1:1")
+    assert parse(["--model", "m", "--nixl-interface="]).network == NixlNetwork()
     monkeypatch.setenv("UCX_TLS", "rc")
     assert parse(["--model", "m"]).network == NixlNetwork("mlx5_0:1,mlx5_1:1", narrowed_to=("rc",))
     monkeypatch.setenv("MMROUTER_NIXL_ALLOW_TCP", "1")
@@ -70,6 +72,9 @@ def test_nixl_stays_on_this_host_unless_it_is_told(monkeypatch: pytest.MonkeyPat
     ("argv", "environment", "complaint"),
     [
         ([], {}, "--model is required"),
+        (["--model", "m", "--config", "/nonexistent.yaml"], {}, "/nonexistent.yaml"),
+        (["--model", "m"], {"MMROUTER_DISCOVERY": "etcd://x"}, "MMROUTER_DISCOVERY='etcd://x'"),
+        (["--model", "m", "--worker-id", "a/b"], {}, "--worker-id='a/b'"),
         (["--model", "m"], {"DYNAMO_MM_TRANSFER": "owl"}, "owl"),
         (["--model", "m"], {"DYNAMO_DISABLE_NIXL_MM": "2"}, "DYNAMO_DISABLE_NIXL_MM='2'"),
         (

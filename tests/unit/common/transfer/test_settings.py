@@ -36,6 +36,7 @@ def test_unknown_modes(value: str) -> None:
 
 def test_transfer_can_be_turned_off_but_not_while_a_transport_is_named() -> None:
     assert mode(DYNAMO_DISABLE_NIXL_MM="1") is TransferMode.DISABLED
+    assert mode(DYNAMO_DISABLE_NIXL_MM=" 1 ") is TransferMode.DISABLED
     assert mode(DYNAMO_DISABLE_NIXL_MM="0", DYNAMO_MM_TRANSFER="shm") is TransferMode.SHM
     with pytest.raises(ConfigurationError, match="turns transfer off"):
         mode(DYNAMO_DISABLE_NIXL_MM="1", DYNAMO_MM_TRANSFER="shm")
