@@ -18,28 +18,13 @@ from common.identity import MmHash
 from common.telemetry import stage
 from common.transfer.attachment import Attachment
 from common.transfer.handshake import TransferOffer, TransferReply
-from common.transfer.metadata import (
-    InlineMetadata,
-    MemoryMetadata,
-    NixlMetadata,
-    ReferenceMetadata,
-    ShmMetadata,
-    TransferMetadata,
-    Transport,
-)
+from common.transfer.metadata import FramedMetadata, ItemMetadata, TransferMetadata, Transport
 from common.transfer.segment import Buffer
 
 SentHook: TypeAlias = Callable[[Transport, int], None]
 """Called with the transport and the bytes of each item that is sent."""
 
-_Metadata = TypeVar(
-    "_Metadata",
-    ShmMetadata,
-    NixlMetadata,
-    InlineMetadata,
-    ReferenceMetadata,
-    MemoryMetadata,
-)
+_Metadata = TypeVar("_Metadata", bound=ItemMetadata)
 
 
 def _nothing() -> None:
@@ -383,7 +368,7 @@ def join_frames(handles: Sequence[MediaHandle]) -> tuple[list[TransferMetadata],
     frames: list[Buffer] = []
     for handle in handles:
         each = handle.metadata
-        if isinstance(each, InlineMetadata | ReferenceMetadata):
+        if isinstance(each, FramedMetadata):
             each = each.model_copy(update={"first_frame": len(frames)})
         metadata.append(each)
         frames.extend(handle.frames)

@@ -20,8 +20,9 @@ from common.transfer.nixl_offer import NixlOffer
 
 
 class TransferOffer(BaseModel):
-    """The frontend's side. The worker tries what is offered in this order and stops at
-    the first that works.
+    """The frontend's side. The worker tries what is offered in the order of its receivers
+    (``registry.py``) and stops at the first that works. A transport's field bears its name, and is
+    None unless it is offered.
 
     Attributes:
         shm: the arena in shared memory.

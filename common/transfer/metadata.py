@@ -19,7 +19,7 @@ _Generation: TypeAlias = Annotated[int, Field(ge=0, lt=2**64)]
 _Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=255)]
 
 
-class _ItemMetadata(BaseModel):
+class ItemMetadata(BaseModel):
     """What every transport says.
 
     Attributes:
@@ -45,7 +45,7 @@ class _ItemMetadata(BaseModel):
         return SegmentLayout(self.envelope_size, self.buffer_sizes)
 
 
-class ShmMetadata(_ItemMetadata):
+class ShmMetadata(ItemMetadata):
     """The item lies in an arena that the worker has mapped.
 
     Attributes:
@@ -60,7 +60,7 @@ class ShmMetadata(_ItemMetadata):
     generation: _Generation
 
 
-class NixlMetadata(_ItemMetadata):
+class NixlMetadata(ItemMetadata):
     """The item lies in an arena that the worker reads over NIXL.
 
     Attributes:
@@ -77,15 +77,20 @@ class NixlMetadata(_ItemMetadata):
     checksum: Annotated[str, Field(pattern="^([0-9a-f]{32})+$", max_length=1 << 16)]
 
 
-class InlineMetadata(_ItemMetadata):
-    """The item rides in frames of the message that carries this.
+class FramedMetadata(ItemMetadata):
+    """What comes with frames of the message that carries this.
 
     Attributes:
-        first_frame: index of the envelope's frame; one frame per buffer follows it.
+        first_frame: index of the first of them.
     """
 
-    transport: Literal["inline"] = "inline"
     first_frame: _Count = 0
+
+
+class InlineMetadata(FramedMetadata):
+    """The item rides in frames: that of the envelope, and one for each buffer."""
+
+    transport: Literal["inline"] = "inline"
 
     @property
     def frame_count(self) -> int:
@@ -93,11 +98,10 @@ class InlineMetadata(_ItemMetadata):
         return 1 + len(self.buffer_sizes)
 
 
-class ReferenceMetadata(_ItemMetadata):
+class ReferenceMetadata(FramedMetadata):
     """The medium itself rides in a frame; the worker has to process it.
 
     Attributes:
-        first_frame: index of its frame.
         modality: vLLM's name of it.
         mm_processor_kwargs: what the request told the HF processor.
         media_io_kwargs: what the request told the decoder.
@@ -105,14 +109,13 @@ class ReferenceMetadata(_ItemMetadata):
     """
 
     transport: Literal["reference"] = "reference"
-    first_frame: _Count = 0
     modality: _Name
     mm_processor_kwargs: dict[str, JsonValue]
     media_io_kwargs: dict[str, JsonValue]
     partition: Annotated[Partition, Field(max_length=64)] = SHARED
 
 
-class MemoryMetadata(_ItemMetadata):
+class MemoryMetadata(ItemMetadata):
     """The item lies in this process: the transport that tests use.
 
     Attributes:

@@ -4,9 +4,21 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import pytest
 
 from common.card import WorkerCard, WorkerState
-from common.discovery.base import CardChange, CardGone, CardPresent, CardPublisher, CardWatcher
+from common.discovery.base import (
+    CardChange,
+    CardGone,
+    CardPresent,
+    CardPublisher,
+    CardRefused,
+    CardWatcher,
+)
+from common.errors import CardKeyError
+from common.fleet_key import FleetKey, new
 from common.identity import Incarnation, WorkerId
 from tests.fakes.cards import make_card
 
@@ -37,11 +49,11 @@ class DiscoveryContract(ABC):
     """Tests that need nothing but the interface, and somebody who takes cards away."""
 
     @abstractmethod
-    def publisher(self) -> CardPublisher:
+    def publisher(self, key: FleetKey | None = None) -> CardPublisher:
         """One that renews its lease many times a second."""
 
     @abstractmethod
-    def watcher(self) -> CardWatcher:
+    def watcher(self, key: FleetKey | None = None) -> CardWatcher:
         """Of the same place."""
 
     @abstractmethod
@@ -78,6 +90,23 @@ class DiscoveryContract(ABC):
                 assert await changes.next() == CardPresent(make_card())
         async with watching(watcher) as changes:
             assert await changes.next() == gone(make_card())
+
+    @pytest.mark.parametrize("sealed", [False, True])
+    async def test_a_card_of_another_fleet_is_refused(self, sealed: bool, tmp_path: Path) -> None:
+        for name in ("ours", "theirs"):
+            new(tmp_path / name)
+        ours, theirs = FleetKey.read(tmp_path / "ours"), FleetKey.read(tmp_path / "theirs")
+        async with watching(self.watcher(ours)) as changes:
+            async with self.publisher(theirs if sealed else None) as stranger:
+                await stranger.publish(make_card())
+                refused = await changes.next()
+                assert isinstance(refused, CardRefused)
+                assert isinstance(refused.error, CardKeyError)
+            assert await changes.next() == gone(make_card())
+            async with self.publisher(ours) as publisher:
+                card = make_card(fleet_key=ours.fingerprint)
+                await publisher.publish(card)
+                assert await changes.next() == CardPresent(card)
 
     async def test_a_leaving_worker_takes_nothing_of_its_successor(self) -> None:
         old, new = make_card(), make_card(incarnation=Incarnation("i1"))

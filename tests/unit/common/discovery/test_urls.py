@@ -13,6 +13,7 @@ from common.discovery.base import CardPublisher, CardWatcher, Discovery
 from common.discovery.file import FileDiscovery
 from common.discovery.urls import BACKENDS, open_discovery
 from common.errors import ConfigurationError
+from common.fleet_key import FleetKey
 from tests.unit.common.discovery.contract import DiscoveryContract
 
 RENEW_S = 0.02
@@ -50,11 +51,11 @@ class TestEveryBackend(DiscoveryContract):
         self._discovery = open_discovery(self._place.url)
         assert isinstance(self._discovery, BACKENDS[scheme])
 
-    def publisher(self) -> CardPublisher:
-        return self._discovery.publisher(renew_s=RENEW_S)
+    def publisher(self, key: FleetKey | None = None) -> CardPublisher:
+        return self._discovery.publisher(key, renew_s=RENEW_S)
 
-    def watcher(self) -> CardWatcher:
-        return self._discovery.watcher()
+    def watcher(self, key: FleetKey | None = None) -> CardWatcher:
+        return self._discovery.watcher(key)
 
     async def lose_all_cards(self) -> None:
         await self._place.lose_all_cards()

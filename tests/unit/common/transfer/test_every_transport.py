@@ -13,7 +13,13 @@ from vllm.multimodal.inputs import (
 
 from common.errors import StaleSegmentError, UnsupportedItemError
 from common.transfer.arena import Arena
-from common.transfer.base import MediaHandle, MmKwargsReceiver, MmKwargsSender, Received
+from common.transfer.base import (
+    MediaHandle,
+    MmKwargsReceiver,
+    MmKwargsSender,
+    Received,
+    join_frames,
+)
 from common.transfer.inline import InlineReceiver, InlineSender
 from common.transfer.memory import MemoryReceiver, MemorySender, MemoryStore
 from common.transfer.metadata import decode_metadata, encode_metadata
@@ -89,6 +95,16 @@ async def test_the_same_item_twice(ends: Ends) -> None:
     handles[0].release()
     with await ends.carry(handles[1]) as received:
         assert is_image(received.item, 1)
+
+
+async def test_two_items_in_one_message(ends: Ends) -> None:
+    handles = [ends.sender.send(image_hash(seed), image(seed)) for seed in (1, 2)]
+    described, frames = join_frames(handles)
+    for seed, metadata in zip((1, 2), described, strict=True):
+        views = [memoryview(bytearray(frame)) for frame in frames]
+        sent = decode_metadata(encode_metadata(metadata))
+        with await ends.receiver.receive(sent, views) as received:
+            assert is_image(received.item, seed)
 
 
 async def test_unsupported_items_leave_nothing(ends: Ends) -> None:
