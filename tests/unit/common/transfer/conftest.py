@@ -1,6 +1,7 @@
 import gc
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,13 +13,12 @@ from tests.open_files import open_files
 MEGABYTE = 1 << 20
 
 
-def open_descriptors() -> set[str]:
-    """What this process has open, arenas and page tables only."""
-    return {
-        f"{number} {target}"
-        for number, target in open_files().items()
-        if "mmrouter" in str(target) or "pagemap" in str(target)
-    }
+def open_descriptors() -> Counter[str]:
+    """What this process has open, arenas and page tables only. Not by number: what a module's
+    tests share may be made anew meanwhile.
+    """
+    targets = map(str, open_files().values())
+    return Counter(target for target in targets if "mmrouter" in target or "pagemap" in target)
 
 
 @pytest.fixture(autouse=True)
