@@ -76,10 +76,16 @@ async def as_a_request(policy: FetchPolicy, work: Coroutine[Any, Any, Any]) -> A
     return results[0]
 
 
-async def nothing_is_held(loader: MediaLoader) -> bool:
-    await asyncio.sleep(0)  # the event loop holds the result that woke this task up
-    gc.collect()  # errors hold the frames that they went through
-    return loader.budgets.held.reserved == loader.budgets.decoding.reserved == 0
+async def until_held(loader: MediaLoader, *, nbytes: int = 0, pixels: int = 0) -> None:
+    """Wait until so much is held, nothing if it isn't said: the thread that decoded has a result
+    for a moment longer than the event loop needs to hand it on."""
+
+    def is_held() -> bool:
+        gc.collect()  # errors hold the frames that they went through
+        budgets = loader.budgets
+        return (budgets.held.reserved, budgets.decoding.reserved) == (nbytes, pixels)
+
+    await until(is_held)
 
 
 def incompressible(nbytes: int) -> bytes:
@@ -118,7 +124,7 @@ async def test_embeddings_are_counted_too(make_loader: MakeLoader) -> None:
         await as_a_request(loader.policy, ask(data_uri(file.getvalue()).partition(",")[2]))
     with pytest.raises(VLLMValidationError, match="1 MiB together"):
         await as_a_request(loader.policy, ask("A" * (2 * MIB)))
-    assert await nothing_is_held(loader)
+    await until_held(loader)
 
 
 async def test_a_request_may_have_so_many_bytes(
@@ -143,7 +149,7 @@ async def test_a_request_may_have_so_many_bytes(
         with pytest.raises(RequestLimitError, match=r"2.5 MiB together"):
             await as_a_request(loader.policy, ask(urls))
         await as_a_request(loader.policy, ask(urls[:2]))
-    assert await nothing_is_held(loader)
+    await until_held(loader)
 
 
 async def test_a_request_may_decode_so_many_pixels(make_loader: MakeLoader) -> None:
@@ -156,7 +162,7 @@ async def test_a_request_may_decode_so_many_pixels(make_loader: MakeLoader) -> N
     await as_a_request(loader.policy, ask(2))
     with pytest.raises(RequestLimitError, match=r"2.5 megapixels together"):
         await as_a_request(loader.policy, ask(3))
-    assert await nothing_is_held(loader)
+    await until_held(loader)
 
 
 async def test_what_is_known_is_not_decoded_so_it_costs_nothing(make_loader: MakeLoader) -> None:
@@ -167,7 +173,7 @@ async def test_what_is_known_is_not_decoded_so_it_costs_nothing(make_loader: Mak
             await loader.load(data_uri(blank_picture(1000)), ImageMediaIO())
 
     await as_a_request(loader.policy, ask())
-    assert await nothing_is_held(loader)
+    await until_held(loader)
 
 
 async def test_another_request_for_the_same_is_not_refused_with_it(
@@ -225,10 +231,10 @@ async def test_bytes_of_all_requests(make_loader: MakeLoader, site: Site) -> Non
     assert isinstance(refused.value.__cause__, OverloadedError), "which makes the Retry-After"
     held.pop()
     del refused
-    await nothing_is_held(loader)
+    await until_held(loader, nbytes=MIB)
     assert (await loader.fetch(site.url("/2"), ImageMediaIO())).data == bulk
     held.clear()
-    assert await nothing_is_held(loader)
+    await until_held(loader)
 
 
 async def test_the_same_bytes_are_held_once(make_loader: MakeLoader, site: Site) -> None:
@@ -245,10 +251,10 @@ async def test_the_cache_has_a_budget_of_its_own(make_loader: MakeLoader) -> Non
     loader = make_loader(held_mb=1.5, cache_bytes=16 * MIB)
     for n in range(5):
         await loader.fetch(data_url("image/png", incompressible(MIB + n)), ImageMediaIO())
-        assert await nothing_is_held(loader)
+        await until_held(loader)
     await loader.load(data_uri(blank_picture(1000)), ImageMediaIO())
     assert loader.statistics().cache.bytes_used > 5 * MIB
-    assert await nothing_is_held(loader)
+    await until_held(loader)
 
 
 async def test_pixels_of_all_requests(make_loader: MakeLoader) -> None:
@@ -259,10 +265,10 @@ async def test_pixels_of_all_requests(make_loader: MakeLoader) -> None:
     with pytest.raises(RefusedError, match=r"2.5 megapixels"):
         await loader.load(data_uri(blank_picture(1700)), ImageMediaIO())
     held.pop()
-    await nothing_is_held(loader)
+    await until_held(loader, pixels=1_000_000)
     assert await loader.load(data_uri(blank_picture(1003)), ImageMediaIO())
     held.clear()
-    assert await nothing_is_held(loader)
+    await until_held(loader)
 
 
 async def test_copies_of_what_is_cached_take_room_too(make_loader: MakeLoader) -> None:
@@ -272,7 +278,7 @@ async def test_copies_of_what_is_cached_take_room_too(make_loader: MakeLoader) -
     with pytest.raises(OverloadedError):
         await loader.load(url, ImageMediaIO())
     held.clear()
-    assert await nothing_is_held(loader)
+    await until_held(loader)
 
 
 async def test_copies_of_a_sound_take_room_as_it_is_resampled(make_loader: MakeLoader) -> None:
@@ -283,7 +289,7 @@ async def test_copies_of_a_sound_take_room_as_it_is_resampled(make_loader: MakeL
     with pytest.raises(OverloadedError):
         await loader.load(url, media_io)
     held.clear()
-    assert await nothing_is_held(loader)
+    await until_held(loader)
 
 
 async def test_a_body_that_breaks_off_leaves_nothing_held(
@@ -296,7 +302,7 @@ async def test_a_body_that_breaks_off_leaves_nothing_held(
     for url in bad:
         with pytest.raises((ValueError, Exception)):
             await loader.load(url, ImageMediaIO())
-    assert await nothing_is_held(loader)
+    await until_held(loader)
 
 
 async def test_cancelling_leaves_nothing_held(
@@ -314,7 +320,7 @@ async def test_cancelling_leaves_nothing_held(
     await asyncio.gather(fetching, return_exceptions=True)
     del fetching
     go.set()
-    assert await nothing_is_held(loader)
+    await until_held(loader)
 
     decoding, end = threading.Event(), threading.Event()
 
@@ -334,7 +340,7 @@ async def test_cancelling_leaves_nothing_held(
         del load
         assert loader.budgets.decoding.reserved == 1_000_000
         end.set()
-    assert await nothing_is_held(loader)
+    await until_held(loader)
 
 
 # What media take

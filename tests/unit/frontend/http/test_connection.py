@@ -393,6 +393,7 @@ async def test_who_does_not_read_his_answer_is_disconnected(path: str) -> None:
         narrow.connect(("127.0.0.1", server.port))
         with narrow:
             narrow.sendall(with_body(b"one", path=path))
+            await until(lambda: shop.got)
             await server.until_nothing_is_left()
     assert (shop.places, shop.memory) == (0, 0)
     assert shop.left == (path == "/stream")
