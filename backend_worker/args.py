@@ -17,7 +17,7 @@ from common.flag_settings import FlagSettings, add_all
 from common.identity import Incarnation, WorkerId
 from common.process_settings import ProcessSettings
 from common.transfer.choice import TransferMode
-from common.transfer.nixl_network import NixlNetwork
+from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.settings import TransferSettings
 
 GROUPS: Final[tuple[type[FlagSettings], ...]] = (

@@ -30,10 +30,10 @@ from common.fleet_sockets import check_bind
 from common.process_settings import configure_logging
 from common.stop_signals import StopSignals
 from common.telemetry import enable_nvtx
-from common.transfer.arena_file import reap_orphans
+from common.transfer.arena import reap_orphans
 from common.transfer.choice import TransferMode
 from common.transfer.nixl import NixlReceiver
-from common.transfer.nixl_network import nixl_installed
+from common.transfer.nixl_processes import nixl_installed
 from common.transfer.registry import receivers
 from common.vllm_versions import INSTALLED
 

@@ -19,7 +19,7 @@ from common.errors import ConfigurationError
 from common.flag_settings import FlagSettings, add_all
 from common.process_settings import ProcessSettings
 from common.transfer.choice import TransferMode
-from common.transfer.nixl_network import NixlNetwork
+from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.settings import NixlSettings, TransferSettings
 from frontend.fetch import MediaSettings
 from frontend.http import HttpSettings, KeySettings, read_keys

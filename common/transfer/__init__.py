@@ -4,13 +4,11 @@
   ``receive_all``, ``join_frames``
 - :mod:`metadata`: ``TransferMetadata``, ``encode_metadata``, ``decode_metadata``
 - :mod:`choice`: ``choose_transport``, ``SenderSet``, ``ReceiverSet``
-- :mod:`arena`: ``Arena``, ``Lease``; :mod:`arena_layout`: ``ArenaOffer``;
-  :mod:`arena_mapping`: ``ArenaMapping``; :mod:`arena_file`: ``reap_orphans``
-- transports: :mod:`shm` (``ShmSender``, ``ShmReceiver``), :mod:`nixl` (``NixlSender``,
-  ``NixlReceiver``), :mod:`inline` (``InlineSender``, ``InlineReceiver``), :mod:`reference`
-  (``refer``, ``ReferenceReceiver``), :mod:`memory` (``MemorySender``, ``MemoryReceiver``)
-- :mod:`handshake`: ``TransferOffer``, ``TransferReply``
-- NIXL, none of it in the frontend's or the worker's own process: :mod:`nixl_server` serves the
-  arena, :mod:`nixl_reader` reads for a worker, :mod:`nixl_process` looks after them
 - :mod:`codec`: ``encode``, ``decode``
+- :mod:`handshake`: ``TransferOffer``, ``TransferReply``
+- :mod:`registry`: every transport, by its two ends: :mod:`shm`, :mod:`nixl`, :mod:`inline`,
+  :mod:`reference`; :mod:`memory` is for tests
+- :mod:`arena`, a folder: the frontend's shared memory, which :mod:`shm` and :mod:`nixl` lease from
+- :mod:`nixl_processes`, a folder: the processes that hold NIXL's agents, none of which is in the
+  frontend's or the worker's own process
 """

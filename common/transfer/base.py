@@ -16,10 +16,10 @@ from vllm.multimodal.inputs import MultiModalKwargsItem
 from common.errors import CorruptSegmentError
 from common.identity import MmHash
 from common.telemetry import stage
+from common.transfer.arena import Buffer
 from common.transfer.attachment import Attachment
 from common.transfer.handshake import TransferOffer, TransferReply
 from common.transfer.metadata import FramedMetadata, ItemMetadata, TransferMetadata, Transport
-from common.transfer.segment import Buffer
 
 SentHook: TypeAlias = Callable[[Transport, int], None]
 """Called with the transport and the bytes of each item that is sent."""

@@ -8,7 +8,6 @@ moves bytes: where they lie meanwhile is the transports' business.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
@@ -24,7 +23,7 @@ from vllm.multimodal.inputs import (
 )
 
 from common.errors import CorruptSegmentError, UnsupportedItemError
-from common.transfer.segment import Buffer
+from common.transfer.arena import Buffer, EncodedItem
 
 INLINE_BELOW: Final = 256
 """Tensors of fewer bytes ride inside the envelope."""
@@ -108,25 +107,6 @@ class _Element(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(dict[str, _Element])
-
-
-@dataclass(frozen=True)
-class EncodedItem:
-    """An item as bytes.
-
-    Attributes:
-        envelope: msgpack; names, dtypes, shapes and all tensors below :data:`INLINE_BELOW`.
-        buffers: raw contiguous bytes of the other tensors, in the order in which the
-            envelope counts them, from 1. They alias the tensors' memory and keep it alive.
-    """
-
-    envelope: bytes
-    buffers: list[memoryview]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in envelope and buffers together."""
-        return len(self.envelope) + sum(buffer.nbytes for buffer in self.buffers)
 
 
 def encode(item: MultiModalKwargsItem) -> EncodedItem:

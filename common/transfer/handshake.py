@@ -14,7 +14,7 @@ from typing import get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.errors import ProtocolError
-from common.transfer.arena_layout import ArenaOffer
+from common.transfer.arena import ArenaOffer
 from common.transfer.metadata import Transport
 from common.transfer.nixl_offer import NixlOffer
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, Valid
 from common.cache_partition import SHARED, Partition
 from common.errors import CorruptSegmentError
 from common.identity import MmHash
-from common.transfer.segment import SegmentLayout
+from common.transfer.arena import SegmentLayout
 
 Transport: TypeAlias = Literal["shm", "nixl", "inline", "reference", "memory"]
 

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from common.errors import ArenaUnavailableError
-from common.transfer.arena_layout import ArenaOffer
+from common.transfer.arena import ArenaOffer
 from common.transfer.checksum import KEY_SIZE
 
 

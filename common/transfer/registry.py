@@ -9,9 +9,8 @@ from common.transfer.arena import Arena
 from common.transfer.base import LateSender, MmKwargsReceiver, MmKwargsSender
 from common.transfer.choice import TransferMode
 from common.transfer.inline import InlineReceiver, InlineSender
-from common.transfer.late_nixl import LateNixl
-from common.transfer.nixl import NixlReceiver
-from common.transfer.nixl_network import NixlNetwork
+from common.transfer.nixl import LateNixl, NixlReceiver
+from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.reference import ReferenceReceiver, Render
 from common.transfer.shm import ShmReceiver, ShmSender
 

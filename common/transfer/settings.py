@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from common.flag_settings import FlagSettings
 from common.transfer.choice import TransferMode
-from common.transfer.nixl_network import NixlNetwork, narrowed
+from common.transfer.nixl_processes import NixlNetwork, narrowed
 
 _DEVICES = re.compile(r"[\w.:,-]{1,255}")
 

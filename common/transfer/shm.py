@@ -7,10 +7,17 @@ from typing import ClassVar
 
 from common.errors import ArenaUnavailableError
 from common.telemetry import ARENA_PAGES_RESTORED
-from common.transfer.arena import Lease
-from common.transfer.arena_file import SHARED_MEMORY
-from common.transfer.arena_layout import ArenaOffer
-from common.transfer.arena_mapping import ArenaMapping
+from common.transfer.arena import (
+    HEADER_SIZE,
+    SEGMENT_ALIGNMENT,
+    SHARED_MEMORY,
+    ArenaMapping,
+    ArenaOffer,
+    Lease,
+    aligned,
+    check_envelope,
+    check_header,
+)
 from common.transfer.arena_sender import ArenaSender
 from common.transfer.attachment import Attachment, Attachments
 from common.transfer.base import Accepted, MmKwargsReceiver, Received
@@ -18,8 +25,6 @@ from common.transfer.codec import decode
 from common.transfer.handshake import TransferOffer, TransferReply
 from common.transfer.metadata import ShmMetadata, Transport
 from common.transfer.pages import PrivatePages
-from common.transfer.segment import HEADER_SIZE, aligned, check_envelope, check_header
-from common.transfer.segment_table import SEGMENT_ALIGNMENT
 
 
 class ShmSender(ArenaSender):

@@ -19,7 +19,7 @@ from enum import Enum
 
 from common.card import WorkerCard
 from common.identity import MmHash
-from common.transfer.arena_layout import ArenaOffer
+from common.transfer.arena import ArenaOffer
 from frontend.media_limits import FetchPolicy
 
 

@@ -16,9 +16,8 @@ import cloudpickle
 from common.errors import UnsupportedItemError
 from common.hf_processor_runs import HfProcessorRuns
 from common.renderer_patches import patch_renderer
-from common.transfer.arena_mapping import ArenaMapping
-from common.transfer.codec import EncodedItem, encode
-from common.transfer.segment import SegmentLayout, write_parts
+from common.transfer.arena import ArenaMapping, EncodedItem, SegmentLayout, write_parts
+from common.transfer.codec import encode
 from frontend.fetch import decode, limit_decoders
 from frontend.media_limits import FetchPolicy, MediaError
 from frontend.media_processes import (

@@ -8,9 +8,8 @@ import cloudpickle
 
 from common.errors import OverloadedError
 from common.hf_processor_runs import HfProcessorRuns
-from common.transfer.arena import Lease, ReservedSegment
+from common.transfer.arena import Lease, ReservedSegment, SegmentLayout
 from common.transfer.codec import decode
-from common.transfer.segment import SegmentLayout
 from frontend.fetch import RequestAllowance
 from frontend.media_limits import MEGAPIXEL, Budget, RefusedError
 from frontend.media_processes import (

@@ -16,9 +16,8 @@ from vllm.multimodal.processing.processor import ResolvedPromptUpdate
 
 from common.errors import ArenaFullError, ArenaUnavailableError, UnsupportedItemError
 from common.identity import MmHash
-from common.transfer.arena import Arena, Lease, ReservedSegment
+from common.transfer.arena import Arena, Lease, ReservedSegment, SegmentLayout
 from common.transfer.codec import decode, encode
-from common.transfer.segment import SegmentLayout
 from frontend.processing.batch import Processed
 
 

@@ -20,8 +20,7 @@ from common.telemetry import (
     TRANSFER_FALLBACKS,
     UNDECODABLE_MESSAGES,
 )
-from common.transfer.arena import Arena, ArenaStatistics
-from common.transfer.arena_file import reap_orphans
+from common.transfer.arena import Arena, ArenaStatistics, reap_orphans
 from common.transfer.base import MediaHandle
 from common.transfer.choice import (
     SenderSet,
@@ -31,7 +30,7 @@ from common.transfer.choice import (
     indispensable,
 )
 from common.transfer.handshake import TransferOffer, TransferReply, namespace, parse_reply
-from common.transfer.nixl_network import NixlNetwork
+from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.reference import refer
 from common.transfer.registry import late_senders, senders
 from common.undo import made_in_thread, undo_on_error

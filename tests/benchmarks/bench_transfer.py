@@ -40,19 +40,20 @@ from vllm.multimodal.inputs import (
 
 from common.identity import MmHash
 from common.transfer import pages
-from common.transfer.arena import Arena
-from common.transfer.arena_layout import ArenaOffer
+from common.transfer.arena.arena import Arena
+from common.transfer.arena.layout import ArenaOffer
+from common.transfer.arena.segment import aligned
 from common.transfer.arena_sender import ArenaSender
 from common.transfer.base import MediaHandle, MmKwargsReceiver, receive_all
 from common.transfer.checksum import checksum, new_key
 from common.transfer.codec import decode, encode
 from common.transfer.inline import InlineReceiver, InlineSender
 from common.transfer.metadata import TransferMetadata, decode_metadata, encode_metadata
-from common.transfer.nixl import NixlReceiver, NixlSender
-from common.transfer.nixl_agent import NixlAgent
-from common.transfer.nixl_network import nixl_installed
+from common.transfer.nixl.receiver import NixlReceiver
+from common.transfer.nixl.sender import NixlSender
 from common.transfer.nixl_offer import NixlOffer
-from common.transfer.segment import aligned
+from common.transfer.nixl_processes.agent import NixlAgent
+from common.transfer.nixl_processes.network import nixl_installed
 from common.transfer.settings import NixlSettings
 from common.transfer.shm import ShmReceiver, ShmSender
 from tests.unit.common.transfer.process import Process

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from common.transfer.arena_file import NAME_PATTERN
+from common.transfer.arena.file import NAME_PATTERN
 from tests.chaos.fleet import Fleet
 from tests.open_files import open_files
 

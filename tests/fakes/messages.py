@@ -30,7 +30,7 @@ from common.protocol import (
     ToWorker,
     Welcome,
 )
-from common.transfer.arena_layout import ArenaOffer
+from common.transfer.arena.layout import ArenaOffer
 from common.transfer.handshake import TransferOffer, TransferReply
 from common.transfer.metadata import (
     InlineMetadata,

@@ -21,11 +21,11 @@ from common.protocol import (
     Status,
     Submit,
 )
-from common.transfer.arena import Arena
+from common.transfer.arena.arena import Arena
 from common.transfer.base import MediaHandle
 from common.transfer.choice import TransferMode
-from common.transfer.nixl import NixlReceiver
-from common.transfer.nixl_network import NixlNetwork
+from common.transfer.nixl.receiver import NixlReceiver
+from common.transfer.nixl_processes.network import NixlNetwork
 from common.transfer.registry import receivers
 from frontend.processing.preprocessor import MediaItem
 from frontend.workers.link import Answer, WorkerLink

@@ -15,14 +15,15 @@ from common.errors import ArenaUnavailableError
 from common.identity import Incarnation, WorkerId
 from common.protocol import Ack
 from common.transfer import handshake
-from common.transfer.arena import Arena
-from common.transfer.arena_layout import ArenaOffer
-from common.transfer.arena_mapping import ArenaMapping
+from common.transfer.arena.arena import Arena
+from common.transfer.arena.layout import ArenaOffer
+from common.transfer.arena.mapping import ArenaMapping
 from common.transfer.attachment import Attachment
 from common.transfer.choice import TransferMode
 from common.transfer.handshake import TransferOffer, TransferReply
-from common.transfer.nixl import NixlReceiver, NixlSender
-from common.transfer.nixl_network import NixlNetwork, nixl_installed
+from common.transfer.nixl.receiver import NixlReceiver
+from common.transfer.nixl.sender import NixlSender
+from common.transfer.nixl_processes.network import NixlNetwork, nixl_installed
 from common.transfer.registry import receivers
 from common.transfer.shm import ShmReceiver
 from tests.fakes.engine import ScriptedEngine, no_rendering

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from common.transfer.arena import Arena
-from common.transfer.arena_file import SHARED_MEMORY
+from common.transfer.arena.arena import Arena
+from common.transfer.arena.file import SHARED_MEMORY
 from tests.open_files import open_files
 
 MEGABYTE = 1 << 20

@@ -4,10 +4,10 @@ import time
 from collections.abc import Generator
 from typing import Any
 
-from common.transfer.arena import Arena
+from common.transfer.arena.arena import Arena
 from common.transfer.arena_sender import ArenaSender
-from common.transfer.nixl import NixlSender
-from common.transfer.nixl_network import NixlNetwork
+from common.transfer.nixl.sender import NixlSender
+from common.transfer.nixl_processes.network import NixlNetwork
 from common.transfer.shm import ShmSender
 from tests.unit.common.transfer.items import image, image_hash
 

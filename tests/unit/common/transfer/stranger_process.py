@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from common.errors import ArenaUnavailableError
-from common.transfer.nixl_agent import NixlAgent
-from common.transfer.nixl_child import Start, confine
 from common.transfer.nixl_offer import NixlOffer
+from common.transfer.nixl_processes.agent import NixlAgent
+from common.transfer.nixl_processes.child import Start, confine
 
 ANY_ADDRESS = 1 << 12
 """Where the memory begins that a stranger claims to be registered."""

@@ -4,7 +4,7 @@ import pytest
 
 from common.errors import ArenaUnavailableError
 from common.telemetry import TRANSFER_FALLBACKS
-from common.transfer.arena import Arena
+from common.transfer.arena.arena import Arena
 from common.transfer.choice import (
     ReceiverSet,
     SenderSet,

@@ -26,7 +26,8 @@ from vllm.v1.serial_utils import (
 )
 
 from common.errors import CorruptSegmentError, UnsupportedItemError
-from common.transfer.codec import INLINE_BELOW, MAX_NESTING, EncodedItem, decode, encode
+from common.transfer.arena import EncodedItem
+from common.transfer.codec import INLINE_BELOW, MAX_NESTING, decode, encode
 from tests.unit.common.transfer.items import image, items, same, tensors_of
 
 BATCHED = MultiModalFieldConfig.batched("image").field

@@ -12,7 +12,7 @@ from vllm.multimodal.inputs import (
 )
 
 from common.errors import StaleSegmentError, UnsupportedItemError
-from common.transfer.arena import Arena
+from common.transfer.arena.arena import Arena
 from common.transfer.base import (
     MediaHandle,
     MmKwargsReceiver,

@@ -10,13 +10,13 @@ from common.errors import ArenaUnavailableError, CorruptSegmentError, StaleSegme
 from common.identity import MmHash
 from common.telemetry import ARENA_PAGES_RESTORED
 from common.transfer import shm
-from common.transfer.arena import Arena
-from common.transfer.arena_mapping import ArenaMapping
+from common.transfer.arena.arena import Arena
+from common.transfer.arena.mapping import ArenaMapping
+from common.transfer.arena.segment import HEADER_SIZE
 from common.transfer.base import MediaHandle
 from common.transfer.codec import decode
 from common.transfer.metadata import ShmMetadata
 from common.transfer.pages import PrivatePages
-from common.transfer.segment import HEADER_SIZE
 from common.transfer.shm import ShmReceiver, ShmSender
 from tests.unit.common.transfer.items import image, image_hash, is_image, same
 from tests.waiting import until

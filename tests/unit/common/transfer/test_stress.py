@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from common.errors import ArenaFullError, StaleSegmentError
-from common.transfer.arena import Arena
+from common.transfer.arena.arena import Arena
 from common.transfer.base import MediaHandle
 from common.transfer.shm import ShmReceiver, ShmSender
 from tests.unit.common.transfer.items import image, image_hash, is_image

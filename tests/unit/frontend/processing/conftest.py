@@ -10,7 +10,7 @@ import pytest
 from vllm.renderers import BaseRenderer
 
 from common.card import WorkerCard
-from common.transfer.arena import Arena
+from common.transfer.arena.arena import Arena
 from frontend.args import parse
 from frontend.processing.renderer import build_renderer
 from tests.fakes.cards import make_card

@@ -17,7 +17,7 @@ from common.cache_partition import hash_within, partition_of
 from common.card import WorkerCard
 from common.errors import RequestRejectedError, SaltLostError
 from common.identity import MmHash
-from common.transfer.arena import Arena
+from common.transfer.arena.arena import Arena
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing.client_hashes import HashedItems, content_hash

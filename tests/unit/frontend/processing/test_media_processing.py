@@ -21,7 +21,7 @@ from common.card import WorkerCard
 from common.errors import MmRouterError, OverloadedError
 from common.hf_processor_runs import HfProcessorRuns
 from common.renderer_patches import patch_renderer
-from common.transfer.arena import Arena
+from common.transfer.arena.arena import Arena
 from frontend.fetch.deferred import DeferredMedium
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.errors import RefusedError, RequestLimitError

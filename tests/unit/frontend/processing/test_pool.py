@@ -15,9 +15,9 @@ from common.card import WorkerCard
 from common.errors import ArenaFullError, OverloadedError
 from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash
-from common.transfer.arena import Arena, Lease, ReservedSegment
+from common.transfer.arena.arena import Arena, Lease, ReservedSegment
+from common.transfer.arena.segment import SegmentLayout
 from common.transfer.codec import encode
-from common.transfer.segment import SegmentLayout
 from frontend.fetch.allowance import RequestAllowance
 from frontend.media_limits.budget import Budget, MediaBudgets
 from frontend.media_limits.errors import RefusedError, RequestLimitError

@@ -16,7 +16,7 @@ from common.cache_partition import hash_within, partition_of
 from common.card import WorkerCard
 from common.errors import MmRouterError
 from common.identity import MmHash, RequestId
-from common.transfer.arena import Arena
+from common.transfer.arena.arena import Arena
 from frontend.args import parse
 from frontend.asgi import App
 from frontend.fetch.connector import CONNECTOR_NAME, register

@@ -1,6 +1,6 @@
 import torch
 
-from common.transfer.arena import Arena
+from common.transfer.arena.arena import Arena
 from common.transfer.codec import encode
 from frontend.processing.store import ArenaStore, PrivateStore
 from tests.unit.frontend.processing.media import made_up, same

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from common.transfer.segment import aligned
+from common.transfer.arena.segment import aligned
 
 SEGMENT_ALIGNMENT: Final = mmap.PAGESIZE
 """A page: no two segments share one, so a reader can drop its private copies of a

@@ -40,6 +40,25 @@ def aligned(size: int, alignment: int = PART_ALIGNMENT) -> int:
 
 
 @dataclass(frozen=True)
+class EncodedItem:
+    """An item as bytes, see :mod:`common.transfer.codec`.
+
+    Attributes:
+        envelope: msgpack; names, dtypes, shapes and the small tensors.
+        buffers: raw contiguous bytes of the other tensors, in the order in which the
+            envelope counts them, from 1. They alias the tensors' memory and keep it alive.
+    """
+
+    envelope: bytes
+    buffers: list[memoryview]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in envelope and buffers together."""
+        return len(self.envelope) + sum(buffer.nbytes for buffer in self.buffers)
+
+
+@dataclass(frozen=True)
 class SegmentLayout:
     """Where the parts of a segment lie, in bytes from its start.
 

@@ -22,9 +22,15 @@ import torch
 
 from common.errors import ArenaUnavailableError, ConfigurationError
 from common.telemetry import INTERNAL_ERRORS, NIXL_RESTARTS
-from common.transfer.nixl_child import Start, wait
-from common.transfer.nixl_messages import Channel, NixlPing, NixlPong, Unusable
-from common.transfer.nixl_network import NixlNetwork
+from common.transfer.nixl_processes import (
+    Channel,
+    NixlNetwork,
+    NixlPing,
+    NixlPong,
+    Start,
+    Unusable,
+    wait,
+)
 from common.undo import undo_on_error
 
 logger = logging.getLogger(__name__)
@@ -81,7 +87,7 @@ class NixlProcess(Generic[_Sent, _Got]):
         """
         network.transports()
         self._module = module
-        self._role = module.rpartition(".")[2]
+        self._role = f"nixl_{module.rpartition('.')[2]}"
         self._network = network
         self._open_memory = open_memory
         self._size = size

@@ -1,7 +1,7 @@
 """The frontend's store of processed tensors, in shared memory that workers read in place.
 
 An item is written once, under its hash, and leased to any number of readers. Which bytes
-are whose is decided in :mod:`common.transfer.segment_table`; here they are written.
+are whose is decided in :mod:`common.transfer.arena.segment_table`; here they are written.
 """
 
 import mmap
@@ -16,18 +16,19 @@ from typing import Self
 
 from common.errors import ArenaFullError, ArenaUnavailableError
 from common.identity import MmHash
-from common.transfer import arena_file, pages
-from common.transfer.arena_layout import NONCE_SIZE, SEGMENTS_START, ArenaOffer, pack_head
-from common.transfer.codec import EncodedItem
-from common.transfer.segment import (
+from common.transfer import pages
+from common.transfer.arena.file import SHARED_MEMORY, create, new_name
+from common.transfer.arena.layout import NONCE_SIZE, SEGMENTS_START, ArenaOffer, pack_head
+from common.transfer.arena.segment import (
     HEADER_SIZE,
+    EncodedItem,
     SegmentLayout,
     aligned,
     live_header,
     reclaimed_header,
     write_parts,
 )
-from common.transfer.segment_table import SEGMENT_ALIGNMENT, Block, SegmentTable
+from common.transfer.arena.segment_table import SEGMENT_ALIGNMENT, Block, SegmentTable
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ class Arena:
         self,
         size: int,
         *,
-        directory: Path = arena_file.SHARED_MEMORY,
+        directory: Path = SHARED_MEMORY,
         prefault: bool = True,
     ) -> None:
         """Create the file, allocate all its memory and map its pages.
@@ -213,7 +214,7 @@ class Arena:
         """
         size = max(aligned(size, SEGMENT_ALIGNMENT), SEGMENTS_START + SEGMENT_ALIGNMENT)
         self.offer = ArenaOffer(
-            name=arena_file.new_name(),
+            name=new_name(),
             size=size,
             generation=secrets.randbits(64),
             nonce=secrets.token_hex(NONCE_SIZE),
@@ -222,7 +223,7 @@ class Arena:
         self._path = directory / self.offer.name
         # Kept open because it holds the lock that tells reapers in other PID namespaces
         # that this arena is in use.
-        self._descriptor = arena_file.create(self._path, size)
+        self._descriptor = create(self._path, size)
         try:
             self._memory = memoryview(mmap.mmap(self._descriptor, size))
         except OSError as error:

@@ -8,8 +8,8 @@ from common.transfer.arena import Arena
 from common.transfer.base import LateSender
 from common.transfer.handshake import TransferReply
 from common.transfer.metadata import Transport
-from common.transfer.nixl import NixlSender
-from common.transfer.nixl_network import NixlNetwork, nixl_installed
+from common.transfer.nixl.sender import NixlSender
+from common.transfer.nixl_processes import NixlNetwork, nixl_installed
 
 
 class LateNixl(LateSender):

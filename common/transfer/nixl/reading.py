@@ -15,31 +15,30 @@ from common.errors import (
     ArenaUnavailableError,
     CorruptSegmentError,
 )
-from common.transfer.arena_layout import HEAD_SIZE, check_head
+from common.transfer.arena import HEAD_SIZE, HEADER_SIZE, check_head, check_header, copy_bytes
 from common.transfer.base import Received
 from common.transfer.checksum import checksum
 from common.transfer.codec import decode
-from common.transfer.copies import Copies
-from common.transfer.landing import LandingArea
 from common.transfer.metadata import NixlMetadata
-from common.transfer.nixl_messages import (
+from common.transfer.nixl.copies import Copies
+from common.transfer.nixl.landing import LandingArea
+from common.transfer.nixl.process import NixlProcess
+from common.transfer.nixl_offer import NixlOffer
+from common.transfer.nixl_processes import (
     Connect,
     Disconnect,
     Done,
     FromReader,
     NixlFailed,
+    NixlNetwork,
     Read,
     ToReader,
 )
-from common.transfer.nixl_network import NixlNetwork
-from common.transfer.nixl_offer import NixlOffer
-from common.transfer.nixl_process import NixlProcess
-from common.transfer.segment import HEADER_SIZE, check_header, copy_bytes
 from common.undo import undo_on_error
 
 logger = logging.getLogger(__name__)
 
-_READER: Final = "common.transfer.nixl_reader"
+_READER: Final = "common.transfer.nixl_processes.reader"
 
 _Result = TypeVar("_Result")
 

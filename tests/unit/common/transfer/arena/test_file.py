@@ -9,8 +9,8 @@ import pytest
 
 from common.errors import ArenaUnavailableError
 from common.telemetry import ORPHANED_ARENAS
-from common.transfer import arena_file
-from common.transfer.arena_file import NAME_PATTERN, create, new_name, reap_orphans
+from common.transfer.arena import file as arena_file
+from common.transfer.arena.file import NAME_PATTERN, create, new_name, reap_orphans
 
 
 def dead_pid() -> int:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from common.errors import ArenaUnavailableError, CorruptSegmentError
 from common.transfer import pages
-from common.transfer.arena_file import SHARED_MEMORY
-from common.transfer.arena_layout import SEGMENTS_START, ArenaOffer, check_head
-from common.transfer.segment_table import SEGMENT_ALIGNMENT
+from common.transfer.arena.file import SHARED_MEMORY
+from common.transfer.arena.layout import SEGMENTS_START, ArenaOffer, check_head
+from common.transfer.arena.segment_table import SEGMENT_ALIGNMENT
 
 
 class ArenaMapping:

@@ -1,6 +1,6 @@
 """The process that serves the arena over NIXL, and holds nothing else.
 
-    python -m common.transfer.nixl_server ...
+    python -m common.transfer.nixl_processes.server ...
 
 It maps the arena for reading only, so what somebody writes to it over the network changes
 nothing: at most it ends this process, and another one is started. Where devices register no memory
@@ -17,8 +17,8 @@ import numpy as np
 
 from common.errors import ArenaUnavailableError, ConfigurationError
 from common.transfer import pages
-from common.transfer.nixl_agent import NixlAgent
-from common.transfer.nixl_child import (
+from common.transfer.nixl_processes.agent import NixlAgent
+from common.transfer.nixl_processes.child import (
     Start,
     begin,
     confine,
@@ -28,7 +28,7 @@ from common.transfer.nixl_child import (
     orphaned,
     wait,
 )
-from common.transfer.nixl_messages import (
+from common.transfer.nixl_processes.messages import (
     Channel,
     FromServer,
     Leased,

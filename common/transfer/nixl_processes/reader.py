@@ -1,6 +1,6 @@
 """The process that reads from frontends over NIXL, into memory that a worker maps too.
 
-    python -m common.transfer.nixl_reader ...
+    python -m common.transfer.nixl_processes.reader ...
 
 The worker copies out what came and checks the copy, so what somebody writes to this process
 over the network changes nothing: at most it ends this process, and another one is started.
@@ -16,8 +16,8 @@ from typing import Final
 import numpy as np
 
 from common.errors import ArenaUnavailableError, ConfigurationError
-from common.transfer.nixl_agent import NixlAgent, NixlRead
-from common.transfer.nixl_child import (
+from common.transfer.nixl_processes.agent import NixlAgent, NixlRead
+from common.transfer.nixl_processes.child import (
     Start,
     begin,
     confine,
@@ -25,7 +25,7 @@ from common.transfer.nixl_child import (
     orphaned,
     wait,
 )
-from common.transfer.nixl_messages import (
+from common.transfer.nixl_processes.messages import (
     Channel,
     Connect,
     Disconnect,

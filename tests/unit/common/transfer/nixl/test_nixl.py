@@ -34,16 +34,17 @@ from common.errors import (
     TransferTimeoutError,
 )
 from common.identity import MmHash
-from common.transfer.arena import Arena
-from common.transfer.arena_file import reap_orphans
+from common.transfer.arena.arena import Arena
+from common.transfer.arena.file import reap_orphans
 from common.transfer.base import Received, receive_all
 from common.transfer.metadata import NixlMetadata, decode_metadata, encode_metadata
-from common.transfer.nixl import NixlReceiver, NixlSender
-from common.transfer.nixl_agent import NixlAgent
-from common.transfer.nixl_network import NixlNetwork, nixl_installed
+from common.transfer.nixl.peers import MAX_OVERDUE
+from common.transfer.nixl.receiver import NixlReceiver
+from common.transfer.nixl.sender import NixlSender
 from common.transfer.nixl_offer import NixlOffer
-from common.transfer.nixl_peers import MAX_OVERDUE
-from common.transfer.nixl_reader import pause
+from common.transfer.nixl_processes.agent import NixlAgent
+from common.transfer.nixl_processes.network import NixlNetwork, nixl_installed
+from common.transfer.nixl_processes.reader import pause
 from tests.open_files import open_files
 from tests.unit.common.transfer.items import image, image_hash, is_image, same
 from tests.unit.common.transfer.process import Process

@@ -1,34 +1,27 @@
-"""Other hosts: the arena is registered with NIXL, and workers READ from it.
+"""The frontend's end: the arena is registered with NIXL, and workers READ from it.
 
-Neither side has an agent in its own process, see :mod:`common.transfer.nixl_process`.
+The frontend has no agent in its own process, see :mod:`common.transfer.nixl.process`.
 """
 
-import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import ClassVar, Final
 
-from common.errors import ArenaUnavailableError, ConfigurationError, CorruptSegmentError
+from common.errors import ArenaUnavailableError, ConfigurationError
 from common.identity import MmHash
-from common.transfer.arena import Arena, Lease
-from common.transfer.arena_layout import SEGMENTS_START
+from common.transfer.arena import HEADER_SIZE, Arena, Lease
 from common.transfer.arena_sender import ArenaSender
-from common.transfer.attachment import Attachment, Attachments
-from common.transfer.base import Accepted, MediaHandle, MmKwargsReceiver, Received, SentHook
+from common.transfer.base import MediaHandle, SentHook
 from common.transfer.checksum import checksum, new_key
 from common.transfer.handshake import TransferOffer, TransferReply
 from common.transfer.metadata import NixlMetadata, Transport
-from common.transfer.nixl_messages import FromServer, Leased, Serving, ToServer
-from common.transfer.nixl_network import NixlNetwork
+from common.transfer.nixl.process import NixlProcess
 from common.transfer.nixl_offer import NixlOffer
-from common.transfer.nixl_peers import NixlPeers
-from common.transfer.nixl_process import NixlProcess
-from common.transfer.nixl_reading import NixlReading
-from common.transfer.segment import HEADER_SIZE
+from common.transfer.nixl_processes import FromServer, Leased, NixlNetwork, Serving, ToServer
 from common.undo import undo_on_error
 
-_SERVER: Final = "common.transfer.nixl_server"
+_SERVER: Final = "common.transfer.nixl_processes.server"
 
 
 class NixlSender(ArenaSender):
@@ -179,100 +172,3 @@ class NixlSender(ArenaSender):
         self._process.close()
         if self._own is not None:
             self._own.close()
-
-
-class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
-    """Reads segments by way of a process of its own.
-
-    Attributes:
-        network: what it may use.
-    """
-
-    transport: ClassVar[Transport] = "nixl"
-    metadata_type = NixlMetadata
-
-    def __init__(
-        self,
-        network: NixlNetwork,
-        *,
-        slots: int = 8,
-        slot_size: int = 32 << 20,
-        deadline: float = 10.0,
-    ) -> None:
-        """Starts nothing: the process comes with the first frontend that needs it.
-
-        Args:
-            slots: how many reads go on at the same time.
-            slot_size: bytes that each takes at once; larger segments come in pieces.
-            deadline: seconds that a read may take.
-
-        Raises:
-            ConfigurationError: the network is impossible.
-        """
-        super().__init__()
-        network.transports()
-        self.network = network
-        self._reading = NixlReading(network, slots, slot_size)
-        self._peers = NixlPeers(self._reading, deadline)
-        self._attachments = Attachments(self._peers.detach)
-
-    async def start(self) -> None:
-        """Start the process now: about a second.
-
-        Raises:
-            ConfigurationError: NIXL can't be used here.
-        """
-        await self._reading.start()
-
-    @property
-    def free_slots(self) -> int:
-        """Slots that nothing is read to."""
-        return self._reading.free_slots
-
-    def add_prospects(self, reply: TransferReply) -> TransferReply:
-        reaches = self.network.reaches(same_ipc=reply.same_ipc, same_loopback=reply.same_loopback)
-        return reply.model_copy(update={"could_nixl": reaches})
-
-    def obstacle(self, reply: TransferReply) -> str:
-        if reply.could_nixl:
-            return ""
-        return "this worker's NIXL doesn't lead there without --nixl-interface"
-
-    async def accept(self, offer: TransferOffer, reply: TransferReply) -> Accepted | None:
-        if offer.nixl is None:
-            return None
-        attachment = await self.attach(offer.nixl)
-        return Accepted(reply.model_copy(update={"nixl": offer.nixl.agent}), attachment)
-
-    async def attach(self, offer: NixlOffer) -> Attachment:
-        """Connect to a frontend and prove it by reading the arena's probe. A connection that
-        breaks later is made anew, until all who attached it have detached.
-
-        Raises:
-            ArenaUnavailableError: it can't be reached, or the probe is wrong.
-            ConfigurationError: NIXL can't be used here.
-            TransferTimeoutError: it doesn't answer within the deadline.
-        """
-        await self._reading.start()
-        await self._peers.attach(offer)
-        return self._attachments.add(offer.agent)
-
-    async def _receive(self, metadata: NixlMetadata, frames: Sequence[memoryview]) -> Received:
-        offer = self._peers.offer(metadata.agent)
-        length = metadata.layout.length
-        if metadata.offset < SEGMENTS_START or metadata.offset + length > offer.arena.size:
-            raise CorruptSegmentError(
-                f"no segment of {length} bytes can be at {metadata.offset} in an arena of "
-                f"{offer.arena.size} bytes"
-            )
-        try:
-            return await self._peers.within_deadline(
-                metadata.agent, self._reading.read(offer, metadata)
-            )
-        except ArenaUnavailableError:
-            self._peers.broke(offer)
-            raise
-
-    async def close(self) -> None:
-        self._peers.close()
-        await asyncio.shield(self._reading.close())

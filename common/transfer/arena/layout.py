@@ -9,8 +9,8 @@ from typing import Annotated, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from common.errors import ArenaUnavailableError
-from common.transfer.arena_file import NAME_PATTERN
-from common.transfer.segment_table import SEGMENT_ALIGNMENT
+from common.transfer.arena.file import NAME_PATTERN
+from common.transfer.arena.segment_table import SEGMENT_ALIGNMENT
 
 SEGMENTS_START: Final = SEGMENT_ALIGNMENT
 """Where the first segment begins; the head has the page before it to itself."""

@@ -4,12 +4,12 @@ from collections.abc import Callable
 import pytest
 
 from common.errors import ArenaFullError, ArenaUnavailableError, StaleSegmentError
-from common.transfer import arena as arena_module
-from common.transfer import segment
-from common.transfer.arena import Arena, Lease
-from common.transfer.arena_file import SHARED_MEMORY
+from common.transfer.arena import arena as arena_module
+from common.transfer.arena import segment
+from common.transfer.arena.arena import Arena, Lease
+from common.transfer.arena.file import SHARED_MEMORY
+from common.transfer.arena.segment import check_header
 from common.transfer.codec import encode
-from common.transfer.segment import check_header
 from tests.unit.common.transfer.items import image, image_hash
 
 MakeArena = Callable[..., Arena]

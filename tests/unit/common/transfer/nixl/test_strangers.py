@@ -22,14 +22,15 @@ import pytest
 from common.errors import ArenaUnavailableError, ConfigurationError, CorruptSegmentError
 from common.telemetry import NIXL_RESTARTS
 from common.transfer import pages
-from common.transfer.arena import Arena
-from common.transfer.arena_file import SHARED_MEMORY
+from common.transfer.arena.arena import Arena
+from common.transfer.arena.file import SHARED_MEMORY
+from common.transfer.arena.segment import HEADER_SIZE
 from common.transfer.metadata import NixlMetadata
-from common.transfer.nixl import NixlReceiver, NixlSender
-from common.transfer.nixl_messages import Read
-from common.transfer.nixl_network import NixlNetwork, narrowed, nixl_installed
+from common.transfer.nixl.receiver import NixlReceiver
+from common.transfer.nixl.sender import NixlSender
 from common.transfer.nixl_offer import NixlOffer
-from common.transfer.segment import HEADER_SIZE
+from common.transfer.nixl_processes.messages import Read
+from common.transfer.nixl_processes.network import NixlNetwork, narrowed, nixl_installed
 from common.transfer.shm import ShmReceiver, ShmSender
 from tests.open_files import open_files
 from tests.unit.common.transfer.items import image, image_hash, is_image
@@ -329,7 +330,7 @@ async def test_a_checksum_is_computed_once_for_an_item(
     ShmSender(ends.arena).send(image_hash(1), image(1)).release()
     assert ends.sender.send_held(image_hash(1)) is None, "it would have to be computed"
     ends.sender.send(image_hash(1), image(1)).release()
-    monkeypatch.setattr("common.transfer.nixl.checksum", None)
+    monkeypatch.setattr("common.transfer.nixl.sender.checksum", None)
     again = ends.sender.send_held(image_hash(1))
     assert again is not None
     again.release()
@@ -445,7 +446,7 @@ async def test_a_process_that_does_not_answer_is_replaced(
     make_ends: MakeEnds, monkeypatch: pytest.MonkeyPatch, which: int
 ) -> None:
     """Or nothing would ever go over NIXL again."""
-    monkeypatch.setattr("common.transfer.nixl_process.SILENCE_S", 1.0)
+    monkeypatch.setattr("common.transfer.nixl.process.SILENCE_S", 1.0)
     ends = make_ends(THIS_HOST)
     await ends.receiver.attach(ends.offer)
     assert await ends.carry(7)
@@ -505,7 +506,7 @@ async def stopped_at_its_start() -> int:
 async def test_who_closes_does_not_wait_for_a_process_that_hangs_at_its_start(
     make_arena: MakeArena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("common.transfer.nixl_process.START_S", 3600.0)
+    monkeypatch.setattr("common.transfer.nixl.process.START_S", 3600.0)
     receiver = NixlReceiver(THIS_HOST)
     starting = asyncio.create_task(receiver.start())
     pid = await stopped_at_its_start()

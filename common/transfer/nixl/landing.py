@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from common.errors import ArenaUnavailableError
 from common.transfer import pages
-from common.transfer.segment import aligned
-from common.transfer.segment_table import SEGMENT_ALIGNMENT
+from common.transfer.arena import SEGMENT_ALIGNMENT, aligned
 
 
 @dataclass(frozen=True, eq=False)

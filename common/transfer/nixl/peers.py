@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from common.errors import ArenaUnavailableError, TransferError, TransferTimeoutError
 from common.supervised import supervise
+from common.transfer.nixl.reading import NixlReading
 from common.transfer.nixl_offer import NixlOffer
-from common.transfer.nixl_reading import NixlReading
 from common.undo import undo_on_error
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,45 @@
+"""The frontend's shared memory: who holds what in it, and what a reader finds there.
+
+Without vLLM, so that the processes for media read it at once.
+"""
+
+from common.transfer.arena.arena import Arena, ArenaStatistics, Lease, ReservedSegment
+from common.transfer.arena.file import SHARED_MEMORY, reap_orphans
+from common.transfer.arena.layout import HEAD_SIZE, SEGMENTS_START, ArenaOffer, check_head
+from common.transfer.arena.mapping import ArenaMapping
+from common.transfer.arena.segment import (
+    HEADER_SIZE,
+    Buffer,
+    EncodedItem,
+    SegmentLayout,
+    aligned,
+    check_envelope,
+    check_header,
+    copy_bytes,
+    write_parts,
+)
+from common.transfer.arena.segment_table import SEGMENT_ALIGNMENT
+
+__all__ = [
+    "HEADER_SIZE",
+    "HEAD_SIZE",
+    "SEGMENTS_START",
+    "SEGMENT_ALIGNMENT",
+    "SHARED_MEMORY",
+    "Arena",
+    "ArenaMapping",
+    "ArenaOffer",
+    "ArenaStatistics",
+    "Buffer",
+    "EncodedItem",
+    "Lease",
+    "ReservedSegment",
+    "SegmentLayout",
+    "aligned",
+    "check_envelope",
+    "check_head",
+    "check_header",
+    "copy_bytes",
+    "reap_orphans",
+    "write_parts",
+]

@@ -1,0 +1,47 @@
+"""The processes that hold a NIXL agent: what they run, what they may use, how they are spoken to.
+
+Without vLLM and PyTorch, so that they start at once, and have little that a stranger could take.
+"""
+
+from common.transfer.nixl_processes.child import Start, wait
+from common.transfer.nixl_processes.messages import (
+    Channel,
+    Connect,
+    Disconnect,
+    Done,
+    FromReader,
+    FromServer,
+    Leased,
+    NixlFailed,
+    NixlPing,
+    NixlPong,
+    Read,
+    Serving,
+    ToReader,
+    ToServer,
+    Unusable,
+)
+from common.transfer.nixl_processes.network import NixlNetwork, narrowed, nixl_installed
+
+__all__ = [
+    "Channel",
+    "Connect",
+    "Disconnect",
+    "Done",
+    "FromReader",
+    "FromServer",
+    "Leased",
+    "NixlFailed",
+    "NixlNetwork",
+    "NixlPing",
+    "NixlPong",
+    "Read",
+    "Serving",
+    "Start",
+    "ToReader",
+    "ToServer",
+    "Unusable",
+    "narrowed",
+    "nixl_installed",
+    "wait",
+]

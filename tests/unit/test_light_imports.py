@@ -1,0 +1,21 @@
+"""What child processes import before anything else does without the seconds of vLLM."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "common.transfer.arena",
+        "common.transfer.nixl_processes.reader",
+        "common.transfer.nixl_processes.server",
+        "frontend.media_processes",
+    ],
+)
+def test_neither_vllm_nor_pytorch_is_imported(module: str) -> None:
+    script = f"import sys, {module}; print({{'vllm', 'torch'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == ("set()", "")
