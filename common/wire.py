@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
+from vllm.exceptions import VLLMValidationError
 from vllm.v1.serial_utils import CUSTOM_TYPE_RAW_VIEW, MsgpackDecoder, MsgpackEncoder
 
 from common.errors import ProtocolError
@@ -101,6 +102,7 @@ class Codec(Generic[M]):
             ValueError,
             OverflowError,
             RuntimeError,
+            VLLMValidationError,  # of sampling parameters
         ) as error:
             raise ProtocolError(f"undecodable message: {error}") from error
         return message, frames[1 + count :]

@@ -68,9 +68,7 @@ def test_damaged_messages(side: Side, data: st.DataObject) -> None:
 
 @SIDES
 @given(st.data())
-# Fewer: beyond these Hypothesis finds an input whose two runs draw differently, which is not
-# understood yet.
-@settings(FUZZ, max_examples=100)
+@FUZZ
 def test_messages_with_a_value_that_cannot_be(side: Side, data: st.DataObject) -> None:
     frames = data.draw(hostile_frames(side.originals))
     survives(lambda: side.decode(frames), ProtocolError)

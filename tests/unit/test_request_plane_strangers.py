@@ -200,13 +200,21 @@ async def test_a_request_aborted_before_it_began_says_that_it_ended(plane: Plane
 
 
 @only_shm
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"prompt_token_ids": "none"}, "prompt_token_ids"),
+        # vLLM's own check, which a worker's environment may make stricter than a frontend's.
+        ({"sampling_params": {"n": 1 << 20}}, "VLLM_MAX_N_SEQUENCES"),
+    ],
+)
 async def test_a_request_that_cannot_be_read_fails_and_its_session_goes_on(
-    plane: Plane, raw: Raw
+    plane: Plane, raw: Raw, fields: dict[str, object], named: str
 ) -> None:
-    await raw.say_frames(damaged(submit("bad"), prompt_token_ids="none"))
+    await raw.say_frames(damaged(submit("bad"), **fields))
     failed = await raw.hear(Failed, Goodbye)
     assert isinstance(failed, Failed) and failed.request_id == "bad"
-    assert failed.kind is FailureKind.PROTOCOL and "prompt_token_ids" in failed.message
+    assert failed.kind is FailureKind.PROTOCOL and named in failed.message
     await raw.say(submit("good"))
     while not (last := await raw.hear(Output)).finished:
         pass
