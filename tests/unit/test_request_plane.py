@@ -259,7 +259,7 @@ async def test_a_frontend_that_vanishes_ends_its_requests_on_the_worker(plane: P
 async def test_a_worker_stops_by_itself_what_is_late(plane: Plane) -> None:
     plane.engine.script = never
     cat = media("cat", 7)
-    submit = Submit(RequestId("r"), [1, 2], SamplingParams(), [cat.part], [], timeout_s=0.05)
+    submit = Submit(RequestId("r"), [1, 2], SamplingParams(), [cat.part], [], timeout_s=1.0)
     answers = await collect(plane.link.dispatch(submit, await plane.send(cat)))
     failed = answers[-1]
     assert isinstance(failed, Failed) and failed.kind is FailureKind.LATE

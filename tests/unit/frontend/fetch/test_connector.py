@@ -190,7 +190,8 @@ async def test_errors_of_servers(make_loader: MakeLoader, site: Site, internal: 
         "/away": redirect(internal.url("/secret?secret")),
         "/large": answer(b"x" * 200_000),
     }
-    connector = FrontendMediaConnector(make_loader(timeout_s=0.2, max_mb=0.125))
+    patient = FrontendMediaConnector(make_loader(max_mb=0.125))
+    hasty = FrontendMediaConnector(make_loader(timeout_s=0.2))
     for path, reason in {
         "/404": "the server answered 404",
         "/slow": "the server did not answer in time",
@@ -198,6 +199,7 @@ async def test_errors_of_servers(make_loader: MakeLoader, site: Site, internal: 
         "/large": "it is larger than 0.125 MiB",
     }.items():
         url = site.url(path, host="site.example")
+        connector = hasty if path == "/slow" else patient
         await told(connector, f"{url}?secret", 422, f"Failed to load media from {url}: {reason}")
 
 

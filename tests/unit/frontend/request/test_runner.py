@@ -260,7 +260,7 @@ async def test_a_worker_that_closes_the_connection_amid_an_answer(lab: Lab) -> N
     assert text(outputs) == ANSWER
 
 
-@settings(output_timeout_s=0.2)
+@settings(output_timeout_s=1.0)
 @pytest.mark.parametrize("steps", [0, 6])
 async def test_a_worker_that_hangs_while_its_heart_beats(lab: Lab, steps: int) -> None:
     lab.disturb(steps)
@@ -270,15 +270,15 @@ async def test_a_worker_that_hangs_while_its_heart_beats(lab: Lab, steps: int) -
     assert hung.aborted == 1
 
 
-@settings(request_timeout_s=0.2)
+@settings(request_timeout_s=1.0)
 @pytest.mark.parametrize("steps", [0, 6])
 async def test_a_late_request_is_a_504_and_its_engine_stops(lab: Lab, steps: int) -> None:
     lab.disturb(steps)
-    with pytest.raises(GracefulHTTPError, match=r"not done within 0\.2 s|time was over") as caught:
+    with pytest.raises(GracefulHTTPError, match=r"not done within 1 s|time was over") as caught:
         await lab.ask()
     assert caught.value.http_status == 504
     ((name, asked),) = lab.asked
-    assert asked.timeout_s is not None and 0 < asked.timeout_s <= 0.2
+    assert asked.timeout_s is not None and 0 < asked.timeout_s <= 1.0
     await until(lambda: lab.engines[name].running == 0)
     assert lab.engines[name].aborted == 1
 
@@ -433,10 +433,10 @@ async def test_it_does_not_wait_for_ever(lab: Lab) -> None:
         await asking
 
 
-@settings(request_timeout_s=0.5)
+@settings(request_timeout_s=2.0)
 async def test_it_waits_no_longer_than_it_may_take(lab: Lab) -> None:
     asking = await until_all_failed(lab)
-    with pytest.raises(GracefulHTTPError, match=r"not done within 0\.5 s"):
+    with pytest.raises(GracefulHTTPError, match=r"not done within 2 s"):
         await asking
 
 
