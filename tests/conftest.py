@@ -6,6 +6,7 @@ machine have: only at its own, and at those it started.
 
 import logging
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,15 +24,20 @@ settings.register_profile("explore", settings.get_profile("repeatable"), derando
 settings.load_profile("repeatable")
 
 
-class EnginesInOneProcess(LoadScopeScheduling):
-    """Tests with engines, which share them, go to one process; other modules to whoever is free.
+OWN_ENGINES = ("test_access", "test_families", "test_launch_script", "test_worker_flags")
+"""End-to-end tests that use none of the engines that the others share."""
 
-    An engine takes 3.4 GB, so two processes with engines would not fit into 24 GB.
+
+class SharedEngines(LoadScopeScheduling):
+    """Tests that share engines go to one process, tests with engines of their own to one as well,
+    so that memory suffices; other modules to whoever is free.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.partition("::")[0]
-        return "engines" if module.startswith("tests/e2e/") else module
+        if not module.startswith("tests/e2e/"):
+            return module
+        return "own engines" if Path(module).stem in OWN_ENGINES else "shared engines"
 
     def remove_node(self, node: WorkerController) -> str | None:
         """A test that ends its process is not run again, as it would be, up to eight times. Nor
@@ -53,9 +59,9 @@ class EnginesInOneProcess(LoadScopeScheduling):
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> EnginesInOneProcess:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SharedEngines:
     """Called where ``-n`` is given."""
-    return EnginesInOneProcess(config, log)
+    return SharedEngines(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -35,7 +35,7 @@ from frontend.processing.preprocessor import Preprocessor, ProcessedPrompt
 from frontend.processing.settings import PreprocessSettings
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
-from tests.e2e.processes import environment, start_worker
+from tests.e2e.processes import SEPARATE_EXECUTOR, environment, start_worker
 from tests.e2e.test_last_hop import HOPS
 from tests.pictures import data_uri, picture
 
@@ -127,7 +127,9 @@ def main() -> None:
         script = Path(__file__).parents[2] / "examples" / "demo_model.py"
         subprocess.run([sys.executable, script, root / "model"], check=True)
         for name, (flags, env) in WAYS.items():
-            worker = start_worker(name, root / "model", root / "cards", root, *flags, env=env)
+            worker = start_worker(
+                name, root / "model", root / "cards", root, SEPARATE_EXECUTOR, *flags, env=env
+            )
             try:
                 path = root / "cards" / f"{name}.json"
                 while not path.exists():

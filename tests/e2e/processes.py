@@ -25,7 +25,13 @@ ENGINE_FLAGS = (
     "--block-size=32",
     "--served-model-name=demo",
     "--enable-mm-embeds",
+    # As on one GPU: the engine computes in its own process. vLLM gives "uni" a second one on CPUs.
+    "--distributed-executor-backend=vllm.v1.executor.uniproc_executor.UniProcExecutor",
+    "--num-gpu-blocks-override=2048",  # or it takes a whole GB
 )
+SEPARATE_EXECUTOR = "--distributed-executor-backend=mp"
+"""As on several GPUs: the engine computes in another process."""
+
 SERVER_FLAGS = (
     "--enable-auto-tool-choice",
     "--tool-call-parser=hermes",
