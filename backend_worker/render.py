@@ -23,7 +23,7 @@ from common.errors import CorruptSegmentError
 from common.identity import MmHash
 from common.media_formats import is_known_container
 from common.renderer_patches import ByContent
-from common.transfer.reference import MediaSource
+from common.transfer.media_source import MediaSource
 
 
 class LocalRenderer:

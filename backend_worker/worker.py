@@ -31,7 +31,7 @@ from common.process_settings import configure_logging
 from common.stop_signals import StopSignals
 from common.telemetry import enable_nvtx
 from common.transfer.arena import reap_orphans
-from common.transfer.choice import TransferMode
+from common.transfer.choice import indispensable, wanted
 from common.transfer.nixl import NixlReceiver
 from common.transfer.nixl_processes import nixl_installed
 from common.transfer.registry import receivers
@@ -99,9 +99,8 @@ async def make_nixl_receiver(args: WorkerArgs) -> NixlReceiver | None:
     Raises:
         ConfigurationError: NIXL is asked for and can't be had.
     """
-    if args.transfer in (TransferMode.SHM, TransferMode.DISABLED):
-        return None
-    if args.transfer is TransferMode.AUTO and not nixl_installed():
+    needed = "nixl" in indispensable(args.transfer)
+    if "nixl" not in wanted(args.transfer) or not (needed or nixl_installed()):
         return None
     receiver = NixlReceiver(
         args.network,
@@ -109,7 +108,7 @@ async def make_nixl_receiver(args: WorkerArgs) -> NixlReceiver | None:
         slot_size=args.nixl.slot_mb << 20,
         deadline=args.nixl.deadline_s,
     )
-    if args.transfer is TransferMode.NIXL:
+    if needed:
         try:
             await receiver.start()
         except (ConfigurationError, ArenaUnavailableError) as error:

@@ -299,6 +299,10 @@ class ArenaFullError(TransferError):
     """No room: every segment that could make way is still leased."""
 
 
+class NoEncodedFormError(TransferError):
+    """Only the processed tensors of a medium are there, not the file as its user sent it."""
+
+
 class ArenaUnavailableError(TransferError):
     """The arena's shared memory can't be created or mapped here."""
 

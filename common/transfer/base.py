@@ -19,6 +19,7 @@ from common.telemetry import stage
 from common.transfer.arena import Buffer
 from common.transfer.attachment import Attachment
 from common.transfer.handshake import TransferOffer, TransferReply
+from common.transfer.media_source import MediaSource
 from common.transfer.metadata import FramedMetadata, ItemMetadata, TransferMetadata, Transport
 
 SentHook: TypeAlias = Callable[[Transport, int], None]
@@ -186,6 +187,7 @@ class MmKwargsSender(ABC):
         Raises:
             ArenaFullError: no room for it; send it inline.
             ArenaUnavailableError: the transport was closed.
+            NoEncodedFormError: this transport carries no tensors.
             UnsupportedItemError: the item can't be sent by any transport.
         """
         with stage(f"send_{self.transport}"):
@@ -201,6 +203,12 @@ class MmKwargsSender(ABC):
         if handle is not None:
             self._count(handle)
         return handle
+
+    def send_encoded(self, mm_hash: MmHash, source: MediaSource) -> MediaHandle | None:
+        """Send a medium as its user sent it, on the event loop; None if this transport carries
+        tensors.
+        """
+        return None
 
     def add_offer(self, offer: TransferOffer) -> TransferOffer:
         """The offer with what this transport offers now. One that workers need not prove, or

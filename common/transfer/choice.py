@@ -10,11 +10,17 @@ from typing import Any, Final
 
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
-from common.errors import ArenaFullError, ArenaUnavailableError
+from common.errors import (
+    ArenaFullError,
+    ArenaUnavailableError,
+    NoEncodedFormError,
+    TransferError,
+)
 from common.identity import MmHash
 from common.telemetry import TRANSFER_FALLBACKS
 from common.transfer.base import MediaHandle, MmKwargsReceiver, MmKwargsSender, Received
 from common.transfer.handshake import TransferOffer, TransferReply
+from common.transfer.media_source import MediaSource
 from common.transfer.metadata import TransferMetadata, Transport
 
 
@@ -50,13 +56,32 @@ _WANTED: Final[dict[TransferMode, tuple[Transport, ...]]] = {
 }
 """Preferred first. Where none is proven media travel inline."""
 
+_CERTAIN: Final[Transport] = "inline"
+"""Reaches every worker."""
+
+_FALLBACK_REASONS: Final[dict[type[TransferError], str]] = {
+    ArenaFullError: "arena_full",
+    ArenaUnavailableError: "arena_unavailable",
+    NoEncodedFormError: "no_encoded_form",
+}
+
 _UNPROVEN: Final[dict[Transport, str]] = {"shm": "not_readable", "nixl": "not_connected"}
+
+
+def wanted(mode: TransferMode) -> tuple[Transport, ...]:
+    """The transports that a mode would have, those preferred first."""
+    return _WANTED.get(mode, ())
 
 
 def indispensable(mode: TransferMode) -> tuple[Transport, ...]:
     """The transport without which a mode means nothing; none if there is a choice."""
-    wanted = _WANTED.get(mode, ())
-    return wanted if len(wanted) == 1 else ()
+    return wanted(mode) if len(wanted(mode)) == 1 else ()
+
+
+def better(mode: TransferMode, choice: TransportChoice) -> tuple[Transport, ...]:
+    """The transports that a mode prefers to what was chosen."""
+    names = wanted(mode)
+    return names[: names.index(choice.transport)] if choice.transport in names else names
 
 
 def choose_transport(mode: TransferMode, proven: Collection[Transport]) -> TransportChoice:
@@ -67,9 +92,9 @@ def choose_transport(mode: TransferMode, proven: Collection[Transport]) -> Trans
     """
     if mode is TransferMode.DISABLED:
         return TransportChoice("reference")
-    wanted = _WANTED[mode]
-    chosen: Transport = next((each for each in wanted if each in proven), "inline")
-    first = wanted[0]
+    names = wanted(mode)
+    chosen = next((each for each in names if each in proven), _CERTAIN)
+    first = names[0]
     return (
         TransportChoice(chosen)
         if chosen == first
@@ -83,12 +108,18 @@ class SenderSet:
     def __init__(self, senders: Sequence[MmKwargsSender]) -> None:
         """
         Args:
-            senders: one of each transport in use; the inline one must be among them.
+            senders: one of each transport in use; the inline one must be among them, to which
+                everything falls back.
         """
         self._senders: dict[Transport, MmKwargsSender] = {
             sender.transport: sender for sender in senders
         }
-        self._inline = self._senders["inline"]
+        self._certain = self._senders[_CERTAIN]
+
+    @property
+    def certain(self) -> TransportChoice:
+        """What always works."""
+        return TransportChoice(self._certain.transport)
 
     def add(self, sender: MmKwargsSender) -> None:
         """Have one more transport from now on."""
@@ -109,7 +140,7 @@ class SenderSet:
     ) -> MediaHandle:
         """Send an item; blocks as :meth:`MmKwargsSender.send` does.
 
-        A full or closed arena is counted as a fallback and not an error.
+        What is counted as a fallback is not an error.
 
         Raises:
             UnsupportedItemError: the item can't be sent by any transport.
@@ -118,15 +149,21 @@ class SenderSet:
             TRANSFER_FALLBACKS.labels(choice.instead_of, choice.reason).inc()
         try:
             return self._senders[choice.transport].send(mm_hash, item)
-        except ArenaFullError:
-            TRANSFER_FALLBACKS.labels(choice.transport, "arena_full").inc()
-        except ArenaUnavailableError:
-            TRANSFER_FALLBACKS.labels(choice.transport, "arena_unavailable").inc()
-        return self._inline.send(mm_hash, item)
+        except tuple(_FALLBACK_REASONS) as error:
+            TRANSFER_FALLBACKS.labels(choice.transport, _FALLBACK_REASONS[type(error)]).inc()
+        return self._certain.send(mm_hash, item)
 
-    def send_held(self, choice: TransportChoice, mm_hash: MmHash) -> MediaHandle | None:
-        """Send an item that needs no copy, on the event loop; None if it needs one."""
-        handle = self._senders[choice.transport].send_held(mm_hash)
+    def send_held(
+        self, choice: TransportChoice, mm_hash: MmHash, source: MediaSource | None = None
+    ) -> MediaHandle | None:
+        """Send an item that needs no copy, on the event loop; None if it needs one.
+
+        Args:
+            source: the medium before processing, if that stands for the item.
+        """
+        sender = self._senders[choice.transport]
+        encoded = None if source is None else sender.send_encoded(mm_hash, source)
+        handle = encoded or sender.send_held(mm_hash)
         if handle is not None and choice.instead_of is not None:
             TRANSFER_FALLBACKS.labels(choice.instead_of, choice.reason).inc()
         return handle

@@ -6,54 +6,44 @@ policy for it.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
-from pydantic import JsonValue
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
-from common.cache_partition import SHARED, Partition
-from common.errors import CorruptSegmentError
+from common.errors import CorruptSegmentError, NoEncodedFormError
 from common.identity import MmHash
-from common.transfer.base import MediaHandle, MmKwargsReceiver, Received
+from common.transfer.base import MediaHandle, MmKwargsReceiver, MmKwargsSender, Received
+from common.transfer.media_source import MediaSource
 from common.transfer.metadata import ReferenceMetadata, Transport
-
-
-@dataclass(frozen=True)
-class MediaSource:
-    """A medium before processing.
-
-    Attributes:
-        modality: vLLM's name of it.
-        encoded: the file as fetched, a JPEG for example.
-        mm_processor_kwargs: what the request told the HF processor.
-        media_io_kwargs: what the request told the decoder.
-        partition: whose it is.
-    """
-
-    modality: str
-    encoded: bytes
-    mm_processor_kwargs: dict[str, JsonValue]
-    media_io_kwargs: dict[str, JsonValue]
-    partition: Partition = SHARED
-
 
 Render = Callable[[MediaSource], Awaitable[tuple[MmHash, MultiModalKwargsItem]]]
 """Decodes and processes a medium; gives its hash, within its partition, and tensors."""
 
 
-def refer(mm_hash: MmHash, source: MediaSource) -> MediaHandle:
-    """A handle of the encoded medium; nothing is held for it."""
-    metadata = ReferenceMetadata(
-        mm_hash=mm_hash,
-        envelope_size=len(source.encoded),
-        buffer_sizes=(),
-        modality=source.modality,
-        mm_processor_kwargs=source.mm_processor_kwargs,
-        media_io_kwargs=source.media_io_kwargs,
-        partition=source.partition,
-    )
-    return MediaHandle(metadata, [source.encoded])
+class ReferenceSender(MmKwargsSender):
+    """Sends the encoded medium; nothing is held for it."""
+
+    transport: ClassVar[Transport] = "reference"
+
+    def send_encoded(self, mm_hash: MmHash, source: MediaSource) -> MediaHandle:
+        metadata = ReferenceMetadata(
+            mm_hash=mm_hash,
+            envelope_size=len(source.encoded),
+            buffer_sizes=(),
+            modality=source.modality,
+            mm_processor_kwargs=source.mm_processor_kwargs,
+            media_io_kwargs=source.media_io_kwargs,
+            partition=source.partition,
+        )
+        handle = MediaHandle(metadata, [source.encoded])
+        self._count(handle)
+        return handle
+
+    def _send(self, mm_hash: MmHash, item: MultiModalKwargsItem) -> MediaHandle:
+        raise NoEncodedFormError(f"media item {mm_hash} has no encoded form that stands for it")
+
+    def close(self) -> None:
+        """Nothing to free."""
 
 
 class ReferenceReceiver(MmKwargsReceiver[ReferenceMetadata]):

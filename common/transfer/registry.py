@@ -7,11 +7,11 @@ from typing import Any
 
 from common.transfer.arena import Arena
 from common.transfer.base import LateSender, MmKwargsReceiver, MmKwargsSender
-from common.transfer.choice import TransferMode
+from common.transfer.choice import TransferMode, wanted
 from common.transfer.inline import InlineReceiver, InlineSender
 from common.transfer.nixl import LateNixl, NixlReceiver
 from common.transfer.nixl_processes import NixlNetwork
-from common.transfer.reference import ReferenceReceiver, Render
+from common.transfer.reference import ReferenceReceiver, ReferenceSender, Render
 from common.transfer.shm import ShmReceiver, ShmSender
 
 
@@ -21,9 +21,12 @@ def senders(arena: Arena | None, mode: TransferMode) -> list[MmKwargsSender]:
     Args:
         arena: shared memory to lease from, None to send everything inline.
     """
-    if arena is None or mode is TransferMode.NIXL:
-        return [InlineSender()]
-    return [InlineSender(), ShmSender(arena)]
+    ends: list[MmKwargsSender] = [InlineSender()]
+    if mode is TransferMode.DISABLED:
+        ends.append(ReferenceSender())
+    if arena is not None and "shm" in wanted(mode):
+        ends.append(ShmSender(arena))
+    return ends
 
 
 def late_senders(arena: Arena | None, mode: TransferMode, network: NixlNetwork) -> list[LateSender]:
@@ -32,9 +35,7 @@ def late_senders(arena: Arena | None, mode: TransferMode, network: NixlNetwork) 
     Args:
         network: over which they may go.
     """
-    if arena is None or mode not in (TransferMode.AUTO, TransferMode.NIXL):
-        return []
-    return [LateNixl(arena, network)]
+    return [LateNixl(arena, network)] if arena is not None and "nixl" in wanted(mode) else []
 
 
 def receivers(render: Render, nixl: NixlReceiver | None = None) -> list[MmKwargsReceiver[Any]]:

@@ -15,7 +15,7 @@ from common.cache_partition import Partition
 from common.errors import MmRouterError, OverloadedError
 from common.hf_processor_runs import HfProcessorRuns
 from common.telemetry import PREPROCESS_WAITING, stage
-from common.transfer.reference import MediaSource
+from common.transfer.media_source import MediaSource
 from frontend.fetch import DeferredMedium
 from frontend.processing.backends import Backend, Decodes
 from frontend.processing.batch import MediaOptions, Processed, processes_apart

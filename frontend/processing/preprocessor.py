@@ -30,7 +30,7 @@ from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash, MmIdentifier
 from common.protocol import MediaPart
 from common.transfer.arena import Arena
-from common.transfer.reference import MediaSource
+from common.transfer.media_source import MediaSource
 from frontend.fetch import MediaLoader
 from frontend.media_processes import StartUp
 from frontend.processing.backends import Backend, OwnBackend, PoolBackend

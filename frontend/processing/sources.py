@@ -3,7 +3,7 @@
 from collections import OrderedDict
 
 from common.identity import MmHash
-from common.transfer.reference import MediaSource
+from common.transfer.media_source import MediaSource
 
 BUDGET_BYTES = 1 << 30
 """Encoded media kept. A request whose source is gone is served inline."""

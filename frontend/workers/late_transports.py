@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -54,6 +54,7 @@ class LateTransports:
         review: Callable[[], None],
         offer: Callable[[], bytes],
         add: Callable[[MmKwargsSender], None],
+        better: Callable[[TransportChoice], Collection[Transport]],
     ) -> None:
         """
         Args:
@@ -62,6 +63,7 @@ class LateTransports:
             review: chooses for each of them anew.
             offer: what they are told.
             add: has one more transport from now on.
+            better: the transports that would be preferred to a choice.
         """
         self.started: dict[Transport, MmKwargsSender] = {}
         self._late = late
@@ -69,6 +71,7 @@ class LateTransports:
         self._review = review
         self._offer = offer
         self._add = add
+        self._better = better
         self._changed = asyncio.Event()
         self._closed = False
         self._task: asyncio.Task[None] | None = None
@@ -110,10 +113,13 @@ class LateTransports:
 
     def _needs(self, worker: ReachedWorker) -> bool:
         """Whether a worker should be offered one of them as it is now."""
+        return any(self._would_help(late, worker) for late in self._late)
+
+    def _would_help(self, late: LateSender, worker: ReachedWorker) -> bool:
         return (
             worker.offer_to is not None
-            and worker.choice.transport == "inline"
-            and any(late.reaches(worker.terms) for late in self._late)
+            and late.transport in self._better(worker.choice)
+            and late.reaches(worker.terms)
         )
 
     async def _keep_offering(self) -> None:
@@ -136,7 +142,9 @@ class LateTransports:
         if not needing:
             return False
         for late in self._late:
-            if late.transport not in self.started and _any_reached(late, needing):
+            if late.transport not in self.started and any(
+                self._would_help(late, worker) for worker in needing
+            ):
                 await self._start(late)
         if any(sender.offers for sender in self.started.values()):
             offer = self._offer()
@@ -154,14 +162,10 @@ class LateTransports:
         try:
             sender = await made_in_thread(start, MmKwargsSender.close)
         except ConfigurationError as error:
-            logger.warning("workers that can't map the arena get media inline: %s", error)
+            logger.warning("media go on to travel as they do: %s", error)
             return
         sender.on_change = partial(_tell, loop, self._changed)
         self._begin(sender)
-
-
-def _any_reached(late: LateSender, workers: Iterable[ReachedWorker]) -> bool:
-    return any(late.reaches(worker.terms) for worker in workers)
 
 
 def _tell(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

@@ -17,7 +17,6 @@ from common.telemetry import (
     ARENA_BYTES_USED,
     ARENA_LEASES,
     TENSOR_BYTES,
-    TRANSFER_FALLBACKS,
     UNDECODABLE_MESSAGES,
 )
 from common.transfer.arena import Arena, ArenaStatistics, reap_orphans
@@ -26,20 +25,18 @@ from common.transfer.choice import (
     SenderSet,
     TransferMode,
     TransportChoice,
+    better,
     choose_transport,
     indispensable,
 )
 from common.transfer.handshake import TransferOffer, TransferReply, namespace, parse_reply
 from common.transfer.nixl_processes import NixlNetwork
-from common.transfer.reference import refer
 from common.transfer.registry import late_senders, senders
 from common.undo import made_in_thread, undo_on_error
 from frontend.processing import MediaItem
 from frontend.workers.late_transports import LateTransports, OfferTo, ReachedWorker
 
 logger = logging.getLogger(__name__)
-
-INLINE = TransportChoice("inline")
 
 
 class MediaSender:
@@ -74,6 +71,7 @@ class MediaSender:
             review=self._review,
             offer=self.offer,
             add=self._senders.add,
+            better=partial(better, mode),
         )
         if arena is not None:
             ARENA_LEASES.set_function(lambda: arena.statistics().leases)
@@ -195,7 +193,7 @@ class MediaSender:
             UnsupportedItemError: an item that no transport can carry.
         """
         reached = self._workers.get(worker_id)
-        choice = INLINE if inline or reached is None else reached.choice
+        choice = self._senders.certain if inline or reached is None else reached.choice
         handles: list[MediaHandle] = []
         with undo_on_error(partial(release, handles)):
             for each in media:
@@ -208,12 +206,7 @@ class MediaSender:
 
     async def _send_one(self, choice: TransportChoice, media: MediaItem) -> MediaHandle:
         mm_hash = media.part.mm_hash
-        if choice.transport == "reference":
-            if media.source is not None:
-                return refer(mm_hash, media.source)
-            TRANSFER_FALLBACKS.labels("reference", "no_encoded_form").inc()
-            choice = INLINE
-        held = self._senders.send_held(choice, mm_hash)
+        held = self._senders.send_held(choice, mm_hash, media.source)
         if held is not None:
             return held
         send = partial(self._senders.send, choice, mm_hash, media.item)

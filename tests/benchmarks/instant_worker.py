@@ -22,7 +22,7 @@ from common.discovery.file import FileCardPublisher
 from common.errors import CorruptSegmentError, MediaMissingError
 from common.identity import Incarnation, MmHash, WorkerId
 from common.protocol import Submit
-from common.transfer.reference import MediaSource
+from common.transfer.media_source import MediaSource
 from common.transfer.registry import receivers
 from tests.fakes.cards import make_card
 

@@ -19,7 +19,7 @@ from common.identity import MmHash
 from common.protocol import (
     Submit,
 )
-from common.transfer.reference import MediaSource
+from common.transfer.media_source import MediaSource
 
 Script = Callable[[Submit, Items], AsyncGenerator[RequestOutput]]
 

@@ -10,7 +10,7 @@ from vllm.renderers import BaseRenderer
 from backend_worker import render
 from backend_worker.render import LocalRenderer
 from common.errors import CorruptSegmentError
-from common.transfer.reference import MediaSource
+from common.transfer.media_source import MediaSource
 from tests.hostile_media import CANARY_FILM, CANARY_SOUND, naming, nobody_connects, put_canaries
 from tests.opens import Opens, opens_of
 

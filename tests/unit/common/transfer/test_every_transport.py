@@ -1,7 +1,8 @@
 """What holds for each transport alike."""
 
 from collections.abc import AsyncIterator, Callable
-from typing import Any, NamedTuple
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, NamedTuple, get_args
 
 import pytest
 import torch
@@ -14,16 +15,23 @@ from vllm.multimodal.inputs import (
 from common.errors import StaleSegmentError, UnsupportedItemError
 from common.transfer.arena.arena import Arena
 from common.transfer.base import (
+    LateSender,
     MediaHandle,
     MmKwargsReceiver,
     MmKwargsSender,
     Received,
     join_frames,
 )
+from common.transfer.choice import TransferMode, wanted
 from common.transfer.inline import InlineReceiver, InlineSender
 from common.transfer.memory import MemoryReceiver, MemorySender, MemoryStore
-from common.transfer.metadata import decode_metadata, encode_metadata
+from common.transfer.metadata import Transport, decode_metadata, encode_metadata
+from common.transfer.nixl.receiver import NixlReceiver
+from common.transfer.nixl.sender import NixlSender
+from common.transfer.nixl_processes.network import NixlNetwork, nixl_installed
+from common.transfer.registry import late_senders, receivers, senders
 from common.transfer.shm import ShmReceiver, ShmSender
+from tests.fakes.engine import no_rendering
 from tests.unit.common.transfer.items import image, image_hash, is_image, same
 
 MakeArena = Callable[..., Arena]
@@ -42,22 +50,91 @@ class Ends(NamedTuple):
         )
 
 
-@pytest.fixture(params=["shm", "inline", "memory"])
+@asynccontextmanager
+async def inline(make_arena: MakeArena) -> AsyncIterator[Ends]:
+    yield Ends(InlineSender(), InlineReceiver())
+
+
+@asynccontextmanager
+async def memory(make_arena: MakeArena) -> AsyncIterator[Ends]:
+    store = MemoryStore()
+    yield Ends(MemorySender(store), MemoryReceiver(store))
+
+
+@asynccontextmanager
+async def nixl(make_arena: MakeArena) -> AsyncIterator[Ends]:
+    if not nixl_installed():
+        pytest.skip("nixl is not installed")
+    sender = NixlSender(make_arena(), NixlNetwork())
+    receiver = NixlReceiver(NixlNetwork(), slots=2, slot_size=1 << 16)
+    assert sender.offer is not None
+    await receiver.attach(sender.offer)
+    yield Ends(sender, receiver)
+
+
+@asynccontextmanager
+async def shm(make_arena: MakeArena) -> AsyncIterator[Ends]:
+    arena = make_arena()
+    receiver = ShmReceiver()
+    await receiver.attach(arena.offer)
+    yield Ends(ShmSender(arena), receiver)
+
+
+ENDS: dict[Transport, Callable[[MakeArena], AbstractAsyncContextManager[Ends]]] = {
+    "inline": inline,
+    "memory": memory,
+    "nixl": nixl,
+    "shm": shm,
+}
+
+
+@pytest.fixture(params=ENDS)
 async def ends(request: pytest.FixtureRequest, make_arena: MakeArena) -> AsyncIterator[Ends]:
-    match request.param:
-        case "shm":
-            arena = make_arena()
-            shm = ShmReceiver()
-            await shm.attach(arena.offer)
-            ends = Ends(ShmSender(arena), shm)
-        case "inline":
-            ends = Ends(InlineSender(), InlineReceiver())
-        case _:
-            store = MemoryStore()
-            ends = Ends(MemorySender(store), MemoryReceiver(store))
-    yield ends
-    ends.sender.close()
-    await ends.receiver.close()
+    transport: Transport = request.param
+    async with ENDS[transport](make_arena) as ends:
+        yield ends
+        ends.sender.close()
+        await ends.receiver.close()
+
+
+def test_no_transport_is_forgotten() -> None:
+    """The reference carries no tensors."""
+    assert {*ENDS, "reference"} == set(get_args(Transport))
+
+
+def sending(mode: TransferMode, arena: Arena) -> list[Transport]:
+    ends: list[MmKwargsSender | LateSender] = [
+        *senders(arena, mode),
+        *late_senders(arena, mode, NixlNetwork()),
+    ]
+    return [end.transport for end in ends]
+
+
+@pytest.fixture
+async def receiving() -> AsyncIterator[list[Transport]]:
+    """In the order in which a worker tries what is offered."""
+    ends = receivers(no_rendering, NixlReceiver(NixlNetwork()))
+    yield [end.transport for end in ends]
+    for end in ends:
+        await end.close()
+
+
+async def test_every_transport_has_its_two_ends_in_the_list(
+    make_arena: MakeArena, receiving: list[Transport]
+) -> None:
+    """The one in memory is for tests alone."""
+    arena = make_arena()
+    sent = {name for mode in TransferMode for name in sending(mode, arena)}
+    assert sent == set(receiving) == set(get_args(Transport)) - {"memory"}
+
+
+async def test_a_mode_wants_what_there_is_in_the_order_in_which_it_is_tried(
+    make_arena: MakeArena, receiving: list[Transport]
+) -> None:
+    arena = make_arena()
+    for mode in TransferMode:
+        assert set(wanted(mode)) <= set(sending(mode, arena))
+        assert sorted(wanted(mode), key=receiving.index) == list(wanted(mode))
 
 
 @pytest.mark.parametrize(
