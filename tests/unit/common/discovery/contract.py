@@ -60,6 +60,10 @@ class DiscoveryContract(ABC):
     async def lose_all_cards(self) -> None:
         """Take the place itself away, behind everybody's back."""
 
+    @abstractmethod
+    async def abandon(self, publisher: CardPublisher) -> None:
+        """Let a publisher end as if its process was killed."""
+
     async def test_a_published_card_is_seen_and_a_withdrawn_one_goes(self) -> None:
         card = make_card()
         async with watching(self.watcher()) as changes:
@@ -131,6 +135,21 @@ class DiscoveryContract(ABC):
             # Whether its absence is noticed is a matter of time; at the end it is there.
             async with watching(self.watcher()) as later:
                 assert await later.next() == CardPresent(make_card())
+
+    async def test_a_worker_that_dies_goes_when_its_lease_ends_and_no_other(self) -> None:
+        dead, alive = make_card("dead"), make_card("alive")
+        async with watching(self.watcher()) as changes, self.publisher() as survivor:
+            publisher = self.publisher()
+            for one, card in ((publisher, dead), (survivor, alive)):
+                await one.publish(card)
+                assert await changes.next() == CardPresent(card)
+            await self.abandon(publisher)
+            assert await changes.next() == gone(dead)
+            async with self.publisher() as again:  # a new process of the same worker
+                reborn = make_card("dead", incarnation=Incarnation("i1"))
+                await again.publish(reborn)
+                assert await changes.next() == CardPresent(reborn)
+            assert await changes.next() == gone(reborn)
 
     async def test_what_was_withdrawn_never_comes_back(self) -> None:
         """Not even by a write that was given up while it was under way."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.discovery.base import CardPublisher, CardWatcher, Discovery
-from common.discovery.file import FileDiscovery
+from common.discovery.file import FileCardPublisher, FileDiscovery, watcher
 from common.discovery.urls import BACKENDS, open_discovery
 from common.errors import ConfigurationError
 from common.fleet_key import FleetKey
@@ -28,6 +28,14 @@ class Place(ABC):
     async def lose_all_cards(self) -> None:
         """Take the place away, behind everybody's back."""
 
+    @abstractmethod
+    def shorten_leases(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let leases end as soon as they can here."""
+
+    @abstractmethod
+    async def abandon(self, publisher: CardPublisher) -> None:
+        """Let a publisher end as if its process was killed."""
+
 
 class DirectoryPlace(Place):
     def __init__(self, tmp_path: Path) -> None:
@@ -37,6 +45,15 @@ class DirectoryPlace(Place):
     async def lose_all_cards(self) -> None:
         await asyncio.to_thread(shutil.rmtree, self._directory.parent, ignore_errors=True)
 
+    def shorten_leases(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # Longer than a test may stand still between two renewals.
+        monkeypatch.setattr(watcher, "LEASE_S", 3.0)
+
+    async def abandon(self, publisher: CardPublisher) -> None:
+        assert isinstance(publisher, FileCardPublisher)
+        for task in publisher._tasks:
+            task.cancel()
+
 
 PLACES: dict[str, Callable[[Path], Place]] = {"file": DirectoryPlace}
 """A place of every backend, in a directory of the test's own."""
@@ -45,11 +62,12 @@ PLACES: dict[str, Callable[[Path], Place]] = {"file": DirectoryPlace}
 @pytest.mark.parametrize("scheme", BACKENDS)
 class TestEveryBackend(DiscoveryContract):
     @pytest.fixture(autouse=True)
-    def open(self, scheme: str, tmp_path: Path) -> None:
+    def open(self, scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert scheme in PLACES, f"no test says where {scheme} keeps cards: add it to PLACES"
         self._place = PLACES[scheme](tmp_path)
         self._discovery = open_discovery(self._place.url)
         assert isinstance(self._discovery, BACKENDS[scheme])
+        self._place.shorten_leases(monkeypatch)
 
     def publisher(self, key: FleetKey | None = None) -> CardPublisher:
         return self._discovery.publisher(key, renew_s=RENEW_S)
@@ -59,6 +77,9 @@ class TestEveryBackend(DiscoveryContract):
 
     async def lose_all_cards(self) -> None:
         await self._place.lose_all_cards()
+
+    async def abandon(self, publisher: CardPublisher) -> None:
+        await self._place.abandon(publisher)
 
 
 def test_every_implementation_is_in_the_table() -> None:

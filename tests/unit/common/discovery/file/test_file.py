@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from common.card import WorkerCard, WorkerState
-from common.discovery import file
 from common.discovery.base import CardChange, CardGone, CardPresent, CardRefused
-from common.discovery.file import LEASE_S, FileCardPublisher, FileCardWatcher
+from common.discovery.file import LEASE_S, FileCardPublisher, FileCardWatcher, files
 from common.errors import CardError, CardKeyError, DiscoveryError
 from common.fleet_key import FleetKey, new
 from common.identity import Incarnation, WorkerId
@@ -414,7 +413,7 @@ async def test_a_renewal_that_fails_is_tried_again(
     async with FileCardPublisher(cards, renew_s=RENEW_S) as publisher:
         await publisher.publish(make_card())
         with monkeypatch.context() as patch:
-            patch.setattr(file, "open_private", raises(OSError(24, "Too many open files")))
+            patch.setattr(files, "open_private", raises(OSError(24, "Too many open files")))
             await until(lambda: counted("renewal") > before + 2)
         path = path_of(cards, make_card())
         path.unlink()

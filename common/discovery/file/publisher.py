@@ -1,0 +1,130 @@
+"""A worker's side: one card as a file, touched as long as the worker lives."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from common.card import WorkerCard
+from common.discovery.base import RENEW_S, CardPublisher
+from common.discovery.file.card_file import CardFile
+from common.discovery.file.files import CARD_NAME, UNFINISHED, Version, opened
+from common.discovery.seal import seal
+from common.errors import DiscoveryError
+from common.fleet_key import FleetKey
+from common.supervised import supervise
+from common.telemetry import DISCOVERY_ERRORS
+
+logger = logging.getLogger(__name__)
+
+SWEEP_S: Final = 60.0
+"""Files of the dead are removed after at most twice this long."""
+
+WITHDRAW_S: Final = 5.0
+"""How long a leaving worker waits for a file system that hangs."""
+
+
+class FileCardPublisher(CardPublisher):
+    """Publishes one card as ``<directory>/<worker id>.<incarnation>.json``."""
+
+    def __init__(
+        self,
+        directory: Path,
+        key: FleetKey | None = None,
+        *,
+        renew_s: float = RENEW_S,
+        sweep_s: float = SWEEP_S,
+    ) -> None:
+        """
+        Args:
+            key: seals the card; None in fleets without one.
+            renew_s: seconds between renewals of the lease.
+            sweep_s: seconds for which a file must not change to be removed as a dead worker's.
+        """
+        self._directory = directory
+        self._key = key
+        self._renew_s = renew_s
+        self._sweep_s = sweep_s
+        self._file = CardFile(directory)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def publish(self, card: WorkerCard) -> None:
+        name = f"{card.worker_id}.{card.incarnation}.json"
+        if not CARD_NAME.fullmatch(name):
+            raise DiscoveryError(
+                f"worker id {card.worker_id!r} can't name a file: "
+                "use letters, digits, '.', '_', '-'"
+            )
+        try:
+            await asyncio.to_thread(self._file.write, name, seal(card, self._key))
+        except OSError as error:
+            raise DiscoveryError(
+                f"card can't be written to {self._directory / name}: {error}"
+            ) from error
+        if not self._tasks:
+            self._tasks = [
+                asyncio.create_task(supervise("card renewal", self._renew), name="renew-card"),
+                asyncio.create_task(supervise("card sweep", self._sweep), name="sweep-cards"),
+            ]
+
+    async def withdraw(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        try:
+            async with asyncio.timeout(WITHDRAW_S):
+                await asyncio.to_thread(self._file.remove)
+        except (OSError, DiscoveryError) as error:  # a TimeoutError is an OSError
+            logger.warning(
+                "the card can't be withdrawn, its lease will end: %s",
+                str(error) or "the file system does not answer",
+            )
+
+    async def _renew(self) -> None:
+        said = ""
+        while True:
+            await asyncio.sleep(self._renew_s)
+            try:
+                await asyncio.to_thread(self._file.renew)
+            except (OSError, DiscoveryError) as error:
+                # The disk is full or gone, or others may write there now. The operator may
+                # put that right, so it is tried again and again.
+                DISCOVERY_ERRORS.labels("renewal").inc()
+                if str(error) != said:
+                    said = str(error)
+                    logger.warning("the lease of the card can't be renewed: %s", error)
+            else:
+                said = ""
+
+    async def _sweep(self) -> None:
+        """Remove what workers that were killed left behind.
+
+        A worker that only stood still writes its card again when it goes on.
+        """
+        before: dict[str, Version] = {}
+        while True:
+            await asyncio.sleep(self._sweep_s)
+            try:
+                before = await asyncio.to_thread(_sweep, self._directory, before)
+            except (OSError, DiscoveryError) as error:
+                logger.debug("no files of dead workers were removed: %s", error)
+
+
+def _sweep(path: Path, before: dict[str, Version]) -> dict[str, Version]:
+    """Remove files of cards about which nothing has changed; what is there now."""
+    now: dict[str, Version] = {}
+    with opened(path) as directory:
+        for name in os.listdir(directory):  # noqa: PTH208  # a descriptor
+            if not CARD_NAME.fullmatch(name.removeprefix(".").removesuffix(UNFINISHED)):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                now[name] = Version.of(status)
+                if stat.S_ISREG(status.st_mode) and now[name] == before.get(name):
+                    os.unlink(name, dir_fd=directory)
+                    logger.info("card %s was removed: nobody has renewed it for long", path / name)
+    return now
