@@ -22,6 +22,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "backend_worker/request.py": "test_request_plane.py",
     "backend_worker/settings.py": "test_settings.py",
     "backend_worker/supervise.py": "backend_worker/test_supervise.py",
+    "common/discovery/file/card_file.py": "common/discovery/file/test_file.py",
     "common/process_settings.py": "test_settings.py",
     "common/transfer/arena_sender.py": "common/transfer/test_shm.py",
     "common/transfer/checksum.py": "common/transfer/nixl/test_nixl.py",
@@ -136,8 +137,24 @@ def _imports(file: Path) -> list[str]:
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            door = _behind(node.module)
+            names.append(node.module)
+            names += (door.get(alias.name, f"{node.module}.{alias.name}") for alias in node.names)
     return names
+
+
+@cache
+def _behind(folder: str) -> dict[str, str]:
+    """The modules in which the names lie that a folder's door exports."""
+    door = ROOT / folder.replace(".", "/") / "__init__.py"
+    if not folder.startswith(PACKAGES) or not door.is_file():
+        return {}
+    return {
+        alias.name: node.module
+        for node in ast.parse(door.read_text()).body
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+    }
 
 
 def _is_named_after(test: Path, module: str) -> bool:
