@@ -144,7 +144,7 @@ TASK_FAILURES = Counter(
 )
 DISCOVERY_ERRORS = Counter(
     "mmrouter_discovery_errors",
-    "Entries and listings of the discovery directory that could not be used, by reason",
+    "What went wrong where cards are kept, by reason",
     ["reason"],
 )
 WORKERS = Gauge("mmrouter_workers", "Workers by state", ["state"])

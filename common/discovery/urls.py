@@ -4,10 +4,14 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from common.discovery.base import Discovery
+from common.discovery.etcd import EtcdDiscovery
 from common.discovery.file import FileDiscovery
 from common.errors import ConfigurationError
 
-BACKENDS: Final[dict[str, type[Discovery]]] = {"file": FileDiscovery}
+BACKENDS: Final[dict[str, type[Discovery]]] = {
+    "file": FileDiscovery,
+    "etcd": EtcdDiscovery,
+}
 """Every kind of discovery, by the scheme of its URLs."""
 
 

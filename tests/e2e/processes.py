@@ -122,7 +122,7 @@ class Process:
 def start_worker(
     name: str,
     model: Path,
-    discovery: Path,
+    discovery: Path | str,
     logs: Path,
     *flags: str,
     within: Sequence[str] = (),
@@ -131,15 +131,20 @@ def start_worker(
     """A worker named ``name``.
 
     Args:
+        discovery: where cards are kept: a directory or a URL.
         within: a command that runs it, ``unshare --mount`` for example.
     """
     command = [
         *within,
         sys.executable, "-m", "backend_worker",
-        f"--model={model}", f"--worker-id={name}", f"--discovery-dir={discovery}",
+        f"--model={model}", f"--worker-id={name}", discovery_flag(discovery),
         *ENGINE_FLAGS, SERVER_FLAGS[-1], *flags,
     ]  # fmt: skip
     return Process(name, command, logs / f"{name}.log", **env)
+
+
+def discovery_flag(place: Path | str) -> str:
+    return f"--discovery={place}" if isinstance(place, str) else f"--discovery-dir={place}"
 
 
 def card_path(discovery: Path, name: str) -> Path:
@@ -202,23 +207,24 @@ class HttpServer(Process):
 
 def start_frontend(
     name: str,
-    discovery: Path,
+    discovery: Path | str,
     logs: Path,
     *flags: str,
     module: Sequence[str] = ("frontend",),
     port: int | None = None,
     env: Mapping[str, str] = {},
 ) -> HttpServer:
-    """A frontend over the workers in a discovery directory.
+    """A frontend over the workers of a place.
 
     Args:
+        discovery: where cards are kept: a directory or a URL.
         module: what runs it, with arguments that come before the frontend's.
         port: where it listens; a free port unless given.
     """
     port = port or free_port()
     command = [
         sys.executable, "-m", *module,
-        f"--discovery-dir={discovery}", f"--port={port}", "--mm-arena-gb=0.25",
+        discovery_flag(discovery), f"--port={port}", "--mm-arena-gb=0.25",
         "--media-allow-private",  # the tests' pictures come from loopback
         *SERVER_FLAGS[:-1], *flags,
     ]  # fmt: skip

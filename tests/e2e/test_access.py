@@ -13,6 +13,7 @@ from tests.e2e.conftest import Endpoint, LetGo, wait_for_workers
 from tests.e2e.odd import ask
 from tests.e2e.processes import HttpServer, Process, start_frontend, start_worker
 from tests.e2e.test_scenarios import image
+from tests.fakes.etcd import BINARIES, etcd_cluster
 from tests.pictures import data_uri, picture
 from tests.waiting import until
 
@@ -23,7 +24,7 @@ QUESTION = {"model": "demo", "prompt": "one two three four " * 20, "max_tokens":
 class Locked:
     worker: Process
     frontend: HttpServer
-    discovery: Path
+    discovery: Path | str
     logs: Path
 
 
@@ -31,13 +32,23 @@ class Locked:
 def locked(
     model: Path, tmp_path_factory: pytest.TempPathFactory, let_go: LetGo
 ) -> Iterator[Locked]:
-    """A worker and a frontend with a fleet key; users need a key of their own."""
+    """A worker and a frontend with a fleet key, which find each other in etcd; users need a key
+    of their own.
+    """
     directory = tmp_path_factory.mktemp("locked")
+    if BINARIES is None:
+        yield from _locked(model, directory, directory / "discovery", let_go)
+        return
+    with etcd_cluster(directory) as (member,):
+        yield from _locked(model, directory, f"etcd://{member.endpoint}/fleet", let_go)
+
+
+def _locked(model: Path, directory: Path, discovery: Path | str, let_go: LetGo) -> Iterator[Locked]:
     fleet_key.new(directory / "fleet.key")
     for who, keys in (("users", "sesame\nopal\n"), ("admins", "open\n")):
         (directory / who).write_text(keys)
         (directory / who).chmod(0o600)
-    discovery, logs = directory / "discovery", directory
+    logs = directory
     key = f"--fleet-key-file={directory / 'fleet.key'}"
     # Any loopback address but the usual one.
     worker = start_worker("locked", model, discovery, logs, key, "--worker-host=127.0.0.2")

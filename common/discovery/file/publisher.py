@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import stat
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -12,11 +13,11 @@ from common.card import WorkerCard
 from common.discovery.base import RENEW_S, CardPublisher
 from common.discovery.file.card_file import CardFile
 from common.discovery.file.files import CARD_NAME, UNFINISHED, Version, opened
+from common.discovery.renewal import keep_renewing
 from common.discovery.seal import seal
 from common.errors import DiscoveryError
 from common.fleet_key import FleetKey
 from common.supervised import supervise
-from common.telemetry import DISCOVERY_ERRORS
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +66,10 @@ class FileCardPublisher(CardPublisher):
                 f"card can't be written to {self._directory / name}: {error}"
             ) from error
         if not self._tasks:
+            renew = partial(asyncio.to_thread, self._file.renew)
+            renewal = partial(keep_renewing, renew, self._renew_s)
             self._tasks = [
-                asyncio.create_task(supervise("card renewal", self._renew), name="renew-card"),
+                asyncio.create_task(supervise("card renewal", renewal), name="renew-card"),
                 asyncio.create_task(supervise("card sweep", self._sweep), name="sweep-cards"),
             ]
 
@@ -83,22 +86,6 @@ class FileCardPublisher(CardPublisher):
                 "the card can't be withdrawn, its lease will end: %s",
                 str(error) or "the file system does not answer",
             )
-
-    async def _renew(self) -> None:
-        said = ""
-        while True:
-            await asyncio.sleep(self._renew_s)
-            try:
-                await asyncio.to_thread(self._file.renew)
-            except (OSError, DiscoveryError) as error:
-                # The disk is full or gone, or others may write there now. The operator may
-                # put that right, so it is tried again and again.
-                DISCOVERY_ERRORS.labels("renewal").inc()
-                if str(error) != said:
-                    said = str(error)
-                    logger.warning("the lease of the card can't be renewed: %s", error)
-            else:
-                said = ""
 
     async def _sweep(self) -> None:
         """Remove what workers that were killed left behind.

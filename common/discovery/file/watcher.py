@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from common.card import WorkerCard
-from common.discovery.base import CardChange, CardGone, CardPresent, CardRefused, CardWatcher
+from common.discovery.base import CardChange, CardWatcher
 from common.discovery.file.files import Entry, Odd, Version, named_by, opened, read
-from common.discovery.seal import unseal
-from common.errors import CardError, CardKeyError, DiscoveryError
+from common.discovery.known_card import KnownCard
+from common.errors import DiscoveryError
 from common.fleet_key import FleetKey
-from common.telemetry import DISCOVERY_ERRORS, MALFORMED_CARDS
+from common.telemetry import DISCOVERY_ERRORS
 
 logger = logging.getLogger(__name__)
 
@@ -40,19 +39,15 @@ class _Seen:
     """What a watcher knows of one file.
 
     Attributes:
+        known: the card in it; None as long as there was none that could be one.
         version: as it was last.
-        content: what was read last, whether it is a card or not.
-        card: the last card that was told of; None after its end.
-        told: whether anything was told of it that has not ended.
         unrenewed_s: how long nothing has changed about it. Infinite before a change was seen,
             for who knows how long ago its worker died.
         problem: why it can't be used, as it was said last.
     """
 
+    known: KnownCard | None = None
     version: Version | None = None
-    content: bytes | None = None
-    card: WorkerCard | None = None
-    told: bool = False
     unrenewed_s: float = math.inf
     problem: str = ""
 
@@ -112,7 +107,7 @@ class FileCardWatcher(CardWatcher):
         self._problem = ""
         self._looked_at = now
         for name in self._files.keys() - found.keys():
-            self._end(name, self._files.pop(name))
+            self._end(self._files.pop(name))
         for name, entry in found.items():
             seen = self._files.get(name)
             if seen is None:
@@ -151,39 +146,20 @@ class FileCardWatcher(CardWatcher):
             if entry.version != seen.version:
                 self._changed(name, seen, entry)
         if seen.unrenewed_s > LEASE_S:
-            self._end(name, seen)
+            self._end(seen)
 
     def _changed(self, name: str, seen: _Seen, entry: Entry) -> None:
         """A file is new, or its lease was renewed, or it has another content."""
         alive = seen.version is not None or math.isfinite(seen.unrenewed_s)
-        another = entry.content != seen.content
-        seen.version, seen.content = entry.version, entry.content
-        worker_id, incarnation = named_by(name)
-        try:
-            card = unseal(entry.content, self._key)
-            if (card.worker_id, card.incarnation) != (worker_id, incarnation):
-                raise CardError(
-                    f"card {name} names worker {card.worker_id!r}, incarnation {card.incarnation!r}"
-                )
-        except CardError as error:
-            if another:
-                logger.warning("card %s ignored: %s", name, error)
-                if not isinstance(error, CardKeyError):
-                    MALFORMED_CARDS.inc()
-            if alive and seen.card is None:  # else the card that we know stays, under its lease
-                seen.unrenewed_s = 0.0
-                if another or not seen.told:
-                    seen.told = True
-                    self._pending.append(CardRefused(worker_id, incarnation, error))
-            return
-        if alive:
+        seen.version = entry.version
+        seen.known = seen.known or KnownCard(*named_by(name))
+        renewed, change = seen.known.look(entry.content, self._key, alive=alive)
+        if renewed:
             seen.unrenewed_s = 0.0
-            if card != seen.card:
-                seen.card, seen.told = card, True
-                self._pending.append(CardPresent(card))
+        if change is not None:
+            self._pending.append(change)
 
-    def _end(self, name: str, seen: _Seen) -> None:
+    def _end(self, seen: _Seen) -> None:
         """The file is gone, or its lease is over."""
-        if seen.told:
-            seen.card, seen.told = None, False
-            self._pending.append(CardGone(*named_by(name)))
+        if seen.known is not None and (change := seen.known.end()) is not None:
+            self._pending.append(change)

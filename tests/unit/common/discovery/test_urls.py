@@ -1,19 +1,25 @@
 """Discovery by URL: every backend keeps the contract, and what is no URL is said."""
 
 import asyncio
+import itertools
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 from common.discovery.base import CardPublisher, CardWatcher, Discovery
+from common.discovery.etcd import EtcdDiscovery, publisher
+from common.discovery.etcd.client import EtcdAccess
+from common.discovery.etcd.publisher import EtcdCardPublisher
 from common.discovery.file import FileCardPublisher, FileDiscovery, watcher
 from common.discovery.urls import BACKENDS, open_discovery
 from common.errors import ConfigurationError
 from common.fleet_key import FleetKey
+from tests.fakes.etcd import BINARIES, NO_ETCD, EtcdMember, etcd_cluster
 from tests.unit.common.discovery.contract import DiscoveryContract
 
 RENEW_S = 0.02
@@ -55,16 +61,59 @@ class DirectoryPlace(Place):
             task.cancel()
 
 
-PLACES: dict[str, Callable[[Path], Place]] = {"file": DirectoryPlace}
-"""A place of every backend, in a directory of the test's own."""
+class EtcdPlace(Place):
+    """One server for all tests, and a prefix for each."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, member: EtcdMember) -> None:
+        self._member = member
+        self._prefix = f"/fleet {next(self._numbers)}"
+        self.url = f"etcd://{member.endpoint}{quote(self._prefix)}"
+
+    async def lose_all_cards(self) -> None:
+        await asyncio.to_thread(self._member.control, "del", "--prefix", self._prefix + "/")
+
+    def shorten_leases(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(publisher, "LEASE_S", 3)
+
+    async def abandon(self, publisher: CardPublisher) -> None:
+        assert isinstance(publisher, EtcdCardPublisher) and publisher._renewing is not None
+        publisher._renewing.cancel()
+        await publisher._client.close()
+
+
+def a_directory(request: pytest.FixtureRequest) -> Place:
+    return DirectoryPlace(request.getfixturevalue("tmp_path"))
+
+
+def in_etcd(request: pytest.FixtureRequest) -> Place:
+    return EtcdPlace(request.getfixturevalue("etcd"))
+
+
+PLACES: dict[str, Callable[[pytest.FixtureRequest], Place]] = {
+    "etcd": in_etcd,
+    "file": a_directory,
+}
+"""A place of every backend, for one test."""
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdMember]:
+    if BINARIES is None:
+        pytest.skip(NO_ETCD)
+    with etcd_cluster(tmp_path_factory.mktemp("etcd")) as (member,):
+        yield member
 
 
 @pytest.mark.parametrize("scheme", BACKENDS)
 class TestEveryBackend(DiscoveryContract):
     @pytest.fixture(autouse=True)
-    def open(self, scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def open(
+        self, scheme: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         assert scheme in PLACES, f"no test says where {scheme} keeps cards: add it to PLACES"
-        self._place = PLACES[scheme](tmp_path)
+        self._place = PLACES[scheme](request)
         self._discovery = open_discovery(self._place.url)
         assert isinstance(self._discovery, BACKENDS[scheme])
         self._place.shorten_leases(monkeypatch)
@@ -95,6 +144,26 @@ def test_a_url_names_a_directory(path: str) -> None:
     )
 
 
+def test_a_url_names_an_etcd_cluster() -> None:
+    found = open_discovery(
+        "etcd://one,two:23,[::1]:24,[::2]/the/fleet/?ca=/ca&certificate=/c&key=/k"
+        "&user=me&password-file=/p%20w"
+    )
+    assert isinstance(found, EtcdDiscovery)
+    assert found == EtcdDiscovery(
+        EtcdAccess(
+            endpoints=("one:2379", "two:23", "[::1]:24", "[::2]:2379"),
+            ca=Path("/ca"),
+            certificate=Path("/c"),
+            key=Path("/k"),
+            user="me",
+            password_file=Path("/p w"),
+        ),
+        "/the/fleet",
+    )
+    assert str(found) == "etcd://one:2379,two:23,[::1]:24,[::2]:2379/the/fleet"
+
+
 def test_operators_read_a_directory_as_a_path() -> None:
     assert str(open_discovery("file:///run/my%20cards")) == "/run/my cards"
 
@@ -107,7 +176,22 @@ def test_a_form_is_a_url_of_its_backend(scheme: str) -> None:
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("etcd://host:2379/fleet", "no discovery has the scheme 'etcd'"),
+        ("zookeeper://host:2181/fleet", "no discovery has the scheme 'zookeeper'"),
+        ("etcd://host", "names no prefix"),
+        ("etcd://host:2379/", "names no prefix"),
+        ("etcd:///fleet", "'' is no HOST:PORT"),
+        ("etcd://one,/fleet", "'' is no HOST:PORT"),
+        ("etcd://one:x/fleet", "'one:x' is no HOST:PORT"),
+        ("etcd://me:secret@host/fleet", "a password has no place in a URL"),
+        ("etcd://host/fleet#1", "names no prefix"),
+        ("etcd://host/fl%00eet", "names no prefix"),
+        ("etcd://host/%ff", "can't decode"),
+        ("etcd://host/fleet?tls=yes", "no option 'tls'"),
+        ("etcd://host/fleet?ca", "bad query field"),
+        ("etcd://host/fleet?ca=", "'ca' is empty"),
+        ("etcd://host/fleet?key=/k", "needs 'certificate'"),
+        ("etcd://host/fleet?certificate=/c&key=/k", "needs 'ca'"),
+        ("etcd://host/fleet?user=me", "needs 'password-file'"),
         ("/run/cards", "no discovery has the scheme ''"),
         ("", "no discovery has the scheme ''"),
         ("file://host/run/cards", "'host' is a host"),

@@ -1,0 +1,350 @@
+"""An etcd cluster over gRPC: one member at a time, the next one when that fails.
+
+The calls themselves are made by gRPC and by the stubs that aetcd generates from etcd's own
+definitions. aetcd's client is not used, since it knows neither TLS nor several members.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+import grpc
+from aetcd import rpc
+
+from common.errors import DiscoveryError
+
+logger = logging.getLogger(__name__)
+
+_Answer = TypeVar("_Answer")
+
+CALL_S: Final = 3.0
+"""How long one member may take to answer."""
+
+PAGE: Final = 64
+"""Keys to read at once: a card may have a megabyte."""
+
+_CHANNEL_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", 2 * PAGE << 20),
+    # A member that hangs is noticed by these. etcd takes one in five seconds at most.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+)
+
+_NEEDS_LEADER: Final = ("hasleader", "true")
+"""A member that is cut off from the others ends the watch, rather than to say nothing."""
+
+_ANSWERS: Final = frozenset(
+    {
+        grpc.StatusCode.ALREADY_EXISTS,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.PERMISSION_DENIED,
+    }
+)
+"""What another member would say as well."""
+
+
+class EtcdRefusedError(DiscoveryError):
+    """etcd understood what was asked, and said no.
+
+    Attributes:
+        not_found: since there is no such thing, a lease that is over for example.
+        exists: since there is one already.
+    """
+
+    def __init__(self, error: grpc.aio.AioRpcError) -> None:
+        super().__init__(f"etcd refuses: {error.details()}")
+        self.not_found = error.code() is grpc.StatusCode.NOT_FOUND
+        self.exists = "already exists" in str(error.details())
+
+
+class Stored(NamedTuple):
+    """A key and what lies there. A value of None was deleted."""
+
+    key: bytes
+    value: bytes | None
+
+
+@dataclass(frozen=True)
+class EtcdAccess:
+    """Where a cluster is, and what it wants to see.
+
+    Attributes:
+        endpoints: ``HOST:PORT`` of its members.
+        ca: certificates of those who may have signed the members'; None for no TLS.
+        certificate: our own, for members that want one.
+        key: of that.
+        user: for a cluster with authentication.
+        password_file: holds that user's password.
+    """
+
+    endpoints: tuple[str, ...]
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    user: str | None = None
+    password_file: Path | None = None
+
+
+class _Member:
+    """A connection to one member."""
+
+    def __init__(self, channel: grpc.aio.Channel, token: str | None) -> None:
+        self.channel = channel
+        self.metadata: tuple[tuple[str, str], ...] = () if token is None else (("token", token),)
+        self.kv = rpc.KVStub(channel)
+        self.lease = rpc.LeaseStub(channel)
+        self.watch = rpc.WatchStub(channel)
+
+
+class EtcdClient:
+    """For one event loop. Connects when it is first asked for something."""
+
+    def __init__(self, access: EtcdAccess) -> None:
+        self._access = access
+        self._at = 0
+        self._member: _Member | None = None
+        self._old: list[grpc.aio.Channel] = []
+        self._connecting = asyncio.Lock()
+
+    async def read(self, prefix: bytes) -> tuple[int, list[Stored]]:
+        """All keys that begin with a prefix, and the revision at which they were these.
+
+        Raises:
+            DiscoveryError: no member answers.
+        """
+        found: list[Stored] = []
+        start, revision = prefix, 0
+        while True:
+            request = rpc.RangeRequest(
+                key=start, range_end=_end_of(prefix), revision=revision, limit=PAGE
+            )
+
+            async def call(member: _Member, request: Any = request) -> Any:
+                return await member.kv.Range(request, timeout=CALL_S, metadata=member.metadata)
+
+            answer = await self._ask(call)
+            revision = revision or answer.header.revision
+            found += (Stored(each.key, each.value) for each in answer.kvs)
+            if not answer.more:
+                return revision, found
+            start = answer.kvs[-1].key + b"\0"
+
+    async def grant(self, lease: int, ttl_s: int) -> None:
+        """Make a lease.
+
+        Args:
+            lease: its id, which the caller draws, so that it can be revoked whatever happens.
+            ttl_s: seconds for which it lives without :meth:`keep_alive`; at least.
+
+        Raises:
+            DiscoveryError: no member answers, or it refuses.
+        """
+
+        async def call(member: _Member) -> None:
+            request = rpc.LeaseGrantRequest(ID=lease, TTL=ttl_s)
+            await member.lease.LeaseGrant(request, timeout=CALL_S, metadata=member.metadata)
+
+        try:
+            await self._ask(call)
+        except EtcdRefusedError as error:
+            if not error.exists:  # an earlier try of this call has made it
+                raise
+
+    async def keep_alive(self, lease: int) -> bool:
+        """Renew a lease; False if it is over.
+
+        Raises:
+            DiscoveryError: no member answers.
+        """
+
+        async def call(member: _Member) -> bool:
+            stream = member.lease.LeaseKeepAlive(timeout=CALL_S, metadata=member.metadata)
+            try:
+                await stream.write(rpc.LeaseKeepAliveRequest(ID=lease))
+                answer = await stream.read()
+            finally:
+                stream.cancel()
+            if answer is grpc.aio.EOF:
+                raise DiscoveryError("etcd ended the renewal of a lease")
+            return bool(answer.TTL > 0)
+
+        return await self._ask(call)
+
+    async def revoke(self, lease: int) -> None:
+        """End a lease, and delete what was put with it.
+
+        Raises:
+            DiscoveryError: no member answers.
+        """
+
+        async def call(member: _Member) -> None:
+            request = rpc.LeaseRevokeRequest(ID=lease)
+            await member.lease.LeaseRevoke(request, timeout=CALL_S, metadata=member.metadata)
+
+        try:
+            await self._ask(call)
+        except EtcdRefusedError as error:
+            if not error.not_found:
+                raise
+
+    async def put(self, key: bytes, value: bytes, lease: int, unless: int) -> int:
+        """Put a value, unless it lies there already.
+
+        Args:
+            lease: with which it goes.
+            unless: the revision of our last put; nothing is done if that is the key's still.
+
+        Returns:
+            The revision at which the key was put, now or then.
+
+        Raises:
+            EtcdRefusedError: the lease is over, for example.
+            DiscoveryError: no member answers.
+        """
+        unchanged = rpc.Compare(
+            key=key,
+            target=rpc.Compare.MOD,
+            result=rpc.Compare.EQUAL,
+            mod_revision=unless,
+        )
+        put = rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=value, lease=lease))
+        request = rpc.TxnRequest(compare=[unchanged], failure=[put])
+        if not unless:
+            request = rpc.TxnRequest(success=[put])
+
+        async def call(member: _Member) -> int:
+            answer = await member.kv.Txn(request, timeout=CALL_S, metadata=member.metadata)
+            return unless if answer.succeeded and unless else int(answer.header.revision)
+
+        return await self._ask(call)
+
+    async def watch(self, prefix: bytes, revision: int) -> AsyncGenerator[list[Stored], None]:
+        """What is put and deleted below a prefix, from a revision on, for ever.
+
+        The first list is empty and says that etcd watches.
+
+        Raises:
+            DiscoveryError: the stream broke, or the revision is not known any more.
+        """
+        member = await self._connected()
+        metadata = (*member.metadata, _NEEDS_LEADER)
+        stream = member.watch.Watch(metadata=metadata)
+        create = rpc.WatchCreateRequest(
+            key=prefix, range_end=_end_of(prefix), start_revision=revision, fragment=True
+        )
+        try:
+            async with asyncio.timeout(CALL_S):
+                await stream.write(rpc.WatchRequest(create_request=create))
+                answer = await stream.read()
+            while answer is not grpc.aio.EOF:
+                if answer.canceled:
+                    raise DiscoveryError(f"etcd watches no longer: {answer.cancel_reason}")
+                yield [
+                    Stored(each.kv.key, None if each.type == rpc.Event.DELETE else each.kv.value)
+                    for each in answer.events
+                ]
+                answer = await stream.read()
+            raise DiscoveryError("etcd ended the watch")
+        except (grpc.aio.AioRpcError, TimeoutError) as error:
+            raise self._failed(error) from error
+        except DiscoveryError:
+            self._next_member()
+            raise
+        finally:
+            stream.cancel()
+
+    async def close(self) -> None:
+        """Let go of the connection. It comes again if something is asked."""
+        async with self._connecting:
+            self._next_member()
+            await self._close_old()
+
+    async def _ask(self, call: Callable[[_Member], Awaitable[_Answer]]) -> _Answer:
+        """Ask one member after the other, each once and the first one twice, since it may not
+        have taken a token that has run out.
+        """
+        failed: DiscoveryError | None = None
+        for _ in range(len(self._access.endpoints) + 1):
+            try:
+                async with asyncio.timeout(2 * CALL_S):
+                    return await call(await self._connected())
+            except grpc.aio.AioRpcError as error:
+                if error.code() in _ANSWERS:
+                    raise EtcdRefusedError(error) from error
+                failed = self._failed(error)
+            except (TimeoutError, OSError) as error:
+                failed = self._failed(error)
+        assert failed is not None
+        raise failed
+
+    def _failed(self, error: Exception) -> DiscoveryError:
+        endpoint = self._access.endpoints[self._at]
+        self._next_member()
+        said = str(error)
+        if isinstance(error, grpc.aio.AioRpcError):
+            late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            said = "" if late else str(error.details())
+        return DiscoveryError(f"etcd at {endpoint} can't be used: {said or 'no answer in time'}")
+
+    def _next_member(self) -> None:
+        member, self._member = self._member, None
+        self._at = (self._at + 1) % len(self._access.endpoints)
+        if member is not None:
+            self._old.append(member.channel)
+
+    async def _close_old(self) -> None:
+        while self._old:
+            await self._old.pop().close()
+
+    async def _connected(self) -> _Member:
+        async with self._connecting:
+            await self._close_old()
+            if self._member is None:
+                self._member = await self._connect(self._access.endpoints[self._at])
+            return self._member
+
+    async def _connect(self, endpoint: str) -> _Member:
+        # Read anew each time, so that certificates and passwords can be replaced.
+        secrets = await asyncio.to_thread(_Secrets.read, self._access)
+        if self._access.ca is None:
+            channel = grpc.aio.insecure_channel(endpoint, options=_CHANNEL_OPTIONS)
+        else:
+            credentials = grpc.ssl_channel_credentials(secrets.ca, secrets.key, secrets.certificate)
+            channel = grpc.aio.secure_channel(endpoint, credentials, options=_CHANNEL_OPTIONS)
+        if self._access.user is None:
+            return _Member(channel, None)
+        request = rpc.AuthenticateRequest(name=self._access.user, password=secrets.password)
+        try:
+            answer = await rpc.AuthStub(channel).Authenticate(request, timeout=CALL_S)
+        except BaseException:
+            self._old.append(channel)
+            raise
+        return _Member(channel, answer.token)
+
+
+class _Secrets(NamedTuple):
+    """What lies in the files that an access names."""
+
+    ca: bytes | None
+    certificate: bytes | None
+    key: bytes | None
+    password: str
+
+    @classmethod
+    def read(cls, access: EtcdAccess) -> "_Secrets":
+        """Raises OSError."""
+        paths = (access.ca, access.certificate, access.key)
+        ca, certificate, key = (None if path is None else path.read_bytes() for path in paths)
+        password = "" if access.password_file is None else access.password_file.read_text()
+        return cls(ca, certificate, key, password.rstrip("\n"))
+
+
+def _end_of(prefix: bytes) -> bytes:
+    """The first key after all that begin with a prefix, whose last byte is not 255."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])

@@ -1,0 +1,391 @@
+"""Discovery in etcd, where it is more than the contract: what breaks, and who is let in.
+
+The servers are real ones.
+"""
+
+import asyncio
+import shutil
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from common.card import WorkerState
+from common.discovery.base import CardChange, CardPresent, CardPublisher, CardRefused
+from common.discovery.etcd import EtcdDiscovery, client, watcher
+from common.discovery.etcd.client import EtcdAccess
+from common.discovery.etcd.publisher import EtcdCardPublisher
+from common.errors import CardError, DiscoveryError
+from common.identity import Incarnation, WorkerId
+from common.telemetry import DISCOVERY_ERRORS
+from tests.certificates import Authority
+from tests.fakes.cards import make_card
+from tests.fakes.etcd import BINARIES, NO_ETCD, EtcdMember, etcd_cluster
+from tests.unit.common.discovery.contract import Changes, gone, watching
+from tests.waiting import until
+
+pytestmark = pytest.mark.skipif(BINARIES is None, reason=NO_ETCD)
+
+RENEW_S = 0.02
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "CALL_S", 1.0)
+    monkeypatch.setattr(watcher, "LONGEST_PAUSE_S", 0.2)
+
+
+@pytest.fixture
+def member(tmp_path: Path) -> Iterator[EtcdMember]:
+    with etcd_cluster(tmp_path / "etcd") as (member,):
+        yield member
+
+
+def place(*members: EtcdMember, prefix: str = "/fleet") -> EtcdDiscovery:
+    return EtcdDiscovery(EtcdAccess(tuple(each.endpoint for each in members)), prefix)
+
+
+def counted(reason: str) -> float:
+    return float(DISCOVERY_ERRORS.labels(reason)._value.get())
+
+
+@asynccontextmanager
+async def published(discovery: EtcdDiscovery) -> AsyncIterator[tuple[CardPublisher, Changes]]:
+    """A card and somebody who has seen it."""
+    async with (
+        discovery.publisher(renew_s=RENEW_S) as publisher,
+        watching(discovery.watcher()) as changes,
+    ):
+        await publisher.publish(make_card())
+        assert await changes.next() == CardPresent(make_card())
+        yield publisher, changes
+
+
+DRAINING = make_card(state=WorkerState.DRAINING)
+
+
+async def drain(publisher: CardPublisher) -> None:
+    """Publish a change, as soon as it can be written."""
+    while True:
+        try:
+            await publisher.publish(DRAINING)
+            return
+        except DiscoveryError:
+            await asyncio.sleep(0.05)
+
+
+async def changed(publisher: CardPublisher, changes: Changes) -> None:
+    """A change is seen, and nothing else before it."""
+    await drain(publisher)
+    assert await changes.next() == CardPresent(DRAINING)
+
+
+# What breaks
+
+
+async def test_a_member_of_three_is_killed(tmp_path: Path) -> None:
+    with etcd_cluster(tmp_path, 3) as members:
+        async with published(place(*members)) as (publisher, changes):
+            members[0].kill()  # which both use
+            await changed(publisher, changes)
+            members[0].start(members)
+            members[1].kill()
+            other = make_card("w1")
+            async with place(*members).publisher(renew_s=RENEW_S) as another:
+                await another.publish(other)
+                assert await changes.next() == CardPresent(other)
+            assert await changes.next() == gone(other)
+
+
+async def test_etcd_is_killed_and_comes_back_with_its_data(member: EtcdMember) -> None:
+    async with published(place(member)) as (publisher, changes):
+        before = counted("listing"), counted("renewal")
+        next_change = asyncio.create_task(changes.next())
+        member.kill()
+        await until(lambda: counted("listing") > before[0] + 1)
+        await until(lambda: counted("renewal") > before[1] + 1)
+        assert not next_change.done(), "the last cards stay"
+        member.start()
+        await drain(publisher)
+        assert await next_change == CardPresent(DRAINING)
+
+
+async def test_etcd_comes_back_empty_and_all_cards_come_back(
+    member: EtcdMember, tmp_path: Path
+) -> None:
+    async with published(place(member)) as (_, changes):
+        member.kill()
+        shutil.rmtree(member.directory / member.name)
+        member.start()
+        # Whether somebody looked while it was empty is a matter of time.
+        async with watching(Patient(place(member))) as later:
+            assert await later.next() == CardPresent(make_card())
+        seen = await asyncio.wait_for(_until_present(changes), 60)
+        assert seen in ([], [gone(make_card())])
+
+
+class Patient(watcher.EtcdCardWatcher):
+    """Waits for a server that is not there yet."""
+
+    def __init__(self, discovery: EtcdDiscovery) -> None:
+        super().__init__(client.EtcdClient(discovery.access), discovery.prefix, None)
+        self._has_read = True
+
+
+async def _until_present(changes: Changes) -> list[CardChange]:
+    """What is told until the card is there, if it is told again at all."""
+    told: list[CardChange] = []
+    while True:
+        try:
+            async with asyncio.timeout(1):
+                change = await anext(changes._changes)
+        except TimeoutError:
+            return told
+        if isinstance(change, CardPresent):
+            return told
+        told.append(change)
+
+
+async def test_a_worker_whose_lease_lapsed_comes_back_by_itself(member: EtcdMember) -> None:
+    async with published(place(member)) as (publisher, changes):
+        assert isinstance(publisher, EtcdCardPublisher)
+        before = counted("lost")
+        await asyncio.to_thread(member.control, "lease", "revoke", f"{publisher._lease:x}")
+        assert await changes.next() == gone(make_card())
+        assert await changes.next() == CardPresent(make_card())
+        assert counted("lost") == before + 1
+
+
+async def test_a_card_that_somebody_overwrites_is_put_again(member: EtcdMember) -> None:
+    async with published(place(member)) as (publisher, changes):
+        await asyncio.to_thread(member.control, "put", "/fleet/w0/i0", "nonsense")
+        await changed(publisher, changes)
+
+
+async def test_etcd_hangs_and_goes_on(member: EtcdMember) -> None:
+    async with published(place(member)) as (publisher, changes):
+        member.signal(signal.SIGSTOP)
+        with pytest.raises(DiscoveryError, match="no answer in time"):
+            await publisher.publish(make_card(state=WorkerState.DRAINING))
+        member.signal(signal.SIGCONT)
+        await changed(publisher, changes)
+
+
+async def test_who_withdraws_while_etcd_hangs_is_not_held_up(
+    member: EtcdMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("common.discovery.etcd.publisher.WITHDRAW_S", 0.2)
+    publisher = place(member).publisher(renew_s=RENEW_S)
+    await publisher.publish(make_card())
+    member.signal(signal.SIGSTOP)
+    async with asyncio.timeout(30):
+        await publisher.withdraw()
+    await publisher.publish(make_card())  # does nothing: it has left
+    member.signal(signal.SIGCONT)
+
+
+async def test_who_withdraws_while_it_publishes_leaves_nothing(member: EtcdMember) -> None:
+    for _ in range(20):
+        publisher = place(member).publisher(renew_s=RENEW_S)
+        publishing = asyncio.create_task(publisher.publish(make_card()))
+        await asyncio.sleep(0)
+        await publisher.withdraw()
+        await publishing
+    assert "fleet" not in await asyncio.to_thread(member.control, "get", "--prefix", "/fleet/")
+
+
+@pytest.mark.parametrize("down", ["nobody listens", "it hangs"])
+async def test_no_etcd_at_first_sight_is_said(member: EtcdMember, down: str) -> None:
+    if down == "it hangs":
+        member.signal(signal.SIGSTOP)
+    else:
+        member.kill()
+    async with watching(place(member).watcher()) as changes:
+        with pytest.raises(DiscoveryError, match=f"no cards can be read: .*{member.endpoint}"):
+            await changes.next()
+    with pytest.raises(DiscoveryError, match=member.endpoint):
+        await place(member).publisher().publish(make_card())
+    member.kill()
+
+
+async def test_what_it_missed_is_told_although_etcd_has_forgotten_it(member: EtcdMember) -> None:
+    discovery = place(member)
+    seen = discovery.watcher()
+    async with discovery.publisher(renew_s=RENEW_S) as publisher:
+        await publisher.publish(make_card())
+        async with watching(seen) as changes:
+            assert await changes.next() == CardPresent(make_card())
+    other = make_card("w1")
+    async with discovery.publisher(renew_s=RENEW_S) as publisher:
+        await publisher.publish(other)
+        found = await asyncio.to_thread(member.control, "get", "/fleet/w1/i0", "--write-out=json")
+        revision = found.partition('"revision":')[2].partition(",")[0]
+        await asyncio.to_thread(member.control, "compact", revision)
+        async with watching(seen) as changes:
+            assert await changes.next() == gone(make_card())
+            assert await changes.next() == CardPresent(other)
+
+
+async def test_nothing_runs_on_once_it_is_closed(member: EtcdMember) -> None:
+    before = asyncio.all_tasks()
+    async with published(place(member)):
+        pass
+    await until(lambda: asyncio.all_tasks() == before)
+
+
+# What can lie there
+
+
+async def test_more_cards_than_are_read_at_once(
+    member: EtcdMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "PAGE", 3)
+    cards = {WorkerId(f"w{number}"): make_card(f"w{number}") for number in range(10)}
+    publishers = [place(member).publisher() for _ in cards]
+    for publisher, card in zip(publishers, cards.values(), strict=True):
+        await publisher.publish(card)
+    async with watching(place(member).watcher()) as changes:
+        seen = [await changes.next() for _ in cards]
+    assert {each.card.worker_id for each in seen if isinstance(each, CardPresent)} == set(cards)
+    for publisher in publishers:
+        await publisher.withdraw()
+
+
+async def test_a_neighbour_with_a_longer_name_is_not_ours(member: EtcdMember) -> None:
+    async with (
+        place(member, prefix="/fleet2").publisher() as neighbour,
+        place(member).publisher() as ours,
+    ):
+        await neighbour.publish(make_card("theirs"))
+        await ours.publish(make_card("ours"))
+        async with watching(place(member).watcher()) as changes:
+            assert await changes.next() == CardPresent(make_card("ours"))
+            await neighbour.publish(make_card("theirs", state=WorkerState.DRAINING))
+            await ours.withdraw()
+            assert await changes.next() == gone(make_card("ours"))
+
+
+@pytest.mark.parametrize("key", ["x", "x/y/z", "x/", "/x", "../x", "x/\xff", "w0/i0/", "-x/y"])
+async def test_a_key_that_is_no_cards_is_skipped_and_said_once(
+    member: EtcdMember, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = counted("name")
+    for _ in range(2):
+        await asyncio.to_thread(member.control, "put", f"/fleet/{key}", "{}")
+    async with published(place(member)):
+        await asyncio.to_thread(member.control, "put", f"/fleet/{key}", "[]")
+        async with published(place(member, prefix="/other")):
+            pass
+    assert counted("name") == before + 1
+    assert sum("is skipped" in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("content", ["{}", "nonsense", "x" * 1_000_000, "[" * 100_000])
+async def test_what_is_no_card_is_refused_and_its_end_is_told(
+    member: EtcdMember, content: str, tmp_path: Path
+) -> None:
+    async with watching(place(member).watcher()) as changes, place(member).publisher() as other:
+        await other.publish(make_card())
+        assert await changes.next() == CardPresent(make_card())
+        file = tmp_path / "content"
+        file.write_text(content)
+        with file.open() as lines:
+            await asyncio.to_thread(member.control, "put", "/fleet/w1/i0", stdin=lines)
+        refused = await changes.next()
+        assert isinstance(refused, CardRefused) and isinstance(refused.error, CardError)
+        await asyncio.to_thread(member.control, "del", "/fleet/w1/i0")
+        assert await changes.next() == gone(make_card("w1"))
+
+
+async def test_a_card_under_another_name_is_refused(member: EtcdMember) -> None:
+    async with watching(place(member).watcher()) as changes, place(member).publisher() as other:
+        await other.publish(make_card())
+        card = await asyncio.to_thread(member.control, "get", "/fleet/w0/i0", "--print-value-only")
+        assert await changes.next() == CardPresent(make_card())
+        await asyncio.to_thread(member.control, "put", "/fleet/w1/i0", card.strip())
+        refused = await changes.next()
+        assert isinstance(refused, CardRefused) and "names worker 'w0'" in str(refused.error)
+
+
+@pytest.mark.parametrize("worker_id", ["", "a/b", "../x", "x" * 200, "é", "-x"])
+async def test_an_id_that_names_no_key_is_said(worker_id: str) -> None:
+    card = make_card(incarnation=Incarnation("i0")).model_copy(update={"worker_id": worker_id})
+    with pytest.raises(DiscoveryError, match="can't be part of a key"):
+        await EtcdDiscovery(EtcdAccess(("127.0.0.1:1",)), "/fleet").publisher().publish(card)
+
+
+# Who is let in
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "tls")
+
+
+async def test_tls_on_both_sides(authority: Authority, tmp_path: Path) -> None:
+    server, ours = authority.certify("127.0.0.1"), authority.certify("worker")
+    flags = (
+        f"--cert-file={server.certificate}",
+        f"--key-file={server.key}",
+        f"--trusted-ca-file={authority.certificate}",
+        "--client-cert-auth",
+    )
+    member = EtcdMember("secret", tmp_path, flags)
+    member.tls = (authority.certificate, ours.certificate, ours.key)
+    member.start(scheme="https")
+    try:
+        await asyncio.to_thread(member.until_ready)
+        access = EtcdAccess((member.endpoint,), authority.certificate, ours.certificate, ours.key)
+        async with published(EtcdDiscovery(access, "/fleet")):
+            pass
+        stranger = Authority(tmp_path / "stranger")
+        theirs = stranger.certify("worker")
+        for bad in (
+            EtcdAccess((member.endpoint,)),
+            EtcdAccess((member.endpoint,), authority.certificate),
+            EtcdAccess((member.endpoint,), stranger.certificate, ours.certificate, ours.key),
+            EtcdAccess((member.endpoint,), authority.certificate, theirs.certificate, theirs.key),
+            EtcdAccess((member.endpoint,), tmp_path / "missing"),
+        ):
+            with pytest.raises(DiscoveryError, match=r"etcd at|No such file"):
+                await EtcdDiscovery(bad, "/fleet").publisher().publish(make_card())
+    finally:
+        member.kill()
+
+
+async def test_a_user_with_a_password_whose_token_runs_out(tmp_path: Path) -> None:
+    member = EtcdMember("m0", tmp_path, ("--auth-token-ttl=1",))
+    member.start()
+    secret = tmp_path / "password"
+    secret.write_text("pass word\n")
+    secret.chmod(0o600)
+    try:
+        await asyncio.to_thread(member.until_ready)
+        for command in (
+            ("user", "add", "root:admin"),
+            ("user", "add", "fleet:pass word"),
+            ("role", "add", "fleet"),
+            ("role", "grant-permission", "fleet", "--prefix=true", "readwrite", "/fleet/"),
+            ("user", "grant-role", "root", "root"),
+            ("user", "grant-role", "fleet", "fleet"),
+            ("auth", "enable"),
+        ):
+            await asyncio.to_thread(member.control, *command)
+        access = EtcdAccess((member.endpoint,), user="fleet", password_file=secret)
+        async with published(EtcdDiscovery(access, "/fleet")) as (publisher, changes):
+            await asyncio.sleep(3)  # tokens that are used live on, so this one is not enough
+            await changed(publisher, changes)
+        with pytest.raises(DiscoveryError, match="permission denied"):
+            await EtcdDiscovery(access, "/elsewhere").publisher().publish(make_card())
+        secret.write_text("wrong")
+        with pytest.raises(DiscoveryError, match="authentication failed"):
+            await EtcdDiscovery(access, "/fleet").publisher().publish(make_card())
+        with pytest.raises(DiscoveryError, match="etcd"):
+            await place(member).publisher().publish(make_card())
+        secret.unlink()
+        with pytest.raises(DiscoveryError, match="No such file"):
+            await EtcdDiscovery(access, "/fleet").publisher().publish(make_card())
+    finally:
+        member.kill()
