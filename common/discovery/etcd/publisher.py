@@ -54,7 +54,7 @@ class EtcdCardPublisher(CardPublisher):
                 await self._put()
             except DiscoveryError as error:
                 raise DiscoveryError(f"card can't be put at {name.decode()}: {error}") from error
-            if self._renewing is None:
+            if self._renewing is None and not self._withdrawn:
                 work = supervise("card renewal", partial(keep_renewing, self._renew, self._renew_s))
                 self._renewing = asyncio.create_task(work, name="renew-card")
 

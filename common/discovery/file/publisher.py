@@ -51,6 +51,7 @@ class FileCardPublisher(CardPublisher):
         self._sweep_s = sweep_s
         self._file = CardFile(directory)
         self._tasks: list[asyncio.Task[None]] = []
+        self._withdrawn = False
 
     async def publish(self, card: WorkerCard) -> None:
         name = f"{card.worker_id}.{card.incarnation}.json"
@@ -65,7 +66,7 @@ class FileCardPublisher(CardPublisher):
             raise DiscoveryError(
                 f"card can't be written to {self._directory / name}: {error}"
             ) from error
-        if not self._tasks:
+        if not self._tasks and not self._withdrawn:
             renew = partial(asyncio.to_thread, self._file.renew)
             renewal = partial(keep_renewing, renew, self._renew_s)
             self._tasks = [
@@ -74,6 +75,7 @@ class FileCardPublisher(CardPublisher):
             ]
 
     async def withdraw(self) -> None:
+        self._withdrawn = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

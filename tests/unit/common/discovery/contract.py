@@ -21,6 +21,7 @@ from common.errors import CardKeyError
 from common.fleet_key import FleetKey, new
 from common.identity import Incarnation, WorkerId
 from tests.fakes.cards import make_card
+from tests.waiting import until
 
 
 class Changes:
@@ -162,6 +163,21 @@ class DiscoveryContract(ABC):
                 await asyncio.sleep(0)
                 publishing.cancel()
                 await asyncio.gather(publishing, return_exceptions=True)
+        other = make_card("w1")
+        async with self.publisher() as publisher:
+            await publisher.publish(other)
+            async with watching(self.watcher()) as changes:
+                assert await changes.next() == CardPresent(other)
+
+    async def test_who_withdraws_while_it_publishes_leaves_nothing(self) -> None:
+        before = asyncio.all_tasks()
+        for _ in range(20):
+            publisher = self.publisher()
+            publishing = asyncio.create_task(publisher.publish(make_card()))
+            await asyncio.sleep(0)
+            await publisher.withdraw()
+            await publishing
+        await until(lambda: asyncio.all_tasks() == before)
         other = make_card("w1")
         async with self.publisher() as publisher:
             await publisher.publish(other)

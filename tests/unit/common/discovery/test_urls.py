@@ -53,7 +53,7 @@ class DirectoryPlace(Place):
 
     def shorten_leases(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # Longer than a test may stand still between two renewals.
-        monkeypatch.setattr(watcher, "LEASE_S", 3.0)
+        monkeypatch.setattr(watcher, "LEASE_S", 5.0)
 
     async def abandon(self, publisher: CardPublisher) -> None:
         assert isinstance(publisher, FileCardPublisher)
@@ -75,7 +75,7 @@ class EtcdPlace(Place):
         await asyncio.to_thread(self._member.control, "del", "--prefix", self._prefix + "/")
 
     def shorten_leases(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(publisher, "LEASE_S", 3)
+        monkeypatch.setattr(publisher, "LEASE_S", 5)
 
     async def abandon(self, publisher: CardPublisher) -> None:
         assert isinstance(publisher, EtcdCardPublisher) and publisher._renewing is not None
