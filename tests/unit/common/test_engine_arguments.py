@@ -60,9 +60,12 @@ def variables() -> set[str]:
 
 def check_one_place(known: set[str], *places: Iterable[str]) -> None:
     times = {name: sum(name in place for place in places) for name in known}
-    assert {name for name, count in times.items() if count == 0} == set(), "nobody thought of these"
-    assert {name for name, count in times.items() if count > 1} == set(), "in several places"
-    assert {name for place in places for name in place} - known == set(), "vLLM has no such"
+    wrong = {
+        "nobody thought of these": {name for name, count in times.items() if count == 0},
+        "in several places": {name for name, count in times.items() if count > 1},
+        "vLLM has no such": {name for place in places for name in place} - known,
+    }
+    assert not any(wrong.values()), wrong
 
 
 def test_every_argument_is_in_one_place() -> None:
