@@ -1,15 +1,19 @@
 """Fails loudly when a surface of vLLM that we rely on moves."""
 
+import ast
 import dataclasses
 import inspect
+import textwrap
 import tomllib
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from fastapi.routing import APIRoute
 from packaging.requirements import Requirement
 from pydantic import BaseModel
 from vllm import AsyncEngineArgs
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
@@ -23,12 +27,20 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
 from vllm.multimodal import image
 from vllm.multimodal.cache.base import BaseMultiModalProcessorCache
-from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, audio
+from vllm.multimodal.media import (
+    AudioMediaIO,
+    ImageMediaIO,
+    MediaConnector,
+    MediaIO,
+    VideoMediaIO,
+    audio,
+)
 from vllm.multimodal.processing import BaseMultiModalProcessor
 from vllm.multimodal.processing.inputs import ProcessorInputs
 from vllm.multimodal.video_decoders import opencv, torchcodec
 from vllm.renderers import BaseRenderer
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, hash_block_tokens
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.engine.input_processor import InputProcessor
@@ -37,6 +49,9 @@ from common.card import ModelSettings
 from common.media_formats import IMAGE_FORMATS
 from common.vllm_versions import INSTALLED, SUPPORTED
 from frontend.args import parse
+from frontend.fetch import MediaLoader
+from frontend.fetch.connector import FrontendMediaConnector
+from frontend.fetch.mode import decoding_mode
 from frontend.http.admin import MANAGEMENT, is_for_admins
 from frontend.processing.vllm_cache import StoreCache
 from frontend.request.engine_client import RoutedEngineClient
@@ -67,8 +82,14 @@ def test_we_implement_exactly_what_is_abstract() -> None:
     assert not RoutedEngineClient.__abstractmethods__
 
 
-def test_generate_takes_what_vllm_passes() -> None:
-    assert parameters(RoutedEngineClient.generate) == parameters(EngineClient.generate)
+@pytest.mark.parametrize("name", sorted(EngineClient.__abstractmethods__))
+def test_each_method_takes_what_vllm_passes(name: str) -> None:
+    theirs = getattr(EngineClient, name)
+    if not isinstance(theirs, property):
+        assert parameters(getattr(RoutedEngineClient, name)) == parameters(theirs)
+
+
+def test_an_engine_generates_from_what_vllm_passes() -> None:
     assert parameters(AsyncLLM.generate) == parameters(EngineClient.generate)
 
 
@@ -124,6 +145,46 @@ def test_every_route_is_for_users_or_for_admins(monkeypatch: pytest.MonkeyPatch)
 
 def test_media_are_injected_as_before() -> None:
     assert parameters(InputProcessor.inject_into_mm_cache) == ["self", "mm_hashes", "mm_kwargs"]
+
+
+def test_blocks_are_hashed_of_what_they_were() -> None:
+    """Something else in them, and every hash is another: then nothing fails, and no block is ever
+    found. See frontend/router/hashing/."""
+    assert parameters(get_request_block_hasher) == ["hash_block_size", "caching_hash_fn"]
+    assert parameters(hash_block_tokens) == [
+        "hash_function",
+        "parent_block_hash",
+        "curr_block_token_ids",
+        "extra_keys",
+    ]
+
+
+def test_every_field_of_an_event_was_thought_about() -> None:
+    """Ours ignore what they don't know: see frontend/router/event_wire.py."""
+    assert BlockStored.__struct_fields__ == (
+        "block_hashes",
+        "parent_block_hash",
+        "token_ids",
+        "block_size",
+        "lora_id",
+        "medium",
+        "lora_name",
+        "extra_keys",
+        "group_idx",
+        "kv_cache_spec_kind",
+        "kv_cache_spec_sliding_window",
+        "locality",
+        "ownership",
+        "session_id",
+    )
+    assert BlockRemoved.__struct_fields__ == (
+        "block_hashes",
+        "medium",
+        "group_idx",
+        "locality",
+        "ownership",
+    )
+    assert AllBlocksCleared.__struct_fields__ == ()
 
 
 def test_a_detokenizer_is_made_and_read_as_before() -> None:
@@ -196,6 +257,56 @@ def test_salts_come_in_bodies_under_one_name(request_type: type[BaseModel]) -> N
 
 def test_model_settings_are_engine_arguments() -> None:
     assert set(ModelSettings.model_fields) <= set(inspect.signature(AsyncEngineArgs).parameters)
+
+
+def test_a_connector_is_made_of_what_it_was() -> None:
+    """Ours takes whatever comes, and ignores it: see frontend/fetch/connector.py."""
+    assert parameters(MediaConnector.__init__) == [
+        "self",
+        "media_io_kwargs",
+        "connection",
+        "allowed_local_media_path",
+        "allowed_media_domains",
+    ]
+
+
+def test_what_a_connector_inherits_finds_all_its_attributes() -> None:
+    """Ours doesn't set itself up as vLLM's does."""
+    ours = FrontendMediaConnector(cast(MediaLoader, None))
+    inherited = (
+        method
+        for name, method in vars(MediaConnector).items()
+        if name.startswith("fetch_") and name not in vars(FrontendMediaConnector)
+    )
+    read = {name for method in inherited for name in attributes_of_self(method)}
+    assert read >= {"load_from_url_async", "media_io_kwargs"}
+    assert {name for name in read if not hasattr(ours, name)} == set()
+
+
+def attributes_of_self(method: object) -> set[str]:
+    source = textwrap.dedent(inspect.getsource(method))  # type: ignore[arg-type]
+    return {
+        node.attr
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"
+    }
+
+
+@pytest.mark.parametrize("kind", ["audio", "image", "video"])
+async def test_how_a_medium_is_decoded_has_a_key(kind: str) -> None:
+    """Without, nothing fails, and each medium is decoded and processed for each request anew."""
+    asked: list[MediaIO[Any]] = []
+
+    class Asked(FrontendMediaConnector):
+        async def load_from_url_async(
+            self, url: str, media_io: MediaIO[Any], *, fetch_timeout: int | None = None
+        ) -> None:
+            asked.append(media_io)
+
+    await getattr(Asked(cast(MediaLoader, None)), f"fetch_{kind}_async")("https://example.com/x")
+    (media_io,) = asked
+    assert isinstance(media_io, (AudioMediaIO, ImageMediaIO, VideoMediaIO))
+    assert decoding_mode(media_io) is not None
 
 
 def test_decoders_are_where_they_are_guarded() -> None:
