@@ -102,16 +102,16 @@ def messages(stream: bool) -> dict[str, Any]:
     return {"messages": [message], "max_tokens": 2, "stream": stream}
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/chat/completions", chat),
-        ("/invocations", chat),
-        ("/v1/responses", responses),
-        ("/v1/messages", messages),
-    ],
+ROUTES = (
+    ("/v1/chat/completions", chat),
+    ("/invocations", chat),
+    ("/v1/responses", responses),
+    ("/v1/messages", messages),
 )
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(("path", "body"), ROUTES)
 async def test_a_salt_reaches_media_and_blocks(
     app: App, engine: Engine, path: str, body: Callable[[bool], dict[str, Any]], stream: bool
 ) -> None:
@@ -121,6 +121,15 @@ async def test_a_salt_reaches_media_and_blocks(
     assert [prompt.cache_salt for prompt in engine.prompts] == list(salts)
     unsalted = hashes(engine)[0]
     assert hashes(engine) == [hash_within(unsalted, partition_of(salt)) for salt in salts]
+
+
+async def test_a_picture_is_processed_once_for_all_routes(app: App, engine: Engine) -> None:
+    """Whatever vLLM hands to a connector for one request must not set its pictures apart."""
+    runs = engine._preprocessor.hf_runs
+    runs.reset()
+    for path, body in ROUTES:
+        await ask(app, path, body(False))
+    assert len(set(hashes(engine))) == runs.total == 1
 
 
 async def test_isolated_keys_share_neither_media_nor_blocks(app: App, engine: Engine) -> None:
