@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
+import torch
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.serial_utils import CUSTOM_TYPE_RAW_VIEW, MsgpackDecoder, MsgpackEncoder
 
@@ -45,6 +46,12 @@ class _StrictDecoder(MsgpackDecoder):
         if code != CUSTOM_TYPE_RAW_VIEW:
             raise ProtocolError(f"extension type {code} is not accepted")
         return data
+
+    def _decode_tensor(self, arr: list[object]) -> torch.Tensor:
+        # As no encoder of ours sends them; PyTorch warns, once, of memory that is not writable.
+        if isinstance(arr[2], bytes):
+            raise ProtocolError("a tensor's bytes are neither a frame nor a raw view")
+        return super()._decode_tensor(arr)
 
 
 M = TypeVar("M")

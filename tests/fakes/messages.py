@@ -1,7 +1,7 @@
 """One good message of each kind."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -99,10 +99,12 @@ def frames_of(message: msgspec.Struct, side: Any) -> list[bytes]:
 
 @dataclass(frozen=True)
 class Side:
-    """One direction of the request plane."""
+    """One direction of the request plane. Hypothesis warns of long names, in place of the error
+    that it has found.
+    """
 
     type: Any
-    originals: list[list[bytes]]
+    originals: list[list[bytes]] = field(repr=False)
 
     def decode(self, frames: Sequence[Frame]) -> None:
         codec: Codec[msgspec.Struct] = Codec(self.type)

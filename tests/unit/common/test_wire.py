@@ -111,6 +111,20 @@ def test_tensors_travel_beside_the_message() -> None:
     assert [bytes(frame) for frame in media] == [b"media"]
 
 
+def test_tensors_of_few_bytes_travel_within_it() -> None:
+    codec: Codec[ToWorker] = Codec(ToWorker)
+    submit = Submit(R, None, SamplingParams(), [], [], prompt_embeds=torch.arange(4.0))
+    frames = [memoryview(bytearray(frame)) for frame in codec.encode(submit)]
+    decoded, _ = codec.decode(frames)
+    assert isinstance(decoded, Submit) and decoded.prompt_embeds is not None
+    assert torch.equal(decoded.prompt_embeds, torch.arange(4.0))
+    # As no encoder puts them there.
+    fields = msgspec.msgpack.decode(frames[1])
+    fields["prompt_embeds"] = ["float32", [1], b"\0\0\0\0"]
+    with pytest.raises(ProtocolError, match="neither a frame nor a raw view"):
+        codec.decode([frames[0], memoryview(bytearray(msgspec.msgpack.encode(fields)))])
+
+
 def test_a_message_of_the_other_direction_is_refused() -> None:
     codec: Codec[ToWorker] = Codec(ToWorker)
     with pytest.raises(ProtocolError):
