@@ -135,7 +135,7 @@ def decode_batch(payload: bytes) -> EventBatch:
     """
     try:
         batch = _decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedEventError("payload", str(error)) from error
     changes: list[Change] = []
     for event in batch.events:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from common.card import WorkerCard
@@ -23,6 +23,17 @@ from common.transfer.metadata import (
     ShmMetadata,
     decode_metadata,
     encode_metadata,
+)
+from common.transfer.nixl_processes.messages import (
+    Channel,
+    Done,
+    FromReader,
+    FromServer,
+    NixlFailed,
+    NixlPong,
+    Reading,
+    Serving,
+    Unusable,
 )
 from frontend.fetch.data_url import read_data_url
 from frontend.media_limits.errors import MediaError
@@ -143,6 +154,36 @@ def test_cards(content: bytes) -> None:
     survives(decode, CardError)
 
 
+NIXL_MESSAGES = [
+    msgspec.msgpack.encode(message)
+    for message in (
+        Serving("f", b"metadata", 4096),
+        Reading(),
+        Unusable("why"),
+        Done(1),
+        NixlFailed(1, "why"),
+        NixlPong(),
+    )
+]
+DEEP = b"\x91" * 10_000 + b"\xc0"
+"""An array in an array, and so on."""
+
+
+@given(
+    st.sampled_from([FromReader, FromServer]),
+    damaged_bytes(NIXL_MESSAGES) | st.binary(max_size=64),
+)
+@example(FromReader, NIXL_MESSAGES[4].replace(b"why", b"wh\xff"))
+@example(FromReader, b"\x82\xa4type\xa4pong\xa1x" + DEEP)
+@FUZZ
+def test_messages_of_processes_that_hold_a_nixl_agent(incoming: object, content: bytes) -> None:
+    ours, theirs = Channel.pair()
+    with ours, theirs:
+        channel: Channel[object, object] = Channel(ours, incoming)
+        theirs.send(content)
+        survives(channel.receive, msgspec.MsgspecError, EOFError)
+
+
 EVENTS = [
     encode([stored(1, 2), removed(1), cleared()]),
     encode([stored(3, extra_keys=None, kv_cache_spec_kind="sliding_window")]),
@@ -156,6 +197,7 @@ def hostile_events(draw: st.DrawFn) -> bytes:
 
 
 @given(damaged_bytes(EVENTS) | hostile_events())
+@example(b"\x94" + EVENTS[0][1:] + DEEP)
 @FUZZ
 def test_events(content: bytes) -> None:
     survives(lambda: decode_batch(content), MalformedEventError)

@@ -149,7 +149,10 @@ class Channel(Generic[_Sent, _Got]):
         data = self._socket.recv(LARGEST)
         if not data:
             raise EOFError
-        return self._decoder.decode(data)
+        try:
+            return self._decoder.decode(data)
+        except (UnicodeDecodeError, RecursionError) as error:  # which msgspec lets through
+            raise msgspec.DecodeError(str(error)) from error
 
     def close(self) -> None:
         """Close this end."""
