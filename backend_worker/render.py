@@ -10,6 +10,8 @@ import base64
 import dataclasses
 from typing import Any
 
+from PIL import Image
+from vllm.exceptions import VLLMClientError
 from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.multimodal.media import MediaConnector
 from vllm.multimodal.processing import ProcessorInputs
@@ -76,7 +78,13 @@ class LocalRenderer:
                 },
             )
             (rendered,) = await renderer.render_cmpl_async([prompt], skip_mm_cache=True)
-        except (ValueError, OSError, RuntimeError) as error:
+        except (
+            ValueError,
+            OSError,
+            RuntimeError,
+            VLLMClientError,
+            Image.DecompressionBombError,
+        ) as error:  # of limits, too, which may be lower here than in the frontend
             raise CorruptSegmentError(
                 f"the worker can't process the {source.modality}: {error}"
             ) from error

@@ -5,14 +5,17 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from PIL import Image
 from vllm.renderers import BaseRenderer
 
 from backend_worker import render
 from backend_worker.render import LocalRenderer
 from common.errors import CorruptSegmentError
 from common.transfer.media_source import MediaSource
+from tests.clips import sound
 from tests.hostile_media import CANARY_FILM, CANARY_SOUND, naming, nobody_connects, put_canaries
 from tests.opens import Opens, opens_of
+from tests.pictures import picture
 
 
 class Renderer:
@@ -45,3 +48,16 @@ async def test_what_names_files_is_refused(
                 with pytest.raises(CorruptSegmentError):
                     await renderer.render(MediaSource(modality, data, {}, {}))
     assert not any(canary.any for canary in canaries)
+
+
+@pytest.mark.parametrize("modality", ["image", "audio"])
+async def test_what_is_too_large_here_is_refused_as_well(
+    modality: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The frontend's limits may be higher, and the item can come as tensors then."""
+    monkeypatch.setenv("VLLM_MAX_AUDIO_CLIP_FILESIZE_MB", "0")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    data = picture("cat") if modality == "image" else sound("cat")
+    renderer = LocalRenderer(cast(BaseRenderer, Renderer()))
+    with pytest.raises(CorruptSegmentError, match=r"exceeds limit|Maximum file size exceeded"):
+        await renderer.render(MediaSource(modality, data, {}, {}))
