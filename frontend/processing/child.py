@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
+from vllm.exceptions import VLLMClientError
 
 from common.errors import UnsupportedItemError
 from common.hf_processor_runs import HfProcessorRuns
@@ -91,7 +92,7 @@ class Child:
             raise
         except MediaError as error:
             return BatchFailed(Fault.REFUSED, error.reason)
-        except (ValueError, UnsupportedItemError) as error:
+        except (ValueError, VLLMClientError, UnsupportedItemError) as error:
             return BatchFailed(Fault.INVALID, str(error))
         except Exception as error:  # told to the frontend, which raises it
             logger.exception("processing of %s media failed", batch.modality)

@@ -16,6 +16,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
+from vllm.exceptions import VLLMClientError
+
 from common.errors import MmRouterError, OverloadedError
 from common.telemetry import PREPROCESSED
 from frontend.fetch import MISLED_DECODER_ERRORS
@@ -26,6 +28,9 @@ from frontend.processing.errors import AbandonedError
 from frontend.processing.known_hashes import KnownHashes
 
 logger = logging.getLogger(__name__)
+
+_FOR_USERS = (MmRouterError, ValueError, VLLMClientError, *MISLED_DECODER_ERRORS)
+"""Errors that say what is wrong with a medium, and those that they came from."""
 
 
 class _Flight:
@@ -155,7 +160,7 @@ class Seats:
 def _forget_frames(error: BaseException | None) -> None:
     """Let go of what was decoded before an error: flights keep it until they are gone."""
     while error is not None and error.__traceback__ is not None:
-        if not isinstance(error, (MmRouterError, ValueError, *MISLED_DECODER_ERRORS)):
+        if not isinstance(error, _FOR_USERS):
             logger.error("processing of media failed", exc_info=error)
         error.__traceback__ = None
         error = error.__cause__ or error.__context__

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 import pytest_asyncio
+from vllm.exceptions import VLLMValidationError
 
 from common.errors import OverloadedError
 from frontend.processing.batch import Batch, Processed
@@ -98,6 +99,17 @@ async def test_a_batch_that_fails_is_tried_medium_by_medium(airport: Airport) ->
     assert await other == ["good"]
     assert airport.backend.batches == ["good bad", "good", "bad"]
     assert airport.hashes.recall("bad") is None
+
+
+@pytest.mark.parametrize("kind", [ValueError, VLLMValidationError])
+async def test_what_users_are_told_is_no_mistake_of_ours(
+    airport: Airport, kind: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    airport.backend.open.set()
+    airport.backend.fails = lambda _: kind("too large")
+    with pytest.raises(kind):
+        await airport.passenger("a")
+    assert not caplog.records
 
 
 async def test_a_lack_of_room_concerns_all_of_a_batch(airport: Airport) -> None:

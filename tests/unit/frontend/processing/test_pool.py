@@ -9,6 +9,8 @@ from concurrent.futures import Future
 
 import psutil
 import pytest
+from vllm import envs
+from vllm.multimodal.media import AudioMediaIO
 from vllm.renderers import BaseRenderer
 
 from common.card import WorkerCard
@@ -19,11 +21,12 @@ from common.transfer.arena.arena import Arena, Lease, ReservedSegment
 from common.transfer.arena.segment import SegmentLayout
 from common.transfer.codec import encode
 from frontend.fetch.allowance import RequestAllowance
+from frontend.fetch.content import Content
 from frontend.media_limits.budget import Budget, MediaBudgets
 from frontend.media_limits.errors import RefusedError, RequestLimitError
 from frontend.media_limits.policy import FetchPolicy
 from frontend.media_processes.messages import StartUp
-from frontend.processing.batch import Batch, Processed, process
+from frontend.processing.batch import Batch, MediaOptions, Medium, Processed, process
 from frontend.processing.errors import AbandonedError, ProcessingFailedError
 from frontend.processing.pool import ProcessPool
 from frontend.processing.store import ArenaStore, PrivateStore
@@ -149,6 +152,11 @@ def test_bad_media_are_told_apart(shared: Pool) -> None:
         shared.submit(batch_of(broken_image(b"not a picture")), wanted).result(60)
     with pytest.raises(RefusedError, match="more than 4000000 pixels"):
         shared.submit(batch_of(broken_image(blank_picture(3000))), wanted).result(60)
+    # vLLM's own limit, whose error is no ValueError.
+    too_long = Content.of(b"OggS" + bytes(envs.VLLM_MAX_AUDIO_CLIP_FILESIZE_MB << 20))
+    batch = Batch("audio", [Medium(too_long, AudioMediaIO())], MediaOptions({}, {}))
+    with pytest.raises(ValueError, match="Maximum file size exceeded"):
+        shared.submit(batch, wanted).result(60)
     assert shared.submit(batch_of(image("a")), wanted).result(60)
 
 
