@@ -114,7 +114,7 @@ class CacheSettings(_Frozen):
 
     block_size: int = Field(gt=0)
     hash_algorithm: str
-    none_hash: str
+    none_hash: str = Field(pattern="^([0-9a-f]{2})+$")
     enable_prefix_caching: bool
 
 

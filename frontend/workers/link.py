@@ -147,7 +147,7 @@ class WorkerLink:
             ProtocolVersionError: the worker speaks another version.
         """
         with undo_on_error(self._close_socket):
-            self._socket.connect(self.card.request_endpoint)
+            self._connect()
             self.reply = (await self._greet(offer)).reply
         self._last_heard = time.monotonic()
         self._tasks = [
@@ -155,6 +155,15 @@ class WorkerLink:
             self._start("ping", self._keep_time),
             self._start("watch", self._watch_connection),
         ]
+
+    def _connect(self) -> None:
+        endpoint = self.card.request_endpoint
+        try:
+            self._socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            raise WorkerLostError(
+                f"worker {self.card.worker_id} can't be connected to at {endpoint!r}: {error}"
+            ) from error
 
     async def _greet(self, offer: bytes) -> Welcome:
         try:

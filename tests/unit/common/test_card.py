@@ -33,6 +33,14 @@ def test_an_unknown_field_is_refused() -> None:
         WorkerCard.from_json(json.dumps(raw).encode())
 
 
+@pytest.mark.parametrize("digest", ["", "zz", "0", " 00"])
+def test_a_hash_that_is_no_digest_is_refused(digest: str) -> None:
+    raw = json.loads(make_card().to_json())
+    raw["cache"]["none_hash"] = digest
+    with pytest.raises(CardError, match=r"cache\.none_hash"):
+        WorkerCard.from_json(json.dumps(raw).encode())
+
+
 def test_another_card_version_is_refused() -> None:
     raw = json.loads(make_card().to_json())
     raw["card_version"] = CARD_VERSION + 1

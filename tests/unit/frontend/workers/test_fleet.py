@@ -115,6 +115,19 @@ async def test_the_second_card_must_agree_with_the_first(town: Town) -> None:
     await until(lambda: not town.fleet.refusals.by_worker())
 
 
+@pytest.mark.parametrize("endpoint", ["ipc://", "ipc:///" + "x" * 200])
+async def test_an_endpoint_that_is_none_is_said_in_a_sentence(
+    town: Town, endpoint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = TASK_FAILURES.labels("worker keeper")._value.get()
+    town.news.say(CardPresent(make_card("odd", request_endpoint=endpoint)))
+    await until(lambda: "worker odd can't be connected to at" in caplog.text)
+    assert TASK_FAILURES.labels("worker keeper")._value.get() == before
+    assert not any(record.exc_info for record in caplog.records)
+    town.news.say(CardPresent(town.card()))
+    await until(lambda: town.fleet.connected)
+
+
 async def test_a_draining_worker_gets_no_more_requests_but_keeps_its_link(town: Town) -> None:
     town.news.say(CardPresent(town.card()))
     await until(lambda: town.fleet.connected)
