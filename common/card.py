@@ -170,7 +170,7 @@ class WorkerCard(_Frozen):
     engine: EngineSettings
     cache: CacheSettings
     capacity: Capacity
-    num_ranks: int = Field(gt=0)
+    num_ranks: int = Field(gt=0, le=4096)
     request_endpoint: str
     kv_event_sources: list[KvEventSource]
     fleet_key: str | None = None

@@ -184,6 +184,15 @@ def test_messages_of_processes_that_hold_a_nixl_agent(incoming: object, content:
         survives(channel.receive, msgspec.MsgspecError, EOFError)
 
 
+def test_a_process_that_serves_says_no_more_than_an_offer_takes() -> None:
+    said = msgspec.msgpack.decode(NIXL_MESSAGES[0])
+    decode = msgspec.msgpack.Decoder(FromServer).decode
+    assert decode(msgspec.msgpack.encode(said))
+    for bad in ({"agent": ""}, {"agent": "x" * 256}, {"metadata": bytes(100_000)}, {"address": 0}):
+        with pytest.raises(msgspec.ValidationError):
+            decode(msgspec.msgpack.encode(said | bad))
+
+
 EVENTS = [
     encode([stored(1, 2), removed(1), cleared()]),
     encode([stored(3, extra_keys=None, kv_cache_spec_kind="sliding_window")]),

@@ -5,7 +5,7 @@ behind it.
 """
 
 import socket
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Annotated, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -22,9 +22,10 @@ class Serving(msgspec.Struct, frozen=True, tag="serving"):
         address: of the arena there.
     """
 
-    agent: str
-    metadata: bytes
-    address: int
+    # No more than an offer to workers may say: a stranger may have taken the process over.
+    agent: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+    metadata: Annotated[bytes, msgspec.Meta(max_length=3 << 15)]
+    address: Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Leased(msgspec.Struct, frozen=True, tag="leased"):

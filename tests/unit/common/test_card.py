@@ -41,6 +41,12 @@ def test_a_hash_that_is_no_digest_is_refused(digest: str) -> None:
         WorkerCard.from_json(json.dumps(raw).encode())
 
 
+def test_more_ranks_than_can_be_are_refused() -> None:
+    raw = json.loads(make_card().to_json()) | {"num_ranks": 10**12}
+    with pytest.raises(CardError, match="num_ranks"):
+        WorkerCard.from_json(json.dumps(raw).encode())
+
+
 def test_another_card_version_is_refused() -> None:
     raw = json.loads(make_card().to_json())
     raw["card_version"] = CARD_VERSION + 1
