@@ -35,8 +35,8 @@ from frontend.processing.preprocessor import Preprocessor, ProcessedPrompt
 from frontend.processing.settings import PreprocessSettings
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
+from tests.e2e.hops import HOPS
 from tests.e2e.processes import SEPARATE_EXECUTOR, environment, start_worker
-from tests.e2e.test_last_hop import HOPS
 from tests.pictures import data_uri, picture
 
 WAYS: dict[str, tuple[list[str], dict[str, str]]] = {"cache-lru": ([], {})} | {

@@ -10,9 +10,9 @@ import pytest
 
 from common import fleet_key
 from tests.e2e.conftest import Endpoint, LetGo, wait_for_workers
+from tests.e2e.lab import image
 from tests.e2e.odd import ask
 from tests.e2e.processes import HttpServer, Process, start_frontend, start_worker
-from tests.e2e.test_scenarios import image
 from tests.fakes.etcd import BINARIES, etcd_cluster
 from tests.pictures import data_uri, picture
 from tests.waiting import until

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import Endpoint
+from tests.e2e.lab import leased
 from tests.pictures import blank_picture, data_uri, picture
 
 
@@ -79,14 +80,6 @@ def test_wrong_json(router: Endpoint) -> None:
     )
     assert reply.status_code == 400
     assert "message" in reply.json()["error"]
-
-
-def leased(router: Endpoint) -> int:
-    """Arena segments that are leased out."""
-    for line in router.http.get("/metrics").text.splitlines():
-        if line.startswith("mmrouter_arena_leases "):
-            return int(float(line.split()[1]))
-    raise AssertionError("no such metric")
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

@@ -14,6 +14,7 @@ import pytest
 from tests import odd_media
 from tests.clips import data_url, film, sound
 from tests.e2e.conftest import Endpoint, LetGo, make_model, wait_for_workers
+from tests.e2e.lab import WAYS, Lab, ask, image, text, words
 from tests.e2e.odd import compare
 from tests.e2e.processes import (
     Process,
@@ -21,7 +22,6 @@ from tests.e2e.processes import (
     start_plain_vllm,
     start_worker,
 )
-from tests.e2e.test_scenarios import WAYS, Lab, ask, image, text, words
 from tests.pictures import data_uri, picture
 
 FLAGS = ['--limit-mm-per-prompt={"image": 6, "video": 3, "audio": 3}']

@@ -11,21 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Endpoint, LetGo, Stack, wait_for_workers
-from tests.e2e.processes import SEPARATE_EXECUTOR, start_frontend, start_worker
-from tests.e2e.test_scenarios import Asked, Lab, words
-
-HOPS: dict[str, tuple[list[str], dict[str, str]]] = {
-    "cache-lru-small": (["--mm-processor-cache-gb=0.002"], {}),
-    "cache-shm": (
-        ["--mm-processor-cache-type=shm", "--mm-processor-cache-gb=0.1", SEPARATE_EXECUTOR],
-        {},
-    ),
-    "no-cache-direct-rpc": (["--mm-processor-cache-gb=0"], {}),
-    "no-cache-torch-shm": (
-        ["--mm-processor-cache-gb=0", "--mm-tensor-ipc=torch_shm", SEPARATE_EXECUTOR],
-        {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"},
-    ),
-}
+from tests.e2e.hops import HOPS
+from tests.e2e.lab import Asked, Lab, words
+from tests.e2e.processes import start_frontend, start_worker
 
 ELSEWHERE = (
     *("unshare", "--mount", "--ipc", "sh", "-c"),

@@ -10,8 +10,8 @@ import torch
 from tests import odd_media
 from tests.clips import data_url, film
 from tests.e2e.conftest import Endpoint
+from tests.e2e.lab import leased
 from tests.e2e.odd import ask, compare
-from tests.e2e.test_bad_input import leased
 from tests.pictures import data_uri, picture
 
 Part = dict[str, Any]

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import Endpoint, Stack, wait_for_workers
+from tests.e2e.lab import image, words
 from tests.e2e.processes import (
     HttpServer,
     engine_pid,
@@ -21,7 +22,6 @@ from tests.e2e.processes import (
     start_frontend,
     start_worker,
 )
-from tests.e2e.test_scenarios import image, words
 from tests.pictures import data_uri, picture
 
 WORDS: dict[str, Any] = {"role": "user", "content": "Tell me a story"}

@@ -15,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.conftest import Endpoint, LetGo, Stack, wait_for_workers
+from tests.e2e.lab import ask, image, text, words
 from tests.e2e.processes import (
     HttpServer,
     card_path,
@@ -24,7 +25,6 @@ from tests.e2e.processes import (
     start_worker,
     worker_pid,
 )
-from tests.e2e.test_scenarios import ask, image, text, words
 from tests.pictures import data_uri, picture
 
 
