@@ -28,6 +28,7 @@ PAGE: Final = 64
 
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", 2 * PAGE << 20),
+    ("grpc.enable_http_proxy", 0),  # what users' media are fetched through is not for cards
     # A member that hangs is noticed by these. etcd takes one in five seconds at most.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -35,6 +36,9 @@ _CHANNEL_OPTIONS: Final = (
 
 _NEEDS_LEADER: Final = ("hasleader", "true")
 """A member that is cut off from the others ends the watch, rather than to say nothing."""
+
+_BROKEN: Final = (OSError, TimeoutError, asyncio.InvalidStateError, grpc.aio.BaseError)
+"""What breaks on our side of a call, beside what gRPC says of it."""
 
 _ANSWERS: Final = frozenset(
     {
@@ -232,14 +236,14 @@ class EtcdClient:
         Raises:
             DiscoveryError: the stream broke, or the revision is not known any more.
         """
-        member = await self._connected()
-        metadata = (*member.metadata, _NEEDS_LEADER)
-        stream = member.watch.Watch(metadata=metadata)
         create = rpc.WatchCreateRequest(
             key=prefix, range_end=_end_of(prefix), start_revision=revision, fragment=True
         )
+        stream = None
         try:
-            async with asyncio.timeout(CALL_S):
+            async with asyncio.timeout(2 * CALL_S):
+                member = await self._connected()
+                stream = member.watch.Watch(metadata=(*member.metadata, _NEEDS_LEADER))
                 await stream.write(rpc.WatchRequest(create_request=create))
                 answer = await stream.read()
             while answer is not grpc.aio.EOF:
@@ -251,13 +255,14 @@ class EtcdClient:
                 ]
                 answer = await stream.read()
             raise DiscoveryError("etcd ended the watch")
-        except (grpc.aio.AioRpcError, TimeoutError) as error:
+        except (grpc.aio.AioRpcError, *_BROKEN) as error:
             raise self._failed(error) from error
         except DiscoveryError:
             self._next_member()
             raise
         finally:
-            stream.cancel()
+            if stream is not None:
+                stream.cancel()
 
     async def close(self) -> None:
         """Let go of the connection. It comes again if something is asked."""
@@ -278,7 +283,7 @@ class EtcdClient:
                 if error.code() in _ANSWERS:
                     raise EtcdRefusedError(error) from error
                 failed = self._failed(error)
-            except (TimeoutError, OSError) as error:
+            except _BROKEN as error:
                 failed = self._failed(error)
         assert failed is not None
         raise failed

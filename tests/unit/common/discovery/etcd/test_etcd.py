@@ -215,6 +215,26 @@ async def test_what_it_missed_is_told_although_etcd_has_forgotten_it(member: Etc
             assert await changes.next() == CardPresent(other)
 
 
+async def test_no_proxy_is_asked(member: EtcdMember, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("no_grpc_proxy", raising=False)
+    async with published(place(member)):
+        pass
+
+
+async def test_a_watch_that_can_not_connect_says_so(member: EtcdMember) -> None:
+    for access in (
+        EtcdAccess((member.endpoint,), user="me", password_file=Path("/nowhere")),
+        EtcdAccess((member.endpoint,), user="me", password_file=Path("/dev/null")),
+        EtcdAccess(("127.0.0.1:1",)),
+    ):
+        watch = client.EtcdClient(access).watch(b"/fleet/", 1)
+        with pytest.raises(DiscoveryError, match=access.endpoints[0]):
+            await anext(watch)
+
+
 async def test_nothing_runs_on_once_it_is_closed(member: EtcdMember) -> None:
     before = asyncio.all_tasks()
     async with published(place(member)):
