@@ -54,13 +54,18 @@ class EtcdDiscovery(Discovery):
 
 
 def _access(endpoints: list[str], query: str) -> EtcdAccess:
-    options = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
+    given = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    options = dict(given)
+    if len(options) < len(given):
+        raise ConfigurationError("it has an option twice")
     if unknown := options.keys() - set(_OPTIONS):
         raise ConfigurationError(
             f"it has no option {sorted(unknown)[0]!r}, only {', '.join(_OPTIONS)}"
         )
     if empty := sorted(name for name, value in options.items() if not value):
         raise ConfigurationError(f"its option {empty[0]!r} is empty")
+    if odd := sorted(name for name, value in options.items() if "\0" in value):
+        raise ConfigurationError(f"its option {odd[0]!r} names no file")
     for one, needed in (
         ("certificate", "key"),
         ("key", "certificate"),

@@ -25,7 +25,8 @@ def key_of(prefix: str, worker_id: WorkerId, incarnation: Incarnation) -> bytes:
 
 def named_by(prefix: str, key: bytes) -> tuple[WorkerId, Incarnation] | None:
     """Whose card a key is for; None if it is not named as one."""
-    worker_id, _, incarnation = key[len(prefix) + 1 :].decode(errors="replace").partition("/")
+    rest = key.removeprefix(f"{prefix}/".encode())
+    worker_id, _, incarnation = rest.decode(errors="replace").partition("/")
     if not _WORKER_ID.fullmatch(worker_id) or not _INCARNATION.fullmatch(incarnation):
         return None
     return WorkerId(worker_id), Incarnation(incarnation)
