@@ -32,6 +32,9 @@ _CHANNEL_OPTIONS: Final = (
     # A member that hangs is noticed by these. etcd takes one in five seconds at most.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    # Else a watch that is idle is looked after once a minute, and an answer has a minute too.
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.ping_timeout_ms", 5_000),
 )
 
 _NEEDS_LEADER: Final = ("hasleader", "true")
@@ -51,6 +54,9 @@ _ANSWERS: Final = frozenset(
     }
 )
 """What another member would say as well."""
+
+_OLD_TOKEN: Final = "etcdserver: revision of auth store is old"
+"""It sounds like an answer, but a new token is taken: somebody has changed users or roles."""
 
 
 class EtcdRefusedError(DiscoveryError):
@@ -280,7 +286,7 @@ class EtcdClient:
                 async with asyncio.timeout(2 * CALL_S):
                     return await call(await self._connected())
             except grpc.aio.AioRpcError as error:
-                if error.code() in _ANSWERS:
+                if error.code() in _ANSWERS and error.details() != _OLD_TOKEN:
                     raise EtcdRefusedError(error) from error
                 failed = self._failed(error)
             except _BROKEN as error:
@@ -343,11 +349,15 @@ class _Secrets(NamedTuple):
 
     @classmethod
     def read(cls, access: EtcdAccess) -> "_Secrets":
-        """Raises OSError."""
+        """Raises OSError, or DiscoveryError if the password is no text."""
         paths = (access.ca, access.certificate, access.key)
         ca, certificate, key = (None if path is None else path.read_bytes() for path in paths)
-        password = "" if access.password_file is None else access.password_file.read_text()
-        return cls(ca, certificate, key, password.rstrip("\n"))
+        password = b"" if access.password_file is None else access.password_file.read_bytes()
+        try:
+            text = password.decode().rstrip("\r\n")
+        except UnicodeDecodeError:  # which would quote a part of it
+            raise DiscoveryError(f"{access.password_file} is not UTF-8") from None
+        return cls(ca, certificate, key, text)
 
 
 def _end_of(prefix: bytes) -> bytes:

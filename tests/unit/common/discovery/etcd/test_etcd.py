@@ -159,6 +159,30 @@ async def test_a_card_that_somebody_overwrites_is_put_again(member: EtcdMember) 
         await changed(publisher, changes)
 
 
+async def test_a_watch_that_was_idle_for_long_notices_that_etcd_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sooner = tuple(
+        (name, value // 10 if name.endswith("_ms") else value)
+        for name, value in client._CHANNEL_OPTIONS
+    )
+    monkeypatch.setattr(client, "_CHANNEL_OPTIONS", sooner)
+    member = EtcdMember("m0", tmp_path, ("--grpc-keepalive-min-time=1ms",))
+    member.start()
+    try:
+        await asyncio.to_thread(member.until_ready)
+        watch = client.EtcdClient(place(member).access).watch(b"/fleet/", 0)
+        assert await anext(watch) == []
+        broken = asyncio.create_task(anext(watch))
+        await asyncio.sleep(2.5)  # two pings, which are gRPC's own limit
+        member.signal(signal.SIGSTOP)
+        async with asyncio.timeout(30):  # and another one after a minute
+            with pytest.raises(DiscoveryError, match="can't be used"):
+                await broken
+    finally:
+        member.kill()
+
+
 @pytest.mark.usefixtures("impatient")
 async def test_etcd_hangs_and_goes_on(member: EtcdMember) -> None:
     async with published(place(member)) as (publisher, changes):
@@ -323,6 +347,11 @@ async def test_an_id_that_names_no_key_is_said(worker_id: str) -> None:
         await EtcdDiscovery(EtcdAccess(("127.0.0.1:1",)), "/fleet").publisher().publish(card)
 
 
+async def test_a_prefix_may_be_in_any_script(member: EtcdMember) -> None:
+    async with published(place(member, prefix="/flotte/été")) as (publisher, changes):
+        await changed(publisher, changes)
+
+
 # Who is let in
 
 
@@ -396,3 +425,42 @@ async def test_a_user_with_a_password_whose_token_runs_out(tmp_path: Path) -> No
             await EtcdDiscovery(access, "/fleet").publisher().publish(make_card())
     finally:
         member.kill()
+
+
+async def test_a_token_that_an_administrator_made_old_is_replaced(tmp_path: Path) -> None:
+    signing = tmp_path / "signing"
+    signing.write_text("of the members")
+    flag = f"--auth-token=jwt,sign-method=HS256,priv-key={signing},ttl=10m"
+    member = EtcdMember("m0", tmp_path, (flag,))
+    member.start()
+    secret = tmp_path / "password"
+    secret.write_text("admin")
+    try:
+        await asyncio.to_thread(member.until_ready)
+        for command in (
+            ("user", "add", "root:admin"),
+            ("user", "grant-role", "root", "root"),
+            ("auth", "enable"),
+        ):
+            await asyncio.to_thread(member.control, *command)
+        access = EtcdAccess((member.endpoint,), user="root", password_file=secret)
+        async with published(EtcdDiscovery(access, "/fleet")) as (publisher, changes):
+            # Tokens of this kind name the revision of all users and roles.
+            await asyncio.to_thread(member.control, "--user=root:admin", "user", "add", "x:y")
+            async with asyncio.timeout(5):
+                await changed(publisher, changes)
+    finally:
+        member.kill()
+
+
+async def test_a_password_that_is_no_text_is_said_and_not_shown(tmp_path: Path) -> None:
+    secret = tmp_path / "password"
+    secret.write_bytes(b"s\xffcret")
+    access = EtcdAccess(("127.0.0.1:1",), user="me", password_file=secret)
+    discovery = EtcdDiscovery(access, "/fleet")
+    with pytest.raises(DiscoveryError, match=r"password is not UTF-8$"):
+        await discovery.publisher().publish(make_card())
+    with pytest.raises(DiscoveryError, match=r"password is not UTF-8$"):
+        await anext(aiter(discovery.watcher().changes()))
+    with pytest.raises(DiscoveryError, match=r"password is not UTF-8$"):
+        await anext(client.EtcdClient(access).watch(b"/fleet/", 1))
