@@ -35,8 +35,10 @@ LIMIT = 2
 
 @pytest.fixture(scope="module")
 def frontend(stack: Stack) -> Iterator[HttpServer]:
-    """A frontend that works on few requests at once."""
-    server = start_frontend("narrow", stack.discovery, stack.logs, f"--max-inflight={LIMIT}")
+    """A frontend that works on few requests at once, and gives workers one in turn: which of them
+    is idle must not be left to what they know."""
+    flags = (f"--max-inflight={LIMIT}", "--router-mode=round-robin")
+    server = start_frontend("narrow", stack.discovery, stack.logs, *flags)
     try:
         wait_for_workers(server, list(stack.workers.values()))
         yield server

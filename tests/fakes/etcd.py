@@ -1,5 +1,6 @@
 """Real etcd servers, for tests: one, or a cluster of them."""
 
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -82,9 +83,17 @@ class EtcdMember:
             self._process.wait()
             self._process = None
 
-    def signal(self, number: int) -> None:
+    def pause(self) -> None:
+        """SIGSTOP, and wait until none of its threads runs."""
         assert self._process is not None
-        self._process.send_signal(number)
+        self._process.send_signal(signal.SIGSTOP)
+        threads = Path(f"/proc/{self._process.pid}/task")
+        while any(_state(thread / "stat") != "T" for thread in threads.iterdir()):
+            time.sleep(0.01)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def control(self, *arguments: str, stdin: IO[str] | None = None) -> str:
         """What etcdctl says."""
@@ -111,6 +120,11 @@ class EtcdMember:
                 if time.monotonic() > deadline:
                     raise AssertionError(self.log.read_text()) from None
                 time.sleep(0.05)
+
+
+def _state(stat: Path) -> str:
+    """Of a thread."""
+    return stat.read_text().rpartition(")")[2].split()[0]
 
 
 @contextmanager

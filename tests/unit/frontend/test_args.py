@@ -49,7 +49,7 @@ def test_vllms_store_of_responses_is_refused(
         ("MM_ARENA_GB", ["x", "nan", "inf", "-1"]),
         ("DRAIN_TIMEOUT", ["x", "nan", "inf", "-1"]),
         ("LOG_LEVEL", ["x", "INFO"]),
-        ("DISCOVERY", ["etcd://host/fleet", "/run/cards", "file://host/run/cards"]),
+        ("DISCOVERY", ["etcd://host", "/run/cards", "file://host/run/cards"]),
         ("PREPROCESS_WORKERS", ["x", "-1"]),
         ("MAX_BODY_MB", ["x", "inf", "1e305"]),
     ],

@@ -5,7 +5,6 @@ The servers are real ones.
 
 import asyncio
 import shutil
-import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -175,7 +174,7 @@ async def test_a_watch_that_was_idle_for_long_notices_that_etcd_hangs(
         assert await anext(watch) == []
         broken = asyncio.create_task(anext(watch))
         await asyncio.sleep(2.5)  # two pings, which are gRPC's own limit
-        member.signal(signal.SIGSTOP)
+        member.pause()
         async with asyncio.timeout(30):  # and another one after a minute
             with pytest.raises(DiscoveryError, match="can't be used"):
                 await broken
@@ -186,10 +185,10 @@ async def test_a_watch_that_was_idle_for_long_notices_that_etcd_hangs(
 @pytest.mark.usefixtures("impatient")
 async def test_etcd_hangs_and_goes_on(member: EtcdMember) -> None:
     async with published(place(member)) as (publisher, changes):
-        member.signal(signal.SIGSTOP)
+        member.pause()
         with pytest.raises(DiscoveryError, match="no answer in time"):
             await publisher.publish(make_card(state=WorkerState.DRAINING))
-        member.signal(signal.SIGCONT)
+        member.resume()
         await changed(publisher, changes)
 
 
@@ -199,18 +198,18 @@ async def test_who_withdraws_while_etcd_hangs_is_not_held_up(
     monkeypatch.setattr("common.discovery.etcd.publisher.WITHDRAW_S", 0.2)
     publisher = place(member).publisher(renew_s=RENEW_S)
     await publisher.publish(make_card())
-    member.signal(signal.SIGSTOP)
+    member.pause()
     async with asyncio.timeout(30):
         await publisher.withdraw()
     await publisher.publish(make_card())  # does nothing: it has left
-    member.signal(signal.SIGCONT)
+    member.resume()
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("down", ["nobody listens", "it hangs"])
 async def test_no_etcd_at_first_sight_is_said(member: EtcdMember, down: str) -> None:
     if down == "it hangs":
-        member.signal(signal.SIGSTOP)
+        member.pause()
     else:
         member.kill()
     async with watching(place(member).watcher()) as changes:
