@@ -51,6 +51,7 @@ class NixlPeers:
         self._attaching: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._reading: Counter[str] = Counter()
         self._overdue: Counter[str] = Counter()
+        self._running: set[asyncio.Task[Any]] = set()
 
     def offer(self, agent: str) -> NixlOffer:
         """That of a frontend which can be read from.
@@ -123,6 +124,17 @@ class NixlPeers:
         for mending in self._mending.values():
             mending.cancel()
 
+    async def ended(self) -> None:
+        """Wait until nothing goes on: soon, once the process that reads is closed. Nothing refers
+        to memory that was read to any more, as the tasks' errors would.
+        """
+        watching = [left.watch for left in self._left.values()]
+        await asyncio.gather(*watching, *self._mending.values(), return_exceptions=True)
+        while self._running:
+            await asyncio.wait(self._running)
+        self._left.clear()
+        self._mending.clear()
+
     async def within_deadline(
         self,
         agent: str,
@@ -142,6 +154,7 @@ class NixlPeers:
         overdue = abandoned = False
         self._reading[agent] += 1
         task = asyncio.create_task(work, name=f"nixl-{agent}")
+        self._running.add(task)
 
         def late() -> None:
             # Also if nobody waits for it any more: it holds its slot all the same.
@@ -154,6 +167,7 @@ class NixlPeers:
 
         def finished(_: object) -> None:
             lateness.cancel()
+            self._running.discard(task)
             self._reading[agent] -= 1
             if overdue:
                 self._overdue[agent] -= 1

@@ -114,3 +114,5 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
     async def close(self) -> None:
         self._peers.close()
         await asyncio.shield(self._reading.close())
+        # Or they would hold their slots until the event loop has its next turn.
+        await self._peers.ended()

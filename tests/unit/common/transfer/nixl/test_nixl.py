@@ -321,6 +321,24 @@ async def test_an_old_sessions_end_takes_nothing_from_a_newer_one(
 
 
 @needs_nixl
+async def test_no_read_goes_on_once_a_receiver_is_closed(
+    tcp_frontend: Frontend, make_receiver: MakeReceiver
+) -> None:
+    """It would hold the memory that is read to. Whether a frontend that left still lives is found
+    out by a read.
+    """
+    receiver = make_receiver(tcp_frontend.network)
+    attachment = await receiver.attach(tcp_frontend.offer)
+    name = f"nixl-{tcp_frontend.offer.agent}"
+    tcp_frontend.pause()
+    attachment.detach()
+    await until(lambda: name in {task.get_name() for task in asyncio.all_tasks()})
+    await receiver.close()
+    assert name not in {task.get_name() for task in asyncio.all_tasks()}
+    tcp_frontend.resume()
+
+
+@needs_nixl
 async def test_a_frontend_that_hangs_and_goes_on(tcp_frontend: Frontend, connect: Connect) -> None:
     """Bytes that come after the deadline must not land in another item's memory."""
     receiver = await connect(tcp_frontend, slots=2, deadline=0.5)
