@@ -27,6 +27,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "common/discovery/known_card.py": "common/discovery/file/test_file.py",
     "common/discovery/renewal.py": "common/discovery/file/test_file.py",
     "common/process_settings.py": "test_settings.py",
+    "common/released.py": "common/transfer/arena/test_arena.py",
     "common/transfer/arena_sender.py": "common/transfer/test_shm.py",
     "common/transfer/checksum.py": "common/transfer/nixl/test_nixl.py",
     "common/transfer/nixl/copies.py": "common/transfer/nixl/test_nixl.py",

@@ -8,13 +8,13 @@ per transport.
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import ClassVar, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from typing import ClassVar, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from common.errors import CorruptSegmentError
 from common.identity import MmHash
+from common.released import Released
 from common.telemetry import stage
 from common.transfer.arena import Buffer
 from common.transfer.attachment import Attachment
@@ -48,7 +48,7 @@ class Turns:
         asyncio.get_running_loop().call_soon(self._lock.release)
 
 
-class MediaHandle:
+class MediaHandle(Released):
     """An item made available to a worker, until :meth:`release`.
 
     Attributes:
@@ -77,19 +77,8 @@ class MediaHandle:
         self.frames = ()
         on_release()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()
-
-
-class Received:
+class Received(Released):
     """An item on the worker's side, until :meth:`release`.
 
     Attributes:
@@ -132,17 +121,6 @@ class Received:
         self._verify = _nothing
         self.item = MultiModalKwargsItem({})
         on_release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()
 
 
 class Accepted(NamedTuple):

@@ -9,10 +9,10 @@ import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final, Self
 
 from common.errors import OverloadedError
+from common.released import Released
 from frontend.media_limits.errors import RefusedError
 from frontend.media_limits.policy import FetchPolicy
 
@@ -100,7 +100,7 @@ class MediaBudgets:
         )
 
 
-class Reservation:
+class Reservation(Released):
     """Part of a budget. Given back when nobody refers to it any more, at the latest."""
 
     def __init__(self, budget: Budget) -> None:
@@ -129,17 +129,6 @@ class Reservation:
         if moved._amount:
             moved.keep_with(owner)
         return moved
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()
 
     def __del__(self) -> None:
         self.release()

@@ -5,7 +5,6 @@ definitions. aetcd's client is not used, since it knows neither TLS nor several 
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,6 @@ import grpc
 from aetcd import rpc
 
 from common.errors import DiscoveryError
-
-logger = logging.getLogger(__name__)
 
 _Answer = TypeVar("_Answer")
 

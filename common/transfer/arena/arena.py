@@ -16,6 +16,7 @@ from typing import Self
 
 from common.errors import ArenaFullError, ArenaUnavailableError
 from common.identity import MmHash
+from common.released import Released
 from common.transfer import pages
 from common.transfer.arena.file import SHARED_MEMORY, create, new_name
 from common.transfer.arena.layout import NONCE_SIZE, SEGMENTS_START, ArenaOffer, pack_head
@@ -69,7 +70,7 @@ class _Segment:
     checksum: bytes = b""
 
 
-class Lease:
+class Lease(Released):
     """A promise that a segment stays where and what it is until :meth:`release`.
 
     Attributes:
@@ -126,17 +127,6 @@ class Lease:
         It counts from the arena's next operation on.
         """
         self._arena._to_release.append(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()
 
 
 class ReservedSegment:
