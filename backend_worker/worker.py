@@ -44,7 +44,9 @@ SAY_S = 5.0
 
 
 def run() -> None:
-    """Run a worker until SIGTERM or SIGINT. Exit status 1 if it could not serve."""
+    """Run a worker until SIGTERM or SIGINT. Exit status 1 if it could not serve, and 2 if
+    its card can't be published where it should be.
+    """
     args = parse(sys.argv[1:])
     configure_logging(args.process.log_level, args.worker_id)
     if args.process.nvtx:
@@ -54,7 +56,7 @@ def run() -> None:
         uvloop.run(_run(args))
     except MmRouterError as error:
         logger.error("%s", error)
-        sys.exit(1)
+        sys.exit(error.exit_status)
 
 
 async def _run(args: WorkerArgs) -> None:
@@ -64,6 +66,8 @@ async def _run(args: WorkerArgs) -> None:
     engine_args.kv_events_config = secured(
         engine_args.kv_events_config, key, args.process.fleet_key_file
     )
+    async with args.discovery.publisher(key) as publisher:
+        await publisher.check(args.worker_id, args.incarnation)
     reap_orphans()  # of frontends that were killed; the next process cleans up
     engine = await Engine.start(engine_args, args.worker_id)
     try:

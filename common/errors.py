@@ -28,8 +28,10 @@ class MmRouterError(Exception):
         retryable: whether another worker may succeed where this one failed.
         blames_worker: whether it is held against the worker that it came from.
         may_be_deadly: whether an engine may have died of the request.
+        exit_status: of a process that ends with it.
     """
 
+    exit_status: ClassVar[int] = 1
     status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
     retryable: ClassVar[bool] = False
     blames_worker: ClassVar[bool] = False
@@ -54,6 +56,9 @@ class DuplicateRequestError(ProtocolError):
 
 class DiscoveryError(MmRouterError):
     """Cards can't be published or read."""
+
+    # As for a command line that is wrong: it names a place that is of no use.
+    exit_status: ClassVar[int] = 2
 
 
 class CardError(MmRouterError):

@@ -126,7 +126,22 @@ class FlagSettings(BaseModel):
         try:
             return cls.model_validate({name: value for name, (_, value) in found.items()})
         except ValidationError as error:
-            raise ConfigurationError(_sentence(error, found)) from error
+            raise ConfigurationError(cls._sentence(error, found)) from error
+
+    @classmethod
+    def shown(cls, field: str, value: object) -> str:
+        """A value as a message may show it."""
+        return repr(value)
+
+    @classmethod
+    def _sentence(cls, error: ValidationError, found: Mapping[str, tuple[str, object]]) -> str:
+        first = error.errors()[0]
+        reason = first["msg"].removeprefix("Value error, ")
+        if not first["loc"]:
+            return reason
+        field = str(first["loc"][0])
+        source, value = found[field]
+        return f"{source}={cls.shown(field, value)} is unusable: {reason}"
 
     @classmethod
     def _destination(cls, field: str) -> str:
@@ -176,12 +191,3 @@ def default_of(name: str, field: FieldInfo) -> str:
 def _number(value: Any) -> str:
     """As somebody would write it, and exactly."""
     return str(int(value)) if value == int(value) else str(value)
-
-
-def _sentence(error: ValidationError, found: Mapping[str, tuple[str, object]]) -> str:
-    first = error.errors()[0]
-    reason = first["msg"].removeprefix("Value error, ")
-    if not first["loc"]:
-        return reason
-    source, value = found[str(first["loc"][0])]
-    return f"{source}={value!r} is unusable: {reason}"

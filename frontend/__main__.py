@@ -19,8 +19,8 @@ logger = logging.getLogger("frontend")
 
 
 def main(run: Callable[[FrontendArgs], Coroutine[None, None, None]] = serve) -> None:
-    """Serve until SIGTERM or SIGINT. Exit status 1 if that is impossible, or uvicorn's 3 if
-    the port can't be had.
+    """Serve until SIGTERM or SIGINT. Exit status 1 if that is impossible, 2 if cards can't be
+    read where they should be, or uvicorn's 3 if the port can't be had.
 
     Args:
         run: what serves, :func:`frontend.app.serve` unless something goes round it.
@@ -35,7 +35,7 @@ def main(run: Callable[[FrontendArgs], Coroutine[None, None, None]] = serve) -> 
         uvloop.run(run(args))
     except MmRouterError as error:
         logger.error("%s", error)
-        sys.exit(1)
+        sys.exit(error.exit_status)
 
 
 if __name__ == "__main__":

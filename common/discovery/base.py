@@ -55,6 +55,16 @@ class CardPublisher(ABC):
     """
 
     @abstractmethod
+    async def check(self, worker_id: WorkerId, incarnation: Incarnation) -> None:
+        """Try whether a card of that name could be published, without doing it.
+
+        An engine takes minutes to start; who can't be found afterwards should know before.
+
+        Raises:
+            DiscoveryError: it can't.
+        """
+
+    @abstractmethod
     async def publish(self, card: WorkerCard) -> None:
         """Publish the card, or replace what this publisher published before.
 

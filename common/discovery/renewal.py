@@ -18,15 +18,15 @@ async def keep_renewing(renew: Callable[[], Awaitable[None]], every_s: float) ->
         renew: may raise an OSError or a DiscoveryError.
         every_s: seconds between two renewals.
     """
-    said = ""
+    said: set[str] = set()
     while True:
         await asyncio.sleep(every_s)
         try:
             await renew()
         except (OSError, DiscoveryError) as error:
             DISCOVERY_ERRORS.labels("renewal").inc()
-            if str(error) != said:
-                said = str(error)
+            if str(error) not in said:
+                said.add(str(error))
                 logger.warning("the lease of the card can't be renewed: %s", error)
         else:
-            said = ""
+            said.clear()

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 
 from common.discovery.base import Discovery
 from common.discovery.file import FileDiscovery
-from common.discovery.urls import BACKENDS, open_discovery
+from common.discovery.urls import BACKENDS, open_discovery, without_secrets
 from common.errors import ConfigurationError
 from common.flag_settings import FlagSettings
 
@@ -61,6 +61,10 @@ class DiscoverySettings(FlagSettings):
             except ConfigurationError as error:
                 raise ValueError(str(error)) from error
         return url
+
+    @classmethod
+    def shown(cls, field: str, value: object) -> str:
+        return without_secrets(super().shown(field, value))
 
     def open(self) -> Discovery:
         """The place itself. Nothing is touched yet."""

@@ -1,5 +1,6 @@
 """Discovery is opened by URL; its scheme says which kind it is."""
 
+import re
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -13,6 +14,8 @@ BACKENDS: Final[dict[str, type[Discovery]]] = {
     "etcd": EtcdDiscovery,
 }
 """Every kind of discovery, by the scheme of its URLs."""
+
+_SECRET: Final = re.compile(r"(?<=//)[^/?#]*@|(?<=password=)[^&#]*")
 
 
 def open_discovery(url: str) -> Discovery:
@@ -30,5 +33,10 @@ def open_discovery(url: str) -> Discovery:
         return backend.from_url(parts)
     except (ConfigurationError, ValueError) as error:
         raise ConfigurationError(
-            f"discovery can't be at {url!r}, it must be at {forms}: {error}"
+            f"discovery can't be at {without_secrets(url)!r}, it must be at {forms}: {error}"
         ) from error
+
+
+def without_secrets(url: str) -> str:
+    """A URL that may be shown, though a password was written where none belongs."""
+    return _SECRET.sub("***", url)

@@ -5,6 +5,7 @@ definitions. aetcd's client is not used, since it knows neither TLS nor several 
 """
 
 import asyncio
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ CALL_S: Final = 3.0
 
 PAGE: Final = 64
 """Keys to read at once: a card may have a megabyte."""
+
+READS: Final = 5
+"""Tries to read all pages as of one revision, which etcd may forget meanwhile."""
 
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", 2 * PAGE << 20),
@@ -62,12 +66,14 @@ class EtcdRefusedError(DiscoveryError):
     Attributes:
         not_found: since there is no such thing, a lease that is over for example.
         exists: since there is one already.
+        forgotten: since that is of a revision that was compacted.
     """
 
     def __init__(self, error: grpc.aio.AioRpcError) -> None:
         super().__init__(f"etcd refuses: {error.details()}")
         self.not_found = error.code() is grpc.StatusCode.NOT_FOUND
         self.exists = "already exists" in str(error.details())
+        self.forgotten = error.code() is grpc.StatusCode.OUT_OF_RANGE
 
 
 class Stored(NamedTuple):
@@ -125,6 +131,15 @@ class EtcdClient:
         Raises:
             DiscoveryError: no member answers.
         """
+        for _ in range(READS - 1):
+            try:
+                return await self._read(prefix)
+            except EtcdRefusedError as error:
+                if not error.forgotten:
+                    raise
+        return await self._read(prefix)
+
+    async def _read(self, prefix: bytes) -> tuple[int, list[Stored]]:
         found: list[Stored] = []
         start, revision = prefix, 0
         while True:
@@ -199,6 +214,22 @@ class EtcdClient:
         except EtcdRefusedError as error:
             if not error.not_found:
                 raise
+
+    async def check_put(self, key: bytes) -> None:
+        """Try whether we may put a value, without doing it.
+
+        Raises:
+            DiscoveryError: no member answers, or we may not.
+        """
+        # The permission is looked at first, and no key has a version below 0.
+        never = rpc.Compare(key=key, target=rpc.Compare.VERSION, result=rpc.Compare.LESS, version=0)
+        put = rpc.RequestOp(request_put=rpc.PutRequest(key=key))
+        request = rpc.TxnRequest(compare=[never], success=[put])
+
+        async def call(member: _Member) -> None:
+            await member.kv.Txn(request, timeout=CALL_S, metadata=member.metadata)
+
+        await self._ask(call)
 
     async def put(self, key: bytes, value: bytes, lease: int, unless: int) -> int:
         """Put a value, unless it lies there already.
@@ -288,6 +319,12 @@ class EtcdClient:
                 failed = self._failed(error)
             except _BROKEN as error:
                 failed = self._failed(error)
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                # gRPC cancels the calls of a connection that is closed.
+                raise DiscoveryError("the connection to etcd was closed") from error
         assert failed is not None
         raise failed
 
@@ -346,7 +383,8 @@ class _Secrets(NamedTuple):
 
     @classmethod
     def read(cls, access: EtcdAccess) -> "_Secrets":
-        """Raises OSError, or DiscoveryError if the password is no text."""
+        """Raises OSError, or DiscoveryError if something is not what it should be."""
+        _check_certificates(access)
         paths = (access.ca, access.certificate, access.key)
         ca, certificate, key = (None if path is None else path.read_bytes() for path in paths)
         password = b"" if access.password_file is None else access.password_file.read_bytes()
@@ -355,6 +393,29 @@ class _Secrets(NamedTuple):
         except UnicodeDecodeError:  # which would quote a part of it
             raise DiscoveryError(f"{access.password_file} is not UTF-8") from None
         return cls(ca, certificate, key, text)
+
+
+def _check_certificates(access: EtcdAccess) -> None:
+    """gRPC would print what it thinks of them, again and again, and say only that it fails.
+
+    Raises:
+        DiscoveryError: a file does not hold what it should.
+        OSError: it can't be read.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if access.ca is not None:
+            context.load_verify_locations(access.ca)
+    except ssl.SSLError:
+        raise DiscoveryError(f"{access.ca} holds no certificates") from None
+    try:
+        if access.certificate is not None:
+            # A key that is encrypted is no good without a password, which none is asked for.
+            context.load_cert_chain(access.certificate, access.key, password="")
+    except ssl.SSLError:
+        raise DiscoveryError(
+            f"{access.certificate} and {access.key} are no certificate and its plain key"
+        ) from None
 
 
 def _end_of(prefix: bytes) -> bytes:

@@ -34,7 +34,8 @@ class EtcdDiscovery(Discovery):
             )
         endpoints = url.netloc.split(",")
         for endpoint in endpoints:
-            if not _ENDPOINT.fullmatch(endpoint):
+            port = endpoint.rpartition(":")[2] if _has_port(endpoint) else "2379"
+            if not _ENDPOINT.fullmatch(endpoint) or not 0 < int(port) < 1 << 16:
                 raise ConfigurationError(f"{endpoint!r} is no HOST:PORT")
         prefix = unquote(url.path, errors="strict").rstrip("/")
         if not prefix or url.fragment or not prefix.isprintable():

@@ -14,6 +14,7 @@ from common.discovery.renewal import keep_renewing
 from common.discovery.seal import seal
 from common.errors import DiscoveryError
 from common.fleet_key import FleetKey
+from common.identity import Incarnation, WorkerId
 from common.supervised import supervise
 from common.telemetry import DISCOVERY_ERRORS
 
@@ -42,7 +43,15 @@ class EtcdCardPublisher(CardPublisher):
         self._put_at = 0  # revision of our last put; none
         self._withdrawn = False
         self._one_at_a_time = asyncio.Lock()
+        self._putting: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
+
+    async def check(self, worker_id: WorkerId, incarnation: Incarnation) -> None:
+        name = key_of(self._prefix, worker_id, incarnation)
+        try:
+            await self._client.check_put(name)
+        except DiscoveryError as error:
+            raise DiscoveryError(f"card can't be put at {name.decode()}: {error}") from error
 
     async def publish(self, card: WorkerCard) -> None:
         name = key_of(self._prefix, card.worker_id, card.incarnation)
@@ -50,20 +59,26 @@ class EtcdCardPublisher(CardPublisher):
             if self._withdrawn:
                 return
             self._name, self._content, self._put_at = name, seal(card, self._key), 0
+            self._putting = asyncio.create_task(self._put(), name="put-card")
             try:
-                await self._put()
+                await self._putting
             except DiscoveryError as error:
                 raise DiscoveryError(f"card can't be put at {name.decode()}: {error}") from error
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if not self._withdrawn or task is None or task.cancelling():
+                    raise
             if self._renewing is None and not self._withdrawn:
                 work = supervise("card renewal", partial(keep_renewing, self._renew, self._renew_s))
                 self._renewing = asyncio.create_task(work, name="renew-card")
 
     async def withdraw(self) -> None:
         self._withdrawn = True
-        if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.gather(self._renewing, return_exceptions=True)
+        working = [task for task in (self._putting, self._renewing) if task is not None]
+        for task in working:
+            task.cancel()
         try:
+            await asyncio.gather(*working, return_exceptions=True)
             async with asyncio.timeout(WITHDRAW_S), self._one_at_a_time:
                 if self._lease:
                     # A put that was given up under way finds no lease, so it does nothing.
@@ -73,7 +88,8 @@ class EtcdCardPublisher(CardPublisher):
                 "the card can't be withdrawn, its lease will end: %s",
                 str(error) or "etcd does not answer",
             )
-        await self._client.close()
+        finally:
+            await self._client.close()
 
     async def _put(self) -> None:
         """Put the card, with a new lease if there is none or it is over."""

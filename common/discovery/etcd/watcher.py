@@ -33,7 +33,7 @@ class EtcdCardWatcher(CardWatcher):
         self._odd: set[bytes] = set()
         self._pending: deque[CardChange] = deque()
         self._has_read = False
-        self._problem = ""
+        self._problems: set[str] = set()
 
     async def changes(self) -> AsyncIterator[CardChange]:
         pause = FIRST_PAUSE_S
@@ -42,15 +42,16 @@ class EtcdCardWatcher(CardWatcher):
                 try:
                     async with contextlib.aclosing(self._watched()) as looks:
                         async for _ in looks:
-                            pause, self._problem = FIRST_PAUSE_S, ""
+                            pause = FIRST_PAUSE_S
+                            self._problems.clear()
                             while self._pending:
                                 yield self._pending.popleft()
                 except DiscoveryError as error:
                     if not self._has_read:
                         raise DiscoveryError(f"no cards can be read: {error}") from error
                     DISCOVERY_ERRORS.labels("listing").inc()
-                    if str(error) != self._problem:
-                        self._problem = str(error)
+                    if str(error) not in self._problems:
+                        self._problems.add(str(error))
                         logger.error("no cards can be read, the last ones stay: %s", error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_S)
@@ -62,7 +63,9 @@ class EtcdCardWatcher(CardWatcher):
         prefix = f"{self._prefix}/".encode()
         revision, found = await self._client.read(prefix)
         self._has_read = True
-        for name in self._known.keys() - {each.key for each in found}:
+        present = {each.key for each in found}
+        self._odd &= present
+        for name in self._known.keys() - present:
             self._note(Stored(name, None))
         for each in found:
             self._note(each)

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 from common.discovery.file.files import READ, Version, opened, write
+from common.errors import DiscoveryError
 from common.telemetry import DISCOVERY_ERRORS
 
 logger = logging.getLogger(__name__)
@@ -24,6 +25,12 @@ class CardFile:
         self._content = b""
         self._written: Version | None = None
         self._removed = False
+
+    def check(self) -> None:
+        """Raises OSError or DiscoveryError if no file can be written here."""
+        with opened(self._directory, create=True) as directory:
+            if not os.access(".", os.W_OK | os.X_OK, dir_fd=directory, effective_ids=True):
+                raise DiscoveryError(f"nothing can be written to {self._directory}")
 
     def write(self, name: str, content: bytes) -> None:
         """Write the file, now or with the next renewal that succeeds."""

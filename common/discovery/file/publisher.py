@@ -17,6 +17,7 @@ from common.discovery.renewal import keep_renewing
 from common.discovery.seal import seal
 from common.errors import DiscoveryError
 from common.fleet_key import FleetKey
+from common.identity import Incarnation, WorkerId
 from common.supervised import supervise
 
 logger = logging.getLogger(__name__)
@@ -53,13 +54,17 @@ class FileCardPublisher(CardPublisher):
         self._tasks: list[asyncio.Task[None]] = []
         self._withdrawn = False
 
-    async def publish(self, card: WorkerCard) -> None:
-        name = f"{card.worker_id}.{card.incarnation}.json"
-        if not CARD_NAME.fullmatch(name):
+    async def check(self, worker_id: WorkerId, incarnation: Incarnation) -> None:
+        name = _name_of(worker_id, incarnation)
+        try:
+            await asyncio.to_thread(self._file.check)
+        except OSError as error:
             raise DiscoveryError(
-                f"worker id {card.worker_id!r} can't name a file: "
-                "use letters, digits, '.', '_', '-'"
-            )
+                f"card can't be written to {self._directory / name}: {error}"
+            ) from error
+
+    async def publish(self, card: WorkerCard) -> None:
+        name = _name_of(card.worker_id, card.incarnation)
         try:
             await asyncio.to_thread(self._file.write, name, seal(card, self._key))
         except OSError as error:
@@ -101,6 +106,15 @@ class FileCardPublisher(CardPublisher):
                 before = await asyncio.to_thread(_sweep, self._directory, before)
             except (OSError, DiscoveryError) as error:
                 logger.debug("no files of dead workers were removed: %s", error)
+
+
+def _name_of(worker_id: WorkerId, incarnation: Incarnation) -> str:
+    name = f"{worker_id}.{incarnation}.json"
+    if not CARD_NAME.fullmatch(name):
+        raise DiscoveryError(
+            f"worker id {worker_id!r} can't name a file: use letters, digits, '.', '_', '-'"
+        )
+    return name
 
 
 def _sweep(path: Path, before: dict[str, Version]) -> dict[str, Version]:

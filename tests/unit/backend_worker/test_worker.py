@@ -13,6 +13,7 @@ from backend_worker.args import parse
 from common.card import WorkerCard, WorkerState
 from common.discovery.base import CardPublisher
 from common.errors import DiscoveryError
+from common.identity import Incarnation, WorkerId
 from tests.fakes.cards import make_card
 from tests.waiting import until
 
@@ -35,6 +36,9 @@ class Publisher(CardPublisher):
     def __init__(self, error: Exception | None) -> None:
         self.asked = asyncio.Event()
         self._error = error
+
+    async def check(self, worker_id: WorkerId, incarnation: Incarnation) -> None:
+        raise AssertionError("it serves already")
 
     async def publish(self, card: WorkerCard) -> None:
         assert card.state is WorkerState.DRAINING

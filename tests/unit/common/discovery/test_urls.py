@@ -1,5 +1,6 @@
 """Discovery by URL: every backend keeps the contract, and what is no URL is said."""
 
+import argparse
 import asyncio
 import itertools
 import os
@@ -16,6 +17,7 @@ from common.discovery.etcd import EtcdDiscovery, publisher
 from common.discovery.etcd.client import EtcdAccess
 from common.discovery.etcd.publisher import EtcdCardPublisher
 from common.discovery.file import FileCardPublisher, FileDiscovery, watcher
+from common.discovery.settings import DiscoverySettings
 from common.discovery.urls import BACKENDS, open_discovery
 from common.errors import ConfigurationError
 from common.fleet_key import FleetKey
@@ -182,7 +184,8 @@ def test_a_form_is_a_url_of_its_backend(scheme: str) -> None:
         ("etcd:///fleet", "'' is no HOST:PORT"),
         ("etcd://one,/fleet", "'' is no HOST:PORT"),
         ("etcd://one:x/fleet", "'one:x' is no HOST:PORT"),
-        ("etcd://me:secret@host/fleet", "a password has no place in a URL"),
+        ("etcd://one:0/fleet", "'one:0' is no HOST:PORT"),
+        ("etcd://one:65536/fleet", "'one:65536' is no HOST:PORT"),
         ("etcd://host/fleet#1", "names no prefix"),
         ("etcd://host/fl%00eet", "names no prefix"),
         ("etcd://host/%ff", "can't decode"),
@@ -211,3 +214,22 @@ def test_what_names_no_place_is_one_sentence_with_all_that_would(url: str, why: 
     said = str(caught.value)
     assert repr(url) in said and why in said and "\n" not in said
     assert all(backend.form in said for backend in BACKENDS.values())
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "etcd://me:s3cret@host/fleet",
+        "etcd://me:s3cret@host,you:s3cret@two/fleet",
+        "etcd://host/fleet?user=me&password=s3cret",
+        "etcd://host/fleet?password=s3cret#x",
+        "zookeeper://me:s3cret@host/fleet",
+    ],
+)
+def test_a_password_where_none_belongs_is_not_shown(url: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        open_discovery(url)
+    assert "s3cret" not in str(caught.value) and "***" in str(caught.value)
+    with pytest.raises(ConfigurationError) as caught:
+        DiscoverySettings.from_args(argparse.Namespace(), {"MMROUTER_DISCOVERY": url})
+    assert "s3cret" not in str(caught.value) and "MMROUTER_DISCOVERY" in str(caught.value)

@@ -5,9 +5,10 @@ The servers are real ones.
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,6 +67,7 @@ async def published(discovery: EtcdDiscovery) -> AsyncIterator[tuple[CardPublish
         yield publisher, changes
 
 
+W0, I0 = WorkerId("w0"), Incarnation("i0")
 DRAINING = make_card(state=WorkerState.DRAINING)
 
 
@@ -205,6 +207,67 @@ async def test_who_withdraws_while_etcd_hangs_is_not_held_up(
     member.resume()
 
 
+async def test_who_withdraws_while_a_card_is_put_takes_that_back_too(member: EtcdMember) -> None:
+    publisher = place(member).publisher(renew_s=RENEW_S)
+    member.pause()
+    publishing = asyncio.create_task(publisher.publish(make_card()))
+    await until(lambda: publisher._putting is not None)
+    withdrawing = asyncio.create_task(publisher.withdraw())
+    await publishing  # says nothing: who has left publishes nothing
+    member.resume()
+    await withdrawing
+    assert await asyncio.to_thread(member.control, "get", "--prefix", "/fleet") == ""
+
+
+async def test_who_is_cancelled_while_it_withdraws_leaves_no_connection(
+    member: EtcdMember,
+) -> None:
+    before = asyncio.all_tasks()
+    publisher = place(member).publisher(renew_s=RENEW_S)
+    await publisher.publish(make_card())
+    member.pause()
+    withdrawing = asyncio.create_task(publisher.withdraw())
+    await until(lambda: publisher._one_at_a_time.locked())
+    withdrawing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await withdrawing
+    await until(lambda: asyncio.all_tasks() == before)
+    assert publisher._client._member is None
+    member.resume()
+
+
+async def test_a_call_whose_connection_is_closed_says_so(member: EtcdMember) -> None:
+    asking = client.EtcdClient(place(member).access)
+    await asking.read(b"/fleet/")
+    member.pause()
+    reading = asyncio.create_task(asking.read(b"/fleet/"))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    await asking.close()
+    with pytest.raises(DiscoveryError, match=r"was closed|can't be used"):
+        await reading
+    member.resume()
+
+
+async def test_members_without_a_leader_are_not_asked_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "CALL_S", 1.0)
+    with etcd_cluster(tmp_path, 3) as members:
+        async with published(place(*members)) as (publisher, changes):
+            before = counted("listing")
+            next_change = asyncio.create_task(changes.next())
+            for member in members[1:]:
+                member.kill()
+            await until(lambda: counted("listing") > before)
+            with pytest.raises(DiscoveryError, match="can't be put"):
+                await publisher.publish(DRAINING)
+            for member in members[1:]:
+                member.start(members)
+            await drain(publisher)
+            assert await next_change == CardPresent(DRAINING)
+
+
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("down", ["nobody listens", "it hangs"])
 async def test_no_etcd_at_first_sight_is_said(member: EtcdMember, down: str) -> None:
@@ -236,6 +299,31 @@ async def test_what_it_missed_is_told_although_etcd_has_forgotten_it(member: Etc
         async with watching(seen) as changes:
             assert await changes.next() == gone(make_card())
             assert await changes.next() == CardPresent(other)
+
+
+async def test_what_etcd_forgets_between_two_pages_is_read_again(
+    member: EtcdMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "PAGE", 1)
+    for number in range(3):
+        await asyncio.to_thread(member.control, "put", f"/fleet/{number}", "x")
+    asking = client.EtcdClient(place(member).access)
+    ask, forgotten = asking._ask, False
+
+    async def forgetful(call: Callable[..., Awaitable[Any]]) -> Any:
+        nonlocal forgotten
+        answer = await ask(call)
+        if not forgotten:
+            forgotten = True
+            await asyncio.to_thread(member.control, "put", "/fleet/2", "y")
+            revision = answer.header.revision + 1
+            await asyncio.to_thread(member.control, "compact", str(revision))
+        return answer
+
+    monkeypatch.setattr(asking, "_ask", forgetful)
+    _, found = await asking.read(b"/fleet/")
+    assert [each.value for each in found] == [b"x", b"x", b"y"]
+    await asking.close()
 
 
 async def test_no_proxy_is_asked(member: EtcdMember, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,6 +369,26 @@ async def test_more_cards_than_are_read_at_once(
     assert {each.card.worker_id for each in seen if isinstance(each, CardPresent)} == set(cards)
     for publisher in publishers:
         await publisher.withdraw()
+
+
+async def test_thousands_of_keys_and_cards_as_large_as_etcd_takes(member: EtcdMember) -> None:
+    discovery = place(member)
+    large = make_card("large").model_copy(update={"supported_tasks": ["x" * 1_400_000]})
+    asking = client.EtcdClient(discovery.access)
+    for number in range(2_000):
+        await asking.put(f"/fleet/w{number}/i0".encode(), b"{}", 0, 0)
+    async with discovery.publisher() as publisher:
+        await publisher.publish(large)
+        async with watching(discovery.watcher()) as changes:
+            seen = [await changes.next() for _ in range(2_001)]
+            assert CardPresent(large) in seen
+            await asyncio.to_thread(member.control, "del", "--prefix", "/fleet/w")
+            ended = [await changes.next() for _ in range(2_000)]
+            assert gone(large) not in ended
+        too_large = large.model_copy(update={"supported_tasks": ["x" * 3_000_000]})
+        with pytest.raises(DiscoveryError, match="can't be put"):
+            await publisher.publish(too_large)
+    await asking.close()
 
 
 async def test_a_neighbour_with_a_longer_name_is_not_ours(member: EtcdMember) -> None:
@@ -375,10 +483,21 @@ async def test_tls_on_both_sides(authority: Authority, tmp_path: Path) -> None:
         access = EtcdAccess((member.endpoint,), authority.certificate, ours.certificate, ours.key)
         async with published(EtcdDiscovery(access, "/fleet")):
             pass
+        nonsense = tmp_path / "nonsense.pem"
+        nonsense.write_text("-----BEGIN CERTIFICATE-----\nnonsense\n-----END CERTIFICATE-----\n")
+        for wrong in (
+            EtcdAccess((member.endpoint,), nonsense),
+            EtcdAccess((member.endpoint,), authority.certificate, nonsense, ours.key),
+            EtcdAccess((member.endpoint,), authority.certificate, ours.certificate, server.key),
+        ):
+            with pytest.raises(DiscoveryError, match=r"no certificate"):
+                await EtcdDiscovery(wrong, "/fleet").publisher().publish(make_card())
         stranger = Authority(tmp_path / "stranger")
         theirs = stranger.certify("worker")
         for bad in (
             EtcdAccess((member.endpoint,)),
+            # Which the certificate is not for.
+            EtcdAccess((f"localhost:{member.client_port}",), authority.certificate),
             EtcdAccess((member.endpoint,), authority.certificate),
             EtcdAccess((member.endpoint,), stranger.certificate, ours.certificate, ours.key),
             EtcdAccess((member.endpoint,), authority.certificate, theirs.certificate, theirs.key),
@@ -414,6 +533,9 @@ async def test_a_user_with_a_password_whose_token_runs_out(tmp_path: Path) -> No
             await changed(publisher, changes)
         with pytest.raises(DiscoveryError, match="permission denied"):
             await EtcdDiscovery(access, "/elsewhere").publisher().publish(make_card())
+        with pytest.raises(DiscoveryError, match="permission denied"):
+            await EtcdDiscovery(access, "/elsewhere").publisher().check(W0, I0)
+        await EtcdDiscovery(access, "/fleet").publisher().check(W0, I0)
         secret.write_text("wrong")
         with pytest.raises(DiscoveryError, match="authentication failed"):
             await EtcdDiscovery(access, "/fleet").publisher().publish(make_card())
