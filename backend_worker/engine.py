@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import torch
 from vllm import AsyncEngineArgs
-from vllm.config import KVEventsConfig, VllmConfig
+from vllm.config import KVEventsConfig, ParallelConfig, VllmConfig
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.inputs import EngineInput, embeds_input, mm_input, tokens_input
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache
@@ -65,19 +65,20 @@ Items = Mapping[MmHash, MultiModalKwargsItem]
 
 
 @dataclass(frozen=True)
-class EngineLoad:
-    """How busy the engine is; the units are those of ``common.protocol.Status``."""
+class RankLoad:
+    """How busy the engine of one rank is; the units are those of
+    ``common.protocol.RankStatus``."""
 
-    running: int
-    waiting: int
-    queued_tokens: int
-    kv_usage: float
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
 
 
 class _LatestStats(StatLoggerBase):
-    """Keeps the newest scheduler statistics of one rank."""
+    """Keeps the newest scheduler statistics of one rank, by its number in its group."""
 
     def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
+        self.rank = engine_index
         self.scheduler = SchedulerStats()
 
     def record(
@@ -104,9 +105,9 @@ class _StatsBoard:
         self._ranks.append(_LatestStats(vllm_config, engine_index))
         return self._ranks[-1]
 
-    def latest(self) -> list[SchedulerStats]:
-        """The newest statistics of every rank."""
-        return [rank.scheduler for rank in self._ranks]
+    def latest(self) -> dict[int, SchedulerStats]:
+        """The newest statistics of every rank that has any."""
+        return {rank.rank: rank.scheduler for rank in self._ranks}
 
 
 def prepare_environment(host: str) -> None:
@@ -146,6 +147,18 @@ def with_our_defaults(args: AsyncEngineArgs, given: frozenset[str]) -> AsyncEngi
     return args
 
 
+def served_ranks(parallel: ParallelConfig) -> list[int]:
+    """The data-parallel ranks that an AsyncLLM serves, by their numbers in the whole group.
+
+    All of them, unless another process balances over several such as this one: then those
+    of this node (hybrid) or the one of this process (external).
+    """
+    if parallel.local_engines_only:
+        first = parallel.data_parallel_index
+        return list(range(first, first + parallel.data_parallel_size_local))
+    return list(range(parallel.data_parallel_size))
+
+
 async def answered(llm: AsyncLLM, call: Awaitable[_Answer]) -> _Answer:
     """An engine's answer. vLLM would wait for ever for that of an engine that died.
 
@@ -173,6 +186,7 @@ class Engine:
         self._stats = stats
         self._args = args
         self._llm = llm
+        self._ranks = served_ranks(llm.vllm_config.parallel_config)
         self._hf_runs = HfProcessorRuns(side="worker", worker_id=worker_id)
         patch_renderer(llm.renderer, runs=self._hf_runs, hashes=partitioned_hashes)
         cache = llm.renderer.mm_processor_cache
@@ -265,15 +279,16 @@ class Engine:
         """Size of one rank."""
         config = self._llm.vllm_config
         return Capacity(
-            num_blocks=(config.cache_config.num_gpu_blocks or 0) // self.num_ranks,
+            # vLLM adds up those of the ranks behind an AsyncLLM.
+            num_blocks=(config.cache_config.num_gpu_blocks or 0) // len(self.ranks),
             max_num_seqs=config.scheduler_config.max_num_seqs,
             max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
         )
 
     @property
-    def num_ranks(self) -> int:
-        """Data-parallel ranks behind this AsyncLLM."""
-        return self._llm.vllm_config.parallel_config.data_parallel_size
+    def ranks(self) -> list[int]:
+        """The data-parallel ranks behind this AsyncLLM, by their numbers in the whole group."""
+        return self._ranks
 
     def kv_event_sources(self) -> list[KvEventSource]:
         """Where the ranks publish KV events, as bound. Empty if they don't."""
@@ -292,15 +307,16 @@ class Engine:
         """Whether a prompt may name this item without bringing its tensors."""
         return self._cache is not None and self._cache.is_cached_item(mm_hash)
 
-    def load(self) -> EngineLoad:
-        """How busy the engine is now."""
-        stats = self._stats.latest()
-        return EngineLoad(
-            running=sum(s.num_running_reqs for s in stats),
-            waiting=sum(s.num_waiting_reqs for s in stats),
-            queued_tokens=self._llm.get_num_queued_tokens(),
-            kv_usage=max((s.kv_cache_usage for s in stats), default=0.0),
-        )
+    def load(self) -> dict[int, RankLoad]:
+        """How busy each rank is. Ranks are missing that keep no statistics."""
+        return {
+            rank: RankLoad(
+                running=stats.num_running_reqs,
+                waiting=stats.num_waiting_reqs,
+                kv_usage=min(max(stats.kv_cache_usage, 0.0), 1.0),
+            )
+            for rank, stats in self._stats.latest().items()
+        }
 
     async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
         """Run a request. Closing the iterator aborts it in the engine.
@@ -330,7 +346,7 @@ class Engine:
             lora_request=submit.lora_request,
             trace_headers=submit.trace_headers,
             priority=submit.priority,
-            data_parallel_rank=submit.rank,
+            data_parallel_rank=self._local_rank(submit.rank),
             session_id=submit.session_id,
             reasoning_ended=submit.reasoning_ended,
             reasoning_parser_kwargs=submit.reasoning_parser_kwargs,
@@ -369,6 +385,10 @@ class Engine:
     def shutdown(self) -> None:
         """Stop the engine processes. Blocks until they are gone."""
         self._llm.shutdown(timeout=SHUTDOWN_S)
+
+    def _local_rank(self, rank: int | None) -> int | None:
+        """The number of a rank among those behind this AsyncLLM, which vLLM asks for."""
+        return None if rank is None else self._ranks.index(rank)
 
     def _engine_input(self, submit: Submit, items: Items) -> EngineInput:
         if submit.prompt_embeds is not None:

@@ -12,7 +12,8 @@ from typing import Final, Protocol
 import msgspec
 from vllm.outputs import RequestOutput
 
-from backend_worker.engine import EngineLoad, Items
+from backend_worker.engine import Items, RankLoad
+from backend_worker.ledger import Entry
 from backend_worker.media_receiver import MediaReceiver, ReceivedMedia
 from common.errors import (
     EngineFailedError,
@@ -68,9 +69,12 @@ class ServingEngine(Protocol):
     @property
     def hf_processor_runs(self) -> int: ...
 
+    @property
+    def ranks(self) -> Sequence[int]: ...
+
     def holds(self, mm_hash: MmHash) -> bool: ...
 
-    def load(self) -> EngineLoad: ...
+    def load(self) -> dict[int, RankLoad]: ...
 
     def generate(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]: ...
 
@@ -93,11 +97,13 @@ class WorkerRequest:
         media_receiver: MediaReceiver,
         send: Callable[[ToFrontend], Awaitable[None]],
         status: Callable[[], Status],
+        entry: Entry,
     ) -> None:
         """
         Args:
             send: tells the frontend, after waiting for room.
             status: of the worker, as it is now.
+            entry: what it counts for with others.
         """
         self._submit = submit
         self._id = submit.request_id
@@ -105,6 +111,7 @@ class WorkerRequest:
         self._media_receiver = media_receiver
         self._send = send
         self._status = status
+        self._entry = entry
         self._received = ReceivedMedia()
         self._acking: asyncio.Task[None] | None = None
         self._supplies: asyncio.Queue[tuple[Supply, Sequence[memoryview]]] = asyncio.Queue(1)
@@ -154,15 +161,18 @@ class WorkerRequest:
         async with asyncio.timeout(self._submit.timeout_s), contextlib.aclosing(outputs):
             async for output in outputs:
                 if self._acking is None:
+                    self._entry.first_output()
                     self._received.verify()
                     self._acking = asyncio.create_task(self._ack())
                     await asyncio.shield(self._acking)
                 if output.finished:
+                    self._entry.ended()
                     # Before the end, so that whoever saw the end saw the counts too.
                     await self._send(self._status())
                 await self._send(_to_wire(self._id, output))
 
     async def _finish(self, failure: Failed | None, ended: Callable[[], object]) -> None:
+        self._entry.ended()  # the engine has done with it, however long its frontend takes
         try:
             if self._acking is not None:
                 # Nobody may write to the memory before we are through with it.

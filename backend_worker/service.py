@@ -13,9 +13,12 @@ from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
 import zmq
 import zmq.asyncio
 
+from backend_worker.engine import RankLoad
+from backend_worker.ledger import Account, Ledger
 from backend_worker.media_receiver import MediaReceiver
 from backend_worker.request import ServingEngine, WorkerRequest, sendable
 from common.errors import (
@@ -39,6 +42,7 @@ from common.protocol import (
     Leave,
     Offer,
     Ping,
+    RankStatus,
     Status,
     Submit,
     Supply,
@@ -70,11 +74,18 @@ ATTACH_S = SESSION_TIMEOUT_S / 3
 """How long a new session waits for its memory. NIXL may need longer, and the frontend doesn't
 wait for ever: the session then begins without, and gets it when it is there."""
 
+NEWS_PAUSE_S = 0.005
+"""How long nobody is told more of others' load, for each frontend that was told: so that this
+costs a worker the same with two frontends and with forty. The first change is told at once."""
+
 YIELD_EVERY = 16
 """Messages read before others on the event loop get their turn."""
 
 MAX_FRAME_BYTES = 4 << 30
 """A frame holds at most one tensor of one media item. A sender of more is cut off."""
+
+
+_NO_LOAD = RankLoad()
 
 
 @dataclass(eq=False)
@@ -85,6 +96,7 @@ class _Session:
         address: the ROUTER's name for its socket.
         attachment: its hold on the frontend's memory.
         last_heard: monotonic seconds.
+        account: what it has here.
         ended: nothing is sent to it any more.
     """
 
@@ -92,6 +104,7 @@ class _Session:
     frontend_id: Incarnation
     attachment: Attachment
     last_heard: float
+    account: Account
     requests: dict[RequestId, WorkerRequest] = field(default_factory=dict)
     renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
     ended: bool = False
@@ -129,6 +142,8 @@ class WorkerService:
         self._incarnation = incarnation
         self._codec: Codec[ToWorker] = Codec(ToWorker)
         self._sessions: dict[bytes, _Session] = {}
+        self._news = asyncio.Event()
+        self._ledger = Ledger(engine.ranks, self._news.set)
         self._draining = False
         self._max_requests = max_requests
         self._context = zmq.asyncio.Context()
@@ -166,6 +181,7 @@ class WorkerService:
                 for task, work in (
                     ("request plane", self._receive),
                     ("request plane clock", self._keep_time),
+                    ("request plane news", self._tell_news),
                     ("strangers", lambda: count_refusals(self._monitor, "request plane")),
                 )
             ]
@@ -250,6 +266,9 @@ class WorkerService:
                 if message.request_id in session.requests:
                     self._fail(session, message.request_id, "a request of this id is running")
                     return
+                if message.rank not in (None, *self._ledger.ranks):
+                    self._fail(session, message.request_id, f"there is no rank {message.rank}")
+                    return
                 if refusal := self._refusal():
                     self._aside(self._refuse(session, message.request_id, refusal))
                     return
@@ -283,8 +302,17 @@ class WorkerService:
             await self._end_session(session, f"a message can't be read: {error}")
 
     def _begin(self, session: _Session, submit: Submit, media: Sequence[memoryview]) -> None:
+        rank = self._ledger.least_busy() if submit.rank is None else submit.rank
+        prompt_tokens = len(submit.prompt_token_ids or ())
+        # Media tokens stand in the prompt, so it counts each token twice at most.
+        prefill_tokens = min(submit.prefill_tokens, 2 * prompt_tokens)
         request = WorkerRequest(
-            submit, self._engine, self._media_receiver, partial(self._send, session), self._status
+            msgspec.structs.replace(submit, rank=rank),
+            self._engine,
+            self._media_receiver,
+            partial(self._send, session),
+            partial(self._status, session),
+            session.account.started(rank, prefill_tokens, prompt_tokens),
         )
         session.requests[submit.request_id] = request
         request.start(media, lambda: session.requests.pop(submit.request_id, None))
@@ -347,7 +375,9 @@ class WorkerService:
             raise
         if previous := self._sessions.get(address):
             await self._end_session(previous)
-        session = _Session(address, hello.frontend_id, attachment, time.monotonic())
+        session = _Session(
+            address, hello.frontend_id, attachment, time.monotonic(), self._ledger.open()
+        )
         self._sessions[address] = session
         logger.info("frontend %s connected", hello.frontend_id)
         await self._send(
@@ -359,7 +389,7 @@ class WorkerService:
                 reply.model_dump_json().encode(),
             ),
         )
-        await self._send(session, self._status())
+        await self._send(session, self._status(session))
         if late:
             await self._renew_offer(session, offer)
 
@@ -412,15 +442,30 @@ class WorkerService:
                     logger.warning("frontend %s went silent", session.frontend_id)
                     await self._end_session(session)
                 else:
-                    await self._send(session, self._status())
+                    await self._send(session, self._status(session))
 
-    def _status(self) -> Status:
-        load = self._engine.load()
+    async def _tell_news(self) -> None:
+        """Tell each frontend when what others have here has changed."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            # Not for every single change of a burst.
+            await asyncio.sleep(0)
+            listeners = [one for one in self._sessions.values() if one.account.has_news]
+            for session in listeners:
+                await self._send(session, self._status(session))
+            await asyncio.sleep(NEWS_PAUSE_S * len(listeners))
+
+    def _status(self, session: _Session) -> Status:
+        """How busy the worker is, as one frontend must know it."""
+        session.account.told()
+        loads, others = self._engine.load(), session.account.others()
         return Status(
-            load.running,
-            load.waiting,
-            load.queued_tokens,
-            load.kv_usage,
+            [
+                RankStatus(rank, load.running, load.waiting, load.kv_usage, *others[rank])
+                for rank in self._ledger.ranks
+                for load in (loads.get(rank, _NO_LOAD),)
+            ],
             self._engine.hf_processor_runs,
         )
 

@@ -84,7 +84,7 @@ async def _serve(args: WorkerArgs, engine: Engine, key: FleetKey | None) -> None
         args.incarnation,
         args.worker.endpoint,
         key,
-        args.worker.max_requests or 4 * engine.capacity().max_num_seqs * engine.num_ranks,
+        args.worker.max_requests or 4 * engine.capacity().max_num_seqs * len(engine.ranks),
     )
     try:
         async with args.discovery.publisher(key) as publisher:
@@ -137,7 +137,7 @@ async def make_card(
         engine=engine.engine_settings(),
         cache=engine.cache_settings(),
         capacity=engine.capacity(),
-        num_ranks=engine.num_ranks,
+        ranks=engine.ranks,
         request_endpoint=endpoint,
         kv_event_sources=engine.kv_event_sources(),
         fleet_key=None if key is None else key.fingerprint,

@@ -5,14 +5,18 @@ every later one that would make tokens, media hashes or block hashes differ.
 """
 
 from enum import StrEnum
-from typing import Self
+from typing import Annotated, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from common.errors import CardError, CardIncompatibleError
 from common.identity import Incarnation, WorkerId
 
-CARD_VERSION = 2
+CARD_VERSION = 3
+
+MAX_RANKS = 4096
+
+Rank: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 16)]  # vLLM names engines by two bytes
 
 
 class _Frozen(BaseModel):
@@ -129,7 +133,7 @@ class Capacity(_Frozen):
 class KvEventSource(_Frozen):
     """Where one data-parallel rank publishes its KV events (ZMQ endpoints)."""
 
-    rank: int = Field(ge=0)
+    rank: Rank
     endpoint: str
     replay_endpoint: str | None
     topic: str
@@ -154,6 +158,8 @@ class WorkerCard(_Frozen):
     """Everything a frontend must know to use a worker.
 
     Attributes:
+        ranks: the data-parallel ranks that it serves, ascending. Those of one group of workers
+            are numbered over the whole group.
         fleet_key: fingerprint of the key that its sockets demand; None if they are plain.
     """
 
@@ -170,11 +176,20 @@ class WorkerCard(_Frozen):
     engine: EngineSettings
     cache: CacheSettings
     capacity: Capacity
-    num_ranks: int = Field(gt=0, le=4096)
+    ranks: list[Rank] = Field(min_length=1, max_length=MAX_RANKS)
     request_endpoint: str
     kv_event_sources: list[KvEventSource]
     fleet_key: str | None = None
     host: HostIdentity
+
+    @model_validator(mode="after")
+    def _check_ranks(self) -> Self:
+        if self.ranks != sorted(set(self.ranks)):
+            raise ValueError("ranks must be ascending, each once")
+        sources = [source.rank for source in self.kv_event_sources]
+        if len(set(sources)) < len(sources) or not set(sources) <= set(self.ranks):
+            raise ValueError("each KV event source must be of another rank of the worker")
+        return self
 
     @classmethod
     def from_json(cls, data: bytes) -> Self:

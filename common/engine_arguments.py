@@ -31,7 +31,7 @@ ON_CARD: Mapping[str, str] = MappingProxyType(
         "prefix_caching_hash_algo": "cache.hash_algorithm",
         "max_num_seqs": "capacity.max_num_seqs",
         "max_num_batched_tokens": "capacity.max_num_batched_tokens",
-        "data_parallel_size": "num_ranks",
+        "data_parallel_size": "ranks",
         "kv_events_config": "kv_event_sources",
     }
 )

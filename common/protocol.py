@@ -27,8 +27,9 @@ vLLM's own types ride inside, so sampling parameters and log probabilities need 
 translation. Tensors of inline media travel as further frames of the same message.
 """
 
+from collections.abc import Collection
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import torch
@@ -38,15 +39,23 @@ from vllm.outputs import CompletionOutput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.metrics.stats import RequestStateStats
 
+from common.errors import ProtocolError
 from common.identity import Incarnation, MmHash, RequestId, WorkerId
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 PING_INTERVAL_S = 1.0
 """How often each side says that it is alive."""
 
 SESSION_TIMEOUT_S = 15.0
 """Silence after which the other side is taken for dead."""
+
+
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+"""Requests or tokens: no more than any machine has."""
+
+Fraction: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+"""From 0 to 1; neither infinite nor no number."""
 
 
 class FailureKind(StrEnum):
@@ -110,7 +119,10 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
         media: every media item of the prompt, by position.
         shipments: transfer metadata of the items that come along, each once.
         prompt_embeds: (tokens, hidden) for prompts given as embeddings.
+        rank: on which it runs, by the card's numbers; None for any.
         timeout_s: seconds after which nobody wants an answer; None if there is no such.
+        prefill_tokens: what it counts as load until its first output, in the frontend's
+            estimate: tokens that are not cached, and media tokens to encode.
     """
 
     request_id: RequestId
@@ -130,6 +142,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None  # opaque to us: vLLM's own
     timeout_s: float | None = None
+    prefill_tokens: Count = 0
 
 
 class Supply(msgspec.Struct, frozen=True, tag="supply"):
@@ -230,22 +243,52 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-class Status(msgspec.Struct, frozen=True, tag="status"):
-    """The worker is alive, and how busy it is over all frontends.
+class RankStatus(msgspec.Struct, frozen=True, array_like=True):
+    """How busy one rank is: its engine over all frontends, and what others have there.
+
+    Others are all frontends but the one that is told, which knows its own requests. Theirs
+    are counted as it counts its own, so that the sum is right without comparing.
 
     Attributes:
+        rank: by the card's numbers.
         running: requests the engine is computing.
         waiting: requests queued in the engine.
-        queued_tokens: prompt tokens of requests still in prefill.
-        kv_usage: fraction of KV blocks in use, 0 to 1.
+        kv_usage: fraction of KV blocks in use.
+        others_active: requests that others sent and that have not ended.
+        others_prefill_tokens: :attr:`Submit.prefill_tokens` of those without an output.
+        others_decode_tokens: prompt tokens of those with one.
+    """
+
+    rank: Count
+    running: Count
+    waiting: Count
+    kv_usage: Fraction
+    others_active: Count
+    others_prefill_tokens: Count
+    others_decode_tokens: Count
+
+
+class Status(msgspec.Struct, frozen=True, tag="status"):
+    """The worker is alive, and how busy it is. Comes once a second, soon after what other
+    frontends have here has changed, and with the end of a request.
+
+    Attributes:
+        ranks: each rank of the card once.
         hf_processor_runs: calls of the HF processor since start.
     """
 
-    running: int
-    waiting: int
-    queued_tokens: int
-    kv_usage: float
-    hf_processor_runs: int
+    ranks: list[RankStatus]
+    hf_processor_runs: Count
+
+    def check(self, ranks: Collection[int]) -> None:
+        """Refuse what is not about just these ranks.
+
+        Raises:
+            ProtocolError: names both.
+        """
+        told = sorted(one.rank for one in self.ranks)
+        if told != sorted(ranks):
+            raise ProtocolError(f"a status is of ranks {told}, the card of {sorted(ranks)}")
 
 
 ToFrontend: TypeAlias = Welcome | Terms | Goodbye | Ack | Nack | Output | Failed | Status

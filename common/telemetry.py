@@ -148,6 +148,11 @@ DISCOVERY_ERRORS = Counter(
     ["reason"],
 )
 WORKERS = Gauge("mmrouter_workers", "Workers by state", ["state"])
+RANK_REQUESTS = Gauge(
+    "mmrouter_rank_requests",
+    "Requests that a data-parallel rank had when it last reported: this frontend's, and others'",
+    ["worker_id", "rank", "whose"],
+)
 
 EJECTIONS = Counter(
     "mmrouter_ejections",

@@ -6,8 +6,22 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
 from common.identity import Target, WorkerId
-from frontend.router import Router
+from common.protocol import RankStatus
+from frontend.router import Router, TargetLoad
 from frontend.workers import Fleet, MediaSender, Member
+
+
+class ShareView(BaseModel):
+    """What somebody has on a rank: requests, and tokens as routing counts them.
+
+    Attributes:
+        prefill_tokens: to compute, of requests without an output.
+        decode_tokens: prompt tokens of requests with one.
+    """
+
+    requests: int
+    prefill_tokens: int
+    decode_tokens: int
 
 
 class RankView(BaseModel):
@@ -16,12 +30,21 @@ class RankView(BaseModel):
     Attributes:
         busy: it has so much to do that it gets no new requests.
         index: what is known of its cache: exact, degraded or approximate.
+        own: what this frontend has there.
+        others: what others have there, as the worker reported last.
+        running, waiting, kv_usage: of its engine, as the worker reported last; None before
+            its first report.
     """
 
     rank: int
     busy: bool
     index: str
     reason: str
+    own: ShareView
+    others: ShareView
+    running: int | None
+    waiting: int | None
+    kv_usage: float | None
 
 
 class WorkerView(BaseModel):
@@ -32,8 +55,8 @@ class WorkerView(BaseModel):
         circuit: closed, open or half-open; errors and stalls open it for a while.
         circuit_reason: why it is not closed.
         active_requests: of this frontend.
-        running, waiting, kv_usage, hf_processor_runs: as the worker reported last;
-            None before its first report.
+        running, waiting, hf_processor_runs: over all ranks, and kv_usage of the fullest, as
+            the worker reported last; None before its first report.
     """
 
     worker_id: WorkerId
@@ -59,17 +82,37 @@ class RefusedView(BaseModel):
     reason: str
 
 
+def _reports(member: Member) -> list[RankStatus]:
+    return [] if member.status is None else member.status.ranks
+
+
+def _share(load: TargetLoad) -> ShareView:
+    return ShareView(
+        requests=load.active,
+        prefill_tokens=load.prefill_tokens,
+        decode_tokens=load.decode_tokens,
+    )
+
+
 def status_routes(fleet: Fleet, router: Router, media_sender: MediaSender) -> APIRouter:
     """The routes under ``/mmrouter``."""
     api = APIRouter(prefix="/mmrouter", tags=["mmrouter"])
 
-    def rank_view(target: Target) -> RankView:
+    def rank_view(member: Member, rank: int) -> RankView:
+        target = Target(member.card.worker_id, rank)
         state = router.roster.state(target)
+        own, others = router.load.shares(target)
+        report = next((one for one in _reports(member) if one.rank == rank), None)
         return RankView(
-            rank=target.rank,
+            rank=rank,
             busy=target in router.load.busy(),
             index=state.knowledge.value,
             reason=state.reason,
+            own=_share(own),
+            others=_share(others),
+            running=None if report is None else report.running,
+            waiting=None if report is None else report.waiting,
+            kv_usage=None if report is None else report.kv_usage,
         )
 
     def view(member: Member) -> WorkerView:
@@ -84,11 +127,11 @@ def status_routes(fleet: Fleet, router: Router, media_sender: MediaSender) -> AP
             transport=media_sender.transport(card.worker_id),
             circuit=circuit,
             circuit_reason=circuit_reason,
-            ranks=[rank_view(Target(card.worker_id, rank)) for rank in range(card.num_ranks)],
+            ranks=[rank_view(member, rank) for rank in card.ranks],
             active_requests=0 if link is None else link.active_requests,
-            running=None if status is None else status.running,
-            waiting=None if status is None else status.waiting,
-            kv_usage=None if status is None else status.kv_usage,
+            running=None if status is None else sum(one.running for one in status.ranks),
+            waiting=None if status is None else sum(one.waiting for one in status.ranks),
+            kv_usage=None if status is None else max(one.kv_usage for one in status.ranks),
             hf_processor_runs=None if status is None else status.hf_processor_runs,
         )
 

@@ -323,7 +323,8 @@ class RequestRunner:
                 request_id=RequestId(f"{submit.request_id}-{attempt}")
                 if attempt
                 else submit.request_id,
-                rank=decision.rank if link.card.num_ranks > 1 else submit.rank,
+                rank=decision.rank,
+                prefill_tokens=decision.prefill_tokens,
                 timeout_s=state.deadlines.left_s(),
             ),
             handles,

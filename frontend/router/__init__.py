@@ -5,6 +5,7 @@ from frontend.router.events import EventSource, ZmqFeeds
 from frontend.router.hashing import LoraKey, MediaSpan
 from frontend.router.request import MediaNeed, RoutingRequest
 from frontend.router.router import Router
+from frontend.router.selection import Reported, TargetLoad
 from frontend.router.settings import RouterSettings
 from frontend.router.worker import RoutableWorker
 
@@ -15,9 +16,11 @@ __all__ = [
     "MediaMove",
     "MediaNeed",
     "MediaSpan",
+    "Reported",
     "RoutableWorker",
     "Router",
     "RouterSettings",
     "RoutingRequest",
+    "TargetLoad",
     "ZmqFeeds",
 ]

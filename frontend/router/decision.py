@@ -109,6 +109,7 @@ class Decision(msgspec.Struct):
         predicted_cached_tokens: what its engine should report as cached.
         considered: candidates, cheapest first, at most as many as the settings say.
         candidates_total: how many there were.
+        prefill_tokens: what it counts as load there until its first output, media included.
         realised_cached_tokens: what its engine reported, once it has.
         media: how each item reached the worker, once it has.
     """
@@ -131,6 +132,7 @@ class Decision(msgspec.Struct):
     media: list[MediaMove] = msgspec.field(default_factory=list)
     client_id: str = ""
     incarnation: Incarnation = Incarnation("")
+    prefill_tokens: int = 0
 
     @property
     def target(self) -> Target:

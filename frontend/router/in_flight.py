@@ -15,7 +15,7 @@ from frontend.router.hashing import HashScheme
 from frontend.router.index import Knowledge
 from frontend.router.request import RoutingRequest
 from frontend.router.roster import Roster
-from frontend.router.selection import Ejection, Work
+from frontend.router.selection import Ejection
 from frontend.router.settings import RouterSettings
 
 
@@ -54,13 +54,11 @@ class InFlight:
         self,
         request: RoutingRequest,
         decision: Decision,
-        work: Work,
         hashes: Mapping[HashScheme, list[BlockHash]],
     ) -> None:
         """A request was decided to run on a target of the roster.
 
         Args:
-            work: what it costs there.
             hashes: its blocks under each scheme.
         """
         now = self._clock()
@@ -69,7 +67,7 @@ class InFlight:
         self._roster.load.started(
             request_id,
             decision.target,
-            work.prefill_tokens + work.media_tokens,
+            decision.prefill_tokens,
             decision.prompt_tokens,
         )
         if worker.prefix_caching:

@@ -108,7 +108,7 @@ class Router:
             candidates.targets, costs, candidates.loads, candidates.slots, len(request.token_ids)
         )
         decision = self._decision(request, candidates, costs, estimate, choice)
-        self.in_flight.started(request, decision, estimate.on(decision.target), hashes)
+        self.in_flight.started(request, decision, hashes)
         self.decisions.add(decision)
         decision.micros = (time.perf_counter() - started) * 1e6
         return decision
@@ -162,7 +162,7 @@ class Router:
         target = candidates.targets[choice.position]
         worker = self.roster.workers[target.worker_id]
         prompt_tokens = len(request.token_ids)
-        overlap_blocks = estimate.on(target).overlap_blocks
+        work = estimate.on(target)
         return Decision(
             request_id=request.request_id,
             worker_id=target.worker_id,
@@ -174,12 +174,13 @@ class Router:
             micros=0.0,
             prompt_tokens=prompt_tokens,
             prompt_blocks=prompt_tokens // worker.block_size,
-            overlap_blocks=overlap_blocks,
-            predicted_cached_tokens=overlap_blocks * worker.block_size,
+            overlap_blocks=work.overlap_blocks,
+            predicted_cached_tokens=work.overlap_blocks * worker.block_size,
             considered=self._considered(candidates, costs, estimate, choice.position),
             candidates_total=len(candidates.targets),
             client_id=request.client_id[:CLIENT_ID_LENGTH],
             incarnation=worker.incarnation,
+            prefill_tokens=work.prefill_tokens + work.media_tokens,
         )
 
     def _considered(

@@ -309,7 +309,7 @@ class WorkerLink:
                 continue
             match message:
                 case Status():
-                    self._on_status(message)
+                    self._take_status(message)
                 case Terms():
                     self._on_terms(message.reply)
                 case Goodbye():
@@ -318,6 +318,15 @@ class WorkerLink:
                     await self._deliver(message)
                 case Welcome():
                     pass  # only an answer to Hello, which open() reads
+
+    def _take_status(self, status: Status) -> None:
+        try:
+            status.check(self.card.ranks)
+        except ProtocolError as error:
+            UNDECODABLE_MESSAGES.labels("frontend").inc()
+            self._lose(str(error), WorkerGarbledError)
+            return
+        self._on_status(status)
 
     async def _not_understood(self, about: About, error: ProtocolError) -> None:
         """An answer is missing now: end what waits for it, the request or all of them."""

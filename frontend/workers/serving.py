@@ -10,10 +10,10 @@ import time
 
 from common.card import WorkerCard, WorkerState
 from common.errors import WorkerLostError
-from common.identity import WorkerId
+from common.identity import Target, WorkerId
 from common.protocol import Status
-from common.telemetry import HF_PROCESSOR_RUNS
-from frontend.router import EventSource, RoutableWorker, Router
+from common.telemetry import HF_PROCESSOR_RUNS, RANK_REQUESTS
+from frontend.router import EventSource, Reported, RoutableWorker, Router
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
 from frontend.workers.members import Member, Members, Name
@@ -86,11 +86,21 @@ class Serving:
         HF_PROCESSOR_RUNS.labels("worker", worker_id).set(status.hf_processor_runs)
         self._router.load.reported(
             worker_id,
-            running=status.running,
-            waiting=status.waiting,
-            queued_tokens=status.queued_tokens,
-            kv_usage=status.kv_usage,
+            {
+                one.rank: Reported(
+                    one.others_active,
+                    one.waiting,
+                    one.others_prefill_tokens,
+                    one.others_decode_tokens,
+                    one.kv_usage,
+                )
+                for one in status.ranks
+            },
         )
+        for rank in member.card.ranks:
+            ours, others = self._router.load.shares(Target(worker_id, rank))
+            RANK_REQUESTS.labels(worker_id, rank, "own").set(ours.active)
+            RANK_REQUESTS.labels(worker_id, rank, "others").set(others.active)
 
     def answered(self, member: Member, reply: bytes) -> None:
         """A late answer of a former incarnation says nothing of the one that serves now."""
@@ -109,7 +119,7 @@ def _routable(card: WorkerCard) -> RoutableWorker:
     return RoutableWorker(
         worker_id=card.worker_id,
         incarnation=card.incarnation,
-        ranks=tuple(range(card.num_ranks)),
+        ranks=tuple(card.ranks),
         block_size=card.cache.block_size,
         hash_algorithm=card.cache.hash_algorithm,
         none_hash=bytes.fromhex(card.cache.none_hash),

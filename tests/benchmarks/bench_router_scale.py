@@ -38,6 +38,7 @@ from frontend.router.index.target_blocks import TargetBlocks
 from frontend.router.modes import RouterMode
 from frontend.router.request import MediaNeed, RoutingRequest
 from frontend.router.router import Router
+from frontend.router.selection import Reported
 from frontend.router.settings import RouterSettings
 from frontend.router.worker import EventSource, RoutableWorker
 
@@ -316,13 +317,8 @@ class Simulation:
         self._report(worker)
 
     def _report(self, worker: Worker) -> None:
-        self.router.load.reported(
-            worker.name,
-            running=worker.active,
-            waiting=len(worker.queue),
-            queued_tokens=0,
-            kv_usage=0.0,
-        )
+        # One frontend: nobody else has anything there.
+        self.router.load.reported(worker.name, {0: Reported(waiting=len(worker.queue))})
 
 
 def index_bytes(indexes: BlockIndexes) -> int:

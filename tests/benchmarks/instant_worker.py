@@ -14,7 +14,7 @@ import uvloop
 from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.outputs import CompletionOutput, RequestOutput
 
-from backend_worker.engine import EngineLoad, Items
+from backend_worker.engine import Items, RankLoad
 from backend_worker.media_receiver import MediaReceiver
 from backend_worker.service import WorkerService
 from common.card import Capacity
@@ -32,6 +32,7 @@ class InstantEngine:
 
     errored = False
     hf_processor_runs = 0
+    ranks = (0,)
 
     def __init__(self) -> None:
         self._held: set[MmHash] = set()
@@ -39,8 +40,8 @@ class InstantEngine:
     def holds(self, mm_hash: MmHash) -> bool:
         return mm_hash in self._held
 
-    def load(self) -> EngineLoad:
-        return EngineLoad(0, 0, 0, 0.0)
+    def load(self) -> dict[int, RankLoad]:
+        return {}
 
     async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
         wanted = {part.mm_hash for part in submit.media}

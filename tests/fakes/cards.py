@@ -86,7 +86,7 @@ def make_card(
             enable_prefix_caching=True,
         ).model_copy(update=cache or {}),
         capacity=Capacity(num_blocks=100, max_num_seqs=8, max_num_batched_tokens=2048),
-        num_ranks=1,
+        ranks=[0],
         request_endpoint="tcp://127.0.0.1:1",
         kv_event_sources=[],
         host=HostIdentity(hostname="here", pid=1),

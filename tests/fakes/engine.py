@@ -1,7 +1,7 @@
 """An engine that does what a test says."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 import torch
@@ -10,7 +10,7 @@ from vllm.multimodal.inputs import (
 )
 from vllm.outputs import CompletionOutput, RequestOutput
 
-from backend_worker.engine import EngineLoad, Items
+from backend_worker.engine import Items, RankLoad
 from common.errors import (
     CorruptSegmentError,
     MediaMissingError,
@@ -37,11 +37,15 @@ class ScriptedEngine:
         self.errored = False
         self.hf_processor_runs = 0
 
+    @property
+    def ranks(self) -> Sequence[int]:
+        return (0,)
+
     def holds(self, mm_hash: MmHash) -> bool:
         return mm_hash in self.held
 
-    def load(self) -> EngineLoad:
-        return EngineLoad(self.running, 0, 0, 0.0)
+    def load(self) -> dict[int, RankLoad]:
+        return {0: RankLoad(running=self.running)}
 
     async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
         missing = [

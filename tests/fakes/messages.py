@@ -23,6 +23,7 @@ from common.protocol import (
     Nack,
     Output,
     Ping,
+    RankStatus,
     Status,
     Submit,
     Supply,
@@ -88,7 +89,7 @@ TO_FRONTEND: list[msgspec.Struct] = [
         finished=True,
     ),
     Failed(R, FailureKind.MEDIA, "why"),
-    Status(1, 2, 3, 0.5, 6),
+    Status([RankStatus(0, 1, 2, 0.5, 3, 4, 5)], 6),
 ]
 
 

@@ -270,7 +270,8 @@ async def test_a_worker_stops_by_itself_what_is_late(plane: Plane) -> None:
 
 async def test_the_worker_says_how_busy_it_is(plane: Plane) -> None:
     await until(lambda: bool(plane.statuses))
-    assert plane.statuses[-1].running == 0
+    (rank,) = plane.statuses[-1].ranks
+    assert (rank.rank, rank.running, rank.others_active) == (0, 0, 0)
 
 
 async def test_another_incarnation_at_the_address_is_not_our_worker(plane: Plane) -> None:

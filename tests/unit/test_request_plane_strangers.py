@@ -35,6 +35,7 @@ from common.protocol import (
     Nack,
     Output,
     Ping,
+    RankStatus,
     Status,
     Submit,
     ToFrontend,
@@ -437,7 +438,7 @@ async def test_a_link_that_makes_a_mistake_is_lost_and_does_not_hang(fake: FakeW
     fake.link._on_status = fail
     asking = asyncio.create_task(collect(fake.link.dispatch(submit("r"), [])))
     await fake.hear(Submit)
-    await fake.say(Status(0, 0, 0, 0.0, 0))
+    await fake.say(Status([RankStatus(0, 0, 0, 0.0, 0, 0, 0)], 0))
     with pytest.raises(WorkerLeftError, match="ours"):
         await asking
 

@@ -3,7 +3,7 @@
 from frontend.router.selection.candidates import Candidates, cheapest
 from frontend.router.selection.ejection import Ejection
 from frontend.router.selection.estimate import Estimate, Estimator
-from frontend.router.selection.load import BusyThresholds, LoadTracker, TargetLoad
+from frontend.router.selection.load import BusyThresholds, LoadTracker, Reported, TargetLoad
 from frontend.router.selection.media_placement import MediaPlacement
 from frontend.router.selection.selector import Selector, Work
 
@@ -15,6 +15,7 @@ __all__ = [
     "Estimator",
     "LoadTracker",
     "MediaPlacement",
+    "Reported",
     "Selector",
     "TargetLoad",
     "Work",

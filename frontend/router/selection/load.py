@@ -1,14 +1,13 @@
 """How busy each target is, in tokens: from what we routed and what workers report.
 
-Our own requests are known at once and exactly. A report comes late but includes
-requests of other frontends: what exceeds our own at that moment counts as foreign
-load until the next report, or until the report is too old.
+Our own requests are known at once and exactly. Of each other frontend's, workers report what
+they have: it counts until the next report, or until the report is too old.
 
 Also here: which targets are busy, so that they should get nothing more.
 """
 
-from collections import deque
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,10 +25,10 @@ class TargetLoad(NamedTuple):
         decode_tokens: tokens in the contexts of requests that are decoding.
     """
 
-    active: float
-    waiting: float
-    prefill_tokens: float
-    decode_tokens: float
+    active: int
+    waiting: int
+    prefill_tokens: int
+    decode_tokens: int
 
 
 class BusyThresholds(NamedTuple):
@@ -49,7 +48,6 @@ class _Own:
     active: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
-    waiting_prompt_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -60,18 +58,24 @@ class _Request:
     decoding: bool = False
 
 
-class _Foreign(NamedTuple):
-    """One rank's share of what a worker reported beyond our own requests."""
+class Reported(NamedTuple):
+    """What a worker reports of one of its ranks. Others are all frontends but this one.
 
-    active: float = 0.0
-    waiting: float = 0.0
-    prefill_tokens: float = 0.0
-    decode_tokens: float = 0.0
+    Attributes:
+        active, prefill_tokens, decode_tokens: of others, as in :class:`TargetLoad`.
+        waiting: requests in its queue, whoever sent them.
+        kv_usage: share of its KV cache in use by requests, 0 to 1.
+    """
+
+    active: int = 0
+    waiting: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
     kv_usage: float = 0.0
-    expires: float = 0.0
 
 
-_NO_FOREIGN = _Foreign()
+_NO_REPORT = Reported()
+_NOTHING = _Own()
 _NEVER_BUSY = BusyThresholds()
 
 
@@ -99,12 +103,12 @@ class LoadTracker:
         self._busy: set[Target] = set()
         self._loads: dict[Target, TargetLoad] = {}
         self._prices: dict[Target, float] = {}
-        # In the order in which reports came, so that the oldest is first.
-        self._expiring: deque[tuple[float, WorkerId]] = deque()
+        self._next_expiry = math.inf  # or earlier, where a newer report came
         self._own: dict[Target, _Own] = {}
         self._ranks: dict[WorkerId, tuple[Target, ...]] = {}
         self._kv_tokens: dict[WorkerId, int] = {}
-        self._foreign: dict[WorkerId, _Foreign] = {}
+        self._reports: dict[Target, Reported] = {}
+        self._expires: dict[WorkerId, float] = {}
         self._requests: dict[RequestId, _Request] = {}
         BUSY_WORKERS.set_function(lambda: len({one.worker_id for one in self.busy()}))
 
@@ -125,8 +129,9 @@ class LoadTracker:
         for target in self._ranks.pop(worker_id, ()):
             del self._own[target], self._loads[target], self._prices[target]
             self._busy.discard(target)
+            self._reports.pop(target, None)
         self._kv_tokens.pop(worker_id, None)
-        self._foreign.pop(worker_id, None)
+        self._expires.pop(worker_id, None)
         lost = [
             request_id
             for request_id, request in self._requests.items()
@@ -148,7 +153,6 @@ class LoadTracker:
         own = self._own[target]
         own.active += 1
         own.prefill_tokens += prefill_tokens
-        own.waiting_prompt_tokens += prompt_tokens
         self._requests[request_id] = _Request(target, prefill_tokens, prompt_tokens)
         self._update(target)
 
@@ -160,7 +164,6 @@ class LoadTracker:
         request.decoding = True
         own = self._own[request.target]
         own.prefill_tokens -= request.prefill_tokens
-        own.waiting_prompt_tokens -= request.prompt_tokens
         own.decode_tokens += request.prompt_tokens
         self._update(request.target)
 
@@ -175,48 +178,21 @@ class LoadTracker:
             own.decode_tokens -= request.prompt_tokens
         else:
             own.prefill_tokens -= request.prefill_tokens
-            own.waiting_prompt_tokens -= request.prompt_tokens
         self._update(request.target)
 
-    def reported(
-        self,
-        worker_id: WorkerId,
-        *,
-        running: int,
-        waiting: int,
-        queued_tokens: int,
-        kv_usage: float,
-    ) -> None:
-        """A worker's view of itself, over all its ranks. Unknown workers are ignored.
-
-        Args:
-            running: requests being computed.
-            waiting: requests in its queue.
-            queued_tokens: lengths of prompts in prefill, what is cached of them included.
-            kv_usage: share of its KV cache in use by requests, 0 to 1.
-        """
-        targets = self._ranks.get(worker_id)
-        if not targets:
-            return
-        own = [self._own[target] for target in targets]
-        ranks = len(targets)
-        used_tokens = kv_usage * self._kv_tokens[worker_id] * ranks
-        self._foreign[worker_id] = _Foreign(
-            active=max(0, running + waiting - sum(one.active for one in own)) / ranks,
-            waiting=waiting / ranks,
-            prefill_tokens=max(0, queued_tokens - sum(one.waiting_prompt_tokens for one in own))
-            / ranks,
-            decode_tokens=max(
-                0.0,
-                used_tokens - sum(one.prefill_tokens + one.decode_tokens for one in own),
-            )
-            / ranks,
-            kv_usage=kv_usage,
-            expires=self._clock() + self._report_ttl_s,
-        )
-        self._expiring.append((self._foreign[worker_id].expires, worker_id))
-        for target in targets:
-            self._update(target)
+    def reported(self, worker_id: WorkerId, ranks: Mapping[int, Reported]) -> None:
+        """A worker's view of itself, by rank. Workers and ranks that are unknown are ignored."""
+        expires = self._clock() + self._report_ttl_s
+        told = False
+        for target in self._ranks.get(worker_id, ()):
+            report = ranks.get(target.rank)
+            if report is not None:
+                self._reports[target] = report
+                self._update(target)
+                told = True
+        if told:
+            self._expires[worker_id] = expires
+            self._next_expiry = min(self._next_expiry, expires)
 
     def load(self, target: Target) -> TargetLoad:
         """Present load of a registered target."""
@@ -242,42 +218,54 @@ class LoadTracker:
         self._expire()
         return dict(self._loads)
 
+    def shares(self, target: Target) -> tuple[TargetLoad, TargetLoad]:
+        """What we have on a target, and what others have, as last reported; nothing where
+        it is not registered.
+
+        What waits there can't be told apart: it counts as theirs.
+        """
+        self._expire()
+        own, report = self._own.get(target, _NOTHING), self._reports.get(target, _NO_REPORT)
+        return (
+            TargetLoad(own.active, 0, own.prefill_tokens, own.decode_tokens),
+            TargetLoad(report.active, report.waiting, report.prefill_tokens, report.decode_tokens),
+        )
+
     def _expire(self) -> None:
         """Forget reports that are too old."""
-        while self._expiring and self._expiring[0][0] <= self._clock():
-            _, worker_id = self._expiring.popleft()
-            foreign = self._foreign.get(worker_id)
-            if foreign is not None and foreign.expires <= self._clock():
-                del self._foreign[worker_id]
-                for target in self._ranks[worker_id]:
-                    self._update(target)
+        now = self._clock()
+        if now < self._next_expiry:
+            return
+        for worker_id in [one for one, expires in self._expires.items() if expires <= now]:
+            del self._expires[worker_id]
+            for target in self._ranks[worker_id]:
+                self._reports.pop(target, None)
+                self._update(target)
+        self._next_expiry = min(self._expires.values(), default=math.inf)
 
     def _update(self, target: Target) -> None:
-        own = self._own[target]
-        foreign = self._foreign.get(target.worker_id, _NO_FOREIGN)
-        active = own.active + foreign.active
+        own, report = self._own[target], self._reports.get(target, _NO_REPORT)
+        active = own.active + report.active
         load = TargetLoad(
             active,
             # Requests that ended since the report can't be waiting any more.
-            min(foreign.waiting, active),
-            own.prefill_tokens + foreign.prefill_tokens,
-            own.decode_tokens + foreign.decode_tokens,
+            min(report.waiting, active),
+            own.prefill_tokens + report.prefill_tokens,
+            own.decode_tokens + report.decode_tokens,
         )
         self._loads[target] = load
         self._prices[target] = self._price(load)
-        if self._is_busy(target, load, own, foreign):
+        if self._is_busy(target, load, report.kv_usage):
             self._busy.add(target)
         else:
             self._busy.discard(target)
 
-    def _is_busy(self, target: Target, load: TargetLoad, own: _Own, foreign: _Foreign) -> bool:
+    def _is_busy(self, target: Target, load: TargetLoad, kv_usage: float) -> bool:
         limits = self._thresholds
         if 0 < limits.prefill_tokens <= load.prefill_tokens:
             return True
         # The report says what is in use, whoever shares it; prompts in prefill will add to
-        # that. Contexts of our own requests don't tell: they may share most of their blocks.
+        # that. Contexts don't tell: they may share most of their blocks.
         tokens = self._kv_tokens[target.worker_id]
-        coming = own.prefill_tokens / tokens if tokens else 0.0
-        return bool(own.active or foreign.active) and (
-            foreign.kv_usage + coming > limits.blocks_fraction
-        )
+        coming = load.prefill_tokens / tokens if tokens else 0.0
+        return bool(load.active) and kv_usage + coming > limits.blocks_fraction

@@ -42,8 +42,8 @@ def test_a_hash_that_is_no_digest_is_refused(digest: str) -> None:
 
 
 def test_more_ranks_than_can_be_are_refused() -> None:
-    raw = json.loads(make_card().to_json()) | {"num_ranks": 10**12}
-    with pytest.raises(CardError, match="num_ranks"):
+    raw = json.loads(make_card().to_json()) | {"ranks": [10**12]}
+    with pytest.raises(CardError, match="ranks"):
         WorkerCard.from_json(json.dumps(raw).encode())
 
 
@@ -65,7 +65,7 @@ def test_a_card_of_another_version_says_so_whatever_else_it_holds() -> None:
 
 def test_workers_may_differ_in_what_does_not_change_hashes() -> None:
     ours = make_card()
-    check_compatible(ours, make_card("w1", request_endpoint="tcp://127.0.0.1:2", num_ranks=2))
+    check_compatible(ours, make_card("w1", request_endpoint="tcp://127.0.0.1:2", ranks=[2, 3]))
 
 
 @pytest.mark.parametrize(

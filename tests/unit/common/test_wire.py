@@ -24,6 +24,7 @@ from common.protocol import (
     Nack,
     Output,
     Ping,
+    RankStatus,
     Status,
     Submit,
     Supply,
@@ -90,7 +91,7 @@ def test_messages_to_a_worker_arrive_as_they_left(message: msgspec.Struct) -> No
             num_cached_tokens=32,
         ),
         Failed(R, FailureKind.MEDIA, "why"),
-        Status(1, 2, 3, 0.5, 6),
+        Status([RankStatus(0, 1, 2, 0.5, 3, 4, 5)], 6),
     ],
 )
 def test_messages_to_a_frontend_arrive_as_they_left(message: msgspec.Struct) -> None:

@@ -1,11 +1,13 @@
 """Load: our own requests exactly, those of others from reports."""
 
+from typing import Any
+
 import pytest
 
 from common.identity import RequestId, Target, WorkerId
-from frontend.router.selection.load import LoadTracker, TargetLoad
+from frontend.router.selection.load import BusyThresholds, LoadTracker, Reported, TargetLoad
 
-W = WorkerId("w")
+W, V = WorkerId("w"), WorkerId("v")
 T0, T1 = Target(W, 0), Target(W, 1)
 
 
@@ -28,8 +30,8 @@ def load(clock: Clock) -> LoadTracker:
     return tracker
 
 
-def report(load: LoadTracker, running: int, waiting: int = 0, queued: int = 0) -> None:
-    load.reported(W, running=running, waiting=waiting, queued_tokens=queued, kv_usage=0.0)
+def report(load: LoadTracker, **others: Any) -> None:
+    load.reported(W, {0: Reported(**others)})
 
 
 def test_the_life_of_a_request(load: LoadTracker) -> None:
@@ -57,53 +59,89 @@ def test_a_request_that_starts_again_counts_once(load: LoadTracker) -> None:
     assert load.load(T0) == TargetLoad(1, 0, 20, 0)
 
 
-def test_only_what_exceeds_our_own_requests_is_foreign(load: LoadTracker) -> None:
+def test_what_others_have_is_added_to_our_own(load: LoadTracker) -> None:
+    report(load, active=2, prefill_tokens=50, decode_tokens=70)
+    assert load.load(T0) == TargetLoad(2, 0, 50, 70)
     load.started(RequestId("r"), T0, 30, 100)
-    report(load, running=1, queued=100)
-    assert load.load(T0) == TargetLoad(1, 0, 30, 0)
-    report(load, running=2, waiting=2, queued=200)
-    assert load.load(T0) == TargetLoad(4, 2, 130, 0)
-    load.finished(RequestId("r"))
-    assert load.load(T0) == TargetLoad(3, 2, 100, 0)
-
-
-def test_blocks_in_use_beyond_our_own_are_foreign_contexts(load: LoadTracker) -> None:
-    load.started(RequestId("r"), T0, 30, 100)
+    assert load.load(T0) == TargetLoad(3, 0, 80, 70)
     load.first_token(RequestId("r"))
-    load.reported(W, running=2, waiting=0, queued_tokens=0, kv_usage=0.5)
-    assert load.load(T0).decode_tokens == 500
+    assert load.load(T0) == TargetLoad(3, 0, 50, 170)
+    report(load, active=1, decode_tokens=70)
+    assert load.load(T0) == TargetLoad(2, 0, 0, 170)
+    load.finished(RequestId("r"))
+    assert load.load(T0) == TargetLoad(1, 0, 0, 70)
+
+
+def test_our_own_on_its_way_is_not_taken_for_somebody_else_s(load: LoadTracker) -> None:
+    load.started(RequestId("r"), T0, 30, 100)
+    report(load)  # made before the request arrived there
+    assert load.load(T0) == TargetLoad(1, 0, 30, 0)
+    load.finished(RequestId("r"))
+    report(load)  # made while it ended
+    assert load.load(T0) == TargetLoad(0, 0, 0, 0)
 
 
 def test_requests_that_ended_do_not_wait(load: LoadTracker) -> None:
     load.started(RequestId("r"), T0, 30, 100)
-    report(load, running=0, waiting=1)
+    report(load, waiting=1)
     assert load.load(T0).waiting == 1
     load.finished(RequestId("r"))
     assert load.load(T0).waiting == 0
 
 
 def test_old_reports_do_not_count(load: LoadTracker, clock: Clock) -> None:
-    report(load, running=5, waiting=3)
+    load.add(V, (Target(V, 0),))
+    report(load, active=8)
+    clock.now = 5.0
+    load.reported(V, {0: Reported(active=3)})
     clock.now = 9.0
     assert load.load(T0).active == 8
     clock.now = 10.0
     assert load.load(T0).active == 0
+    assert load.load(Target(V, 0)).active == 3
+    load.reported(V, {0: Reported(active=4)})
+    clock.now = 19.0
+    assert load.load(Target(V, 0)).active == 4
+    clock.now = 20.0
+    assert load.load(Target(V, 0)).active == 0
 
 
-def test_a_report_is_shared_among_ranks(clock: Clock) -> None:
+def test_each_rank_has_its_own(clock: Clock) -> None:
     load = LoadTracker(clock)
     load.add(W, (T0, T1), kv_tokens=100)
     load.started(RequestId("r"), T0, 10, 10)
-    load.reported(W, running=4, waiting=1, queued_tokens=50, kv_usage=0.25)
-    assert load.load(T0) == TargetLoad(3, 0.5, 30, 20)
-    assert load.load(T1) == TargetLoad(2, 0.5, 20, 20)
+    load.reported(W, {0: Reported(active=1), 1: Reported(2, 1, 50, 20), 7: Reported(9)})
+    assert load.load(T0) == TargetLoad(2, 0, 10, 0)
+    assert load.load(T1) == TargetLoad(2, 1, 50, 20)
+    assert load.targets() == [T0, T1]
+
+
+def test_one_full_rank_does_not_make_the_other_busy(clock: Clock) -> None:
+    load = LoadTracker(clock, thresholds=BusyThresholds(blocks_fraction=0.9))
+    load.add(W, (T0, T1), kv_tokens=100)
+    load.reported(W, {0: Reported(active=1, kv_usage=0.95), 1: Reported(active=1, kv_usage=0.5)})
+    assert load.busy() == {T0}
+
+
+def test_prompts_of_others_on_their_way_fill_a_cache_too(clock: Clock) -> None:
+    load = LoadTracker(clock, thresholds=BusyThresholds(blocks_fraction=0.9))
+    load.add(W, (T0,), kv_tokens=100)
+    load.reported(W, {0: Reported(active=1, prefill_tokens=30, kv_usage=0.7)})
+    assert load.busy() == {T0}
+
+
+def test_shares_tell_our_own_from_others(load: LoadTracker) -> None:
+    load.started(RequestId("r"), T0, 30, 100)
+    report(load, active=2, waiting=1, prefill_tokens=5)
+    assert load.shares(T0) == (TargetLoad(1, 0, 30, 0), TargetLoad(2, 1, 5, 0))
+    assert load.shares(T1) == (TargetLoad(0, 0, 0, 0), TargetLoad(0, 0, 0, 0))
 
 
 def test_a_dropped_worker_leaves_nothing_behind(load: LoadTracker) -> None:
     load.started(RequestId("r"), T0, 10, 10)
     load.drop(W)
     load.finished(RequestId("r"))
-    report(load, running=1)
+    report(load, active=1)
     assert load.statistics() == {}
     load.add(W, (T0,))
     assert load.load(T0) == TargetLoad(0, 0, 0, 0)

@@ -18,6 +18,7 @@ from frontend.router.index.index_state import Knowledge
 from frontend.router.modes import RouterMode
 from frontend.router.request import RoutingRequest
 from frontend.router.router import Router
+from frontend.router.selection import Reported
 from frontend.router.settings import RouterSettings
 from frontend.router.worker import RoutableWorker
 from tests.fakes.routing import BLOCK, Clock, image, numbers, prompt, request, worker
@@ -311,7 +312,8 @@ async def test_without_known_slots_load_alone_spreads_a_hot_prefix(fleet: MakeRo
 
 async def test_load_of_other_frontends_counts(fleet: MakeRouter) -> None:
     router = await fleet("a", "b")
-    router.load.reported(WorkerId("a"), running=8, waiting=4, queued_tokens=5000, kv_usage=0.5)
+    others = Reported(active=12, waiting=4, prefill_tokens=5000, kv_usage=0.5)
+    router.load.reported(WorkerId("a"), {0: others})
     for seed in range(5):
         assert router.route(request(prompt(seed))).worker_id == "b"
 

@@ -17,6 +17,7 @@ from common.identity import Incarnation, Target, WorkerId
 from frontend.router.decision import Decision
 from frontend.router.modes import RouterMode
 from frontend.router.router import Router
+from frontend.router.selection import Reported
 from frontend.router.selection.ejection import Circuit
 from frontend.router.settings import RouterSettings
 from tests.fakes.routing import Clock, prompt, request, worker
@@ -60,8 +61,7 @@ def serve(router: Router) -> str:
 
 
 def report(router: Router, worker_id: WorkerId, **load: Any) -> None:
-    idle = {"running": 1, "waiting": 0, "queued_tokens": 0, "kv_usage": 0.0}
-    router.load.reported(worker_id, **{**idle, **load})
+    router.load.reported(worker_id, {0: Reported(**{"active": 1, **load})})
 
 
 def fail(router: Router, worker_id: WorkerId, times: int = 3) -> None:
@@ -108,7 +108,7 @@ async def test_what_was_accepted_before_is_not_refused_later(router: Router) -> 
 
 async def test_an_idle_worker_is_never_busy(router: Router) -> None:
     for worker_id in (A, B):
-        report(router, worker_id, running=0, kv_usage=0.99)
+        report(router, worker_id, active=0, kv_usage=0.99)
     router.check_room()
 
 
