@@ -89,6 +89,11 @@ def _engine_args(
     parser: argparse.ArgumentParser, rest: list[str]
 ) -> tuple[AsyncEngineArgs, frozenset[str]]:
     """vLLM's arguments, and the names of those that were given."""
+    if "--headless" in rest:
+        parser.error(
+            "--headless is for a node whose ranks another node's server serves, which a worker "
+            "can't: start one on each node, with --data-parallel-hybrid-lb"
+        )
     engine_parser = FlexibleArgumentParser(prog=parser.prog)
     AsyncEngineArgs.add_cli_args(engine_parser)
     engine = engine_parser.parse_args(rest)

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import torch
 from vllm import AsyncEngineArgs
-from vllm.config import KVEventsConfig, ParallelConfig, VllmConfig
+from vllm.config import KVEventsConfig, VllmConfig
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.inputs import EngineInput, embeds_input, mm_input, tokens_input
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache
@@ -30,6 +30,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
+from backend_worker.ranks import check_launch, served_ranks
 from backend_worker.render import LocalRenderer, partitioned_hashes
 from common.card import (
     CacheSettings,
@@ -147,18 +148,6 @@ def with_our_defaults(args: AsyncEngineArgs, given: frozenset[str]) -> AsyncEngi
     return args
 
 
-def served_ranks(parallel: ParallelConfig) -> list[int]:
-    """The data-parallel ranks that an AsyncLLM serves, by their numbers in the whole group.
-
-    All of them, unless another process balances over several such as this one: then those
-    of this node (hybrid) or the one of this process (external).
-    """
-    if parallel.local_engines_only:
-        first = parallel.data_parallel_index
-        return list(range(first, first + parallel.data_parallel_size_local))
-    return list(range(parallel.data_parallel_size))
-
-
 async def answered(llm: AsyncLLM, call: Awaitable[_Answer]) -> _Answer:
     """An engine's answer. vLLM would wait for ever for that of an engine that died.
 
@@ -200,13 +189,15 @@ class Engine:
         """Start the engine processes and wait until they can serve.
 
         Raises:
-            ConfigurationError: an argument that frontends can't follow.
+            ConfigurationError: an argument that frontends can't follow, or a launch under
+                which the ranks can't be served.
             EngineGoneError: the engine died right after it had started.
             Whatever vLLM raises when a model can't be loaded: the caller ends.
         """
         check_arguments(args)
         config = args.create_engine_config()
         check_configuration(config)
+        check_launch(config)
         stats = _StatsBoard()
         llm = AsyncLLM.from_vllm_config(
             config,

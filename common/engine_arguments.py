@@ -46,6 +46,8 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "mm_encoder_only": "there would be no language model to answer",
         "ec_transfer_config": "frontends know no split into encoding and answering",
         "reasoning_parser_plugin": "frontends load no plug-ins",
+        "data_parallel_multi_port_external_lb": "it is for `vllm serve`, which starts a server for "
+        "each rank; start a worker for each, with --data-parallel-rank",
         "tokens_only": "frontends need the text of answers",
     }
 )
@@ -93,7 +95,7 @@ _REASONS: Mapping[str, str] = {
         dcp_kv_cache_interleave_size cp_kv_cache_interleave_size data_parallel_rank
         data_parallel_start_rank data_parallel_size_local data_parallel_address
         data_parallel_rpc_port data_parallel_hybrid_lb data_parallel_external_lb
-        data_parallel_multi_port_external_lb data_parallel_backend enable_hc_sp
+        data_parallel_backend enable_hc_sp
         enable_expert_parallel enable_batch_sharded_sampling enable_ep_weight_filter
         all2all_backend enable_elastic_ep elastic_ep_max_dp_size enable_dbo ubatch_size
         dbo_decode_token_threshold dp_sync_interval dbo_prefill_token_threshold

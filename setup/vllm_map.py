@@ -143,6 +143,9 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         ),
         "frontend/fetch/picture_limit.py": ("vllm.multimodal.image",),
     },
+    "data-parallel ranks": {
+        "backend_worker/ranks.py": ("vllm.config",),
+    },
     "engine, its media cache and statistics": {
         "backend_worker/engine.py": (
             "vllm",
