@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from prometheus_client import Gauge
+
 from common.card import WorkerCard
 from common.identity import Incarnation, WorkerId
 from common.protocol import Status
@@ -32,6 +34,7 @@ class Member:
         keeper: opens the link, again and again, until the card is gone and the link lost.
         leaving: why the link is closed, for the requests on it.
         joined: when the link was opened: monotonic seconds.
+        gauges: what shows its requests, by rank and whose they are, while it serves.
     """
 
     card: WorkerCard
@@ -41,6 +44,7 @@ class Member:
     keeper: asyncio.Task[None] | None = None
     leaving: str = "this frontend is shutting down"
     joined: float = float("-inf")
+    gauges: dict[tuple[int, str], Gauge] = field(default_factory=dict)
 
     @property
     def run(self) -> Run:

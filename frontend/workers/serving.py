@@ -8,6 +8,8 @@ import asyncio
 import logging
 import time
 
+from prometheus_client import Gauge
+
 from common.card import WorkerCard, WorkerState
 from common.errors import WorkerLostError
 from common.identity import Target, WorkerId
@@ -44,6 +46,7 @@ class Serving:
         # From here to the router's knowing of it nothing is awaited that others could use.
         name.holder = member
         name.free.clear()
+        member.gauges = _gauges(card)
         if name.former != card.incarnation:
             self._router.ejection.forget(card.worker_id)
         choice = self._media_sender.connect(card.worker_id, link.reply, link.offer)
@@ -58,6 +61,9 @@ class Serving:
         name = self._members.names.get(member.card.worker_id)
         if name is None or name.holder is not member:
             return
+        for rank, whose in member.gauges:
+            RANK_REQUESTS.remove(member.card.worker_id, rank, whose)
+        member.gauges = {}
         name.holder = None
         name.former = member.card.incarnation
         name.free.set()
@@ -99,8 +105,8 @@ class Serving:
         )
         for rank in member.card.ranks:
             ours, others = self._router.load.shares(Target(worker_id, rank))
-            RANK_REQUESTS.labels(worker_id, rank, "own").set(ours.active)
-            RANK_REQUESTS.labels(worker_id, rank, "others").set(others.active)
+            member.gauges[rank, "own"].set(ours.active)
+            member.gauges[rank, "others"].set(others.active)
 
     def answered(self, member: Member, reply: bytes) -> None:
         """A late answer of a former incarnation says nothing of the one that serves now."""
@@ -113,6 +119,15 @@ class Serving:
         if lost.blames_worker and self._members.serves(member):
             run = member.run
             self._router.ejection.eject(run.worker_id, run.incarnation, type(lost).__name__)
+
+
+def _gauges(card: WorkerCard) -> dict[tuple[int, str], Gauge]:
+    """Looked up once: reports come often, and looking up takes longer than setting."""
+    return {
+        (rank, whose): RANK_REQUESTS.labels(card.worker_id, rank, whose)
+        for rank in card.ranks
+        for whose in ("own", "others")
+    }
 
 
 def _routable(card: WorkerCard) -> RoutableWorker:

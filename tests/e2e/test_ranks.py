@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def duo(model: Path, tmp_path_factory: pytest.TempPathFactory, let_go: LetGo) ->
         kill_one_engine(cards, "duo")
         assert worker.wait(120) != 0, worker.tail()
         for endpoint in endpoints:
-            wait_until(lambda endpoint=endpoint: not connected(endpoint))
+            wait_until(partial(_gone, endpoint))
     finally:
         for endpoint in endpoints:
             endpoint.close()
@@ -60,6 +61,10 @@ def kill_one_engine(cards: Path, name: str) -> None:
     children = psutil.Process(worker_pid(cards, name)).children(recursive=True)
     engines = [child for child in children if "EngineCore" in " ".join(child.cmdline())]
     os.kill(engines[-1].pid, signal.SIGKILL)
+
+
+def _gone(endpoint: Endpoint) -> bool:
+    return not connected(endpoint)
 
 
 def connected(endpoint: Endpoint) -> set[str]:

@@ -9,6 +9,7 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from backend_worker.ledger import Account, Ledger
@@ -38,10 +39,12 @@ class Telling(NamedTuple):
 
 @dataclass
 class Outcome:
-    """Attributes:
-    requests: decided while some worker was idle.
-    piled: those of them that went to a worker that was not.
-    told: reports to frontends, the regular ones aside.
+    """What came of it.
+
+    Attributes:
+        requests: decided while some worker was idle.
+        piled: those of them that went to a worker that was not.
+        told: reports to frontends, the regular ones aside.
     """
 
     requests: int = 0
@@ -86,7 +89,9 @@ class Crowd:
             _Frontend(Router(RouterSettings.model_validate({"seed": seed + i}), clock=self._clock))
             for i in range(frontends)
         ]
-        self._ledgers = {name: Ledger((0,), lambda n=name: self._changed(n)) for name in self._names}
+        self._ledgers = {
+            name: Ledger((0,), lambda n=name: self._changed(n)) for name in self._names
+        }
         self.outcome = Outcome()
 
     async def run(self, requests: int) -> Outcome:
@@ -98,9 +103,9 @@ class Crowd:
         when = 0.0
         for number in range(requests):
             when += self._random.expovariate(self._rate)
-            self._later(when, lambda number=number: self._arrive(number))
+            self._later(when, partial(self._arrive, number))
         for name in self._names:
-            self._later(self._random.random(), lambda name=name: self._regularly(name, when))
+            self._later(self._random.random(), partial(self._regularly, name, when))
         start = self._clock.now
         while self._events:
             self._clock.now, _, act = heapq.heappop(self._events)

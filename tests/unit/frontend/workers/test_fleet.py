@@ -8,6 +8,7 @@ from contextlib import aclosing
 import pytest
 import zmq
 import zmq.asyncio
+from prometheus_client import REGISTRY
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
@@ -483,3 +484,15 @@ async def test_a_closed_fleet_says_that_it_is_closed(town: Town) -> None:
     await town.fleet.close()
     with pytest.raises(NoWorkerError, match="shutting down"):
         town.fleet.check_available()
+
+
+async def test_what_a_rank_has_is_shown_while_its_worker_serves(town: Town) -> None:
+    def shown(whose: str) -> float | None:
+        labels = {"worker_id": "w0", "rank": "0", "whose": whose}
+        return REGISTRY.get_sample_value("mmrouter_rank_requests", labels)
+
+    town.news.say(CardPresent(town.card()))
+    await until(lambda: (shown("own"), shown("others")) == (0, 0))
+    town.news.say(gone(town.card()))
+    await town.worker.close()
+    await until(lambda: (shown("own"), shown("others")) == (None, None))
