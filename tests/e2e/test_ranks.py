@@ -45,7 +45,8 @@ def duo(model: Path, tmp_path_factory: pytest.TempPathFactory, let_go: LetGo) ->
     try:
         for frontend in frontends:
             wait_for_workers(frontend, [worker])
-        yield Duo(*endpoints, cards)
+        one, two, in_turn = endpoints
+        yield Duo(one, two, in_turn, cards)
         # One dead rank ends the worker: to frontends it must not look like a healthy one.
         kill_one_engine(cards, "duo")
         assert worker.wait(120) != 0, worker.tail()
@@ -118,7 +119,7 @@ def test_a_repeated_prompt_goes_to_its_rank_and_finds_what_was_predicted(duo: Du
         assert (
             decision["predicted_cached_tokens"] == usage(again).prompt_tokens_details.cached_tokens
         )
-        assert decision["realised_cached_tokens"] == decision["predicted_cached_tokens"] > 64
+        assert decision["realised_cached_tokens"] == decision["predicted_cached_tokens"] != 0
         assert text(again) == text(first)
         # What the other rank holds is known apart: of this prompt, no more than the template.
         overlaps = {one["rank"]: one["overlap_blocks"] for one in candidates(decision)}

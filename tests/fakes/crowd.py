@@ -89,9 +89,7 @@ class Crowd:
             _Frontend(Router(RouterSettings.model_validate({"seed": seed + i}), clock=self._clock))
             for i in range(frontends)
         ]
-        self._ledgers = {
-            name: Ledger((0,), lambda n=name: self._changed(n)) for name in self._names
-        }
+        self._ledgers = {name: Ledger((0,), partial(self._changed, name)) for name in self._names}
         self.outcome = Outcome()
 
     async def run(self, requests: int) -> Outcome:

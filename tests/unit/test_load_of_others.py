@@ -17,7 +17,18 @@ from backend_worker.media_receiver import MediaReceiver
 from backend_worker.service import WorkerService
 from common.errors import ProtocolError, WorkerGarbledError
 from common.identity import Incarnation, RequestId, WorkerId
-from common.protocol import Failed, FailureKind, Output, RankStatus, Status, Submit, ToFrontend
+from common.protocol import (
+    PROTOCOL_VERSION,
+    Failed,
+    FailureKind,
+    Hello,
+    Output,
+    RankStatus,
+    Status,
+    Submit,
+    ToFrontend,
+    ToWorker,
+)
 from common.transfer.handshake import TransferOffer
 from common.transfer.registry import receivers
 from common.wire import Codec
@@ -190,6 +201,27 @@ async def test_requests_of_a_frontend_that_dies_are_nobody_s(
     await until(lambda: b.others(2) == (0, 0, 0))
 
 
+async def test_requests_of_a_process_that_ended_are_nobody_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_service, "PING_INTERVAL_S", 0.05)
+    async with open_fleet() as fleet:
+        b = await fleet.frontend("b")
+        killed = fleet.context.socket(zmq.DEALER)
+        killed.connect(fleet.service.endpoint)
+        await killed.send_multipart(_encoded(_hello()))
+        submit = Submit(
+            RequestId("r"), [1] * 10, SamplingParams(), [], [], rank=2, prefill_tokens=7
+        )
+        await killed.send_multipart(_encoded(submit))
+        # Not before it has its session: what comes earlier is a stranger's.
+        while b.others(2) != (1, 7, 0):
+            await asyncio.sleep(0.05)
+            await killed.send_multipart(_encoded(submit))
+        killed.close(linger=0)  # without a word, as the kernel does it for a killed process
+        await until(lambda: b.others(2) == (0, 0, 0))
+
+
 async def test_an_abort_is_told(fleet: Fleet) -> None:
     a, b = await fleet.frontend("a"), await fleet.frontend("b")
     running = fleet.start(a, "r", 3)
@@ -244,7 +276,7 @@ async def test_whoever_reads_nothing_holds_up_nobody_s_news(fleet: Fleet) -> Non
     deaf = fleet.context.socket(zmq.DEALER)
     deaf.setsockopt(zmq.RCVHWM, 1)
     deaf.connect(fleet.service.endpoint)
-    await deaf.send_multipart(_hello())
+    await deaf.send_multipart(_encoded(_hello()))
     await until(lambda: len(fleet.service._sessions) == 3)
     for name in range(300):
         fleet.start(a, str(name), 2)
@@ -252,13 +284,14 @@ async def test_whoever_reads_nothing_holds_up_nobody_s_news(fleet: Fleet) -> Non
     deaf.close(linger=0)
 
 
-def _hello() -> list[bytes]:
-    from common.protocol import PROTOCOL_VERSION, Hello, ToWorker
-
-    codec: Codec[ToWorker] = Codec(ToWorker)
+def _hello() -> Hello:
     offer = TransferOffer().model_dump_json().encode()
-    hello = Hello(PROTOCOL_VERSION, Incarnation("deaf"), offer)
-    return [bytes(frame) for frame in codec.encode(hello)]
+    return Hello(PROTOCOL_VERSION, Incarnation("raw"), offer)
+
+
+def _encoded(message: ToWorker) -> list[bytes]:
+    codec: Codec[ToWorker] = Codec(ToWorker)
+    return [bytes(frame) for frame in codec.encode(message)]
 
 
 # What a frontend makes of a report
@@ -274,7 +307,7 @@ ODD: list[tuple[str, object]] = [
 @pytest.mark.parametrize(("field", "value"), ODD)
 def test_figures_that_are_none_are_refused(field: str, value: object) -> None:
     codec: Codec[ToFrontend] = Codec(ToFrontend)
-    bad = RankStatus(**{**GOOD, field: value})  # type: ignore[arg-type]
+    bad = RankStatus(**{**GOOD, field: value})
     frames = [memoryview(bytearray(frame)) for frame in codec.encode(Status([bad], 0))]
     with pytest.raises(ProtocolError):
         codec.decode(frames)
