@@ -307,7 +307,7 @@ ODD: list[tuple[str, object]] = [
 @pytest.mark.parametrize(("field", "value"), ODD)
 def test_figures_that_are_none_are_refused(field: str, value: object) -> None:
     codec: Codec[ToFrontend] = Codec(ToFrontend)
-    bad = RankStatus(**{**GOOD, field: value})
+    bad = RankStatus(**{**GOOD, field: value})  # type: ignore[arg-type]
     frames = [memoryview(bytearray(frame)) for frame in codec.encode(Status([bad], 0))]
     with pytest.raises(ProtocolError):
         codec.decode(frames)
@@ -340,4 +340,4 @@ def test_a_report_travels_whole() -> None:
     codec: Codec[ToFrontend] = Codec(ToFrontend)
     sent = status(2, 3)
     frames = [memoryview(bytearray(frame)) for frame in codec.encode(sent)]
-    assert msgspec.structs.asdict(codec.decode(frames)[0]) == msgspec.structs.asdict(sent)  # type: ignore[arg-type]
+    assert msgspec.structs.asdict(codec.decode(frames)[0]) == msgspec.structs.asdict(sent)
