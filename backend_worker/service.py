@@ -9,18 +9,17 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
 
 import msgspec
 import zmq
 import zmq.asyncio
 
-from backend_worker.engine import RankLoad
-from backend_worker.ledger import Account, Ledger
 from backend_worker.media_receiver import MediaReceiver
+from backend_worker.news import News
 from backend_worker.request import ServingEngine, WorkerRequest, sendable
+from backend_worker.session import Session
 from common.errors import (
     ConfigurationError,
     EngineGoneError,
@@ -42,7 +41,6 @@ from common.protocol import (
     Leave,
     Offer,
     Ping,
-    RankStatus,
     Status,
     Submit,
     Supply,
@@ -74,40 +72,11 @@ ATTACH_S = SESSION_TIMEOUT_S / 3
 """How long a new session waits for its memory. NIXL may need longer, and the frontend doesn't
 wait for ever: the session then begins without, and gets it when it is there."""
 
-NEWS_PAUSE_S = 0.005
-"""How long nobody is told more of others' load, for each frontend that was told: so that this
-costs a worker the same with two frontends and with forty. The first change is told at once."""
-
 YIELD_EVERY = 16
 """Messages read before others on the event loop get their turn."""
 
 MAX_FRAME_BYTES = 4 << 30
 """A frame holds at most one tensor of one media item. A sender of more is cut off."""
-
-
-_NO_LOAD = RankLoad()
-
-
-@dataclass(eq=False)
-class _Session:
-    """One frontend.
-
-    Attributes:
-        address: the ROUTER's name for its socket.
-        attachment: its hold on the frontend's memory.
-        last_heard: monotonic seconds.
-        account: what it has here.
-        ended: nothing is sent to it any more.
-    """
-
-    address: bytes
-    frontend_id: Incarnation
-    attachment: Attachment
-    last_heard: float
-    account: Account
-    requests: dict[RequestId, WorkerRequest] = field(default_factory=dict)
-    renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    ended: bool = False
 
 
 class WorkerService:
@@ -136,14 +105,13 @@ class WorkerService:
         self._media_receiver = media_receiver
         self._loops: list[asyncio.Task[None]] = []
         self._asides: set[asyncio.Task[None]] = set()
-        self._ending: dict[_Session, asyncio.Task[None]] = {}
+        self._ending: dict[Session, asyncio.Task[None]] = {}
         self._closed = False
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._codec: Codec[ToWorker] = Codec(ToWorker)
-        self._sessions: dict[bytes, _Session] = {}
-        self._news = asyncio.Event()
-        self._ledger = Ledger(engine.ranks, self._news.set)
+        self._sessions: dict[bytes, Session] = {}
+        self._news = News(engine)
         self._draining = False
         self._max_requests = max_requests
         self._context = zmq.asyncio.Context()
@@ -181,7 +149,7 @@ class WorkerService:
                 for task, work in (
                     ("request plane", self._receive),
                     ("request plane clock", self._keep_time),
-                    ("request plane news", self._tell_news),
+                    ("request plane news", lambda: self._news.tell(self._with_news)),
                     ("strangers", lambda: count_refusals(self._monitor, "request plane")),
                 )
             ]
@@ -250,7 +218,7 @@ class WorkerService:
     async def _handle(
         self,
         address: bytes,
-        session: _Session | None,
+        session: Session | None,
         message: ToWorker,
         media: Sequence[memoryview],
     ) -> None:
@@ -266,7 +234,7 @@ class WorkerService:
                 if message.request_id in session.requests:
                     self._fail(session, message.request_id, "a request of this id is running")
                     return
-                if message.rank not in (None, *self._ledger.ranks):
+                if message.rank not in (None, *self._news.ledger.ranks):
                     self._fail(session, message.request_id, f"there is no rank {message.rank}")
                     return
                 if refusal := self._refusal():
@@ -289,7 +257,7 @@ class WorkerService:
                 pass
 
     async def _not_understood(
-        self, session: _Session | None, about: About, error: ProtocolError
+        self, session: Session | None, about: About, error: ProtocolError
     ) -> None:
         """Somebody waits for what a message asked for: say that it won't come."""
         if session is None:
@@ -301,8 +269,8 @@ class WorkerService:
         else:
             await self._end_session(session, f"a message can't be read: {error}")
 
-    def _begin(self, session: _Session, submit: Submit, media: Sequence[memoryview]) -> None:
-        rank = self._ledger.least_busy() if submit.rank is None else submit.rank
+    def _begin(self, session: Session, submit: Submit, media: Sequence[memoryview]) -> None:
+        rank = self._news.ledger.least_busy() if submit.rank is None else submit.rank
         prompt_tokens = len(submit.prompt_token_ids or ())
         # Media tokens stand in the prompt, so it counts each token twice at most.
         prefill_tokens = min(submit.prefill_tokens, 2 * prompt_tokens)
@@ -311,7 +279,7 @@ class WorkerService:
             self._engine,
             self._media_receiver,
             partial(self._send, session),
-            partial(self._status, session),
+            partial(self._news.status, session.account),
             session.account.started(rank, prefill_tokens, prompt_tokens),
         )
         session.requests[submit.request_id] = request
@@ -327,12 +295,12 @@ class WorkerService:
             return f"it has {self._max_requests} requests already"
         return ""
 
-    async def _refuse(self, session: _Session, request_id: RequestId, reason: str) -> None:
+    async def _refuse(self, session: Session, request_id: RequestId, reason: str) -> None:
         """Nothing of the request was touched, so another worker may have it."""
         await self._send(session, Ack(request_id, []))
         await self._send(session, Failed(request_id, FailureKind.BUSY, reason))
 
-    def _fail(self, session: _Session, request_id: RequestId, reason: str) -> None:
+    def _fail(self, session: Session, request_id: RequestId, reason: str) -> None:
         """A request was not taken. Without an Ack: one of its id may run and hold memory."""
         logger.warning("request %s refused: %s", request_id, reason)
         failed = Failed(request_id, FailureKind.PROTOCOL, sendable(reason))
@@ -375,8 +343,8 @@ class WorkerService:
             raise
         if previous := self._sessions.get(address):
             await self._end_session(previous)
-        session = _Session(
-            address, hello.frontend_id, attachment, time.monotonic(), self._ledger.open()
+        session = Session(
+            address, hello.frontend_id, attachment, time.monotonic(), self._news.ledger.open()
         )
         self._sessions[address] = session
         logger.info("frontend %s connected", hello.frontend_id)
@@ -389,11 +357,11 @@ class WorkerService:
                 reply.model_dump_json().encode(),
             ),
         )
-        await self._send(session, self._status(session))
+        await self._tell(session)
         if late:
             await self._renew_offer(session, offer)
 
-    async def _renew_offer(self, session: _Session, offer: TransferOffer) -> None:
+    async def _renew_offer(self, session: Session, offer: TransferOffer) -> None:
         """Try what a frontend offers now. Its requests go on meanwhile."""
         async with session.renewing:
             reply, attachment = await self._media_receiver.attach(offer)
@@ -404,7 +372,7 @@ class WorkerService:
             former.detach()
         await self._send(session, Terms(reply.model_dump_json().encode()))
 
-    async def _end_session(self, session: _Session, reason: str = "") -> None:
+    async def _end_session(self, session: Session, reason: str = "") -> None:
         """Take nothing more from a frontend and tell it nothing more. Waits for nobody.
 
         Args:
@@ -421,7 +389,7 @@ class WorkerService:
         ending.add_done_callback(lambda _: self._ending.pop(session, None))
         ending.add_done_callback(partial(note_failure, "request plane session end"))
 
-    async def _wind_up(self, session: _Session) -> None:
+    async def _wind_up(self, session: Session) -> None:
         """Stop what a session runs, however long the engine takes, and let go of its memory."""
         requests = list(session.requests.values())
         for request in requests:
@@ -442,34 +410,15 @@ class WorkerService:
                     logger.warning("frontend %s went silent", session.frontend_id)
                     await self._end_session(session)
                 else:
-                    await self._send(session, self._status(session))
+                    await self._tell(session)
 
-    async def _tell_news(self) -> None:
-        """Tell each frontend when what others have here has changed."""
-        while True:
-            await self._news.wait()
-            self._news.clear()
-            # Not for every single change of a burst.
-            await asyncio.sleep(0)
-            listeners = [one for one in self._sessions.values() if one.account.has_news]
-            for session in listeners:
-                await self._send(session, self._status(session))
-            await asyncio.sleep(NEWS_PAUSE_S * len(listeners))
+    def _with_news(self) -> list[Callable[[], Awaitable[None]]]:
+        return [partial(self._tell, one) for one in self._sessions.values() if one.account.has_news]
 
-    def _status(self, session: _Session) -> Status:
-        """How busy the worker is, as one frontend must know it."""
-        session.account.told()
-        loads, others = self._engine.load(), session.account.others()
-        return Status(
-            [
-                RankStatus(rank, load.running, load.waiting, load.kv_usage, *others[rank])
-                for rank in self._ledger.ranks
-                for load in (loads.get(rank, _NO_LOAD),)
-            ],
-            self._engine.hf_processor_runs,
-        )
+    async def _tell(self, session: Session) -> None:
+        await self._send(session, self._news.status(session.account))
 
-    async def _send(self, session: _Session, message: ToFrontend) -> None:
+    async def _send(self, session: Session, message: ToFrontend) -> None:
         """Send, after waiting for room for as long as the session lasts. Not for a Status:
         another one follows.
         """

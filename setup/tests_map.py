@@ -19,7 +19,9 @@ PACKAGES: Final = ("backend_worker", "common", "frontend")
 THROUGH: Final[Mapping[str, str]] = {
     "common/transfer/nixl/late.py": "test_nixl_on_demand.py",
     "frontend/workers/late_transports.py": "test_nixl_on_demand.py",
+    "backend_worker/news.py": "test_load_of_others.py",
     "backend_worker/request.py": "test_request_plane.py",
+    "backend_worker/session.py": "test_request_plane.py",
     "backend_worker/settings.py": "test_settings.py",
     "backend_worker/supervise.py": "backend_worker/test_supervise.py",
     "common/discovery/etcd/keys.py": "common/discovery/etcd/test_etcd.py",

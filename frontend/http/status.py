@@ -94,26 +94,27 @@ def _share(load: TargetLoad) -> ShareView:
     )
 
 
+def _rank_view(router: Router, member: Member, rank: int) -> RankView:
+    target = Target(member.card.worker_id, rank)
+    state = router.roster.state(target)
+    own, others = router.load.shares(target)
+    report = next((one for one in _reports(member) if one.rank == rank), None)
+    return RankView(
+        rank=rank,
+        busy=target in router.load.busy(),
+        index=state.knowledge.value,
+        reason=state.reason,
+        own=_share(own),
+        others=_share(others),
+        running=None if report is None else report.running,
+        waiting=None if report is None else report.waiting,
+        kv_usage=None if report is None else report.kv_usage,
+    )
+
+
 def status_routes(fleet: Fleet, router: Router, media_sender: MediaSender) -> APIRouter:
     """The routes under ``/mmrouter``."""
     api = APIRouter(prefix="/mmrouter", tags=["mmrouter"])
-
-    def rank_view(member: Member, rank: int) -> RankView:
-        target = Target(member.card.worker_id, rank)
-        state = router.roster.state(target)
-        own, others = router.load.shares(target)
-        report = next((one for one in _reports(member) if one.rank == rank), None)
-        return RankView(
-            rank=rank,
-            busy=target in router.load.busy(),
-            index=state.knowledge.value,
-            reason=state.reason,
-            own=_share(own),
-            others=_share(others),
-            running=None if report is None else report.running,
-            waiting=None if report is None else report.waiting,
-            kv_usage=None if report is None else report.kv_usage,
-        )
 
     def view(member: Member) -> WorkerView:
         card, link, status = member.card, member.link, member.status
@@ -127,7 +128,7 @@ def status_routes(fleet: Fleet, router: Router, media_sender: MediaSender) -> AP
             transport=media_sender.transport(card.worker_id),
             circuit=circuit,
             circuit_reason=circuit_reason,
-            ranks=[rank_view(member, rank) for rank in card.ranks],
+            ranks=[_rank_view(router, member, rank) for rank in card.ranks],
             active_requests=0 if link is None else link.active_requests,
             running=None if status is None else sum(one.running for one in status.ranks),
             waiting=None if status is None else sum(one.waiting for one in status.ranks),

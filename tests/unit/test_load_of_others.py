@@ -11,6 +11,7 @@ import zmq.asyncio
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
+from backend_worker import news
 from backend_worker import service as worker_service
 from backend_worker.engine import Items, RankLoad
 from backend_worker.media_receiver import MediaReceiver
@@ -170,7 +171,7 @@ async def test_a_frontend_alone_hears_nothing_but_ends(fleet: Fleet) -> None:
 
 
 async def test_a_burst_is_told_in_few_words(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_service, "NEWS_PAUSE_S", 0.2)
+    monkeypatch.setattr(news, "NEWS_PAUSE_S", 0.2)
     a, b = await fleet.frontend("a"), await fleet.frontend("b")
     before = len(b.statuses)
     for name in range(200):

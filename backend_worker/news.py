@@ -1,0 +1,58 @@
+"""How busy a worker is, as each frontend must know it, and when it is told."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+
+from backend_worker.engine import RankLoad
+from backend_worker.ledger import Account, Ledger
+from backend_worker.request import ServingEngine
+from common.protocol import RankStatus, Status
+
+NEWS_PAUSE_S = 0.005
+"""How long nobody is told more of others' load, for each frontend that was told: so that this
+costs a worker the same with two frontends and with forty. The first change is told at once."""
+
+_NO_LOAD: Final = RankLoad()
+
+
+class News:
+    """What others have, for each frontend.
+
+    Attributes:
+        ledger: what each frontend has.
+    """
+
+    def __init__(self, engine: ServingEngine) -> None:
+        self._engine = engine
+        self._changed = asyncio.Event()
+        self.ledger = Ledger(engine.ranks, self._changed.set)
+
+    def status(self, account: Account) -> Status:
+        """How busy the worker is, for the frontend that has this account."""
+        account.told()
+        loads, others = self._engine.load(), account.others()
+        return Status(
+            [
+                RankStatus(rank, load.running, load.waiting, load.kv_usage, *others[rank])
+                for rank in self.ledger.ranks
+                for load in (loads.get(rank, _NO_LOAD),)
+            ],
+            self._engine.hf_processor_runs,
+        )
+
+    async def tell(self, listeners: Callable[[], Iterable[Callable[[], Awaitable[None]]]]) -> None:
+        """Tell each frontend when what others have here has changed, until cancelled.
+
+        Args:
+            listeners: for each frontend that has news, what tells it; must not wait for it.
+        """
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            # Not for every single change of a burst.
+            await asyncio.sleep(0)
+            telling = list(listeners())
+            for tell in telling:
+                await tell()
+            await asyncio.sleep(NEWS_PAUSE_S * len(telling))

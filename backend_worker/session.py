@@ -1,0 +1,31 @@
+"""A worker's end of the connection to one frontend: what belongs to it."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from backend_worker.ledger import Account
+from backend_worker.request import WorkerRequest
+from common.identity import Incarnation, RequestId
+from common.transfer.attachment import Attachment
+
+
+@dataclass(eq=False)
+class Session:
+    """One frontend.
+
+    Attributes:
+        address: the ROUTER's name for its socket.
+        attachment: its hold on the frontend's memory.
+        last_heard: monotonic seconds.
+        account: what it has here.
+        ended: nothing is sent to it any more.
+    """
+
+    address: bytes
+    frontend_id: Incarnation
+    attachment: Attachment
+    last_heard: float
+    account: Account
+    requests: dict[RequestId, WorkerRequest] = field(default_factory=dict)
+    renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    ended: bool = False
