@@ -1,29 +1,48 @@
-"""The one file that touches how vLLM publishes KV events: on sockets with the fleet key.
+"""The one file that touches how vLLM publishes KV events.
 
-vLLM's publisher runs in the engine's process and knows no encryption. Ours is the same
-one over a context of its own, which puts the key on its sockets; numbering, replay and
-buffers stay vLLM's.
+vLLM's publisher runs in the engine's process, knows no encryption, and replays the last batches
+only: a reader that comes later never learns what was stored before. Ours is the same one, which
+puts the fleet key on its sockets if there is one, and can tell all that the engine holds
+(``event_log.py``). Endpoints, numbering and buffer stay vLLM's.
 """
 
 import dataclasses
+import logging
 import os
+import time
 from pathlib import Path
+from queue import Empty
 from typing import Literal
 
+import msgspec
 import zmq
 from vllm.config import KVEventsConfig, config
-from vllm.distributed.kv_events import EventPublisherFactory, ZmqEventPublisher
+from vllm.distributed.kv_events import EventPublisherFactory, KVEventBatch, ZmqEventPublisher
 
+from backend_worker.event_log import LEAST_KEPT, EventLog
+from backend_worker.event_replays import LARGEST_REQUEST, QUEUED, Replays
 from common.errors import ConfigurationError
 from common.fleet_key import FleetKey
 from common.fleet_sockets import Gate, check_bind
+from common.telemetry import TASK_FAILURES
+
+logger = logging.getLogger(__name__)
 
 _NAME = "mmrouter"
 
+_IDLE_S = 0.1
+"""How long a question may wait, in seconds, while the engine does nothing."""
+
+_BUSY_S = 0.001
+"""The same while readers are answered. The engine's other threads run meanwhile."""
+
+_PAUSE_S = 0.1
+"""After an error that nobody expected, in seconds."""
+
 
 @config
-class KeyedEventsConfig(KVEventsConfig):
-    """vLLM's settings of KV events, and the file with the key.
+class FleetEventsConfig(KVEventsConfig):
+    """vLLM's settings of KV events for our publisher, and the file with the key, if any.
 
     An engine process that unpickles it imports this module, and so knows the publisher.
     """
@@ -32,25 +51,70 @@ class KeyedEventsConfig(KVEventsConfig):
     key_file: str = ""
 
 
-class KeyedEventPublisher(ZmqEventPublisher):
-    """vLLM's publisher, on sockets that answer only those who have the key."""
+class FleetEventPublisher(ZmqEventPublisher):
+    """vLLM's publisher, which also tells newcomers what they missed."""
 
-    def __init__(self, data_parallel_rank: int, *, key_file: str, **settings: object) -> None:
+    def __init__(
+        self, data_parallel_rank: int, *, key_file: str, buffer_steps: int, **settings: object
+    ) -> None:
         """
         Args:
+            key_file: of the fleet's key; empty if there is none.
             settings: of vLLM's publisher.
 
         Raises:
             ConfigurationError: the key can't be read.
         """
-        self._key = FleetKey.read(Path(key_file))
-        super().__init__(data_parallel_rank, **settings)
+        self._key = FleetKey.read(Path(key_file)) if key_file else None
+        kept = max(buffer_steps, LEAST_KEPT)
+        super().__init__(data_parallel_rank, buffer_steps=kept, **settings)
 
     def _socket_setup(self) -> None:
         # vLLM's own context is shared by sockets that must stay plain.
         self._ctx: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        # Before they are bound: later is too late for those who connect. vLLM gives the live
+        # socket a limit of its own.
+        self._ctx.setsockopt(zmq.SNDHWM, QUEUED)
+        self._ctx.setsockopt(zmq.MAXMSGSIZE, LARGEST_REQUEST)
         self._gate = Gate(self._ctx, self._key)
         super()._socket_setup()
+
+    def _publisher_thread(self) -> None:
+        """Publish, and answer readers, until the end."""
+        self._pack = msgspec.msgpack.Encoder()
+        log = EventLog(self._buffer)
+        while self._running or self._event_queue.qsize() > 0:
+            try:
+                self._publish_all(log)
+                return
+            except Exception:  # logged with its trace, and counted; live events must go on
+                TASK_FAILURES.labels("KV events publisher").inc()
+                logger.exception("publishing KV events failed")
+                time.sleep(_PAUSE_S)
+
+    def _publish_all(self, log: EventLog) -> None:
+        replays = None if self._replay is None else Replays(self._replay, self._topic_bytes, log)
+        while self._running or self._event_queue.qsize() > 0:
+            busy = replays is not None and replays.turn()
+            try:
+                batch = self._event_queue.get(timeout=_BUSY_S if busy else _IDLE_S)
+            except Empty:
+                continue
+            if batch is None:  # the end
+                return
+            self._publish(batch, log)
+
+    def _publish(self, batch: KVEventBatch, log: EventLog) -> None:
+        number = next(self._seq_gen)
+        published = None
+        try:
+            payload = self._pack.encode(batch)
+            self._pub.send_multipart((self._topic_bytes, number.to_bytes(8, "big"), payload))
+            self._buffer.append((number, payload))
+            published = payload
+        finally:
+            self._event_queue.task_done()
+            log.published(number, published, batch)
 
     def shutdown(self) -> None:
         """Stop publishing and free the ports."""
@@ -59,10 +123,10 @@ class KeyedEventPublisher(ZmqEventPublisher):
         self._ctx.destroy(linger=0)
 
 
-EventPublisherFactory.register_publisher(_NAME, KeyedEventPublisher)
+EventPublisherFactory.register_publisher(_NAME, FleetEventPublisher)
 
 
-def secured(
+def fleet_events(
     events: KVEventsConfig | None, key: FleetKey | None, key_file: Path | None
 ) -> KVEventsConfig | None:
     """The settings of KV events as a worker with or without a key may use them.
@@ -76,14 +140,16 @@ def secured(
     for endpoint in (events.endpoint, events.replay_endpoint):
         if endpoint is not None:
             check_bind(_bound(endpoint), key)
-    if key_file is None:
-        return events
     if events.publisher != "zmq":
+        if key_file is None:
+            return events
         raise ConfigurationError(
             f"the KV event publisher {events.publisher!r} knows no fleet key; use zmq"
         )
     settings = dataclasses.asdict(events) | {"publisher": _NAME}
-    return KeyedEventsConfig(**settings, key_file=str(key_file.absolute()))
+    return FleetEventsConfig(
+        **settings, key_file="" if key_file is None else str(key_file.absolute())
+    )
 
 
 def _bound(endpoint: str) -> str:

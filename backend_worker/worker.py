@@ -12,7 +12,7 @@ import uvloop
 
 from backend_worker.args import WorkerArgs, parse
 from backend_worker.engine import Engine, prepare_environment, with_our_defaults
-from backend_worker.event_publisher import secured
+from backend_worker.event_publisher import fleet_events
 from backend_worker.media_receiver import MediaReceiver
 from backend_worker.service import WorkerService
 from common.card import HostIdentity, WorkerCard, WorkerState
@@ -63,7 +63,7 @@ async def _run(args: WorkerArgs) -> None:
     key = args.process.fleet_key()
     check_bind(args.worker.endpoint, key)
     engine_args = with_our_defaults(args.engine, args.engine_given)
-    engine_args.kv_events_config = secured(
+    engine_args.kv_events_config = fleet_events(
         engine_args.kv_events_config, key, args.process.fleet_key_file
     )
     async with args.discovery.publisher(key) as publisher:

@@ -108,6 +108,11 @@ class EventBatch(NamedTuple):
     time: float
     changes: list[Change]
 
+    @property
+    def begins_anew(self) -> bool:
+        """Whether it says what is held, whatever was held before."""
+        return bool(self.changes) and isinstance(self.changes[0], Cleared)
+
 
 _decoder = msgspec.msgpack.Decoder(KVEventBatch)
 
@@ -185,8 +190,9 @@ def _stored(event: BlockStored, hashes: list[BlockHash], group: int, offloaded: 
         kind or "unnamed",
         offloaded,
         BlockHash(parent) if isinstance(parent, bytes) else None,
-        # vLLM leaves out blocks that a group skips, but not their tokens.
-        len(event.token_ids) == len(hashes) * event.block_size and not offloaded,
+        # vLLM leaves out blocks that a group skips, but not their tokens. Our workers' account
+        # of all that they hold (backend_worker/event_snapshot.py) has no tokens, and no gaps.
+        not offloaded and len(event.token_ids) in (0, len(hashes) * event.block_size),
     )
 
 

@@ -15,7 +15,7 @@ from zmq.utils import z85
 
 from backend_worker.args import parse
 from backend_worker.engine import with_our_defaults
-from backend_worker.event_publisher import KeyedEventPublisher, KeyedEventsConfig, secured
+from backend_worker.event_publisher import FleetEventPublisher, FleetEventsConfig, fleet_events
 from backend_worker.media_receiver import MediaReceiver
 from backend_worker.service import WorkerService
 from common.errors import ConfigurationError, WorkerLostError
@@ -207,11 +207,11 @@ async def test_a_false_worker_learns_nothing(
 class Publishing:
     """An engine's publisher with a key."""
 
-    def __init__(self, config: KeyedEventsConfig) -> None:
+    def __init__(self, config: FleetEventsConfig) -> None:
         # As the engine process gets it, and makes a publisher of it.
         arrived = pickle.loads(pickle.dumps(config))
         publisher = EventPublisherFactory.create(arrived)
-        assert isinstance(publisher, KeyedEventPublisher)
+        assert isinstance(publisher, FleetEventPublisher)
         bound = publisher.get_publisher_config()
         self.publisher = publisher
         self.source = EventSource(0, bound.endpoint, bound.replay_endpoint)
@@ -227,10 +227,10 @@ def publishing(
 ) -> Iterator[Publishing]:
     monkeypatch.setenv("VLLM_HOST_IP", "127.0.0.1")
     args = parse(["--model", "m"])
-    config = secured(
+    config = fleet_events(
         with_our_defaults(args.engine, args.engine_given).kv_events_config, key, key_file
     )
-    assert isinstance(config, KeyedEventsConfig)
+    assert isinstance(config, FleetEventsConfig)
     publishing = Publishing(config)
     yield publishing
     publishing.publisher.shutdown()
@@ -292,13 +292,15 @@ def test_events_that_leave_the_host_need_a_key(
     args = parse(["--model", "m", *flags])
     config = with_our_defaults(args.engine, args.engine_given).kv_events_config
     with pytest.raises(ConfigurationError, match="fleet-key-file"):
-        secured(config, None, None)
-    assert isinstance(secured(config, key, key_file), KeyedEventsConfig)
+        fleet_events(config, None, None)
+    assert isinstance(fleet_events(config, key, key_file), FleetEventsConfig)
 
 
 def test_events_on_loopback_or_off_need_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_HOST_IP", "127.0.0.1")
     args = parse(["--model", "m"])
     config = with_our_defaults(args.engine, args.engine_given).kv_events_config
-    assert secured(config, None, None) is config
-    assert secured(None, None, None) is None
+    unkeyed = fleet_events(config, None, None)
+    assert isinstance(unkeyed, FleetEventsConfig)
+    assert not unkeyed.key_file
+    assert fleet_events(None, None, None) is None

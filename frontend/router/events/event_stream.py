@@ -130,12 +130,14 @@ class EventStream:
         self._watch.heard_live(now)
         phase = self._standing.phase
         if phase in _ASKING:
+            self._progress.see(sequence)
             self._waiting.add(WaitingMessage(sequence, payload, self._replays.number))
             return []
         missing = self._live.follow(sequence, payload, now, unaided=phase is Phase.UNAIDED)
         if not missing:
             return []
         # It came before the question, so that the answer must include it.
+        self._progress.see(sequence)
         self._waiting.add(WaitingMessage(sequence, payload, self._replays.number))
         return self._repair(missing)
 

@@ -15,10 +15,14 @@ class Blocks(Protocol):
     Attributes:
         unusable: why the events can't be used at all; empty if they can.
         unmodelled: why hits may be shorter than indexed; empty if they are not.
+        held: how many there are, summed over cache groups.
     """
 
     unusable: str
     unmodelled: str
+
+    @property
+    def held(self) -> int: ...
 
     def apply(self, batch: EventBatch) -> None:
         """Apply one batch."""
@@ -44,6 +48,7 @@ class Progress:
     Attributes:
         next: number of the event to come; ``None`` if any may be.
         time: of the youngest event applied, by the worker's clock, in seconds.
+        newest: highest number seen, applied or not; ``None`` before the first.
         unknown: why some held blocks are unknown; empty if none are.
         heard: whether live events have come since nothing else was to be had.
     """
@@ -54,6 +59,7 @@ class Progress:
         self._counters = counters
         self._fingerprint: int | None = None
         self.next: int | None = None
+        self.newest: int | None = None
         self.time = float("-inf")
         self.unknown = "no event has arrived yet"
         self.heard = False
@@ -72,6 +78,18 @@ class Progress:
         """Whether this is the last event applied."""
         return hash(payload) == self._fingerprint
 
+    @property
+    def so_far(self) -> str:
+        """How much is known, in words."""
+        known = f"{self._blocks.held:,} blocks so far"
+        if self.next:
+            known += f", up to event {self.next - 1:,}"
+        return known if self.newest is None else f"{known}; the newest seen is {self.newest:,}"
+
+    def see(self, sequence: int) -> None:
+        """An event exists."""
+        self.newest = sequence if self.newest is None else max(self.newest, sequence)
+
     def apply(self, sequence: int, payload: bytes, batch: EventBatch) -> None:
         """Apply an event, whatever came before it."""
         self._blocks.apply(batch)
@@ -83,6 +101,7 @@ class Progress:
                     self.unknown = ""
         self._counters.batches += 1
         self.next = sequence + 1
+        self.see(sequence)
         self._fingerprint = hash(payload)
         self.time = max(self.time, batch.time)
 
@@ -120,10 +139,17 @@ class Progress:
         self.lose(why, None)
         self.heard = False
 
+    def skip_to(self, sequence: int) -> None:
+        """The event of this number tells all, whatever was before it: nothing is lost."""
+        self.next = sequence
+        self._fingerprint = None
+        self.time = float("-inf")
+
     def start_over(self) -> None:
         """Forget everything; all events are to come, from the very first on."""
         self._blocks.clear()
         self.next = 0
+        self.newest = None
         self._fingerprint = None
         self.time = float("-inf")
         self.unknown = ""

@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass
 
-from frontend.router.event_wire import MalformedEventError
+from frontend.router.event_wire import EventBatch, MalformedEventError
 from frontend.router.events.commands import Replay
 from frontend.router.events.progress import Progress
 from frontend.router.events.reading import Reader
@@ -120,26 +120,34 @@ class Replays:
         expected = progress.expected
         if attempt.verify and first and sequence == expected - 1:
             return progress.proves(payload)
-        # A first message this high means that the buffer begins there: what we had before
-        # it can't be told from the events of another run any more.
-        begins_late = first and sequence >= expected + (not attempt.verify)
-        if begins_late or (attempt.accept_loss and sequence > expected):
-            attempt.accept_loss = False
-            progress.lose(f"events before {sequence} are no longer replayed", sequence)
-        self._apply(sequence, payload, now)
-        return True
-
-    def _apply(self, sequence: int, payload: bytes, now: float) -> None:
-        expected = self._progress.expected
         if sequence < expected:
             self._counters.duplicates += 1
-            return
-        if sequence > expected:
-            self._attempt.hole = True
-            return
+            return True
+        # A first message this high means that the buffer begins there: what we had before
+        # it can't be told from the events of another run any more.
+        late = first and sequence >= expected + (not attempt.verify)
+        batch = self._reader.batch(payload)
+        if sequence > expected or late:
+            self._leap(sequence, batch, late=late)
+        if sequence == progress.expected:
+            self._apply(sequence, payload, batch, now)
+        return True
+
+    def _leap(self, sequence: int, batch: EventBatch | None, *, late: bool) -> None:
+        """Decide what follows from events that the answer leaves out."""
+        attempt = self._attempt
+        if batch is not None and batch.begins_anew:
+            attempt.hole = False
+            self._progress.skip_to(sequence)
+        elif late or attempt.accept_loss:
+            attempt.accept_loss = False
+            self._progress.lose(f"events before {sequence} are no longer replayed", sequence)
+        else:
+            attempt.hole = True
+
+    def _apply(self, sequence: int, payload: bytes, batch: EventBatch | None, now: float) -> None:
         self._attempt.applied += 1
         self._watch.heard_replayed(now)
-        batch = self._reader.batch(payload)
         if batch is None:
             self._progress.pass_over(sequence, payload)
         else:

@@ -74,7 +74,7 @@ class Standing:
         if self._blocks.unusable:
             return approximate(self._blocks.unusable)
         if self.phase is Phase.REPAIRING:
-            return degraded(f"replay under way: {self._cause}")
+            return degraded(f"replay under way: {self._cause}; {self._progress.so_far}")
         if self.phase is Phase.UNAIDED and unknown and not self._progress.heard:
             return approximate("; ".join(dict.fromkeys((self._cause, unknown))))
         if not self._connected:

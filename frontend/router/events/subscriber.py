@@ -26,6 +26,7 @@ from frontend.router.event_wire import END_OF_REPLAY, SEQUENCE_BYTES
 from frontend.router.events.commands import Command, Replay
 from frontend.router.events.event_stream import EventStream
 from frontend.router.events.statistics import StreamStatistics
+from frontend.router.events.turns import Turns
 from frontend.router.index import BlockIndexes, IndexState, TargetBlocks, approximate
 from frontend.router.worker import EventSource, RoutableWorker
 
@@ -70,6 +71,7 @@ class ZmqFeeds:
         self._replay_timeout_s = replay_timeout_s
         self._clock = clock
         self._context = frontend_context(key)
+        self._turns = Turns()
 
     def feed(self, worker: RoutableWorker, indexes: BlockIndexes) -> "KvEventSubscriber":
         """A subscriber for one incarnation of a worker, not yet started."""
@@ -77,6 +79,7 @@ class ZmqFeeds:
             worker,
             indexes,
             self._context,
+            self._turns,
             stream_type=self.stream_type,
             silence_s=self._silence_s,
             replay_timeout_s=self._replay_timeout_s,
@@ -95,6 +98,7 @@ class KvEventSubscriber:
         worker: the worker; its targets are registered by the caller.
         indexes: what its events change.
         context: where sockets are made; stays the caller's.
+        turns: of all that is replayed in this process.
         stream_type, silence_s, replay_timeout_s, clock: see :class:`ZmqFeeds`.
     """
 
@@ -103,6 +107,7 @@ class KvEventSubscriber:
         worker: RoutableWorker,
         indexes: BlockIndexes,
         context: zmq.asyncio.Context,
+        turns: Turns,
         *,
         stream_type: type[EventStream],
         silence_s: float,
@@ -113,7 +118,9 @@ class KvEventSubscriber:
         self._lines: dict[int, _Line] = {}
         for source in worker.event_sources:
             stream = partial(_new_stream, stream_type, worker, source, indexes, silence_s)
-            self._lines[source.rank] = _Line(source, stream, context, replay_timeout_s, clock)
+            self._lines[source.rank] = _Line(
+                source, stream, context, turns, replay_timeout_s, clock
+            )
 
     def start(self) -> None:
         """Subscribe and ask for what was stored before. Returns at once."""
@@ -183,6 +190,7 @@ class _Line:
         source: EventSource,
         new_stream: Callable[[], EventStream],
         context: zmq.asyncio.Context,
+        turns: Turns,
         replay_timeout_s: float,
         clock: Callable[[], float],
     ) -> None:
@@ -194,6 +202,7 @@ class _Line:
         self._source = source
         self._topic = source.topic.encode()
         self._context = context
+        self._turns = turns
         self._replay_timeout_s = replay_timeout_s
         self._clock = clock
         self._listening: asyncio.Task[None] | None = None
@@ -274,15 +283,13 @@ class _Line:
                     await socket.send_multipart(
                         [b"", command.start.to_bytes(SEQUENCE_BYTES, "big")]
                     )
-                    handled = 0
                     while True:
                         frames = await socket.recv_multipart()
+                        limit.reschedule(None)  # what we ourselves take is not the worker's
+                        async with self._turns:
+                            if self._pass_on(command.attempt, frames):
+                                return
                         limit.reschedule(loop.time() + self._replay_timeout_s)
-                        if self._pass_on(command.attempt, frames):
-                            return
-                        handled += 1
-                        if not handled % _YIELD_EVERY:
-                            await asyncio.sleep(0)
             except TimeoutError:
                 why = f"replay endpoint {endpoint} does not answer"
                 self.obey(self.stream.on_replay_failed(command.attempt, why, self._clock()))

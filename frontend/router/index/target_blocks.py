@@ -112,7 +112,11 @@ class TargetBlocks:
         self._index.remove(self._target, hashes, change.group)
         self._predictions.evicted(self._target, hashes)
 
+    @property
+    def held(self) -> int:
+        """Blocks, summed over cache groups."""
+        return self._index.holdings(self._target) + self._windows.holdings(self._target)
+
     def _overfull(self) -> bool:
-        held = self._index.holdings(self._target) + self._windows.holdings(self._target)
         offloaded = len(self._offloaded)
-        return held - offloaded > self._capacity or offloaded > _MOST_BLOCKS
+        return self.held - offloaded > self._capacity or offloaded > _MOST_BLOCKS

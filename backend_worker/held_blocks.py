@@ -1,0 +1,204 @@
+"""Which blocks an engine holds by its own KV events, in little room and told anew at any time.
+
+Neighbouring blocks stand together in runs, as they did in the prompts that they come from. What
+an event looks like is in ``event_publisher.py``.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+Hash: TypeAlias = bytes | int
+"""vLLM's hash of a block: whole, or cut to 64 bits."""
+
+MOST_IN_RUN = 256
+"""Blocks in one run. To remove one from its middle takes time in proportion."""
+
+
+class Shelf(NamedTuple):
+    """Where copies of a block are told apart.
+
+    Attributes:
+        group: KV cache group.
+        offloaded: outside the accelerator. There a block is held or not, however often it was
+            announced; on the accelerator each announcement is a copy with an end of its own.
+    """
+
+    group: int
+    offloaded: bool
+
+
+class Kind(NamedTuple):
+    """What the blocks of a run have in common, as their events said it."""
+
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    group_idx: int | None
+    spec_kind: str | None
+    window: int | None
+    locality: str | None
+    ownership: str | None
+
+
+class Run:
+    """Blocks of one shelf, each the child of the one before, all of them held.
+
+    Attributes:
+        hashes: the blocks, at least one.
+        parent: the block before the first, held or not; None if there is none.
+        kind: of all of them.
+    """
+
+    __slots__ = ("hashes", "kind", "parent")
+
+    def __init__(self, hashes: list[Hash], parent: Hash | None, kind: Kind) -> None:
+        self.hashes = hashes
+        self.parent = parent
+        self.kind = kind
+
+
+class HeldBlocks:
+    """All blocks of one engine."""
+
+    def __init__(self) -> None:
+        self._shelves: dict[Shelf, _Held] = {}
+
+    def __len__(self) -> int:
+        """Blocks, each counted once per shelf."""
+        return sum(len(shelf.owners) for shelf in self._shelves.values())
+
+    def store(
+        self,
+        shelf: Shelf,
+        hashes: list[Hash],
+        parent: Hash | None,
+        kind: Kind,
+        *,
+        chained: bool,
+    ) -> None:
+        """Blocks entered the cache.
+
+        Args:
+            parent: the block before the first.
+            chained: whether each is the child of the one before. If not, parents are not kept.
+        """
+        held = self._shelves.get(shelf)
+        if held is None:
+            held = self._shelves[shelf] = _Held(counted=not shelf.offloaded)
+        if chained and held.lacks(hashes):
+            held.add(hashes, parent, kind)
+            return
+        before = parent
+        for one in hashes:
+            held.add_or_count(one, before if chained else None, kind)
+            before = one
+
+    def remove(self, shelf: Shelf, hashes: Sequence[Hash]) -> None:
+        """One copy of each of these blocks left the cache. Unknown ones are ignored."""
+        held = self._shelves.get(shelf)
+        if held is not None:
+            for one in hashes:
+                held.remove(one)
+
+    def clear(self) -> None:
+        """The cache was emptied."""
+        self._shelves.clear()
+
+    def told(self) -> Iterator[tuple[Run, int]]:
+        """What to store so that another one holds the same: runs, each that often.
+
+        A run comes after that of its parent. Nothing may be stored or removed meanwhile.
+        """
+        for shelf in self._shelves.values():
+            for run in shelf.in_order():
+                yield run, 1
+            for one, more in shelf.copies.items():
+                yield Run([one], None, shelf.owners[one].kind), more
+
+
+class _Held:
+    """One shelf.
+
+    Attributes:
+        owners: by block, the run in which it stands.
+        copies: of blocks that are held several times, how often beyond the first.
+    """
+
+    __slots__ = ("_counted", "_runs", "copies", "owners")
+
+    def __init__(self, *, counted: bool) -> None:
+        self._counted = counted
+        self._runs: dict[Run, None] = {}
+        self.owners: dict[Hash, Run] = {}
+        self.copies: dict[Hash, int] = {}
+
+    def lacks(self, hashes: list[Hash]) -> bool:
+        """Whether none of the blocks is held, and none comes twice."""
+        if not self.owners.keys().isdisjoint(hashes):
+            return False
+        return len(hashes) == 1 or len(set(hashes)) == len(hashes)
+
+    def add(self, hashes: list[Hash], parent: Hash | None, kind: Kind) -> None:
+        """Add a chain of blocks, none of which is held."""
+        while hashes:
+            run = None if parent is None else self.owners.get(parent)
+            if (
+                run is None
+                or run.hashes[-1] != parent
+                or run.kind != kind
+                or len(run.hashes) >= MOST_IN_RUN
+            ):
+                run = Run([], parent, kind)
+                self._runs[run] = None
+            fit = hashes[: MOST_IN_RUN - len(run.hashes)]
+            run.hashes += fit
+            self.owners.update(dict.fromkeys(fit, run))
+            parent, hashes = fit[-1], hashes[len(fit) :]
+
+    def add_or_count(self, block: Hash, parent: Hash | None, kind: Kind) -> None:
+        """Add one block, or one more copy of it."""
+        if block not in self.owners:
+            self.add([block], parent, kind)
+        elif self._counted:
+            self.copies[block] = self.copies.get(block, 0) + 1
+
+    def remove(self, block: Hash) -> None:
+        """Remove a copy of a block."""
+        if self.copies and (more := self.copies.pop(block, 0)):
+            if more > 1:
+                self.copies[block] = more - 1
+            return
+        run = self.owners.pop(block, None)
+        if run is None:
+            return
+        hashes = run.hashes
+        if hashes[-1] == block:  # as evictions do
+            hashes.pop()
+        elif hashes[0] == block:
+            del hashes[0]
+            run.parent = block
+        else:
+            self._part(run, hashes.index(block))
+        if not hashes:
+            del self._runs[run]
+
+    def _part(self, run: Run, place: int) -> None:
+        """Take the block at a place out of a run: those after it become another."""
+        rest = Run(run.hashes[place + 1 :], run.hashes[place], run.kind)
+        del run.hashes[place:]
+        self._runs[rest] = None
+        self.owners.update(dict.fromkeys(rest.hashes, rest))
+
+    def in_order(self) -> Iterator[Run]:
+        """All runs, each after that of its parent."""
+        seen: set[Run] = set()
+        for one in self._runs:
+            line: list[Run] = []
+            run: Run | None = one
+            # A parent may have been stored again later. Ends even if hashes went in a circle.
+            while run is not None and run not in seen:
+                seen.add(run)
+                line.append(run)
+                run = None if run.parent is None else self.owners.get(run.parent)
+            yield from reversed(line)
