@@ -37,7 +37,7 @@ ENVIRONMENT := .venv/.mmrouter-$(DEVICE)
 BENCH_ENVIRONMENT := $(ENVIRONMENT)-bench
 
 .PHONY: help setup run test fuzz chaos check fix docs locks demo-model clean distclean
-.PHONY: bench-router bench-router-scale bench-transfer bench-last-hop bench-preprocess
+.PHONY: bench-router bench-router-scale bench-join bench-transfer bench-last-hop bench-preprocess
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{ printf "%-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -119,6 +119,9 @@ bench-router: $(BENCH_ENVIRONMENT) ## measure routing decisions against the peer
 
 bench-router-scale: $(BENCH_ENVIRONMENT) ## measure routing with many workers and blocks
 	@$(VENV_PYTHON) -m tests.benchmarks.bench_router_scale $(BENCH_ARGS)
+
+bench-join: $(ENVIRONMENT) ## measure a frontend that joins a warm fleet
+	@$(VENV_PYTHON) -m tests.benchmarks.bench_join $(BENCH_ARGS)
 
 bench-transfer: $(BENCH_ENVIRONMENT) ## measure each way of moving tensors
 	@$(VENV_PYTHON) -m tests.benchmarks.bench_transfer $(BENCH_ARGS)

@@ -153,6 +153,9 @@ RANK_REQUESTS = Gauge(
     "Requests that a data-parallel rank had when it last reported: this frontend's, and others'",
     ["worker_id", "rank", "whose"],
 )
+INDEX_RANKS = Gauge(
+    "mmrouter_index_ranks", "Ranks of workers by what is known of their blocks", ["knowledge"]
+)
 
 EJECTIONS = Counter(
     "mmrouter_ejections",

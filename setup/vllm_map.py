@@ -173,6 +173,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     },
     "KV events, published": {
         "backend_worker/event_publisher.py": ("vllm.config", "vllm.distributed.kv_events"),
+        "backend_worker/event_snapshot.py": ("vllm.distributed.kv_events",),
     },
     "tensor encoding": {
         "common/transfer/codec.py": ("vllm.multimodal.inputs",),

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from common.identity import Target, WorkerId
 from common.protocol import RankStatus
-from frontend.router import Router, TargetLoad
+from frontend.router import Knowledge, Router, TargetLoad
 from frontend.workers import Fleet, MediaSender, Member
 
 
@@ -30,6 +30,8 @@ class RankView(BaseModel):
     Attributes:
         busy: it has so much to do that it gets no new requests.
         index: what is known of its cache: exact, degraded or approximate.
+        reason: why it is not exact, and how much is known meanwhile.
+        blocks: that it holds as far as its events were applied.
         own: what this frontend has there.
         others: what others have there, as the worker reported last.
         running, waiting, kv_usage: of its engine, as the worker reported last; None before
@@ -40,11 +42,30 @@ class RankView(BaseModel):
     busy: bool
     index: str
     reason: str
+    blocks: int
     own: ShareView
     others: ShareView
     running: int | None
     waiting: int | None
     kv_usage: float | None
+
+
+class IndexView(BaseModel):
+    """What is known of the caches of all workers together.
+
+    Attributes:
+        ranks: of all workers that requests may go to.
+        exact, degraded, approximate: how many of them are known how well.
+        exact_share: of all ranks; 1 if there are none.
+        blocks: that they hold as far as their events were applied.
+    """
+
+    ranks: int
+    exact: int
+    degraded: int
+    approximate: int
+    exact_share: float
+    blocks: int
 
 
 class WorkerView(BaseModel):
@@ -104,6 +125,7 @@ def _rank_view(router: Router, member: Member, rank: int) -> RankView:
         busy=target in router.load.busy(),
         index=state.knowledge.value,
         reason=state.reason,
+        blocks=router.roster.blocks(target),
         own=_share(own),
         others=_share(others),
         running=None if report is None else report.running,
@@ -148,6 +170,22 @@ def status_routes(fleet: Fleet, router: Router, media_sender: MediaSender) -> AP
             RefusedView(worker_id=worker_id, reason=reason)
             for worker_id, reason in fleet.refusals.by_worker().items()
         ]
+
+    @api.get("/index")
+    async def index() -> IndexView:
+        """How much of the fleet's caches is known."""
+        roster = router.roster
+        knowledge = roster.knowledge()
+        ranks = sum(knowledge.values())
+        exact = knowledge[Knowledge.EXACT]
+        return IndexView(
+            ranks=ranks,
+            exact=exact,
+            degraded=knowledge[Knowledge.DEGRADED],
+            approximate=knowledge[Knowledge.APPROXIMATE],
+            exact_share=exact / ranks if ranks else 1.0,
+            blocks=sum(map(roster.blocks, roster.targets())),
+        )
 
     @api.get("/decisions")
     async def decisions(

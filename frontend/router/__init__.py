@@ -3,6 +3,7 @@
 from frontend.router.decision import Decision, MediaMove
 from frontend.router.events import EventSource, ZmqFeeds
 from frontend.router.hashing import LoraKey, MediaSpan
+from frontend.router.index import Knowledge
 from frontend.router.request import MediaNeed, RoutingRequest
 from frontend.router.router import Router
 from frontend.router.selection import Reported, TargetLoad
@@ -12,6 +13,7 @@ from frontend.router.worker import RoutableWorker
 __all__ = [
     "Decision",
     "EventSource",
+    "Knowledge",
     "LoraKey",
     "MediaMove",
     "MediaNeed",

@@ -5,16 +5,18 @@ leaves, whoever learned it. How far it is trusted outlives it: ``ejection.py``.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from common.identity import Incarnation, Target, WorkerId
 from common.supervised import supervise
+from common.telemetry import INDEX_RANKS
 from frontend.router.events import Feed, FeedMaker
 from frontend.router.hashing import BlockHasher, HashMemo, HashScheme
 from frontend.router.housekeeping import keep_house
-from frontend.router.index import BlockIndexes, IndexState, approximate
+from frontend.router.index import BlockIndexes, IndexState, Knowledge, approximate
 from frontend.router.selection import (
     BusyThresholds,
     Candidates,
@@ -79,6 +81,8 @@ class Roster:
         self.hashers: Mapping[HashScheme, HashMemo] = self._hashers
         self._listing = _Listing((), (), {})
         self._housekeeper: asyncio.Task[None] | None = None
+        for knowledge in Knowledge:
+            INDEX_RANKS.labels(knowledge).set_function(partial(self._count, knowledge))
 
     async def add(self, worker: RoutableWorker) -> None:
         """Take a worker in and start listening to its KV events.
@@ -167,6 +171,18 @@ class Roster:
         if worker is not None and not worker.prefix_caching:
             return approximate("the worker runs without prefix caching")
         return approximate("the worker's card names no KV event source")
+
+    def blocks(self, target: Target) -> int:
+        """Blocks that events announced on a target, summed over its cache groups."""
+        return self.indexes.holdings(target)
+
+    def knowledge(self) -> dict[Knowledge, int]:
+        """How many targets are known how well."""
+        states = Counter(self.state(target).knowledge for target in self._listing.targets)
+        return {knowledge: states[knowledge] for knowledge in Knowledge}
+
+    def _count(self, knowledge: Knowledge) -> int:
+        return self.knowledge()[knowledge]
 
     def served(self, target: Target, routed_at: float) -> None:
         """A request that must have stored blocks ended on a target; its events should follow.

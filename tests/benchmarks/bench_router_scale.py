@@ -323,9 +323,10 @@ class Simulation:
 
 def index_bytes(indexes: BlockIndexes) -> int:
     """Memory of the index of known blocks, by adding up its objects."""
-    chunks = indexes.known._chunks
-    total = sys.getsizeof(chunks) + sum(map(sys.getsizeof, chunks))
-    for chunk in set(chunks.values()):
+    table = indexes.known._chunks
+    shards = table._shards
+    total = sum(map(sys.getsizeof, shards)) + sum(map(sys.getsizeof, table))
+    for chunk in {chunk for shard in shards for chunk in shard.values()}:
         parts = (chunk, chunk.hashes, chunk.ends, chunk.masks, *chunk.masks)
         total += sum(map(sys.getsizeof, parts))
     return total

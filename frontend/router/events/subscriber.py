@@ -237,6 +237,7 @@ class _Line:
 
     async def _listen(self) -> None:
         """Pass on live messages and the fate of the connection."""
+        await self._turns.come()
         with self._socket(zmq.SUB) as socket:
             socket.setsockopt(zmq.SUBSCRIBE, self._topic)
             monitor = socket.get_monitor_socket(
@@ -276,6 +277,7 @@ class _Line:
         endpoint = self._source.replay_endpoint
         assert endpoint is not None
         loop = asyncio.get_running_loop()
+        await self._turns.come()
         with self._socket(zmq.DEALER) as socket:
             try:
                 async with asyncio.timeout(self._replay_timeout_s) as limit:

@@ -1,7 +1,8 @@
-"""Whose turn it is to apply what was replayed.
+"""Whose turn it is to connect, or to apply what was replayed.
 
-A frontend that joins a fleet gets a million blocks from all ranks at once, and serves requests
-meanwhile: only one message is applied at a time, and the event loop is free between them.
+A frontend that joins a fleet connects to all ranks and gets a million blocks from them at once, and
+serves requests meanwhile: it does one of these things at a time, and the event loop is free between
+them.
 """
 
 import asyncio
@@ -22,6 +23,11 @@ class Turns:
         self._lock = asyncio.Lock()
         self._spent = 0.0
         self._began = 0.0
+
+    async def come(self) -> None:
+        """Wait for a turn that takes no longer than until the caller next waits for something."""
+        async with self._lock:
+            await asyncio.sleep(0)
 
     async def __aenter__(self) -> None:
         await self._lock.acquire()

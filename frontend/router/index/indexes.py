@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from common.identity import WorkerId
+from common.identity import Target, WorkerId
 from frontend.router.index.kv_index import KvIndex
 from frontend.router.index.predictions import Predictions
 from frontend.router.index.slots import SlotTable
@@ -33,6 +33,10 @@ class BlockIndexes(NamedTuple):
         """
         slots = SlotTable()
         return cls(slots, KvIndex(slots), WindowIndex(), Predictions(slots, max_predicted))
+
+    def holdings(self, target: Target) -> int:
+        """Blocks of a target that events announced, summed over its cache groups."""
+        return self.known.holdings(target) + self.windows.holdings(target)
 
     def drop(self, worker_id: WorkerId) -> None:
         """Forget a worker with all its ranks."""

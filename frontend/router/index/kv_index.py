@@ -1,6 +1,6 @@
 """The index of KV blocks: which targets hold which block, and how far into a prompt.
 
-A dictionary from block hash to the chunk the block stands in, and per chunk the sets of
+A table from block hash to the chunk the block stands in, and per chunk the sets of
 targets as bit masks, so that one walk over a prompt's chunks answers for all workers.
 How blocks get in is ``subscriber.py`` and ``predictions.py``.
 """
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from common.identity import BlockHash, Target, WorkerId
 from frontend.router.index.chunk import MAX_BLOCKS, Chunk
+from frontend.router.index.chunk_table import ChunkTable
 from frontend.router.index.slots import SlotTable, bits
 
 _SWEPT_PER_STORED = 2
@@ -69,7 +70,7 @@ class KvIndex:
     def __init__(self, slots: SlotTable | None = None) -> None:
         self._slots = SlotTable() if slots is None else slots
         self._slots.add_user(self)
-        self._chunks: dict[BlockHash, Chunk] = {}
+        self._chunks = ChunkTable()
         self._chunk_count = 0
         self._held: dict[int, _Slot] = {}
         self._retired: deque[tuple[int, _Slot]] = deque()
@@ -292,14 +293,8 @@ class KvIndex:
         """Add the blocks from ``first`` on that nobody holds yet; how many they are."""
         chunks = self._chunks
         fresh = blocks[first : first + MAX_BLOCKS]
-        if not chunks.keys().isdisjoint(fresh) or len(set(fresh)) < len(fresh):
-            # Stop before the first that is held already, or that comes a second time.
-            seen: set[BlockHash] = set()
-            for length, block in enumerate(fresh):
-                if block in chunks or block in seen:
-                    del fresh[length:]
-                    break
-                seen.add(block)
+        # Stop before the first that is held already, or that comes a second time.
+        del fresh[chunks.new(fresh) :]
         chunk = None if before is None else chunks.get(before)
         if (
             chunk is not None
@@ -310,7 +305,7 @@ class KvIndex:
         else:
             chunk = Chunk(fresh, (len(fresh),), (1 << slot,))
             self._chunk_count += 1
-        chunks.update(dict.fromkeys(fresh, chunk))
+        chunks.put(fresh, chunk)
         held.chunks.add(chunk)
         held.blocks += len(fresh)
         return len(fresh)
@@ -363,8 +358,7 @@ class KvIndex:
         chunk.change(start, end, bit, held=False)
         if 0 not in chunk.masks:
             return
-        for block in chunk.cut_end():
-            del self._chunks[block]
+        self._chunks.remove(chunk.cut_end())
         if not chunk.hashes:
             self._chunk_count -= 1
         elif 0 in chunk.masks:
@@ -375,8 +369,7 @@ class KvIndex:
         kept: list[tuple[int, int]] = []
         for low, high, mask in chunk.parts(0, len(chunk.hashes)):
             if not mask:
-                for block in chunk.hashes[low:high]:
-                    del self._chunks[block]
+                self._chunks.remove(chunk.hashes[low:high])
             elif kept and kept[-1][1] == low:
                 kept[-1] = (kept[-1][0], high)
             else:
@@ -384,7 +377,7 @@ class KvIndex:
         for low, high in kept[1:]:
             piece = chunk.cut(low, high)
             self._chunk_count += 1
-            self._chunks.update(dict.fromkeys(piece.hashes, piece))
+            self._chunks.put(piece.hashes, piece)
             for slot in piece.holders():
                 self._holder(slot).chunks.add(piece)
         before = chunk.holders()
@@ -416,7 +409,7 @@ class _Walk:
 
     __slots__ = ("_blocks", "_chunk", "_chunks", "_position", "end", "mask")
 
-    def __init__(self, chunks: dict[BlockHash, Chunk], blocks: list[BlockHash]) -> None:
+    def __init__(self, chunks: ChunkTable, blocks: list[BlockHash]) -> None:
         self._chunks = chunks
         self._blocks = blocks
         self._chunk: Chunk | None = None

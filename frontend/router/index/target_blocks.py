@@ -37,6 +37,7 @@ class TargetBlocks:
         self._index = indexes.known
         self._windows = indexes.windows
         self._predictions = indexes.predicted
+        self._indexes = indexes
         self._offloaded: set[tuple[int, BlockHash]] = set()
         self.unusable = ""
         """Why these events can't be used at all; empty if they can."""
@@ -115,7 +116,7 @@ class TargetBlocks:
     @property
     def held(self) -> int:
         """Blocks, summed over cache groups."""
-        return self._index.holdings(self._target) + self._windows.holdings(self._target)
+        return self._indexes.holdings(self._target)
 
     def _overfull(self) -> bool:
         offloaded = len(self._offloaded)
