@@ -85,7 +85,7 @@ class HeldBlocks:
         """
         held = self._shelves.get(shelf)
         if held is None:
-            held = self._shelves[shelf] = _Held(counted=not shelf.offloaded)
+            held = self._shelves[shelf] = _Held(kind, counted=not shelf.offloaded)
         if chained and held.lacks(hashes):
             held.add(hashes, parent, kind)
             return
@@ -108,9 +108,12 @@ class HeldBlocks:
     def told(self) -> Iterator[tuple[Run, int]]:
         """What to store so that another one holds the same: runs, each that often.
 
-        A run comes after that of its parent. Nothing may be stored or removed meanwhile.
+        A run comes after that of its parent. Nothing may be stored or removed meanwhile. A shelf
+        that became empty is told by a run without blocks: a hit needs every group that was used.
         """
         for shelf in self._shelves.values():
+            if not shelf.owners:
+                yield Run([], None, shelf.kind), 1
             for run in shelf.in_order():
                 yield run, 1
             for one, more in shelf.copies.items():
@@ -121,13 +124,15 @@ class _Held:
     """One shelf.
 
     Attributes:
+        kind: of the first blocks that it had.
         owners: by block, the run in which it stands.
         copies: of blocks that are held several times, how often beyond the first.
     """
 
-    __slots__ = ("_counted", "_runs", "copies", "owners")
+    __slots__ = ("_counted", "_runs", "copies", "kind", "owners")
 
-    def __init__(self, *, counted: bool) -> None:
+    def __init__(self, kind: Kind, *, counted: bool) -> None:
+        self.kind = kind
         self._counted = counted
         self._runs: dict[Run, None] = {}
         self.owners: dict[Hash, Run] = {}

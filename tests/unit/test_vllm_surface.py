@@ -13,7 +13,12 @@ from fastapi.routing import APIRoute
 from packaging.requirements import Requirement
 from pydantic import BaseModel
 from vllm import AsyncEngineArgs
-from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from vllm.distributed.kv_events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    ZmqEventPublisher,
+)
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
@@ -185,6 +190,47 @@ def test_every_field_of_an_event_was_thought_about() -> None:
         "ownership",
     )
     assert AllBlocksCleared.__struct_fields__ == ()
+
+
+def test_vllms_event_publisher_is_what_ours_was_made_from() -> None:
+    """``backend_worker/event_publisher.py`` has a loop of its own in place of vLLM's."""
+    assert parameters(ZmqEventPublisher.__init__) == [
+        "self",
+        "data_parallel_rank",
+        "endpoint",
+        "replay_endpoint",
+        "buffer_steps",
+        "hwm",
+        "max_queue_size",
+        "topic",
+    ]
+    begin = inspect.getsource(ZmqEventPublisher.__init__)
+    assert begin.index("self._buffer = deque[tuple[int, bytes]](maxlen=buffer_steps)") > 0
+    assert begin.index("self._socket_setup()") < begin.index("self._seq_gen = count()")
+    assert "target=self._publisher_thread" in begin
+    loop = textwrap.dedent(inspect.getsource(ZmqEventPublisher._publisher_thread))
+    relied_on = (
+        "self._pack = msgspec.msgpack.Encoder()",
+        "while self._running or self._event_queue.qsize() > 0:",
+        "if self._replay is not None and self._replay.poll(0):",
+        "self._service_replay()",
+        "if event is None:",
+        "seq = next(self._seq_gen)",
+        'seq_bytes = seq.to_bytes(8, "big")',
+        "self._pub.send_multipart((self._topic_bytes, seq_bytes, payload))",
+        "self._buffer.append((seq, payload))",
+        "self._event_queue.task_done()",
+    )
+    places = [loop.index(line) for line in relied_on]
+    assert places == sorted(places)
+    answer = inspect.getsource(ZmqEventPublisher._service_replay)
+    assert "client_id, _, start_seq_bytes = frame" in answer
+    assert '(client_id, b"", self._topic_bytes, seq.to_bytes(8, "big"), buf)' in answer
+    assert 'send_multipart((client_id, b"", b"", self.END_SEQ, b""))' in answer
+    assert ZmqEventPublisher.END_SEQ == b"\xff" * 8
+    setup = inspect.getsource(ZmqEventPublisher._socket_setup)
+    assert "self._ctx.socket(zmq.ROUTER)" in setup
+    assert "self._pub.set_hwm(self._hwm)" in setup
 
 
 def test_a_detokenizer_is_made_and_read_as_before() -> None:
