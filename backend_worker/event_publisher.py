@@ -36,6 +36,9 @@ _IDLE_S = 0.1
 _BUSY_S = 0.001
 """The same while readers are answered. The engine's other threads run meanwhile."""
 
+_LIVE_FIRST = 16
+"""Batches published, if so many wait, before readers get their turn."""
+
 _PAUSE_S = 0.1
 """After an error that nobody expected, in seconds."""
 
@@ -96,13 +99,16 @@ class FleetEventPublisher(ZmqEventPublisher):
         replays = None if self._replay is None else Replays(self._replay, self._topic_bytes, log)
         while self._running or self._event_queue.qsize() > 0:
             busy = replays is not None and replays.turn()
-            try:
-                batch = self._event_queue.get(timeout=_BUSY_S if busy else _IDLE_S)
-            except Empty:
-                continue
-            if batch is None:  # the end
-                return
-            self._publish(batch, log)
+            wait = _BUSY_S if busy else _IDLE_S
+            for _ in range(_LIVE_FIRST):
+                try:
+                    batch = self._event_queue.get(timeout=wait)
+                except Empty:
+                    break
+                if batch is None:  # the end
+                    return
+                self._publish(batch, log)
+                wait = 0.0
 
     def _publish(self, batch: KVEventBatch, log: EventLog) -> None:
         number = next(self._seq_gen)

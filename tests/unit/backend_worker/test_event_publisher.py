@@ -47,6 +47,7 @@ class Worker:
         """Publish 1,000 batches, after which blocks 200 to 999 are held."""
         for number in range(1_000):
             self.publish(stored(number), *([removed(number - 800)] if number >= 800 else []))
+        self._publisher._event_queue.join()
 
     async def ask(self, context: zmq.asyncio.Context, start: int = 0) -> list[tuple[int, bytes]]:
         """A replay, without its end."""
