@@ -219,6 +219,7 @@ class Joined(NamedTuple):
         exact: ranks that are, in the end.
         blocks: known in the end.
         right: whether that is what the ranks hold, prompt by prompt.
+        cpu_s: processor time that the frontend took until then.
         stop_ms: longest that the event loop stood still, by the clock.
         busy_ms: and by the processor time that it took itself meanwhile.
         reason: the state of one rank that is not exact.
@@ -228,6 +229,7 @@ class Joined(NamedTuple):
     exact: int
     blocks: int
     right: bool
+    cpu_s: float
     stop_ms: float
     busy_ms: float
     reason: str
@@ -253,6 +255,7 @@ async def measure_join(fleet: Fleet, publishers: Publishers, patience_s: float) 
     def blocks() -> int:
         return sum(roster.indexes.known.holdings(target) for target in targets)
 
+    cpu_s = -time.process_time()
     began = said = time.perf_counter()
     for one in workers:
         await roster.add(one)
@@ -262,6 +265,7 @@ async def measure_join(fleet: Fleet, publishers: Publishers, patience_s: float) 
             said = time.perf_counter()
             print(f"{said - began:5.1f} s: {exact()} ranks exact, {blocks():,} blocks", flush=True)
     seconds = time.perf_counter() - began
+    cpu_s += time.process_time()
     watching.cancel()
     all_exact = exact() == len(targets)
     reasons = [state.reason for state in map(roster.state, targets) if state != EXACT]
@@ -281,6 +285,7 @@ async def measure_join(fleet: Fleet, publishers: Publishers, patience_s: float) 
         exact(),
         blocks(),
         right and blocks() == expected,
+        cpu_s,
         max(watch.stops_ms),
         max(watch.busy_ms),
         reasons[0] if reasons else "",
@@ -348,6 +353,7 @@ def main() -> None:
                 "exact_ranks": joined.exact,
                 "blocks": joined.blocks,
                 "right": joined.right,
+                "cpu_s": round(joined.cpu_s, 2),
                 "loop_stop_ms_max": round(joined.stop_ms, 1),
                 "loop_busy_ms_max": round(joined.busy_ms, 1),
                 "plain_exact_ranks": None if plain is None else plain.exact,

@@ -1,12 +1,15 @@
 """What readers are answered who ask for batches, kept or not."""
 
 from collections import deque
+from collections.abc import Iterator
 
 import pytest
 from vllm.distributed.kv_events import KVCacheEvent, KVEventBatch
 
 from backend_worker import event_log
 from backend_worker.event_log import REPLAYED, EventLog, Message
+from backend_worker.event_snapshot import retell
+from backend_worker.held_blocks import HeldBlocks
 from frontend.router.event_wire import decode_batch
 from tests.fakes.kv_events import cleared, encode, removed, stored
 
@@ -96,11 +99,10 @@ def test_what_is_published_while_a_snapshot_is_made_follows_it() -> None:
 
 def test_a_snapshot_is_made_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    retell = event_log.retell
 
-    def counted(*given: object) -> object:
-        made.append(given)
-        return retell(*given)  # type: ignore[arg-type] # as they came
+    def counted(held: HeldBlocks, last: KVEventBatch, blocks: int) -> Iterator[bytes]:
+        made.append(last)
+        return retell(held, last, blocks)
 
     monkeypatch.setattr(event_log, "retell", counted)
     rank = Rank(1000)

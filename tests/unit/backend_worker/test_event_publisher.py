@@ -54,7 +54,7 @@ class Worker:
         with context.socket(zmq.DEALER) as socket:
             socket.connect(self.replay_endpoint)
             await socket.send_multipart([b"", frame(start)])
-            found = []
+            found: list[tuple[int, bytes]] = []
             while True:
                 _, _, number, payload = await asyncio.wait_for(socket.recv_multipart(), 60)
                 if number == END_OF_REPLAY:
@@ -151,9 +151,12 @@ async def test_live_events_come_while_many_ask_again_and_again(
     listener = Listener(feeds, worker.source)
     listener.subscriber.start()
     await listener.until(listener.exact)
-    publishing = threading.Thread(
-        target=lambda: [worker.publish(stored(number)) for number in range(2_000, 3_000)]
-    )
+
+    def publish() -> None:
+        for number in range(2_000, 3_000):
+            worker.publish(stored(number))
+
+    publishing = threading.Thread(target=publish)
     publishing.start()
     askers = [asyncio.create_task(worker.ask(context)) for _ in range(30)]
     await listener.until(lambda: listener.held(*range(2_000, 3_000)) == 1_000)

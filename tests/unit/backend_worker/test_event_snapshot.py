@@ -1,6 +1,7 @@
 """Who reads a snapshot knows what he would know who has read everything."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,8 +56,11 @@ def snapshot(events: Sequence[KVCacheEvent], blocks: int = 3) -> list[bytes]:
     return list(retell(held, batch, blocks))
 
 
-WINDOW = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 33}
-GROUPS = st.sampled_from(
+WINDOW: dict[str, Any] = {
+    "kv_cache_spec_kind": "sliding_window",
+    "kv_cache_spec_sliding_window": 33,
+}
+GROUPS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
     [
         {"group_idx": 0},
         {"group_idx": 1},
