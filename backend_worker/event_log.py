@@ -180,11 +180,13 @@ class EventLog:
     @contextmanager
     def _or_give_up(self) -> Iterator[None]:
         """If this fails, what is held is in doubt."""
+        failed = True
         try:
             yield
-        except BaseException:
-            self._give_up()
-            raise
+            failed = False
+        finally:
+            if failed:
+                self._give_up()
 
     def _give_up(self) -> None:
         """Keep no account any more: what is no longer kept can't be asked for."""

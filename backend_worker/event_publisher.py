@@ -10,8 +10,10 @@ import dataclasses
 import logging
 import os
 import time
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
-from queue import Empty
+from queue import Empty, Queue
 from typing import Literal
 
 import msgspec
@@ -19,7 +21,7 @@ import zmq
 from vllm.config import KVEventsConfig, config
 from vllm.distributed.kv_events import EventPublisherFactory, KVEventBatch, ZmqEventPublisher
 
-from backend_worker.event_log import LEAST_KEPT, EventLog
+from backend_worker.event_log import LEAST_KEPT, EventLog, Message
 from backend_worker.event_replays import LARGEST_REQUEST, QUEUED, Replays
 from common.errors import ConfigurationError
 from common.fleet_key import FleetKey
@@ -54,6 +56,56 @@ class FleetEventsConfig(KVEventsConfig):
     key_file: str = ""
 
 
+class _Publishing:
+    """Gives batches their numbers, as vLLM does, and sends and keeps them."""
+
+    def __init__(
+        self,
+        queue: "Queue[KVEventBatch | None]",
+        numbers: Iterator[int],
+        socket: "zmq.Socket[bytes]",
+        topic: bytes,
+        kept: deque[Message],
+        log: EventLog,
+    ) -> None:
+        self._queue = queue
+        self._numbers = numbers
+        self._socket = socket
+        self._topic = topic
+        self._kept = kept
+        self._log = log
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def turn(self, wait: float) -> bool:
+        """Publish some batches. Whether all is over.
+
+        Args:
+            wait: for the first, in seconds.
+        """
+        for _ in range(_LIVE_FIRST):
+            try:
+                batch = self._queue.get(timeout=wait)
+            except Empty:
+                return False
+            if batch is None:  # the end
+                return True
+            self._publish(batch)
+            wait = 0.0
+        return False
+
+    def _publish(self, batch: KVEventBatch) -> None:
+        number = next(self._numbers)
+        published = None
+        try:
+            payload = self._encode(batch)
+            self._socket.send_multipart((self._topic, number.to_bytes(8, "big"), payload))
+            self._kept.append((number, payload))
+            published = payload
+        finally:
+            self._log.published(number, published, batch)
+            self._queue.task_done()
+
+
 class FleetEventPublisher(ZmqEventPublisher):
     """vLLM's publisher, which also tells newcomers what they missed."""
 
@@ -84,43 +136,20 @@ class FleetEventPublisher(ZmqEventPublisher):
 
     def _publisher_thread(self) -> None:
         """Publish, and answer readers, until the end."""
-        self._pack = msgspec.msgpack.Encoder()
+        queue = self._event_queue
         log = EventLog(self._buffer)
-        while self._running or self._event_queue.qsize() > 0:
+        topic = self._topic_bytes
+        replays = None if self._replay is None else Replays(self._replay, topic, log)
+        publishing = _Publishing(queue, self._seq_gen, self._pub, topic, self._buffer, log)
+        while self._running or queue.qsize() > 0:
             try:
-                self._publish_all(log)
-                return
+                busy = replays is not None and replays.turn()
+                if publishing.turn(_BUSY_S if busy else _IDLE_S):
+                    return
             except Exception:  # logged with its trace, and counted; live events must go on
                 TASK_FAILURES.labels("KV events publisher").inc()
                 logger.exception("publishing KV events failed")
                 time.sleep(_PAUSE_S)
-
-    def _publish_all(self, log: EventLog) -> None:
-        replays = None if self._replay is None else Replays(self._replay, self._topic_bytes, log)
-        while self._running or self._event_queue.qsize() > 0:
-            busy = replays is not None and replays.turn()
-            wait = _BUSY_S if busy else _IDLE_S
-            for _ in range(_LIVE_FIRST):
-                try:
-                    batch = self._event_queue.get(timeout=wait)
-                except Empty:
-                    break
-                if batch is None:  # the end
-                    return
-                self._publish(batch, log)
-                wait = 0.0
-
-    def _publish(self, batch: KVEventBatch, log: EventLog) -> None:
-        number = next(self._seq_gen)
-        published = None
-        try:
-            payload = self._pack.encode(batch)
-            self._pub.send_multipart((self._topic_bytes, number.to_bytes(8, "big"), payload))
-            self._buffer.append((number, payload))
-            published = payload
-        finally:
-            self._event_queue.task_done()
-            log.published(number, published, batch)
 
     def shutdown(self) -> None:
         """Stop publishing and free the ports."""

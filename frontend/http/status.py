@@ -174,18 +174,7 @@ def status_routes(fleet: Fleet, router: Router, media_sender: MediaSender) -> AP
     @api.get("/index")
     async def index() -> IndexView:
         """How much of the fleet's caches is known."""
-        roster = router.roster
-        knowledge = roster.knowledge()
-        ranks = sum(knowledge.values())
-        exact = knowledge[Knowledge.EXACT]
-        return IndexView(
-            ranks=ranks,
-            exact=exact,
-            degraded=knowledge[Knowledge.DEGRADED],
-            approximate=knowledge[Knowledge.APPROXIMATE],
-            exact_share=exact / ranks if ranks else 1.0,
-            blocks=sum(map(roster.blocks, roster.targets())),
-        )
+        return _index_view(router)
 
     @api.get("/decisions")
     async def decisions(
@@ -201,3 +190,18 @@ def status_routes(fleet: Fleet, router: Router, media_sender: MediaSender) -> AP
         return [decision.as_json() for decision in found]
 
     return api
+
+
+def _index_view(router: Router) -> IndexView:
+    roster = router.roster
+    knowledge = roster.knowledge()
+    ranks = sum(knowledge.values())
+    exact = knowledge[Knowledge.EXACT]
+    return IndexView(
+        ranks=ranks,
+        exact=exact,
+        degraded=knowledge[Knowledge.DEGRADED],
+        approximate=knowledge[Knowledge.APPROXIMATE],
+        exact_share=exact / ranks if ranks else 1.0,
+        blocks=sum(map(roster.blocks, roster.targets())),
+    )
