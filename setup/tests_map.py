@@ -27,6 +27,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "backend_worker/supervise.py": "backend_worker/test_supervise.py",
     "common/discovery/etcd/keys.py": "common/discovery/etcd/test_etcd.py",
     "common/discovery/file/card_file.py": "common/discovery/file/test_file.py",
+    "common/discovery/kubernetes/publisher.py": "common/discovery/kubernetes/test_kubernetes.py",
     "common/discovery/known_card.py": "common/discovery/file/test_file.py",
     "common/discovery/renewal.py": "common/discovery/file/test_file.py",
     "common/process_settings.py": "test_settings.py",

@@ -7,11 +7,13 @@ from urllib.parse import urlsplit
 from common.discovery.base import Discovery
 from common.discovery.etcd import EtcdDiscovery
 from common.discovery.file import FileDiscovery
+from common.discovery.kubernetes import KubernetesDiscovery
 from common.errors import ConfigurationError
 
 BACKENDS: Final[dict[str, type[Discovery]]] = {
     "file": FileDiscovery,
     "etcd": EtcdDiscovery,
+    "kubernetes": KubernetesDiscovery,
 }
 """Every kind of discovery, by the scheme of its URLs."""
 

@@ -17,11 +17,17 @@ from common.discovery.etcd import EtcdDiscovery, publisher
 from common.discovery.etcd.client import EtcdAccess
 from common.discovery.etcd.publisher import EtcdCardPublisher
 from common.discovery.file import FileCardPublisher, FileDiscovery, watcher
+from common.discovery.kubernetes import KubernetesDiscovery
+from common.discovery.kubernetes import watcher as kubernetes_watcher
+from common.discovery.kubernetes.client import LeaseClient
+from common.discovery.kubernetes.place import KubernetesAccess
+from common.discovery.kubernetes.publisher import KubernetesCardPublisher
 from common.discovery.settings import DiscoverySettings
 from common.discovery.urls import BACKENDS, open_discovery
 from common.errors import ConfigurationError
 from common.fleet_key import FleetKey
 from tests.fakes.etcd import BINARIES, NO_ETCD, EtcdMember, etcd_cluster
+from tests.fakes.kubernetes import api_server
 from tests.unit.common.discovery.contract import DiscoveryContract
 
 RENEW_S = 0.02
@@ -85,6 +91,35 @@ class EtcdPlace(Place):
         await publisher._client.close()
 
 
+class KubernetesPlace(Place):
+    """One server for all tests, and a label for each."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, kubeconfig: Path) -> None:
+        self._kubeconfig = kubeconfig
+        self._label = f"mmrouter/fleet=n{next(self._numbers)}"
+        self.url = f"kubernetes://fleet/{self._label}?kubeconfig={quote(str(kubeconfig))}"
+
+    async def lose_all_cards(self) -> None:
+        client = LeaseClient(KubernetesAccess(self._kubeconfig), "fleet", self._label)
+        async for _, leases in client.read():
+            for lease in leases:
+                await client.delete(lease.name)
+        await client.close()
+
+    def shorten_leases(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(kubernetes_watcher, "LEASE_S", 5.0)
+
+    async def abandon(self, publisher: CardPublisher) -> None:
+        assert isinstance(publisher, KubernetesCardPublisher)
+        tasks = [*publisher._tasks, *publisher._writes]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await publisher._client.close()
+
+
 def a_directory(request: pytest.FixtureRequest) -> Place:
     return DirectoryPlace(request.getfixturevalue("tmp_path"))
 
@@ -93,9 +128,14 @@ def in_etcd(request: pytest.FixtureRequest) -> Place:
     return EtcdPlace(request.getfixturevalue("etcd"))
 
 
+def in_kubernetes(request: pytest.FixtureRequest) -> Place:
+    return KubernetesPlace(request.getfixturevalue("kubernetes"))
+
+
 PLACES: dict[str, Callable[[pytest.FixtureRequest], Place]] = {
     "etcd": in_etcd,
     "file": a_directory,
+    "kubernetes": in_kubernetes,
 }
 """A place of every backend, for one test."""
 
@@ -106,6 +146,16 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdMember]:
         pytest.skip(NO_ETCD)
     with etcd_cluster(tmp_path_factory.mktemp("etcd")) as (member,):
         yield member
+
+
+@pytest.fixture(scope="module")
+def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A kubeconfig: of a real cluster with a namespace ``fleet`` if the environment names one."""
+    if real := os.environ.get("MMROUTER_TEST_KUBECONFIG"):
+        yield Path(real)
+        return
+    with api_server(tmp_path_factory.mktemp("kubernetes")) as server:
+        yield server.kubeconfig()
 
 
 @pytest.mark.parametrize("scheme", BACKENDS)
@@ -166,6 +216,18 @@ def test_a_url_names_an_etcd_cluster() -> None:
     assert str(found) == "etcd://one:2379,two:23,[::1]:24,[::2]:2379/the/fleet"
 
 
+def test_a_url_names_labels_in_a_namespace() -> None:
+    found = open_discovery(
+        "kubernetes://prod/example.org/fleet=a,tier=?kubeconfig=/k%20c&context=x"
+    )
+    assert found == KubernetesDiscovery(
+        "prod",
+        {"example.org/fleet": "a", "tier": ""},
+        KubernetesAccess(Path("/k c"), "x"),
+    )
+    assert str(found) == "kubernetes://prod/example.org/fleet=a,tier="
+
+
 def test_operators_read_a_directory_as_a_path() -> None:
     assert str(open_discovery("file:///run/my%20cards")) == "/run/my cards"
 
@@ -197,6 +259,23 @@ def test_a_form_is_a_url_of_its_backend(scheme: str) -> None:
         ("etcd://host/fleet?key=/k", "needs 'certificate'"),
         ("etcd://host/fleet?certificate=/c&key=/k", "needs 'ca'"),
         ("etcd://host/fleet?user=me", "needs 'password-file'"),
+        ("kubernetes://prod", "'' is no LABEL=VALUE"),
+        ("kubernetes:///fleet=a", "'' is no namespace"),
+        ("kubernetes://Prod/fleet=a", "'Prod' is no namespace"),
+        ("kubernetes://me@prod/fleet=a", "'me@prod' is no namespace"),
+        ("kubernetes://prod:6443/fleet=a", "'prod:6443' is no namespace"),
+        ("kubernetes://prod/fleet", "'fleet' is no LABEL=VALUE"),
+        ("kubernetes://prod/fleet!=a", "'fleet!=a' is no LABEL=VALUE"),
+        ("kubernetes://prod/fleet=a,", "'' is no LABEL=VALUE"),
+        ("kubernetes://prod/a=b/c", "'a=b/c' is no LABEL=VALUE"),
+        ("kubernetes://prod/a/b/c=d", "'a/b/c=d' is no LABEL=VALUE"),
+        ("kubernetes://prod/fleet=" + 64 * "a", "is no LABEL=VALUE"),
+        ("kubernetes://prod/a=b,a=c", "the label 'a' twice"),
+        ("kubernetes://prod/a=%ff", "can't decode"),
+        ("kubernetes://prod/a=b#c", "no '#'"),
+        ("kubernetes://prod/a=b?ca=/a", "no option 'ca'"),
+        ("kubernetes://prod/a=b?context=", "'context' is empty"),
+        ("kubernetes://prod/a=b?context=x&context=y", "an option twice"),
         ("/run/cards", "no discovery has the scheme ''"),
         ("", "no discovery has the scheme ''"),
         ("file://host/run/cards", "'host' is a host"),

@@ -1,0 +1,374 @@
+"""Leases of one namespace, by the official client for asyncio.
+
+It makes the requests and knows how to get credentials. Answers are read here: with a limit, and
+with no more of them understood than is needed.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Final, NamedTuple, TypeVar
+
+import aiohttp
+import msgspec
+from kubernetes_asyncio.client import ApiClient, Configuration, CoordinationV1Api
+from kubernetes_asyncio.config import ConfigException
+
+from common.discovery.kubernetes.access import configured
+from common.discovery.kubernetes.leases import Event, Lease, LeaseList, Status
+from common.discovery.kubernetes.place import KubernetesAccess
+from common.errors import DiscoveryError
+
+_Read = TypeVar("_Read")
+
+CALL_S: Final = 4.0
+"""How long the API server may take to answer."""
+
+WATCH_S: Final = 60
+"""After so long it ends a watch, and another one begins: a server that hangs is noticed by that."""
+
+TICK_S: Final = 1.0
+"""A watch that has nothing to tell says so this often."""
+
+PAGE: Final = 64
+"""Leases to read at once, unless they are large."""
+
+MAX_ANSWER: Final = 32 << 20
+"""Bytes of one answer or one line of a watch. The largest object has less than half."""
+
+LONGEST_SAID: Final = 300
+"""Characters of what others say, on our log."""
+
+_MERGE: Final = "application/merge-patch+json"
+
+_BROKEN: Final = (
+    aiohttp.ClientError,
+    msgspec.MsgspecError,
+    ConfigException,
+    OSError,
+    ValueError,
+    RuntimeError,
+)
+"""What breaks on our side of a call. A TimeoutError is an OSError."""
+
+
+class KubernetesRefusedError(DiscoveryError):
+    """The API server understood what was asked, and said no.
+
+    Attributes:
+        code: of HTTP.
+    """
+
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(f"Kubernetes refuses: {said}")
+        self.code = status
+
+    @property
+    def not_found(self) -> bool:
+        return self.code == 404
+
+    @property
+    def conflicts(self) -> bool:
+        """There is one already, or somebody else has changed it."""
+        return self.code == 409
+
+    @property
+    def expired(self) -> bool:
+        """What was asked about is too long ago."""
+        return self.code == 410
+
+
+class Seen(NamedTuple):
+    """What a watch tells.
+
+    Attributes:
+        version: from which to watch on.
+        lease: None for a bookmark.
+        deleted: or no longer found by the selector.
+    """
+
+    version: str
+    lease: Lease | None = None
+    deleted: bool = False
+
+
+class _TooLargeError(Exception):
+    """An answer has more than :data:`MAX_ANSWER`."""
+
+
+class _Connection(NamedTuple):
+    """The official client, with credentials as they were when it was made."""
+
+    api: ApiClient
+    leases: CoordinationV1Api
+    host: str
+
+
+class LeaseClient:
+    """For one event loop. Connects when it is first asked for something."""
+
+    def __init__(self, access: KubernetesAccess, namespace: str, selector: str) -> None:
+        self._access = access
+        self.namespace = namespace
+        self.selector = selector
+        self._connection: _Connection | None = None
+        self._connecting = asyncio.Lock()
+        self._old: list[ApiClient] = []
+
+    async def read(self) -> AsyncGenerator[tuple[str, list[Lease]], None]:
+        """All Leases that the selector finds, page by page, each with the version of them all.
+
+        Raises:
+            DiscoveryError: the API server does not answer, or refuses.
+        """
+        limit, after = PAGE, ""
+        while True:
+
+            async def call(
+                leases: CoordinationV1Api, limit: int = limit, after: str = after
+            ) -> aiohttp.ClientResponse:
+                return await leases.list_namespaced_lease(
+                    self.namespace,
+                    label_selector=self.selector,
+                    limit=limit,
+                    **({"_continue": after} if after else {}),
+                    _preload_content=False,
+                )
+
+            try:
+                page = await self._ask(call, LeaseList)
+            except _TooLargeError as error:
+                if limit == 1:
+                    raise DiscoveryError("one Lease has more bytes than there can be") from error
+                limit = max(1, limit // 8)
+                continue
+            after = page.metadata.next_page
+            yield page.metadata.resource_version, page.items or []
+            if not after:
+                return
+
+    async def create(self, body: dict[str, object]) -> str:
+        """Make a Lease. Returns its version.
+
+        Raises:
+            KubernetesRefusedError: it is there, or the namespace is not, for example.
+            DiscoveryError: the API server does not answer.
+        """
+
+        async def call(leases: CoordinationV1Api) -> aiohttp.ClientResponse:
+            return await leases.create_namespaced_lease(
+                self.namespace, body, _preload_content=False
+            )
+
+        return (await self._ask(call, Lease)).metadata.resource_version
+
+    async def patch(self, name: str, body: dict[str, object]) -> str:
+        """Change a Lease. Returns its version. Raises as :meth:`create` does."""
+
+        async def call(leases: CoordinationV1Api) -> aiohttp.ClientResponse:
+            return await leases.patch_namespaced_lease(
+                name, self.namespace, body, _content_type=_MERGE, _preload_content=False
+            )
+
+        return (await self._ask(call, Lease)).metadata.resource_version
+
+    async def delete(self, name: str, *, unless_changed: Lease | None = None) -> None:
+        """Delete a Lease, if it is there.
+
+        Args:
+            unless_changed: only if it still is as it was read.
+
+        Raises:
+            KubernetesRefusedError: we must not, or it has changed.
+            DiscoveryError: the API server does not answer.
+        """
+        body: dict[str, object] = {}
+        if unless_changed is not None:
+            read = unless_changed.metadata
+            body["preconditions"] = {"uid": read.uid, "resourceVersion": read.resource_version}
+
+        async def call(leases: CoordinationV1Api) -> aiohttp.ClientResponse:
+            return await leases.delete_namespaced_lease(
+                name, self.namespace, body=body, _preload_content=False
+            )
+
+        try:
+            await self._ask(call, Status)
+        except KubernetesRefusedError as error:
+            if not error.not_found:
+                raise
+
+    async def watch(self, version: str) -> AsyncGenerator[list[Seen], None]:
+        """What becomes of Leases after a version, until the API server ends the watch.
+
+        An empty list means that nothing was said for :data:`TICK_S`.
+
+        Raises:
+            KubernetesRefusedError: that version is too old, for example.
+            DiscoveryError: the connection broke, or nothing can be understood.
+        """
+        answer = None
+        try:
+            connection = await self._connected()
+            async with asyncio.timeout(CALL_S):
+                answer = await connection.leases.list_namespaced_lease(
+                    self.namespace,
+                    label_selector=self.selector,
+                    resource_version=version,
+                    allow_watch_bookmarks=True,
+                    timeout_seconds=WATCH_S,
+                    watch=True,
+                    _preload_content=False,
+                )
+                if answer.status != 200:
+                    raise self._refused(answer.status, await _body(answer))
+            hangs_at = asyncio.get_running_loop().time() + WATCH_S + CALL_S
+            lines = _Lines()
+            while True:
+                try:
+                    async with asyncio.timeout(TICK_S):
+                        chunk = await answer.content.readany()
+                except TimeoutError:
+                    if asyncio.get_running_loop().time() > hangs_at:
+                        raise
+                    yield []
+                    continue
+                if not chunk:
+                    return
+                yield [_seen(line) for line in lines.fed(chunk)]
+        except (_TooLargeError, *_BROKEN) as error:
+            raise self._failed(error) from error
+        finally:
+            _let_go(answer)
+
+    async def close(self) -> None:
+        """Let go of the connection. It comes again if something is asked."""
+        async with self._connecting:
+            self._drop()
+            await self._close_old()
+
+    async def _ask(
+        self,
+        call: Callable[[CoordinationV1Api], Awaitable[aiohttp.ClientResponse]],
+        read: type[_Read],
+    ) -> _Read:
+        """Ask, and once more with new credentials if those that we had are not taken."""
+        for last in (False, True):
+            answer = None
+            try:
+                connection = await self._connected()
+                async with asyncio.timeout(CALL_S):
+                    answer = await call(connection.leases)
+                    body = await _body(answer)
+                if answer.status < 300:
+                    return msgspec.json.decode(body, type=read)
+            except _BROKEN as error:
+                raise self._failed(error) from error
+            finally:
+                _let_go(answer)
+            refused = self._refused(answer.status, body)
+            if last or answer.status != 401:
+                raise refused
+        raise AssertionError("it was asked twice")
+
+    def _refused(self, status: int, body: bytes) -> DiscoveryError:
+        """What an answer says that is no success."""
+        try:
+            said = msgspec.json.decode(body, type=Status).message
+        except msgspec.MsgspecError:  # a proxy's, for example
+            said = ""
+        said = " ".join(said.split())[:LONGEST_SAID] or f"HTTP status {status}"
+        if status == 401:  # the credentials that are there now may be others
+            self._drop()
+        if status == 429 or status >= 500:
+            return DiscoveryError(f"Kubernetes can't answer: {said}")
+        return KubernetesRefusedError(status, said)
+
+    def _failed(self, error: Exception) -> DiscoveryError:
+        where = "" if self._connection is None else f" at {self._connection.host}"
+        self._drop()
+        said = " ".join(str(error).split())[:LONGEST_SAID] or type(error).__name__
+        if isinstance(error, TimeoutError):
+            said = "no answer in time"
+        return DiscoveryError(f"Kubernetes{where} can't be used: {said}")
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._old.append(connection.api)
+
+    async def _close_old(self) -> None:
+        while self._old:
+            await self._old.pop().close()
+
+    async def _connected(self) -> _Connection:
+        async with self._connecting:
+            await self._close_old()
+            if self._connection is None:
+                # Read anew each time, so that certificates and tokens can be replaced.
+                found = await asyncio.to_thread(configured, self._access)
+                self._connection = _connection(found)
+            return self._connection
+
+
+def _connection(configuration: Configuration) -> _Connection:
+    """Raises OSError: certificates can't be read, for example."""
+    api = ApiClient(configuration)
+    api.user_agent = "mmrouter"
+    # The client's own session follows variables such as HTTPS_PROXY, and takes passwords from
+    # ~/.netrc. What users' media are fetched through is not for cards.
+    rest = api.rest_client
+    connector = rest.pool_manager.connector
+    rest.pool_manager.detach()
+    rest.pool_manager = aiohttp.ClientSession(connector=connector, trust_env=False)
+    return _Connection(api, CoordinationV1Api(api), configuration.host)
+
+
+def _let_go(answer: aiohttp.ClientResponse | None) -> None:
+    """Its connection stays if all of it was read, and goes at once if not: TLS would say goodbye
+    first, to a server that may hang.
+    """
+    if answer is not None:
+        if answer.connection is not None and answer.connection.transport is not None:
+            answer.connection.transport.abort()
+        answer.close()
+
+
+async def _body(answer: aiohttp.ClientResponse) -> bytes:
+    """Raises _TooLargeError."""
+    body = bytearray()
+    while chunk := await answer.content.readany():
+        body += chunk
+        if len(body) > MAX_ANSWER:
+            raise _TooLargeError("an answer is too large")
+    return bytes(body)
+
+
+def _seen(line: bytes) -> Seen:
+    """What one line of a watch says."""
+    event = msgspec.json.decode(line, type=Event)
+    if event.type == "ERROR":
+        status = msgspec.json.decode(event.object, type=Status)
+        raise KubernetesRefusedError(status.code, status.message[:LONGEST_SAID])
+    lease = msgspec.json.decode(event.object, type=Lease)
+    version = lease.metadata.resource_version
+    if event.type == "BOOKMARK":
+        return Seen(version)
+    return Seen(version, lease, deleted=event.type == "DELETED")
+
+
+class _Lines:
+    """Cuts what a watch sends into lines."""
+
+    def __init__(self) -> None:
+        self._begun = bytearray()
+
+    def fed(self, chunk: bytes) -> list[bytes]:
+        """The lines that are whole now. Raises _TooLargeError for one that has no end."""
+        *whole, rest = chunk.split(b"\n")
+        if whole:
+            whole[0] = bytes(self._begun) + whole[0]
+            self._begun.clear()
+        self._begun += rest
+        if len(self._begun) > MAX_ANSWER:
+            raise _TooLargeError("a line of a watch has no end")
+        return [line for line in whole if line.strip()]

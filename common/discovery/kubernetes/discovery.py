@@ -1,0 +1,85 @@
+"""Leases in a namespace as a place for cards."""
+
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import ClassVar, Final
+from urllib.parse import SplitResult, parse_qs, unquote
+
+from common.discovery.base import CardPublisher, CardWatcher, Discovery
+from common.discovery.kubernetes.place import KubernetesAccess, Pod, check_namespace, labels_of
+from common.errors import ConfigurationError
+from common.fleet_key import FleetKey
+
+RENEW_S: Final = 2.0
+"""A Lease is renewed less often than what lies elsewhere: each renewal is written to the cluster's
+own store, and sent to every frontend."""
+
+_OPTIONS: Final = ("kubeconfig", "context")
+
+
+@dataclass(frozen=True)
+class KubernetesDiscovery(Discovery):
+    """Leases that a label selector finds.
+
+    Attributes:
+        labels: what it asks for.
+    """
+
+    form: ClassVar[str] = "kubernetes://namespace/label=value"
+
+    namespace: str
+    labels: dict[str, str]
+    access: KubernetesAccess = field(default_factory=KubernetesAccess)
+
+    @classmethod
+    def from_url(cls, url: SplitResult) -> "KubernetesDiscovery":
+        if find_spec("kubernetes_asyncio") is None:
+            raise ConfigurationError(
+                "the Python package kubernetes-asyncio is missing: install mmrouter[kubernetes]"
+            )
+        namespace = check_namespace(url.netloc)
+        if url.fragment:
+            raise ConfigurationError("a selector has no '#'")
+        labels = labels_of(unquote(url.path, errors="strict").removeprefix("/"))
+        return cls(namespace, labels, _access(url.query))
+
+    def __str__(self) -> str:
+        return f"kubernetes://{self.namespace}/{self.selector}"
+
+    @property
+    def selector(self) -> str:
+        """As the API server has it."""
+        return ",".join(f"{key}={value}" for key, value in self.labels.items())
+
+    # The client is large, and not wanted by those who keep cards elsewhere.
+
+    def publisher(self, key: FleetKey | None = None, *, renew_s: float = RENEW_S) -> CardPublisher:
+        from common.discovery.kubernetes.client import LeaseClient
+        from common.discovery.kubernetes.publisher import KubernetesCardPublisher
+
+        client = LeaseClient(self.access, self.namespace, self.selector)
+        pod = Pod.ours(self.namespace)
+        return KubernetesCardPublisher(client, self.labels, key, pod, renew_s=renew_s)
+
+    def watcher(self, key: FleetKey | None = None) -> CardWatcher:
+        from common.discovery.kubernetes.client import LeaseClient
+        from common.discovery.kubernetes.watcher import KubernetesCardWatcher
+
+        client = LeaseClient(self.access, self.namespace, self.selector)
+        return KubernetesCardWatcher(client, key)
+
+
+def _access(query: str) -> KubernetesAccess:
+    options: dict[str, str] = {}
+    given = parse_qs(query, keep_blank_values=True, strict_parsing=bool(query))
+    for name, values in given.items():
+        if name not in _OPTIONS:
+            raise ConfigurationError(f"it has no option {name!r}, only {', '.join(_OPTIONS)}")
+        if len(values) > 1:
+            raise ConfigurationError("it has an option twice")
+        if not values[0] or "\0" in values[0]:
+            raise ConfigurationError(f"its option {name!r} is empty or no text")
+        options[name] = values[0]
+    file = options.get("kubeconfig")
+    return KubernetesAccess(None if file is None else Path(file), options.get("context"))

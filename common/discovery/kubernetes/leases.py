@@ -1,0 +1,155 @@
+"""The Lease objects in which cards lie: what they are called, what stands in them."""
+
+import datetime
+import hashlib
+import re
+from typing import Final
+
+import msgspec
+
+from common.discovery.kubernetes.place import Pod
+from common.errors import DiscoveryError
+from common.identity import Incarnation, WorkerId
+
+CARD: Final = "mmrouter/card"
+WORKER: Final = "mmrouter/worker"
+"""Annotations."""
+
+LONGEST_ID: Final = 128
+
+_INCARNATION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_PREFIX: Final = "mmrouter-"
+
+
+class Metadata(msgspec.Struct, rename="camel"):
+    """What we read of an object's metadata."""
+
+    name: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    annotations: dict[str, str] | None = None
+
+
+class Spec(msgspec.Struct, rename="camel"):
+    """What we read of a Lease."""
+
+    holder_identity: str | None = None
+    renew_time: str | None = None
+
+
+class Lease(msgspec.Struct, rename="camel"):
+    """A Lease, as the API server gives it."""
+
+    metadata: Metadata
+    spec: Spec | None = None
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    @property
+    def renewed(self) -> str:
+        """When its holder renewed it last, by the holder's clock: only good for comparing."""
+        return "" if self.spec is None else self.spec.renew_time or ""
+
+    @property
+    def card(self) -> bytes:
+        """Whatever stands where a card should."""
+        return (self.metadata.annotations or {}).get(CARD, "").encode()
+
+    def whose(self) -> tuple[WorkerId, Incarnation] | None:
+        """Whose card this is; None if it is not named as one."""
+        worker = (self.metadata.annotations or {}).get(WORKER, "")
+        holder = "" if self.spec is None else self.spec.holder_identity or ""
+        if not _is_named(worker, holder):
+            return None
+        worker_id, incarnation = WorkerId(worker), Incarnation(holder)
+        return (worker_id, incarnation) if self.name == name_of(worker_id, incarnation) else None
+
+
+class ListMetadata(msgspec.Struct, rename="camel"):
+    """What we read of a list's metadata."""
+
+    resource_version: str = ""
+    next_page: str = msgspec.field(default="", name="continue")
+
+
+class LeaseList(msgspec.Struct, rename="camel"):
+    """A page of Leases."""
+
+    metadata: ListMetadata
+    items: list[Lease] | None = None
+
+
+class Status(msgspec.Struct):
+    """What the API server says when it has no object to give."""
+
+    code: int = 0
+    message: str = ""
+
+
+class Event(msgspec.Struct):
+    """One line of a watch."""
+
+    type: str
+    object: msgspec.Raw
+
+
+def name_of(worker_id: WorkerId, incarnation: Incarnation) -> str:
+    """The name of an object, which may have far less in it than a worker's id."""
+    digest = hashlib.sha256(f"{worker_id}\0{incarnation}".encode()).hexdigest()
+    return _PREFIX + digest[:40]
+
+
+def check_names(worker_id: WorkerId, incarnation: Incarnation) -> None:
+    """Raises DiscoveryError: no Lease can be for these."""
+    if not _is_named(worker_id, incarnation):
+        raise DiscoveryError(
+            f"worker id {worker_id!r} can't stand on a Lease: "
+            f"use at most {LONGEST_ID} printable characters"
+        )
+
+
+def _is_named(worker_id: str, incarnation: str) -> bool:
+    printable = 0 < len(worker_id) <= LONGEST_ID and worker_id.isprintable()
+    return printable and _INCARNATION.fullmatch(incarnation) is not None
+
+
+def now() -> str:
+    """As a Lease has it."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def whole(
+    worker_id: WorkerId,
+    incarnation: Incarnation,
+    content: bytes,
+    *,
+    labels: dict[str, str],
+    pod: Pod | None,
+    lease_s: int,
+) -> dict[str, object]:
+    """All of a Lease, renewed now."""
+    metadata: dict[str, object] = {
+        "name": name_of(worker_id, incarnation),
+        "labels": labels,
+        "annotations": {CARD: content.decode(), WORKER: worker_id},
+    }
+    if pod is not None:  # with which Kubernetes removes the Lease
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid}
+        metadata["ownerReferences"] = [owner]
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": metadata,
+        "spec": {
+            "holderIdentity": incarnation,
+            "leaseDurationSeconds": lease_s,
+            "renewTime": now(),
+        },
+    }
+
+
+def renewal(version: str) -> dict[str, object]:
+    """A patch that renews a Lease if nobody else has changed it since a version."""
+    return {"metadata": {"resourceVersion": version}, "spec": {"renewTime": now()}}

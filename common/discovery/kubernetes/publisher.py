@@ -1,0 +1,198 @@
+"""A worker's side: one Lease object, renewed as long as the worker lives."""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Coroutine
+from functools import partial
+from typing import Final
+
+from common.card import WorkerCard
+from common.discovery.base import CardPublisher
+from common.discovery.kubernetes.client import KubernetesRefusedError, LeaseClient
+from common.discovery.kubernetes.leases import check_names, name_of, renewal, whole
+from common.discovery.kubernetes.place import Pod
+from common.discovery.kubernetes.watcher import LEASE_S
+from common.discovery.renewal import keep_renewing
+from common.discovery.seal import seal
+from common.errors import DiscoveryError
+from common.fleet_key import FleetKey
+from common.supervised import supervise
+from common.telemetry import DISCOVERY_ERRORS
+
+logger = logging.getLogger(__name__)
+
+SWEEP_S: Final = 600.0
+"""Leases of the dead are removed after at most three times this long."""
+
+WITHDRAW_S: Final = 5.0
+"""How long a leaving worker waits for an API server that does not answer."""
+
+
+class KubernetesCardPublisher(CardPublisher):
+    """Publishes one card as a Lease.
+
+    What is written runs to its end in a task of its own: a request that was given up could still be
+    served, and make a Lease again that was deleted meanwhile.
+    """
+
+    def __init__(
+        self,
+        client: LeaseClient,
+        labels: dict[str, str],
+        key: FleetKey | None,
+        pod: Pod | None,
+        *,
+        renew_s: float,
+        sweep_s: float = SWEEP_S,
+    ) -> None:
+        self._client = client
+        self._labels = labels
+        self._key = key
+        self._pod = pod
+        self._renew_s = renew_s
+        self._sweep_s = sweep_s
+        self._card: WorkerCard | None = None  # nothing is published
+        self._version = ""  # of our Lease as we left it; unknown
+        self._withdrawn = False
+        self._one_at_a_time = asyncio.Lock()
+        self._writes: set[asyncio.Task[None]] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def publish(self, card: WorkerCard) -> None:
+        check_names(card.worker_id, card.incarnation)
+        try:
+            await self._to_its_end(self._publish(card))
+        except DiscoveryError as error:
+            raise DiscoveryError(
+                f"card can't be written to a Lease in {self._client.namespace}: {error}"
+            ) from error
+        if not self._tasks and not self._withdrawn:
+            renewing = partial(keep_renewing, self._renew, self._renew_s)
+            self._tasks = [
+                asyncio.create_task(supervise("card renewal", renewing), name="renew-card"),
+                asyncio.create_task(supervise("card sweep", self._sweep), name="sweep-cards"),
+            ]
+
+    async def withdraw(self) -> None:
+        self._withdrawn = True
+        try:
+            await _end(self._tasks)
+            async with asyncio.timeout(WITHDRAW_S):
+                if self._writes:
+                    await asyncio.wait(self._writes)
+                if self._card is not None:
+                    name = name_of(self._card.worker_id, self._card.incarnation)
+                    await self._client.delete(name)
+        except (DiscoveryError, TimeoutError) as error:
+            logger.warning(
+                "the card can't be withdrawn, its lease will end: %s",
+                str(error) or "Kubernetes does not answer",
+            )
+        finally:
+            await _end([*self._writes])
+            await self._client.close()
+
+    async def _to_its_end(self, write: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(write, name="write-card")
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+        task.add_done_callback(_looked_at)
+        await asyncio.wait({task})
+        if not task.cancelled():  # as it is if it has not ended when we are withdrawn
+            task.result()
+
+    async def _publish(self, card: WorkerCard) -> None:
+        async with self._one_at_a_time:
+            if not self._withdrawn:
+                self._card, self._version = card, ""
+                await self._write()
+
+    async def _renew(self) -> None:
+        await self._to_its_end(self._renew_now())
+
+    async def _renew_now(self) -> None:
+        async with self._one_at_a_time:
+            card, before = self._card, self._version
+            if self._withdrawn or card is None:
+                return
+            if not before:  # the last try may have written it
+                await self._write()
+                return
+            self._version = ""
+            try:
+                name = name_of(card.worker_id, card.incarnation)
+                self._version = await self._client.patch(name, renewal(before))
+                return
+            except KubernetesRefusedError as error:
+                if not error.not_found and not error.conflicts:
+                    raise
+            await self._write()
+        DISCOVERY_ERRORS.labels("lost").inc()
+        logger.warning(
+            "the card in Lease %s was lost or changed by somebody else: written again", name
+        )
+
+    async def _write(self) -> None:
+        """Write all of the Lease, whatever is there."""
+        card = self._card
+        assert card is not None
+        content = seal(card, self._key)
+        lease = whole(
+            card.worker_id,
+            card.incarnation,
+            content,
+            labels=self._labels,
+            pod=self._pod,
+            lease_s=int(LEASE_S),
+        )
+        name = name_of(card.worker_id, card.incarnation)
+        for last in (False, True):
+            try:
+                self._version = await self._client.patch(name, lease)
+                return
+            except KubernetesRefusedError as error:
+                if not error.not_found:
+                    raise
+            try:
+                self._version = await self._client.create(lease)
+                return
+            except KubernetesRefusedError as error:
+                if last or not error.conflicts:
+                    raise
+
+    async def _sweep(self) -> None:
+        """Delete the Leases of workers that were killed and whose Pods live on, or that had none.
+
+        A worker that only stood still makes its Lease again when it goes on.
+        """
+        before: dict[str, str] = {}
+        while True:
+            await asyncio.sleep(self._sweep_s * random.uniform(1, 1.5))
+            now: dict[str, str] = {}
+            try:
+                async with contextlib.aclosing(self._client.read()) as pages:
+                    async for _, leases in pages:
+                        for lease in leases:
+                            if lease.whose() is None:
+                                continue
+                            now[lease.name] = lease.metadata.resource_version
+                            if now[lease.name] == before.get(lease.name):
+                                await self._client.delete(lease.name, unless_changed=lease)
+                                logger.info("Lease %s was deleted: nobody renews it", lease.name)
+                before = now
+            except DiscoveryError as error:
+                logger.debug("no Leases of dead workers were deleted: %s", error)
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _looked_at(task: asyncio.Task[None]) -> None:
+    """Whoever waited for it may be gone; then its error is nobody's."""
+    if not task.cancelled():
+        task.exception()
