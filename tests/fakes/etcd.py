@@ -27,8 +27,23 @@ class EtcdMember:
         tls: for :meth:`control`: the authority, our certificate and its key.
     """
 
-    def __init__(self, name: str, directory: Path, flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        flags: Sequence[str] = (),
+        *,
+        address: str = "127.0.0.1",
+        within: Sequence[str] = (),
+    ) -> None:
+        """
+        Args:
+            address: where it listens.
+            within: a command that runs it, and those who control it.
+        """
         self.name = name
+        self._address = address
+        self._within = within
         self.directory = directory
         self.client_port = free_port()
         self.peer_port = free_port()
@@ -38,7 +53,7 @@ class EtcdMember:
 
     @property
     def endpoint(self) -> str:
-        return f"127.0.0.1:{self.client_port}"
+        return f"{self._address}:{self.client_port}"
 
     @property
     def peer(self) -> str:
@@ -56,6 +71,7 @@ class EtcdMember:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [
+                    *self._within,
                     BINARIES / "etcd",
                     f"--name={self.name}",
                     f"--data-dir={self.directory / self.name}",
@@ -98,11 +114,12 @@ class EtcdMember:
     def control(self, *arguments: str, stdin: IO[str] | None = None) -> str:
         """What etcdctl says."""
         assert BINARIES is not None
-        command = [f"{BINARIES}/etcdctl", f"--endpoints={self.endpoint}", *arguments]
+        scheme = "http" if self.tls is None else "https"
+        endpoint = f"--endpoints={scheme}://{self.endpoint}"
+        command = [*self._within, f"{BINARIES}/etcdctl", endpoint, *arguments]
         if self.tls is not None:
             names = ("--cacert", "--cert", "--key")
             command += [f"{name}={path}" for name, path in zip(names, self.tls, strict=True)]
-            command[1] = f"--endpoints=https://{self.endpoint}"
         done = subprocess.run(
             command, stdin=stdin, capture_output=True, text=True, timeout=30, check=False
         )
