@@ -2,7 +2,7 @@
 
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from common.flag_settings import FlagSettings
 from common.transfer.settings import NixlSettings
@@ -21,8 +21,8 @@ class WorkerSettings(FlagSettings):
     )
     worker_host: str = Field(
         "127.0.0.1",
-        description="address on which requests and KV events are served; one that leaves this "
-        "host needs --fleet-key-file",
+        description="address of this host on which requests and KV events are served, and that "
+        "frontends connect to; one that leaves this host needs --fleet-key-file",
     )
     worker_port: int = Field(
         0, ge=0, le=65535, description="port of the request plane, 0 for any free one"
@@ -33,6 +33,14 @@ class WorkerSettings(FlagSettings):
         description="requests taken at once, others are sent elsewhere; 0 for four times as many "
         "as the engine runs at once",
     )
+
+    @field_validator("worker_host")
+    @classmethod
+    def _one_address(cls, host: str) -> str:
+        # It stands on the card, and to another host these mean that host itself.
+        if host in ("*", "0.0.0.0", "::", "[::]"):
+            raise ValueError("frontends connect to it, so it must be one address of this host")
+        return host
 
     @property
     def endpoint(self) -> str:

@@ -1,25 +1,38 @@
 """Frontends, workers and etcd on hosts of their own."""
 
 import contextlib
+import itertools
+import select
 import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from common import fleet_key
 from common.card import WorkerCard
 from common.discovery.seal import unseal
 from common.fleet_key import FleetKey
-from tests.e2e.hosts import Host
+from common.identity import Incarnation
+from common.protocol import PROTOCOL_VERSION, Hello, ToWorker
+from common.wire import Codec
+from tests.e2e.hosts import Host, Lan, obstacle, open_lan
 from tests.e2e.processes import ENGINE_FLAGS, SERVER_FLAGS, START_TIMEOUT_S, Process
-from tests.fakes.etcd import EtcdMember
+from tests.fakes.etcd import BINARIES, NO_ETCD, EtcdMember
+
+OBSTACLES = [
+    pytest.mark.skipif(bool(obstacle()), reason=obstacle()),
+    pytest.mark.skipif(BINARIES is None, reason=NO_ETCD),
+]
+"""For all tests that need such hosts."""
 
 WALL_CLOCK = Path(__file__).parents[1] / "fakes" / "wall_clock.c"
 
@@ -30,12 +43,16 @@ class Site:
 
     Attributes:
         name: below which cards lie in etcd.
+        lan: the network.
+        hosts: on it, by name; etcd is on ``store``.
         key: the fleet's key file.
         directory: for logs and Unix sockets.
     """
 
     name: str
     model: Path
+    lan: Lan
+    hosts: dict[str, Host]
     etcd: EtcdMember
     key: Path
     directory: Path
@@ -58,12 +75,13 @@ class Site:
 
     def worker(
         self,
-        host: Host,
+        name: str,
         *flags: str,
         module: str = "tests.fakes.lettered_worker",
         env: Mapping[str, str] = {},
     ) -> Process:
         """A worker that is called as its host is."""
+        host = self.hosts[name]
         command = [
             *host.within, sys.executable, "-m", module,
             f"--model={self.model}", f"--worker-id={host.name}", f"--worker-host={host.address}",
@@ -72,21 +90,23 @@ class Site:
         log = self.directory / f"{host.name}-{host.address}.log"
         return Process(host.name, command, log, **env)
 
-    def frontend(self, host: Host, name: str, *flags: str) -> "FarFrontend":
+    def frontend(self, name: str, *flags: str) -> "FarFrontend":
+        """A frontend that is called as its host is."""
+        host = self.hosts[name]
         path = self.directory / f"{name}.sock"
         command = [
             *host.within, sys.executable, "-m", "frontend",
             f"--uds={path}", "--mm-arena-gb=0.25",
             *self.flags, *SERVER_FLAGS[:-1], *flags,
         ]  # fmt: skip
-        return FarFrontend(name, host, command, self.directory / f"{name}.log", path)
+        return FarFrontend(host, command, self.directory / f"{name}.log", path)
 
 
 class FarFrontend(Process):
     """A frontend that is asked over a Unix socket, which leads to any host."""
 
-    def __init__(self, name: str, host: Host, command: list[str], log: Path, path: Path) -> None:
-        super().__init__(name, command, log)
+    def __init__(self, host: Host, command: list[str], log: Path, path: Path) -> None:
+        super().__init__(host.name, command, log)
         self.host = host
         self._path = path
         transport = httpx.HTTPTransport(uds=str(path))
@@ -159,33 +179,52 @@ def wrong_clock(directory: Path, seconds: int) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def etcd_on(host: Host, directory: Path) -> Iterator[EtcdMember]:
-    """A server that the other hosts reach."""
-    member = EtcdMember("far", directory, address=host.address, within=host.within)
-    try:
-        member.start()
-        yield member
-    finally:
-        member.kill()
+def open_site(name: str, model: Path, directory: Path, hosts: Sequence[str]) -> Iterator[Site]:
+    """Hosts, etcd on one of them, and a key that all have."""
+    key = directory / "fleet.key"
+    fleet_key.new(key)
+    with open_lan() as lan:
+        places = {each: lan.host(each) for each in ("store", *hosts)}
+        store = places["store"]
+        etcd = EtcdMember("far", directory, address=store.address, within=store.within)
+        try:
+            etcd.start()
+            etcd.until_ready()
+            yield Site(name, model, lan, places, etcd, key, directory)
+        finally:
+            etcd.kill()
 
 
-@contextlib.contextmanager
-def stranger(host: Host, key: str, *endpoints: str) -> Iterator[list[int]]:
-    """Somebody who asks and listens at a worker's endpoints meanwhile.
+def overheard(
+    host: Host, card: WorkerCard, keys: Sequence[Path | None], meanwhile: Callable[[int], object]
+) -> list[list[int]]:
+    """What somebody gets who asks and listens at a worker's endpoints.
 
     Args:
-        key: file of his key, or ``none``.
+        host: where he sits.
+        keys: what he tries.
+        meanwhile: makes events, called with 0, 1, 2 and so on until something came from everywhere
+            with the last key.
 
-    Yields:
-        How many messages came from each endpoint; empty until the end.
+    Returns:
+        For each key, how many messages came from requests, events and replays.
     """
-    command = [*host.within, sys.executable, "-m", "tests.fakes.stranger", key, *endpoints]
-    counts: list[int] = []
+    (source,) = card.kv_event_sources
+    (hello,) = Codec(ToWorker).encode(Hello(PROTOCOL_VERSION, Incarnation("x"), b"{}"))
+    command = [
+        *host.within, sys.executable, "-m", "tests.fakes.stranger",
+        card.request_endpoint, source.endpoint, str(source.replay_endpoint),
+        bytes(hello).hex(), *(str(key or "none") for key in keys),
+    ]  # fmt: skip
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        yield counts
+        for number in itertools.count():
+            if select.select([process.stdout], [], [], 0)[0]:
+                break
+            meanwhile(number)
+        assert process.stdout.readline() == "heard\n"
         said, _ = process.communicate(timeout=60)
-        counts += map(int, said.split())
+    return [list(map(int, line.split())) for line in said.splitlines()]

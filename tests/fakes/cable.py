@@ -57,7 +57,7 @@ def carry(delay_s: float, loss: float, devices: list[str]) -> None:
         ready, _, _ = select.select([one, other, sys.stdin], [], [], wait)
         if sys.stdin in ready:
             return
-        for end in ready:
+        for end in (each for each in across if each in ready):
             frame = end.recv(1 << 16)
             if chance.random() >= loss:
                 due = time.monotonic() + delay_s

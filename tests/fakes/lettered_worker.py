@@ -181,6 +181,6 @@ class LetterEngine:
 
 
 if __name__ == "__main__":
-    worker.Engine = LetterEngine  # type: ignore[assignment,misc]
+    vars(worker)["Engine"] = LetterEngine
     sys.argv[0] = "lettered_worker"
     worker.run()

@@ -1,10 +1,10 @@
-"""Somebody who knows where a worker's sockets are, and asks and listens with a key of his own, or
-with none.
+"""Somebody who knows where a worker's sockets are, and asks and listens there with several keys.
 
-    python -m tests.fakes.stranger KEY_FILE REQUEST_ENDPOINT EVENT_ENDPOINT REPLAY_ENDPOINT
+    python -m tests.fakes.stranger REQUESTS EVENTS REPLAYS HELLO KEY_FILE...
 
-KEY_FILE may be ``none``. It says ``ready``, and when its standard input ends how many messages came
-from each endpoint.
+HELLO is the hexadecimal message by which frontends begin; a KEY_FILE may be ``none``. It says
+``ready``, and ``heard`` once something came from everywhere with the last key. When its standard
+input ends it says, a line for each key, how many messages came from requests, events, replays.
 """
 
 import asyncio
@@ -16,43 +16,57 @@ import zmq.asyncio
 
 from common.fleet_key import FleetKey
 from common.fleet_sockets import frontend_context
-from common.identity import Incarnation
-from common.protocol import PROTOCOL_VERSION, Hello, ToWorker
-from common.wire import Codec
-from frontend.router.event_wire import SEQUENCE_BYTES
 
 
-async def listen(key: FleetKey | None, requests: str, events: str, replays: str) -> list[int]:
-    context = frontend_context(key)
-    asked, heard, replayed = (context.socket(kind) for kind in (zmq.DEALER, zmq.SUB, zmq.DEALER))
-    heard.subscribe(b"")
-    asked.connect(requests)
-    heard.connect(events)
-    replayed.connect(replays)
-    codec: Codec[ToWorker] = Codec(ToWorker)
-    await asked.send_multipart(codec.encode(Hello(PROTOCOL_VERSION, Incarnation("x"), b"{}")))
-    await replayed.send_multipart([b"", bytes(SEQUENCE_BYTES)])
-    counts = [0, 0, 0]
+class Ear:
+    """Asks and listens with one key."""
 
-    async def count(place: int, socket: zmq.asyncio.Socket) -> None:
+    def __init__(self, key_file: str, endpoints: list[str], hello: bytes) -> None:
+        key = None if key_file == "none" else FleetKey.read(Path(key_file))
+        self._context = frontend_context(key)
+        self._sockets = [self._context.socket(kind) for kind in (zmq.DEALER, zmq.SUB, zmq.DEALER)]
+        asked, heard, replayed = self._sockets
+        heard.subscribe(b"")
+        for socket, endpoint in zip(self._sockets, endpoints, strict=True):
+            socket.connect(endpoint)
+        self._first = ((asked, [hello]), (replayed, [b"", bytes(8)]))
+        self.counts = [0] * len(self._sockets)
+        self.heard = asyncio.Event()
+
+    async def listen(self) -> None:
+        for socket, message in self._first:
+            await socket.send_multipart(message)
+        await asyncio.gather(*(self._count(place) for place in range(len(self._sockets))))
+
+    async def _count(self, place: int) -> None:
         while True:
-            await socket.recv_multipart()
-            counts[place] += 1
+            await self._sockets[place].recv_multipart()
+            self.counts[place] += 1
+            if all(self.counts):
+                self.heard.set()
 
-    counting = [
-        asyncio.create_task(count(place, socket))
-        for place, socket in enumerate((asked, heard, replayed))
-    ]
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+async def _say_when(heard: asyncio.Event) -> None:
+    await heard.wait()
+    print("heard", flush=True)
+
+
+async def overhear(endpoints: list[str], hello: bytes, key_files: list[str]) -> None:
+    ears = [Ear(key_file, endpoints, hello) for key_file in key_files]
+    listening = [asyncio.create_task(ear.listen()) for ear in ears]
     print("ready", flush=True)
+    listening.append(asyncio.create_task(_say_when(ears[-1].heard)))
     await asyncio.to_thread(sys.stdin.read)
-    for task in counting:
+    for task in listening:
         task.cancel()
-    await asyncio.gather(*counting, return_exceptions=True)
-    context.destroy(linger=0)
-    return counts
+    await asyncio.gather(*listening, return_exceptions=True)
+    for ear in ears:
+        print(*ear.counts)
+        ear.close()
 
 
 if __name__ == "__main__":
-    given = sys.argv[1]
-    own_key = None if given == "none" else FleetKey.read(Path(given))
-    print(*asyncio.run(listen(own_key, *sys.argv[2:])))
+    asyncio.run(overhear(sys.argv[1:4], bytes.fromhex(sys.argv[4]), sys.argv[5:]))

@@ -121,3 +121,11 @@ def test_a_wrong_value_in_the_environment_is_a_sentence(
         parse(["--model", "m"])
     assert stopped.value.code == 2
     assert "'many'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "*", "::"])
+def test_a_worker_is_reached_at_one_address(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a card these would lead every frontend to itself."""
+    with pytest.raises(SystemExit):
+        parse(["--model", "m", "--worker-host", host])
+    assert "one address of this host" in capsys.readouterr().err
