@@ -112,9 +112,9 @@ class Lan:
         former = host.address
         self._addresses += 1
         host.address = f"{PREFIX}{self._addresses}"
-        host.run("ip", "address", "add", f"{host.address}/24", "dev", "eth0")
-        if former:
+        if former:  # first, since later ones of a network go with the first one
             host.run("ip", "address", "del", f"{former}/24", "dev", "eth0")
+        host.run("ip", "address", "add", f"{host.address}/24", "dev", "eth0")
 
     @contextlib.contextmanager
     def cut(self, one: Host, *others: Host) -> Iterator[None]:

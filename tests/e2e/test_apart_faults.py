@@ -61,7 +61,7 @@ def start(site: Site, name: str) -> Process:
 class Answer:
     """Letters as a client gets them, one by one."""
 
-    LETTERS = 600
+    LETTERS = 400
 
     def __init__(self, frontend: FarFrontend, prompt: list[int], count: int = LETTERS) -> None:
         self.prompt = prompt
@@ -108,8 +108,8 @@ def held(desk: Desk, tokens: list[int]) -> dict[str, int]:
     """Leading blocks of a prompt that each worker holds, as far as the frontend knows."""
     answer = Answer(desk.reader, tokens, 1)
     answer.finish()
-    considered = desk.reader.decision(answer.response_id)["considered"]
-    return {each["worker_id"]: each["overlap_blocks"] for each in considered}
+    candidates = desk.reader.decision(answer.response_id)["candidates"]
+    return {each["worker_id"]: each["overlap_blocks"] for each in candidates}
 
 
 def served_by_each(reader: FarFrontend, seed: int) -> dict[str, dict[str, Any]]:
