@@ -210,11 +210,11 @@ def overheard(
         For each key, how many messages came from requests, events and replays.
     """
     (source,) = card.kv_event_sources
-    (hello,) = Codec(ToWorker).encode(Hello(PROTOCOL_VERSION, Incarnation("x"), b"{}"))
+    hello = Codec(ToWorker).encode(Hello(PROTOCOL_VERSION, Incarnation("x"), b"{}"))
     command = [
         *host.within, sys.executable, "-m", "tests.fakes.stranger",
         card.request_endpoint, source.endpoint, str(source.replay_endpoint),
-        bytes(hello).hex(), *(str(key or "none") for key in keys),
+        ",".join(bytes(frame).hex() for frame in hello), *(str(key or "none") for key in keys),
     ]  # fmt: skip
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -2,7 +2,7 @@
 
     python -m tests.fakes.stranger REQUESTS EVENTS REPLAYS HELLO KEY_FILE...
 
-HELLO is the hexadecimal message by which frontends begin; a KEY_FILE may be ``none``. It says
+HELLO is how frontends begin, hexadecimal frames with commas; a KEY_FILE may be ``none``. It says
 ``ready``, and ``heard`` once something came from everywhere with the last key. When its standard
 input ends it says, a line for each key, how many messages came from requests, events, replays.
 """
@@ -21,7 +21,7 @@ from common.fleet_sockets import frontend_context
 class Ear:
     """Asks and listens with one key."""
 
-    def __init__(self, key_file: str, endpoints: list[str], hello: bytes) -> None:
+    def __init__(self, key_file: str, endpoints: list[str], hello: list[bytes]) -> None:
         key = None if key_file == "none" else FleetKey.read(Path(key_file))
         self._context = frontend_context(key)
         self._sockets = [self._context.socket(kind) for kind in (zmq.DEALER, zmq.SUB, zmq.DEALER)]
@@ -29,7 +29,7 @@ class Ear:
         heard.subscribe(b"")
         for socket, endpoint in zip(self._sockets, endpoints, strict=True):
             socket.connect(endpoint)
-        self._first = ((asked, [hello]), (replayed, [b"", bytes(8)]))
+        self._first = ((asked, hello), (replayed, [b"", bytes(8)]))
         self.counts = [0] * len(self._sockets)
         self.heard = asyncio.Event()
 
@@ -54,7 +54,7 @@ async def _say_when(heard: asyncio.Event) -> None:
     print("heard", flush=True)
 
 
-async def overhear(endpoints: list[str], hello: bytes, key_files: list[str]) -> None:
+async def overhear(endpoints: list[str], hello: list[bytes], key_files: list[str]) -> None:
     ears = [Ear(key_file, endpoints, hello) for key_file in key_files]
     listening = [asyncio.create_task(ear.listen()) for ear in ears]
     print("ready", flush=True)
@@ -69,4 +69,5 @@ async def overhear(endpoints: list[str], hello: bytes, key_files: list[str]) -> 
 
 
 if __name__ == "__main__":
-    asyncio.run(overhear(sys.argv[1:4], bytes.fromhex(sys.argv[4]), sys.argv[5:]))
+    first = [bytes.fromhex(frame) for frame in sys.argv[4].split(",")]
+    asyncio.run(overhear(sys.argv[1:4], first, sys.argv[5:]))
