@@ -15,7 +15,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import IO
 
 PREFIX = "10.77.0."
 """Addresses are of namespaces, so nobody else's."""
@@ -246,8 +245,3 @@ def open_lan() -> Iterator[Lan]:
         yield lan
     finally:
         lan.close()
-
-
-def until_told(stream: IO[bytes]) -> None:
-    """For helpers: wait until whoever started us is gone, or wants us to be."""
-    stream.read()
