@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from jsonschema import Draft7Validator, ValidationError
+from jsonschema import Draft202012Validator, ValidationError
 
 from backend_worker.args import WorkerArgs
 from common.discovery import file as file_discovery
@@ -26,9 +26,9 @@ def compose() -> Service:
 
 
 @cache
-def schema() -> Draft7Validator:
+def schema() -> Draft202012Validator:
     schemas = importlib.resources.files("check_jsonschema") / "builtin_schemas" / "vendor"
-    return Draft7Validator(json.loads((schemas / "compose-spec.json").read_text()))
+    return Draft202012Validator(json.loads((schemas / "compose-spec.json").read_text()))
 
 
 def validate(compose: Service) -> None:
