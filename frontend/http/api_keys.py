@@ -41,7 +41,8 @@ def read_keys(path: Path, what: str = "API") -> list[str]:
     keys = [key for line in lines if (key := line.strip()) and not key.startswith("#")]
     if not keys:
         raise ConfigurationError(f"{path} holds no {what} key")
-    if mode & 0o077:
+    # The group may read, as with the fleet key: that is how Kubernetes mounts secrets.
+    if mode & 0o037:
         logger.warning("the %s keys in %s are open to other users: chmod 600 %s", what, path, path)
     return keys
 

@@ -186,9 +186,11 @@ def _by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
 
 
 @pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("folder", ["base", "overlays/etcd"])
 def test_flags_and_variables_are_understood(
-    objects: list[Object], side: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: str, side: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    objects = rendered(folder)
     assert unknown(environment(objects, side)) == []
     args = started(objects, side, tmp_path / "keys", monkeypatch)
     assert args.process.fleet_key() is not None  # of a mode that is not refused
@@ -268,7 +270,8 @@ def test_there_is_time_to_drain(objects: list[Object], side: str) -> None:
     assert pause > 0 or side == "worker"  # a worker says on its card that it leaves
 
 
-def test_probes_ask_what_there_is_and_need_no_key(objects: list[Object]) -> None:
+def test_probes_ask_what_there_is_and_need_no_key() -> None:
+    objects = rendered("base")
     app = build_app(frontend_args.parse([]).serve, ("generate",))
     routes = {getattr(route, "path", None) for route in app.routes}
     frontend = container(objects, "frontend")
@@ -284,11 +287,30 @@ def test_probes_ask_what_there_is_and_need_no_key(objects: list[Object]) -> None
         assert f":{port:04X} " in worker[probe]["exec"]["command"][2]
 
 
+def test_frontends_wait_for_workers_as_long_as_these_may_take() -> None:
+    objects = rendered("base")
+    patience = {
+        side: probe["periodSeconds"] * probe["failureThreshold"]
+        for side in SIDES
+        for probe in [container(objects, side)["startupProbe"]]
+    }
+    assert patience["frontend"] >= patience["worker"]
+    rollout = workload(objects, "frontend")["spec"]["progressDeadlineSeconds"]
+    assert rollout > patience["frontend"]
+
+
+def test_no_service_sets_variables_that_look_like_ours(objects: list[Object]) -> None:
+    for side in SIDES:
+        assert pod(objects, side)["enableServiceLinks"] is False
+
+
 def test_the_autoscaler_goes_by_a_metric_that_there_is() -> None:
     gauges = {
-        metric.describe()[0].name
+        described.name
         for metric in vars(telemetry).values()
-        if isinstance(metric, MetricWrapperBase) and metric.describe()[0].type == "gauge"
+        if isinstance(metric, MetricWrapperBase)
+        for described in metric.describe()
+        if described.type == "gauge"
     }
     objects = rendered("overlays/monitored")
     (scaler,) = of_kind(objects, "HorizontalPodAutoscaler").values()
@@ -307,8 +329,9 @@ def test_the_autoscaler_goes_by_a_metric_that_there_is() -> None:
 
 
 def test_what_a_frontend_may_hold_fits_into_its_memory(
-    objects: list[Object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    objects = rendered("base")
     args = started(objects, "frontend", tmp_path / "keys", monkeypatch)
     assert isinstance(args, FrontendArgs)
     arena = args.arena.arena_bytes

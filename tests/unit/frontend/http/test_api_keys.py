@@ -102,6 +102,16 @@ def test_an_open_file_is_complained_about(key_file: Path, caplog: pytest.LogCapt
     assert "chmod 600" in caplog.text
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o400, 0o440])
+def test_one_as_kubernetes_mounts_it_is_not(
+    key_file: Path, caplog: pytest.LogCaptureFixture, mode: int
+) -> None:
+    key_file.chmod(mode)
+    with caplog.at_level(logging.WARNING):
+        read_keys(key_file)
+    assert not caplog.text
+
+
 @pytest.mark.parametrize("content", [b"", b"# none\n\n", b"\xff\xfe"])
 def test_a_file_without_a_key_lets_nobody_in_by_mistake(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "keys").write_bytes(content)
