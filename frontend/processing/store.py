@@ -16,7 +16,7 @@ from vllm.multimodal.processing.processor import ResolvedPromptUpdate
 
 from common.errors import ArenaFullError, ArenaUnavailableError, UnsupportedItemError
 from common.identity import MmHash
-from common.transfer.arena import Arena, Lease, ReservedSegment, SegmentLayout
+from common.transfer.arena import ArenaAccess, Lease, ReservedSegment, SegmentLayout
 from common.transfer.codec import decode, encode
 from frontend.processing.batch import Processed
 
@@ -40,7 +40,7 @@ class ProcessedStore(ABC):
 class ArenaStore(ProcessedStore):
     """Items in shared memory, from where workers get them too."""
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: ArenaAccess) -> None:
         self._arena = arena
 
     def get(self, mm_hash: MmHash) -> Processed | None:
