@@ -28,7 +28,7 @@ class ArenaSender(MmKwargsSender):
         return self._handle(lease)
 
     def _send_held(self, mm_hash: MmHash) -> MediaHandle | None:
-        lease = self.arena.lease(mm_hash)
+        lease = self.arena.lease_now(mm_hash)
         return None if lease is None else self._handle(lease)
 
     def _handle(self, lease: Lease) -> MediaHandle:

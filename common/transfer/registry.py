@@ -29,7 +29,9 @@ def senders(arena: ArenaAccess | None, mode: TransferMode) -> list[MmKwargsSende
     return ends
 
 
-def late_senders(arena: ArenaAccess | None, mode: TransferMode, network: NixlNetwork) -> list[LateSender]:
+def late_senders(
+    arena: ArenaAccess | None, mode: TransferMode, network: NixlNetwork
+) -> list[LateSender]:
     """A frontend's ends that are started once a worker needs them.
 
     Args:

@@ -118,7 +118,7 @@ class NixlSender(ArenaSender):
         self.on_change()
 
     def _send_held(self, mm_hash: MmHash) -> MediaHandle | None:
-        lease = self.arena.lease(mm_hash)
+        lease = self.arena.lease_now(mm_hash)
         if lease is None:
             return None
         if lease.checksum and self._offer is not None:
