@@ -149,6 +149,14 @@ DISCOVERY_ERRORS = Counter(
 )
 WORKERS = Gauge("mmrouter_workers", "Workers by state", ["state"])
 
+PROCESSES = Gauge("mmrouter_processes", "Processes of this frontend that serve")
+PROCESS_RESTARTS = Counter(
+    "mmrouter_process_restarts", "Processes of this frontend that ended and were started again"
+)
+SILENT_PROCESSES = Counter(
+    "mmrouter_silent_processes",
+    "Answers for all processes of this frontend that lack one which did not answer in time",
+)
 EJECTIONS = Counter(
     "mmrouter_ejections",
     "Times a worker was taken out after errors or stalls",

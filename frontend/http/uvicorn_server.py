@@ -1,15 +1,145 @@
-"""uvicorn's server, but for signals."""
+"""uvicorn's server, but for signals, and for sockets that several processes listen on."""
 
+import asyncio
 import contextlib
-from collections.abc import Iterator
+import logging
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from socket import socket
+from typing import Final
 
 import uvicorn
+
+logger = logging.getLogger(__name__)
+
+TLS_HANDSHAKE_S: Final = 60.0
+"""asyncio's own."""
 
 
 class Server(uvicorn.Server):
     """Leaves signals to us: uvicorn would raise them again before we have cleaned up."""
 
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        listeners: Sequence[socket] = (),
+        *,
+        accept_at_once: bool = True,
+    ) -> None:
+        """
+        Args:
+            listeners: what others accept from as well; none to listen as configured.
+            accept_at_once: or when :meth:`accept` is called; for ``listeners``.
+        """
+        super().__init__(config)
+        self._listeners = listeners
+        self._accept_at_once = accept_at_once
+        self._shared: list[SharedListener] = []
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Nothing; the process has its own handlers."""
         yield
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        """Listen, or begin to accept."""
+        if not self._listeners:
+            await super().startup(sockets)
+            return
+        await super().startup(sockets=[])
+        self._shared = [
+            SharedListener(each, self._connection, self.config.ssl) for each in self._listeners
+        ]
+        self.servers.extend(self._shared)  # type: ignore[arg-type] # closed and waited for only
+        if self._accept_at_once:
+            self.accept()
+
+    def accept(self) -> None:
+        """Take connections from now on. The second and later calls do nothing."""
+        self._accept_at_once = True
+        if not self.should_exit:
+            for each in self._shared:
+                each.start()
+
+    def _connection(self) -> asyncio.Protocol:
+        return self.config.http_protocol_class(  # type: ignore[call-arg, return-value]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+
+
+class SharedListener:
+    """Accepts from a socket that other processes accept from too.
+
+    One connection for each turn of the event loop: who has much to do leaves the next one to those
+    who have less. asyncio and uvloop would take all that wait.
+    """
+
+    def __init__(
+        self,
+        listener: socket,
+        make: Callable[[], asyncio.Protocol],
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        """
+        Args:
+            listener: closed with this.
+            make: what serves a connection.
+            tls: None for plain HTTP.
+        """
+        self._listener = listener
+        self._make = make
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self._opening: set[asyncio.Task[None]] = set()
+        self._started = False
+
+    def start(self) -> None:
+        """Accept from now on."""
+        if not self._started:
+            self._started = True
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Accept no more."""
+        if self._listener.fileno() >= 0:
+            self._loop.remove_reader(self._listener.fileno())
+            self._listener.close()
+
+    async def wait_closed(self) -> None:
+        """Handshakes that are under way are given up."""
+        for task in self._opening:
+            task.cancel()
+        await asyncio.gather(*self._opening, return_exceptions=True)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return  # another process was faster, or the client has gone
+        except OSError as error:
+            # No descriptors are left, say: the others may have some, and connections wait.
+            logger.error("a connection can't be accepted: %s", error)
+            self._loop.remove_reader(self._listener.fileno())
+            self._started = False
+            self._loop.call_later(1.0, self._start_again)
+            return
+        connection.setblocking(False)
+        task = self._loop.create_task(self._open(connection))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    def _start_again(self) -> None:
+        if self._listener.fileno() >= 0:
+            self.start()
+
+    async def _open(self, connection: socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                self._make,
+                connection,
+                ssl=self._tls,
+                ssl_handshake_timeout=TLS_HANDSHAKE_S if self._tls else None,
+            )
+        except OSError as error:  # a handshake failed, or the client has gone
+            logger.debug("a connection came to nothing: %s", error)
+            connection.close()

@@ -47,13 +47,12 @@ class Claims:
         self._waiting: dict[bytes, list[Callable[[], None]]] = {}
 
     def take(self, key: bytes, owner: object, later: Callable[[], None]) -> bool:
-        """Whether somebody is at it from now on, since nobody else is.
+        """Whether somebody is at it, from now on or already, since nobody else is.
 
         Args:
             later: called once that has changed, otherwise.
         """
-        if key not in self._owners:
-            self._owners[key] = owner
+        if self._owners.setdefault(key, owner) is owner:
             return True
         self._waiting.setdefault(key, []).append(later)
         return False
