@@ -7,7 +7,7 @@ processes reach it, and what comes is what the same program of the same user wro
 import asyncio
 import struct
 from collections.abc import Callable, Iterator
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar, cast
 
 import msgspec
 
@@ -75,8 +75,8 @@ class FrameProtocol(asyncio.Protocol, Generic[Got]):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's is of no class of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio."""

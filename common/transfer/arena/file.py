@@ -114,10 +114,13 @@ def _alive(pid: int, start_ticks: int) -> bool:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot (field 22 of proc(5) stat)."""
+    """When a process started, in clock ticks since boot (field 22 of proc(5) stat); None if it has
+    ended, be it that its parent has not taken note yet.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The second field is the command in parentheses, which may hold anything.
-    return int(stat.rpartition(")")[2].split()[19])
+    state, *fields = stat.rpartition(")")[2].split()
+    return None if state in "ZX" else int(fields[18])
