@@ -186,12 +186,7 @@ async def open_frontend(
         gate = ReadinessGate(fleet.check_available)
         closing.push_async_callback(gate.close)
         guarded = _guarded(RetryAfter(gate), args)
-        listeners = [] if siblings is None else siblings.listeners
-        server = Server(
-            uvicorn_config(guarded, args.serve, args.http),
-            listeners,
-            accept_at_once=siblings is None or siblings.alone,
-        )
+        server = Server(uvicorn_config(guarded, args.serve, args.http), siblings)
         yield Frontend(
             args, media_sender, loader, router, fleet, gate, server, models_parts, siblings
         )

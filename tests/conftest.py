@@ -24,7 +24,13 @@ settings.register_profile("explore", settings.get_profile("repeatable"), derando
 settings.load_profile("repeatable")
 
 
-OWN_ENGINES = ("test_access", "test_families", "test_launch_script", "test_worker_flags")
+OWN_ENGINES = (
+    "test_access",
+    "test_families",
+    "test_launch_script",
+    "test_processes",
+    "test_worker_flags",
+)
 """End-to-end tests that use none of the engines that the others share."""
 
 

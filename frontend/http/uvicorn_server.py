@@ -4,16 +4,21 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from socket import socket
 from typing import Final
 
 import uvicorn
 
+from frontend.processes import Siblings
+
 logger = logging.getLogger(__name__)
 
 TLS_HANDSHAKE_S: Final = 60.0
 """asyncio's own."""
+
+DEFERENCE_S: Final = 0.003
+"""How long a process with more connections than another leaves the next one to that."""
 
 
 class Server(uvicorn.Server):
@@ -22,19 +27,16 @@ class Server(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        listeners: Sequence[socket] = (),
-        *,
-        accept_at_once: bool = True,
+        siblings: Siblings | None = None,
     ) -> None:
         """
         Args:
-            listeners: what others accept from as well; none to listen as configured.
-            accept_at_once: or when :meth:`accept` is called; for ``listeners``.
+            siblings: accept from their sockets, in fairness to them; None to listen as configured.
         """
         super().__init__(config)
-        self._listeners = listeners
-        self._accept_at_once = accept_at_once
+        self._siblings = siblings
         self._shared: list[SharedListener] = []
+        self._accepts = False
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -43,26 +45,37 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         """Listen, or begin to accept."""
-        if not self._listeners:
+        siblings = self._siblings
+        if siblings is None:
             await super().startup(sockets)
             return
         await super().startup(sockets=[])
         self._shared = [
-            SharedListener(each, self._connection, self.config.ssl) for each in self._listeners
+            SharedListener(each, self._connection, self.config.ssl, siblings.another_has_fewer)
+            for each in siblings.listeners
         ]
         self.servers.extend(self._shared)  # type: ignore[arg-type] # closed and waited for only
-        if self._accept_at_once:
+        if siblings.alone:  # or when there is somebody to serve them
             self.accept()
 
     def accept(self) -> None:
         """Take connections from now on. The second and later calls do nothing."""
-        self._accept_at_once = True
         if not self.should_exit:
+            self._accepts = True
             for each in self._shared:
                 each.start()
 
+    async def on_tick(self, counter: int) -> bool:
+        """See uvicorn; ten times a second."""
+        ending = await super().on_tick(counter)
+        if self._siblings is not None and self._accepts:
+            self._siblings.has(None if ending else len(self.server_state.connections))
+        return ending
+
     def _connection(self) -> asyncio.Protocol:
-        return self.config.http_protocol_class(  # type: ignore[call-arg, return-value]
+        if self._siblings is not None:
+            self._siblings.has(len(self.server_state.connections) + 1)
+        return self.config.http_protocol_class(  # type: ignore[call-arg]
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
 
@@ -79,13 +92,16 @@ class SharedListener:
         listener: socket,
         make: Callable[[], asyncio.Protocol],
         tls: ssl.SSLContext | None,
+        defers: Callable[[], bool],
     ) -> None:
         """
         Args:
             listener: closed with this.
             make: what serves a connection.
             tls: None for plain HTTP.
+            defers: whether another process had better take the next one.
         """
+        self._defers = defers
         self._listener = listener
         self._make = make
         self._tls = tls
@@ -112,6 +128,12 @@ class SharedListener:
         await asyncio.gather(*self._opening, return_exceptions=True)
 
     def _accept(self) -> None:
+        if self._defers():
+            self._pause(DEFERENCE_S)
+        else:
+            self._take()
+
+    def _take(self) -> None:
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -119,18 +141,22 @@ class SharedListener:
         except OSError as error:
             # No descriptors are left, say: the others may have some, and connections wait.
             logger.error("a connection can't be accepted: %s", error)
-            self._loop.remove_reader(self._listener.fileno())
-            self._started = False
-            self._loop.call_later(1.0, self._start_again)
+            self._pause(1.0)
             return
         connection.setblocking(False)
         task = self._loop.create_task(self._open(connection))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
-    def _start_again(self) -> None:
+    def _pause(self, seconds: float) -> None:
+        self._loop.remove_reader(self._listener.fileno())
+        self._loop.call_later(seconds, self._go_on)
+
+    def _go_on(self) -> None:
+        """Nobody else has taken what waits, or there is more than the others can take."""
         if self._listener.fileno() >= 0:
-            self.start()
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+            self._take()
 
     async def _open(self, connection: socket) -> None:
         try:

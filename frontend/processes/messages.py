@@ -23,8 +23,8 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
 
 
 class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
-    """What it gets. With descriptors: of the sockets to listen on, and behind them that of the
-    arena's connection, if there is one.
+    """What it gets. With descriptors: of the memory where connections are counted, of the sockets
+    to listen on, and behind them that of the arena's connection, if there is one.
 
     Attributes:
         offer: of the arena, as JSON; None without one.

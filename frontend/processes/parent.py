@@ -26,6 +26,7 @@ from common.telemetry import ARENA_BYTES_USED, PROCESS_RESTARTS, PROCESSES
 from common.transfer.arena import Arena, reap_orphans
 from common.transfer.shared_arena import ArenaKeeper
 from frontend.processes.child import MEMBER, Child
+from frontend.processes.connection_counts import ConnectionCounts
 from frontend.processes.listeners import ListenError, listen, name_of
 from frontend.processes.messages import Answered, Ask, Assigned, FromChild, Plan, Serving
 from frontend.processes.questions import Questions
@@ -79,6 +80,8 @@ class Parent:
         self._planned = asyncio.Event()
         self._listeners: list[socket.socket] = []
         self._uds: str | None = None
+        self._counting = ConnectionCounts.make(count)
+        self._counts = ConnectionCounts(self._counting, count)
         self._arena: Arena | None = None
         self._keeper: ArenaKeeper | None = None
         self._questions = Questions(
@@ -109,6 +112,7 @@ class Parent:
                 task.cancel()
             await self._end_all()
             await asyncio.gather(stopper, *keeping, return_exceptions=True)
+            os.close(self._counting)
             if self._arena is not None:
                 self._arena.close()
 
@@ -153,6 +157,7 @@ class Parent:
                 await self._assign(child)
             return await child.ended()
         finally:
+            self._counts.not_accepting(index)
             self._serving.discard(child)
             self._children.discard(child)
             self._questions.gone(child)
@@ -165,8 +170,8 @@ class Parent:
         """
         if self._planned.is_set():
             return
-        self._uds = plan.uds
         self._listeners = listen(plan.host, plan.port, plan.uds)
+        self._uds = plan.uds  # from now on it is ours to remove
         reap_orphans()
         if plan.arena_bytes:
             try:
@@ -184,7 +189,8 @@ class Parent:
 
     async def _assign(self, child: Child) -> None:
         """Give a process what it needs."""
-        descriptors = [listener.fileno() for listener in self._listeners]
+        listeners = [listener.fileno() for listener in self._listeners]
+        descriptors = [self._counting, *listeners]
         alone = not any(other.attached for other in self._children)
         if self._keeper is None or self._arena is None:
             await child.assign(Assigned(None, alone), descriptors)

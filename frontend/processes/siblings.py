@@ -15,6 +15,7 @@ from common.telemetry import SILENT_PROCESSES
 from common.transfer.arena import ArenaOffer, reap_orphans
 from common.transfer.shared_arena import SharedArena
 from frontend.processes.child import MEMBER
+from frontend.processes.connection_counts import ConnectionCounts
 from frontend.processes.messages import (
     Answered,
     Answers,
@@ -65,6 +66,7 @@ class Siblings:
         self.arena: SharedArena | None = None
         self.alone = False
         self._end = end
+        self._counts: ConnectionCounts | None = None
         self._parent: FrameProtocol[FromParent] | None = None
         self._numbers = count(1)
         self._tells: dict[str, Tell] = {}
@@ -96,7 +98,10 @@ class Siblings:
         assigned = next(Frames[FromParent](FromParent).feed(data), None)
         if not isinstance(assigned, Assigned):  # its parent is gone or ending
             raise ConfigurationError("this process was not let in among the others")
-        sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+        counting, *rest = descriptors
+        self._counts = ConnectionCounts(counting, self.count)
+        os.close(counting)
+        sockets = [socket.socket(fileno=descriptor) for descriptor in rest]
         self.alone = assigned.alone
         if assigned.offer is not None:
             offer = ArenaOffer.model_validate_json(assigned.offer)
@@ -119,6 +124,19 @@ class Siblings:
         """This process has let users in."""
         if self._parent is not None:
             self._parent.send(Serving())
+
+    def has(self, connections: int | None) -> None:
+        """How many connections this process has; None if it accepts no more."""
+        if self._counts is None:
+            return
+        if connections is None:
+            self._counts.not_accepting(int(self.name))
+        else:
+            self._counts.set(int(self.name), connections)
+
+    def another_has_fewer(self) -> bool:
+        """Whether another process had better take the next connection."""
+        return self._counts is not None and self._counts.another_has_fewer(int(self.name))
 
     def tell(self, topic: str, tell: Tell) -> None:
         """Answer questions on a topic from now on."""

@@ -171,6 +171,7 @@ async def test_where_nobody_can_listen_the_parent_ends(tmp_path: Path) -> None:
     async with group(tmp_path) as made:
         async with asyncio.timeout(120):
             assert await made.process.wait() == parent_module.PORT_TAKEN
+        assert (tmp_path / "uds").is_dir()  # what is not ours is left alone
 
 
 async def test_children_and_arena_go_with_a_killed_parent(tmp_path: Path) -> None:
