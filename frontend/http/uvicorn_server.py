@@ -115,9 +115,13 @@ class SharedListener:
             self._started = True
             self._loop.add_reader(self._listener.fileno(), self._accept)
 
+    def is_serving(self) -> bool:
+        """Whether it is not closed."""
+        return self._listener.fileno() >= 0
+
     def close(self) -> None:
         """Accept no more."""
-        if self._listener.fileno() >= 0:
+        if self.is_serving():
             self._loop.remove_reader(self._listener.fileno())
             self._listener.close()
 
@@ -154,7 +158,7 @@ class SharedListener:
 
     def _go_on(self) -> None:
         """Nobody else has taken what waits, or there is more than the others can take."""
-        if self._listener.fileno() >= 0:
+        if self.is_serving():
             self._loop.add_reader(self._listener.fileno(), self._accept)
             self._take()
 
