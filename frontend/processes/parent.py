@@ -42,9 +42,9 @@ LAST_S: Final = 15.0
 
 _METRICS: Final = (
     "mmrouter_processes",
-    "mmrouter_process_restarts",
+    "mmrouter_process_restarts_total",
     "mmrouter_arena_bytes_used",
-    "mmrouter_orphaned_arenas",
+    "mmrouter_orphaned_arenas_total",
 )
 
 

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from common.errors import ConfigurationError
 from common.frames import FrameProtocol, Frames, frame
 from common.stop_signals import StopSignals
+from common.supervised import note_failure
 from common.telemetry import SILENT_PROCESSES
 from common.transfer.arena import ArenaOffer, reap_orphans
 from common.transfer.shared_arena import SharedArena
@@ -71,6 +72,7 @@ class Siblings:
         self._numbers = count(1)
         self._tells: dict[str, Tell] = {}
         self._waiting: dict[int, asyncio.Future[Answers]] = {}
+        self._answering: set[asyncio.Task[None]] = set()
         self._signals: StopSignals | None = None
         self._lost = False
 
@@ -85,6 +87,7 @@ class Siblings:
         parent, index, processes, descriptor = os.environ.pop(MEMBER).split()
         if int(parent) != os.getppid():
             sys.exit(1)
+        os.set_inheritable(int(descriptor), False)
         return cls(index, int(processes), socket.socket(fileno=int(descriptor)))
 
     def begin(self, plan: Plan) -> None:
@@ -94,7 +97,9 @@ class Siblings:
             ConfigurationError: it can't be had any more.
         """
         self._end.sendall(frame(plan))
-        data, descriptors, _, _ = socket.recv_fds(self._end, 1 << 16, _MOST_DESCRIPTORS)
+        data, descriptors, _, _ = socket.recv_fds(
+            self._end, 1 << 16, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+        )
         assigned = next(Frames[FromParent](FromParent).feed(data), None)
         if not isinstance(assigned, Assigned):  # its parent is gone or ending
             raise ConfigurationError("this process was not let in among the others")
@@ -176,16 +181,25 @@ class Siblings:
     def _received(self, message: FromParent) -> None:
         match message:
             case Asked(number, topic, argument):
-                tell = self._tells.get(topic)
-                body = None if tell is None else tell(argument)
-                if self._parent is not None:
-                    self._parent.send(Answered(number, body))
+                task = asyncio.create_task(self._answer(number, topic, argument))
+                self._answering.add(task)
+                task.add_done_callback(self._answered)
             case Answers(number):
                 answers = self._waiting.get(number)
                 if answers is not None and not answers.done():
                     answers.set_result(message)
             case Stop(at_once):
                 self._stop(at_once=at_once)
+
+    async def _answer(self, number: int, topic: str, argument: bytes) -> None:
+        tell = self._tells.get(topic)
+        body = None if tell is None else tell(argument)
+        if self._parent is not None:
+            self._parent.send(Answered(number, body))
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
+        self._answering.discard(task)
+        note_failure("answer_sibling", task)
 
     def _stop(self, *, at_once: bool) -> None:
         if self._signals is None:

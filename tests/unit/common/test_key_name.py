@@ -23,10 +23,7 @@ def test_a_key_has_one_name_in_all_processes() -> None:
     assert name is not None and names == {name.hex()}
 
 
-@pytest.mark.parametrize(
-    "other", [1, 1.0, "1", b"1", True, ("1",), frozenset({"1"}), None, (1, ())]
-)
-def test_unlike_keys_have_unlike_names(other: object) -> None:
-    keys = [1, 1.0, "1", b"1", True, ("1",), frozenset({"1"}), None, (1, ())]
-    same = [key for key in keys if key_name(key) == key_name(other)]
-    assert len(same) == 1
+def test_unlike_keys_have_unlike_names() -> None:
+    keys = [1, 1.0, "1", b"1", True, ("1",), frozenset({"1"}), None, (1, ()), "'1'", ("1", "2")]
+    assert len({key_name(key) for key in keys}) == len(keys)
+    assert key_name(object()) is None

@@ -29,6 +29,7 @@ def fail_if(name: str) -> None:
 async def serve(siblings: Siblings) -> None:
     signals = StopSignals()
     await siblings.attach(signals)
+    siblings.tell("odd", lambda _: b"%d" % (1 // 0))
     if not (DIRECTORY / f"silent-{siblings.name}").exists():
         siblings.tell("name", lambda argument: argument + siblings.name.encode())
 
@@ -55,6 +56,8 @@ async def reply(siblings: Siblings, question: str) -> str:
     if question == "all":
         told = await siblings.ask("name", b"I am ")
         return repr(sorted(told))
+    if question == "odd":
+        return repr(await siblings.ask("odd"))
     assert siblings.arena is not None
     arena, (command, name) = siblings.arena, question.split()
     if command == "put":

@@ -155,6 +155,14 @@ async def test_one_that_does_not_answer_is_left_out(tmp_path: Path) -> None:
             os.kill(hung, signal.SIGCONT)
 
 
+async def test_an_answer_that_fails_is_left_out_and_ends_nobody(tmp_path: Path) -> None:
+    async with group(tmp_path) as made:
+        await made.serves()
+        pids = [await made.pid(name) for name in "01"]
+        assert await made.ask_process("0", "odd") == "[]"
+        assert [await made.pid(name) for name in "01"] == pids
+
+
 @pytest.mark.parametrize("when", ["fail", "fail-later"])
 async def test_if_none_can_serve_the_parent_ends_with_their_status(
     when: str, tmp_path: Path
