@@ -46,7 +46,7 @@ class Pair:
 
     def pids(self) -> dict[str, int]:
         """Of the processes that serve."""
-        serving = {}
+        serving: dict[str, int] = {}
         for child in psutil.Process(self.frontend.pid).children():
             serving[str(len(serving))] = child.pid
         return serving

@@ -119,7 +119,7 @@ async def test_a_server_takes_none_before_it_is_told_to() -> None:
 async def test_one_that_ends_leaves_connections_to_the_other() -> None:
     async with two() as made:
         made.servers[0].should_exit = True
-        await until(lambda: not made.servers[0].servers[0].is_serving())  # type: ignore[attr-defined]
+        await until(lambda: not made.servers[0].servers[0].is_serving())
         for _ in range(3):
             client = await made.connect()
             await client.send(post(method="GET"))

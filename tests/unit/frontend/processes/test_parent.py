@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 from frontend.processes import parent as parent_module
+from frontend.processes.child import MEMBER
+from frontend.processes.listeners import ListenError, listen
 from frontend.processes.parent import Parent
 from tests.waiting import until
 
@@ -241,7 +243,7 @@ async def test_one_that_does_not_end_is_killed(
         (["--processes"], {}),
         (["--processes", "2", "--help"], {}),
         (["--processes", "1"], {"MMROUTER_PROCESSES": "2"}),
-        (["--processes", "2"], {parent_module.MEMBER: "1 0 2 3"}),
+        (["--processes", "2"], {MEMBER: "1 0 2 3"}),
     ],
 )
 def test_one_process_and_what_cannot_be_are_left_to_the_frontend(
@@ -254,13 +256,13 @@ def test_one_process_and_what_cannot_be_are_left_to_the_frontend(
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "", None])
 def test_listening_on_hosts(host: str | None) -> None:
-    listeners = parent_module.listen(host, 0, None)
+    listeners = listen(host, 0, None)
     try:
         ports = [listener.getsockname()[1] for listener in listeners]
         with socket.create_connection(("127.0.0.1", ports[0])):
             pass
-        with pytest.raises(parent_module.ListenError, match=f"{ports[0]}"):
-            parent_module.listen("127.0.0.1", ports[0], None)
+        with pytest.raises(ListenError, match=f"{ports[0]}"):
+            listen("127.0.0.1", ports[0], None)
     finally:
         for listener in listeners:
             listener.close()
@@ -268,7 +270,7 @@ def test_listening_on_hosts(host: str | None) -> None:
 
 def test_a_unix_socket_that_was_left_is_taken_over_with_its_mode(tmp_path: Path) -> None:
     path = tmp_path / "uds"
-    with contextlib.closing(parent_module.listen(None, 0, str(path))[0]):
+    with contextlib.closing(listen(None, 0, str(path))[0]):
         path.chmod(0o600)
-    with contextlib.closing(parent_module.listen(None, 0, str(path))[0]):
+    with contextlib.closing(listen(None, 0, str(path))[0]):
         assert path.stat().st_mode & 0o777 == 0o600

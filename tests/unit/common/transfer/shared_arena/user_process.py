@@ -19,7 +19,7 @@ LAYOUT = SegmentLayout(8, (3968,))
 def main() -> None:
     offer = ArenaOffer.model_validate_json(sys.argv[2])
     arena = SharedArena(offer, socket.socket(fileno=int(sys.argv[1])))
-    held = []
+    held: list[object] = []
     for line in sys.stdin:
         command, name = line.split()
         if command == "lease":

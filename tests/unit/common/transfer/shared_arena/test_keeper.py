@@ -15,6 +15,7 @@ from common.identity import MmHash
 from common.transfer.arena import Arena, Lease, ReservedSegment, SegmentLayout, check_header
 from common.transfer.shared_arena import ArenaKeeper, MediaDirectory, SharedArena
 from common.transfer.shared_arena import keeper as keeper_module
+from common.transfer.shared_arena.messages import GiveBack
 from tests.waiting import until
 
 PAGE = 4096
@@ -368,7 +369,7 @@ async def test_what_a_killed_process_leased_comes_back(
     found = await leased(one, "a")
     assert found is not None
     found.release()
-    one._ordered(keeper_module.GiveBack())
+    one._ordered(GiveBack())
     await until(lambda: arena.statistics().leases == 0)
 
 
@@ -385,7 +386,7 @@ async def test_what_a_killed_process_was_writing_others_write(
     victim.kill()
     (await writing).release()
     assert await claiming is None
-    one._ordered(keeper_module.GiveBack())
+    one._ordered(GiveBack())
     await until(lambda: arena.statistics().bytes_leased == 0)
     assert arena.statistics().segments == 1
 
@@ -403,7 +404,7 @@ async def test_memory_of_a_killed_process_is_nobodys_for_a_while(arena: Arena) -
     victim.kill()
     await until(lambda: keeper.users == 1)
     lease.release()
-    one._ordered(keeper_module.GiveBack())
+    one._ordered(GiveBack())
     elsewhere = await written(one, "a")  # not where the helper may still be writing
     elsewhere.release()
     assert arena.statistics().bytes_leased >= 2 * PAGE
