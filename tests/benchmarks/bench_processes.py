@@ -5,7 +5,9 @@
 Both are up at the same time, over one worker whose engine answers at once, and take turns in short
 blocks: a closed loop of requests of text, and one of a few pictures that repeat. Client and worker
 need the cores too, and so does whatever else the machine does; so what counts is the ratio of two
-blocks that follow each other, and of those the median.
+blocks that follow each other, and of those the median. Beside it stands what does not depend on
+who else had the cores: the CPU time that a request takes of a frontend of one process, over what
+it takes of the busier of two (or of their parent, if that is the busiest).
 
 Ends with one line of JSON; docs/operations.md says what its fields mean.
 """
@@ -25,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import psutil
 
 from tests.e2e.processes import HttpServer, Process
 from tests.pictures import data_uri, picture
@@ -59,6 +62,13 @@ class Server:
     server: HttpServer
     port: int
     rates: dict[str, list[float]] = field(default_factory=dict)
+    cpu_ms: dict[str, list[float]] = field(default_factory=dict)
+
+    def cpu_s(self) -> list[float]:
+        """Of each of its processes so far."""
+        parent = psutil.Process(self.server.pid)
+        times = [each.cpu_times() for each in (parent, *parent.children())]
+        return [each.user + each.system for each in times]
 
     async def block(self, what: str, requests: Sequence[bytes], seconds: float) -> None:
         """Requests per second of a closed loop."""
@@ -80,9 +90,12 @@ class Server:
                 turn += 1
             writer.close()
 
+        before = self.cpu_s()
         began = time.perf_counter()
         await asyncio.gather(*(client(number) for number in range(CONNECTIONS)))
         self.rates.setdefault(what, []).append(done / (time.perf_counter() - began))
+        busiest = max(now - then for now, then in zip(self.cpu_s(), before, strict=True))
+        self.cpu_ms.setdefault(what, []).append(busiest / done * 1e3)
 
     def served(self) -> dict[str, float]:
         """Requests by process."""
@@ -147,6 +160,7 @@ async def measure(servers: Sequence[Server], rounds: int, seconds: float) -> Non
         if not turn:  # what came first warmed up
             for each in servers:
                 each.rates.clear()
+                each.cpu_ms.clear()
 
 
 def report(servers: Sequence[Server]) -> dict[str, float]:
@@ -161,6 +175,9 @@ def report(servers: Sequence[Server]) -> dict[str, float]:
         ratios = [mine / other for mine, other in zip(rates, one.rates[kind], strict=True)]
         print(f"{kind}: " + " ".join(f"{ratio:.2f}" for ratio in ratios))
         figures[f"{kind}_2_vs_1"] = statistics.median(ratios)
+        cpu = [statistics.median(each.cpu_ms[kind]) for each in servers]
+        print(f"{kind}: CPU of the busiest process, ms per request: {cpu[0]:.2f}, {cpu[1]:.2f}")
+        figures[f"{kind}_cpu_2_vs_1"] = cpu[0] / cpu[1]
     return figures
 
 
