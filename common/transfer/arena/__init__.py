@@ -11,7 +11,7 @@ from common.transfer.arena.access import (
     Segment,
 )
 from common.transfer.arena.arena import Arena
-from common.transfer.arena.file import SHARED_MEMORY, reap_orphans
+from common.transfer.arena.file import SHARED_MEMORY, open_to_map, reap_orphans
 from common.transfer.arena.layout import HEAD_SIZE, SEGMENTS_START, ArenaOffer, check_head
 from common.transfer.arena.mapping import ArenaMapping
 from common.transfer.arena.segment import (
@@ -49,6 +49,7 @@ __all__ = [
     "check_head",
     "check_header",
     "copy_bytes",
+    "open_to_map",
     "reap_orphans",
     "write_parts",
 ]

@@ -24,7 +24,7 @@ from common.transfer.arena.access import (
     ReservedSegment,
     Segment,
 )
-from common.transfer.arena.file import SHARED_MEMORY, create, new_name
+from common.transfer.arena.file import SHARED_MEMORY, create, new_name, open_to_map
 from common.transfer.arena.layout import NONCE_SIZE, SEGMENTS_START, ArenaOffer, pack_head
 from common.transfer.arena.segment import (
     HEADER_SIZE,
@@ -110,11 +110,7 @@ class Arena(ArenaAccess):
 
     def open(self, *, writable: bool) -> int:
         """See :class:`ArenaAccess`."""
-        mode = os.O_RDWR if writable else os.O_RDONLY
-        try:
-            return os.open(self._path, mode | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError as error:
-            raise ArenaUnavailableError(f"can't open the arena: {error}") from error
+        return open_to_map(self._path, writable=writable)
 
     def reserve(self, mm_hash: MmHash, layout: SegmentLayout) -> ReservedSegment | Lease:
         """See :class:`ArenaAccess`."""

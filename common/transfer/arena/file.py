@@ -65,6 +65,19 @@ def create(path: Path, size: int) -> int:
     return descriptor
 
 
+def open_to_map(path: Path, *, writable: bool) -> int:
+    """A descriptor through which an arena can be mapped.
+
+    Raises:
+        ArenaUnavailableError: it is gone.
+    """
+    mode = os.O_RDWR if writable else os.O_RDONLY
+    try:
+        return os.open(path, mode | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise ArenaUnavailableError(f"can't open the arena: {error}") from error
+
+
 def reap_orphans(directory: Path = SHARED_MEMORY) -> int:
     """Remove the arenas of processes that no longer live.
 

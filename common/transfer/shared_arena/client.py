@@ -5,7 +5,6 @@ for later when nobody does, within a limit: who shows a picture again then waits
 process. It gives that back when somebody needs room.
 """
 
-import os
 import socket
 import threading
 from collections import OrderedDict, deque
@@ -29,6 +28,7 @@ from common.transfer.arena import (
     ReservedSegment,
     Segment,
     SegmentLayout,
+    open_to_map,
 )
 from common.transfer.shared_arena.connection import KeeperConnection
 from common.transfer.shared_arena.messages import (
@@ -108,11 +108,7 @@ class SharedArena(ArenaAccess):
 
     def open(self, *, writable: bool) -> int:
         """See :class:`ArenaAccess`."""
-        mode = os.O_RDWR if writable else os.O_RDONLY
-        try:
-            return os.open(self._path, mode | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError as error:
-            raise ArenaUnavailableError(f"can't open the arena: {error}") from error
+        return open_to_map(self._path, writable=writable)
 
     def lease_now(self, mm_hash: MmHash) -> Lease | None:
         """See :class:`ArenaAccess`."""
