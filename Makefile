@@ -38,6 +38,7 @@ BENCH_ENVIRONMENT := $(ENVIRONMENT)-bench
 
 .PHONY: help setup run test fuzz chaos check fix docs locks demo-model clean distclean
 .PHONY: bench-router bench-router-scale bench-join bench-transfer bench-last-hop bench-preprocess
+.PHONY: bench-processes
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{ printf "%-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -131,6 +132,9 @@ bench-preprocess: $(BENCH_ENVIRONMENT) ## measure getting media ready, beside vL
 
 bench-last-hop: $(BENCH_ENVIRONMENT) ## measure each of vLLM's ways from a worker to its engine
 	@$(VENV_PYTHON) -m tests.benchmarks.bench_last_hop $(BENCH_ARGS)
+
+bench-processes: $(ENVIRONMENT) ## measure a frontend of two processes beside one of one
+	@$(VENV_PYTHON) -m tests.benchmarks.bench_processes $(BENCH_ARGS)
 
 chaos: $(ENVIRONMENT) ## break everything at random under load, and count what users notice
 	@$(VENV_PYTHON) -m tests.chaos $(CHAOS_ARGS)

@@ -29,6 +29,11 @@ class StopSignals:
         self._asked.set()
         self._at_once.set()
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether the process was asked to end."""
+        return self._asked.is_set()
+
     async def asked(self) -> None:
         """Wait until the process is asked to end in either way."""
         await self._asked.wait()

@@ -157,6 +157,14 @@ INDEX_RANKS = Gauge(
     "mmrouter_index_ranks", "Ranks of workers by what is known of their blocks", ["knowledge"]
 )
 
+PROCESSES = Gauge("mmrouter_processes", "Processes of this frontend that serve")
+PROCESS_RESTARTS = Counter(
+    "mmrouter_process_restarts", "Processes of this frontend that ended and were started again"
+)
+SILENT_PROCESSES = Counter(
+    "mmrouter_silent_processes",
+    "Answers for all processes of this frontend that lack one which did not answer in time",
+)
 EJECTIONS = Counter(
     "mmrouter_ejections",
     "Times a worker was taken out after errors or stalls",

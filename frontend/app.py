@@ -24,14 +24,18 @@ from frontend.http import (
     AdminGuard,
     Admission,
     EarlyStreamErrors,
+    FleetStatus,
+    MergedMetrics,
     ReadinessGate,
     RetryAfter,
     Server,
+    Status,
     build_vllm_app,
     graceful_shutdown,
     status_routes,
     uvicorn_config,
 )
+from frontend.processes import Siblings
 from frontend.processing import Preprocessor
 from frontend.request import RequestRunner, RoutedEngineClient
 from frontend.router import Router, ZmqFeeds
@@ -46,6 +50,7 @@ class Frontend:
 
     Attributes:
         models_parts: closes what is made once the first worker has said which model it is.
+        siblings: the other processes of this frontend, if there are any.
     """
 
     args: FrontendArgs
@@ -56,6 +61,7 @@ class Frontend:
     gate: ReadinessGate
     server: Server
     models_parts: AsyncExitStack
+    siblings: Siblings | None
 
     async def serve(self) -> None:
         """Serve until the process is told to stop and has drained.
@@ -63,8 +69,11 @@ class Frontend:
         Raises:
             MmRouterError: it can't serve, or can't go on.
         """
+        signals = StopSignals()
+        if self.siblings is not None:
+            await self.siblings.attach(signals)
         leave = graceful_shutdown(
-            StopSignals(), self.server, self.gate, self.fleet, self.args.process.drain_timeout_s
+            signals, self.server, self.gate, self.fleet, self.args.process.drain_timeout_s
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -91,8 +100,16 @@ class Frontend:
                 self.args.http,
                 several_keys=len(self.args.api_keys) > 1,
             )
-            await self.gate.open(app, served)
+            await self.gate.open(app, self._with_siblings(served))
+            self.server.accept()
+            if self.siblings is not None:
+                self.siblings.serving()
         logger.info("serving %s", ", ".join(preprocessor.card.served_model_names))
+
+    def _with_siblings(self, served: App) -> App:
+        if self.siblings is None:
+            return served
+        return MergedMetrics(served, self.siblings, self.args.serve.root_path or "")
 
     def _give_up(self) -> None:
         self.server.should_exit = True
@@ -118,23 +135,35 @@ class Frontend:
         )
         client = RoutedEngineClient(preprocessor, self.fleet, self.router, runner)
         app = await build_vllm_app(client, self.args.serve, preprocessor.tasks, self.server)
-        app.include_router(status_routes(self.fleet, self.router, self.media_sender))
+        own = Status(self.fleet, self.router, self.media_sender)
+        status = FleetStatus(own, self.siblings)
+        app.include_router(status_routes(status, several=self.siblings is not None))
         return app
 
 
 @asynccontextmanager
-async def open_frontend(args: FrontendArgs) -> AsyncIterator[Frontend]:
+async def open_frontend(
+    args: FrontendArgs, siblings: Siblings | None = None
+) -> AsyncIterator[Frontend]:
     """A frontend that only has to be told to serve; all of it is gone afterwards.
+
+    Args:
+        siblings: the other processes of this frontend, if there are any.
 
     Raises:
         ConfigurationError: something that was asked for can't be had.
     """
     async with AsyncExitStack() as closing:
-        key = args.process.fleet_key()
-        media_sender = await made_in_thread(
-            partial(MediaSender.create, args.arena.arena_bytes, args.transfer, args.network),
-            MediaSender.close,
+        make_sender = partial(
+            MediaSender.create, args.arena.arena_bytes, args.transfer, args.network
         )
+        if siblings is not None:
+            closing.callback(siblings.close)
+            await asyncio.to_thread(siblings.begin, args.plan)
+            args = args.share
+            make_sender = partial(MediaSender, siblings.arena, args.transfer, args.network)
+        key = args.process.fleet_key()
+        media_sender = await made_in_thread(make_sender, MediaSender.close)
         closing.callback(media_sender.close)
         loader = MediaLoader(args.media, args.media.cache_bytes)
         closing.push_async_callback(loader.close)
@@ -157,17 +186,22 @@ async def open_frontend(args: FrontendArgs) -> AsyncIterator[Frontend]:
         gate = ReadinessGate(fleet.check_available)
         closing.push_async_callback(gate.close)
         guarded = _guarded(RetryAfter(gate), args)
-        server = Server(uvicorn_config(guarded, args.serve, args.http))
-        yield Frontend(args, media_sender, loader, router, fleet, gate, server, models_parts)
+        server = Server(uvicorn_config(guarded, args.serve, args.http), siblings)
+        yield Frontend(
+            args, media_sender, loader, router, fleet, gate, server, models_parts, siblings
+        )
 
 
-async def serve(args: FrontendArgs) -> None:
+async def serve(args: FrontendArgs, siblings: Siblings | None = None) -> None:
     """Open a frontend and serve until the process is told to stop.
+
+    Args:
+        siblings: the other processes of this frontend, if there are any.
 
     Raises:
         MmRouterError: it can't serve, or can't go on.
     """
-    async with open_frontend(args) as frontend:
+    async with open_frontend(args, siblings) as frontend:
         await frontend.serve()
 
 

@@ -3,7 +3,7 @@
 import argparse
 import os
 from argparse import Namespace
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -23,6 +23,7 @@ from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.settings import NixlSettings, TransferSettings
 from frontend.fetch import MediaSettings
 from frontend.http import HttpSettings, KeySettings, read_keys
+from frontend.processes import Plan, ProcessesSettings
 from frontend.processing import ArenaSettings, PreprocessSettings
 from frontend.request import FaultSettings
 from frontend.router import RouterSettings
@@ -43,6 +44,7 @@ class ModelCodeSettings(FlagSettings):
 GROUPS: Final[tuple[type[FlagSettings], ...]] = (
     DiscoverySettings,
     ProcessSettings,
+    ProcessesSettings,
     KeySettings,
     HttpSettings,
     RouterSettings,
@@ -66,6 +68,7 @@ class FrontendArgs:
         api_keys: of users; none to let everybody in.
         admin_keys: open what only admins may see; none if they come from this host.
         network: over which NIXL may go.
+        processes: how many serve together.
     """
 
     serve: Namespace
@@ -82,6 +85,35 @@ class FrontendArgs:
     discovery: Discovery
     transfer: TransferMode
     network: NixlNetwork
+    processes: int = 1
+
+    @property
+    def plan(self) -> Plan:
+        """What a parent of several processes has to know of this."""
+        needs_arena = self.transfer not in (TransferMode.AUTO, TransferMode.DISABLED)
+        if needs_arena and not self.arena.arena_bytes:
+            raise ConfigurationError(
+                f"DYNAMO_MM_TRANSFER={self.transfer.value} needs --mm-arena-gb above 0"
+            )
+        return Plan(
+            host=self.serve.host,
+            port=self.serve.port,
+            uds=self.serve.uds,
+            arena_bytes=0 if self.transfer is TransferMode.DISABLED else self.arena.arena_bytes,
+            arena_needed=needs_arena,
+        )
+
+    @property
+    def share(self) -> "FrontendArgs":
+        """What one of its processes may take: of what is limited for all, as much as the others."""
+        if self.processes == 1:
+            return self
+        return replace(
+            self,
+            http=self.http.shared_by(self.processes),
+            media=self.media.shared_by(self.processes),
+            preprocess=self.preprocess.shared_by(self.processes),
+        )
 
 
 def parse(argv: list[str]) -> FrontendArgs:
@@ -119,6 +151,7 @@ def parse(argv: list[str]) -> FrontendArgs:
             discovery=DiscoverySettings.from_args(ours).open(),
             transfer=TransferSettings.from_args(ours).mode,
             network=NixlSettings.from_args(ours).network(),
+            processes=ProcessesSettings.from_args(ours).processes,
         )
     except (ConfigurationError, TypeError, ValueError, OSError, VLLMError) as error:
         parser.error(str(error))

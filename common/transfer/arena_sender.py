@@ -5,7 +5,7 @@ from abc import abstractmethod
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from common.identity import MmHash
-from common.transfer.arena import Arena, Lease
+from common.transfer.arena import ArenaAccess, Lease
 from common.transfer.base import MediaHandle, MmKwargsSender, SentHook
 from common.transfer.codec import encode
 from common.transfer.metadata import TransferMetadata
@@ -18,7 +18,7 @@ class ArenaSender(MmKwargsSender):
         arena: where items lie.
     """
 
-    def __init__(self, arena: Arena, *, on_sent: SentHook | None = None) -> None:
+    def __init__(self, arena: ArenaAccess, *, on_sent: SentHook | None = None) -> None:
         super().__init__(on_sent=on_sent)
         self.arena = arena
 
@@ -28,7 +28,7 @@ class ArenaSender(MmKwargsSender):
         return self._handle(lease)
 
     def _send_held(self, mm_hash: MmHash) -> MediaHandle | None:
-        lease = self.arena.lease(mm_hash)
+        lease = self.arena.lease_now(mm_hash)
         return None if lease is None else self._handle(lease)
 
     def _handle(self, lease: Lease) -> MediaHandle:

@@ -5,7 +5,7 @@ The one place that lists them. Each offers, proves and accepts under its own nam
 
 from typing import Any
 
-from common.transfer.arena import Arena
+from common.transfer.arena import ArenaAccess
 from common.transfer.base import LateSender, MmKwargsReceiver, MmKwargsSender
 from common.transfer.choice import TransferMode, wanted
 from common.transfer.inline import InlineReceiver, InlineSender
@@ -15,7 +15,7 @@ from common.transfer.reference import ReferenceReceiver, ReferenceSender, Render
 from common.transfer.shm import ShmReceiver, ShmSender
 
 
-def senders(arena: Arena | None, mode: TransferMode) -> list[MmKwargsSender]:
+def senders(arena: ArenaAccess | None, mode: TransferMode) -> list[MmKwargsSender]:
     """A frontend's ends that cost nothing to have.
 
     Args:
@@ -29,7 +29,9 @@ def senders(arena: Arena | None, mode: TransferMode) -> list[MmKwargsSender]:
     return ends
 
 
-def late_senders(arena: Arena | None, mode: TransferMode, network: NixlNetwork) -> list[LateSender]:
+def late_senders(
+    arena: ArenaAccess | None, mode: TransferMode, network: NixlNetwork
+) -> list[LateSender]:
     """A frontend's ends that are started once a worker needs them.
 
     Args:

@@ -36,6 +36,18 @@ class MediaSettings(FetchPolicy, FlagSettings):
         """Budget of the cache in bytes."""
         return int(self.cache_mb * 2**20)
 
+    def shared_by(self, processes: int) -> Self:
+        """What each of some processes may take: no less than one request may."""
+        one_mb = min(self.max_request_mb, self.held_mb)
+        one_megapixels = min(self.max_request_megapixels, self.decoding_megapixels)
+        return self.model_copy(
+            update={
+                "held_mb": max(self.held_mb / processes, one_mb),
+                "decoding_megapixels": max(self.decoding_megapixels / processes, one_megapixels),
+                "cache_mb": self.cache_mb / processes,
+            }
+        )
+
     @classmethod
     def with_vllms(
         cls,

@@ -6,22 +6,26 @@ from frontend.http.api_keys import read_keys
 from frontend.http.drain import graceful_shutdown
 from frontend.http.early_stream_errors import EarlyStreamErrors
 from frontend.http.file_limit import raise_file_limit
+from frontend.http.merged_metrics import MergedMetrics
 from frontend.http.readiness_gate import ReadinessGate
 from frontend.http.retry_after import RetryAfter
 from frontend.http.server import build_vllm_app, uvicorn_config
 from frontend.http.settings import HttpSettings, KeySettings
-from frontend.http.status import status_routes
+from frontend.http.status import FleetStatus, Status, status_routes
 from frontend.http.uvicorn_server import Server
 
 __all__ = [
     "AdminGuard",
     "Admission",
     "EarlyStreamErrors",
+    "FleetStatus",
     "HttpSettings",
     "KeySettings",
+    "MergedMetrics",
     "ReadinessGate",
     "RetryAfter",
     "Server",
+    "Status",
     "build_vllm_app",
     "graceful_shutdown",
     "raise_file_limit",

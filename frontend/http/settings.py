@@ -1,7 +1,7 @@
 """The flags that say who is a client, how much of this frontend it may take, and for how long."""
 
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field
 
@@ -47,6 +47,16 @@ class HttpSettings(FlagSettings):
         description="how long a client may take for 256 KiB of its answer, or for all that is "
         "there of it, before it is disconnected",
     )
+
+    def shared_by(self, processes: int) -> Self:
+        """What each of some processes may take."""
+        return self.model_copy(
+            update={
+                "max_inflight": -(-self.max_inflight // processes),
+                "max_connections": -(-self.max_connections // processes),
+                "body_memory_mb": self.body_memory_mb / processes,
+            }
+        )
 
     @property
     def max_body_bytes(self) -> int:

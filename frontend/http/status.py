@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Query
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from common.identity import Target, WorkerId
 from common.protocol import RankStatus
+from frontend.processes import Siblings
 from frontend.router import Knowledge, Router, TargetLoad
 from frontend.workers import Fleet, MediaSender, Member
 
@@ -68,8 +70,21 @@ class IndexView(BaseModel):
     blocks: int
 
 
+class ProcessView(BaseModel):
+    """How one process of the frontend stands with a worker; the fields are a worker's."""
+
+    process: str
+    connected: bool
+    transport: str | None
+    circuit: str
+    active_requests: int
+
+
 class WorkerView(BaseModel):
     """One worker with a card that fits.
+
+    Where the frontend has several processes, it is connected if it is to all of them, and in any
+    other respect as the process has it that has it worst.
 
     Attributes:
         transport: how media travel to it; None while it is not connected.
@@ -78,6 +93,7 @@ class WorkerView(BaseModel):
         active_requests: of this frontend.
         running, waiting, hf_processor_runs: over all ranks, and kv_usage of the fullest, as
             the worker reported last; None before its first report.
+        processes: how each process stands with it; only where there are several.
     """
 
     worker_id: WorkerId
@@ -94,6 +110,7 @@ class WorkerView(BaseModel):
     waiting: int | None
     kv_usage: float | None
     hf_processor_runs: int | None
+    processes: list[ProcessView] = []
 
 
 class RefusedView(BaseModel):
@@ -134,23 +151,48 @@ def _rank_view(router: Router, member: Member, rank: int) -> RankView:
     )
 
 
-def status_routes(fleet: Fleet, router: Router, media_sender: MediaSender) -> APIRouter:
-    """The routes under ``/mmrouter``."""
-    api = APIRouter(prefix="/mmrouter", tags=["mmrouter"])
+class Status:
+    """What this process knows."""
 
-    def view(member: Member) -> WorkerView:
+    def __init__(self, fleet: Fleet, router: Router, media_sender: MediaSender) -> None:
+        self._fleet = fleet
+        self._router = router
+        self._media_sender = media_sender
+
+    def workers(self) -> list[WorkerView]:
+        """Workers whose cards fit."""
+        return [self._view(member) for member in self._fleet.members.shown()]
+
+    def refused(self) -> list[RefusedView]:
+        """Workers whose cards don't fit."""
+        return [
+            RefusedView(worker_id=worker_id, reason=reason)
+            for worker_id, reason in self._fleet.refusals.by_worker().items()
+        ]
+
+    def decisions(self, wanted: "Wanted") -> list[dict[str, Any]]:
+        """Routing decisions: those of one response, or the last ones, newest first."""
+        log = self._router.decisions
+        found = log.last(wanted.last) if wanted.request_id is None else log.find(wanted.request_id)
+        return [decision.as_json() for decision in found]
+
+    def index(self) -> IndexView:
+        """How much of the fleet's caches is known."""
+        return _index_view(self._router)
+
+    def _view(self, member: Member) -> WorkerView:
         card, link, status = member.card, member.link, member.status
-        circuit, circuit_reason = router.ejection.circuit(card.worker_id)
+        circuit, circuit_reason = self._router.ejection.circuit(card.worker_id)
         return WorkerView(
             worker_id=card.worker_id,
             incarnation=card.incarnation,
             state=card.state,
             connected=link is not None,
             request_endpoint=card.request_endpoint,
-            transport=media_sender.transport(card.worker_id),
+            transport=self._media_sender.transport(card.worker_id),
             circuit=circuit,
             circuit_reason=circuit_reason,
-            ranks=[_rank_view(router, member, rank) for rank in card.ranks],
+            ranks=[_rank_view(self._router, member, rank) for rank in card.ranks],
             active_requests=0 if link is None else link.active_requests,
             running=None if status is None else sum(one.running for one in status.ranks),
             waiting=None if status is None else sum(one.waiting for one in status.ranks),
@@ -158,23 +200,172 @@ def status_routes(fleet: Fleet, router: Router, media_sender: MediaSender) -> AP
             hf_processor_runs=None if status is None else status.hf_processor_runs,
         )
 
-    @api.get("/workers")
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Which decisions somebody wants to see.
+
+    Attributes:
+        request_id: id of a response of the API; None for the last ones.
+    """
+
+    request_id: str | None
+    last: int
+
+
+_workers = TypeAdapter(list[WorkerView])
+_refused = TypeAdapter(list[RefusedView])
+_index = TypeAdapter(IndexView)
+
+
+class FleetStatus:
+    """What all processes of this frontend know."""
+
+    def __init__(self, own: Status, siblings: Siblings | None) -> None:
+        """
+        Args:
+            own: what this one knows; it is told to the others too.
+            siblings: the others, if there are any.
+        """
+        self._own = own
+        self._siblings = siblings
+        if siblings is not None:
+            siblings.tell("workers", lambda _: _workers.dump_json(own.workers()))
+            siblings.tell("refused", lambda _: _refused.dump_json(own.refused()))
+            siblings.tell("index", lambda _: _index.dump_json(own.index()))
+            wanted = msgspec.json.Decoder(Wanted)
+            siblings.tell(
+                "decisions", lambda said: msgspec.json.encode(own.decisions(wanted.decode(said)))
+            )
+
+    async def workers(self) -> list[WorkerView]:
+        """Workers whose cards fit."""
+        if self._siblings is None:
+            return self._own.workers()
+        told = {self._siblings.name: self._own.workers()}
+        for name, body in await self._siblings.ask("workers"):
+            told[name] = _workers.validate_json(body)
+        return merged_workers(told)
+
+    async def refused(self) -> list[RefusedView]:
+        """Workers whose cards don't fit."""
+        found = self._own.refused()
+        if self._siblings is not None:
+            for _, body in await self._siblings.ask("refused"):
+                found += [each for each in _refused.validate_json(body) if each not in found]
+        return found
+
+    async def index(self) -> IndexView:
+        """How much of the fleet's caches the process knows that knows least."""
+        told = [self._own.index()]
+        if self._siblings is not None:
+            told += [_index.validate_json(body) for _, body in await self._siblings.ask("index")]
+        return min(told, key=lambda one: one.exact_share)
+
+    async def decisions(self, wanted: Wanted) -> list[dict[str, Any]]:
+        """Routing decisions, each with the process that made it where there are several."""
+        found = self._own.decisions(wanted)
+        if self._siblings is None:
+            return found
+        for each in found:
+            each["process"] = self._siblings.name
+        for name, body in await self._siblings.ask("decisions", msgspec.json.encode(wanted)):
+            found += [each | {"process": name} for each in msgspec.json.decode(body)]
+        oldest_first = wanted.request_id is not None
+        found.sort(key=lambda each: each["time"], reverse=not oldest_first)
+        return found if oldest_first else found[: wanted.last]
+
+
+_CIRCUITS = ("closed", "half-open", "open")
+_KNOWLEDGE = ("exact", "degraded", "approximate")
+
+
+def merged_workers(told: dict[str, list[WorkerView]]) -> list[WorkerView]:
+    """What all processes say of workers, one view for each.
+
+    Args:
+        told: by process; the first is the one that was asked.
+    """
+    by_worker: dict[tuple[str, str], dict[str, WorkerView]] = {}
+    for name, views in told.items():
+        for view in views:
+            by_worker.setdefault((view.worker_id, view.incarnation), {})[name] = view
+    return [_merged(views, len(told)) for views in by_worker.values()]
+
+
+def _merged(views: dict[str, WorkerView], processes: int) -> WorkerView:
+    each = list(views.values())
+    worst = max(each, key=lambda view: _CIRCUITS.index(view.circuit))
+    reports = [view for view in each if view.running is not None]
+    return (reports or each)[0].model_copy(
+        update={
+            "connected": len(each) == processes and all(view.connected for view in each),
+            "transport": next((view.transport for view in each if view.transport), None),
+            "circuit": worst.circuit,
+            "circuit_reason": worst.circuit_reason,
+            "ranks": [
+                _merged_rank(ranks) for ranks in zip(*(view.ranks for view in each), strict=True)
+            ],
+            "active_requests": sum(view.active_requests for view in each),
+            "processes": [
+                ProcessView(
+                    process=name,
+                    connected=view.connected,
+                    transport=view.transport,
+                    circuit=view.circuit,
+                    active_requests=view.active_requests,
+                )
+                for name, view in sorted(views.items())
+            ],
+        }
+    )
+
+
+def _merged_rank(ranks: tuple[RankView, ...]) -> RankView:
+    """Of all processes; to a worker each of them is a frontend, and the others' own is theirs."""
+    worst = max(ranks, key=lambda rank: _KNOWLEDGE.index(rank.index))
+    own = [rank.own for rank in ranks]
+    ours, rest = _sum(own), _sum([one for one in own if one is not worst.own])
+    busy = any(rank.busy for rank in ranks)
+    others = _sum([worst.others, rest], sign=-1)
+    return worst.model_copy(update={"busy": busy, "own": ours, "others": others})
+
+
+def _sum(shares: list[ShareView], sign: int = 1) -> ShareView:
+    """The first and all others added to it, or taken from it as far as there is any."""
+    total = ShareView(requests=0, prefill_tokens=0, decode_tokens=0)
+    for position, one in enumerate(shares):
+        factor = sign if position else 1
+        total = ShareView(
+            requests=max(0, total.requests + factor * one.requests),
+            prefill_tokens=max(0, total.prefill_tokens + factor * one.prefill_tokens),
+            decode_tokens=max(0, total.decode_tokens + factor * one.decode_tokens),
+        )
+    return total
+
+
+def status_routes(status: FleetStatus, *, several: bool) -> APIRouter:
+    """The routes under ``/mmrouter``.
+
+    Args:
+        several: whether the frontend has several processes.
+    """
+    api = APIRouter(prefix="/mmrouter", tags=["mmrouter"])
+    hidden = None if several else {"__all__": {"processes"}}
+
+    @api.get("/workers", response_model_exclude=hidden)
     async def workers() -> list[WorkerView]:
         """Workers whose cards fit."""
-        return [view(member) for member in fleet.members.shown()]
+        return await status.workers()
 
     @api.get("/workers/refused")
     async def refused() -> list[RefusedView]:
         """Workers whose cards don't fit."""
-        return [
-            RefusedView(worker_id=worker_id, reason=reason)
-            for worker_id, reason in fleet.refusals.by_worker().items()
-        ]
+        return await status.refused()
 
     @api.get("/index")
     async def index() -> IndexView:
         """How much of the fleet's caches is known."""
-        return _index_view(router)
+        return await status.index()
 
     @api.get("/decisions")
     async def decisions(
@@ -185,9 +376,7 @@ def status_routes(fleet: Fleet, router: Router, media_sender: MediaSender) -> AP
 
         Clients may choose ids, so one id can be that of several responses.
         """
-        log = router.decisions
-        found = log.last(last) if request_id is None else log.find(request_id)
-        return [decision.as_json() for decision in found]
+        return await status.decisions(Wanted(request_id, last))
 
     return api
 

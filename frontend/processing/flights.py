@@ -26,6 +26,7 @@ from frontend.processing.backends import Backend
 from frontend.processing.batch import Batch, Processed
 from frontend.processing.errors import AbandonedError
 from frontend.processing.known_hashes import KnownHashes
+from frontend.processing.shared_media import SharedMedia
 
 logger = logging.getLogger(__name__)
 
@@ -49,14 +50,18 @@ class _Flight:
 class Flights:
     """The flights of one frontend, by key. For one event loop."""
 
-    def __init__(self, backend: Backend, hashes: KnownHashes) -> None:
+    def __init__(
+        self, backend: Backend, hashes: KnownHashes, shared: SharedMedia | None = None
+    ) -> None:
         """
         Args:
             backend: does the work.
             hashes: is told the hash of whatever lands.
+            shared: what other processes of this frontend have or are at, if there are any.
         """
         self._backend = backend
         self._hashes = hashes
+        self._shared = shared
         self._flights: dict[Hashable, _Flight] = {}
         self._running: set[asyncio.Task[None]] = set()
 
@@ -68,7 +73,8 @@ class Flights:
             if flight is None:
                 flight = self._flights[key] = _Flight()
                 seats.fresh.append(key)
-            PREPROCESSED.labels("shared" if flight.waiters else "processed").inc()
+            if flight.waiters:
+                PREPROCESSED.labels("shared").inc()
             seats.take(key, flight)
         return seats
 
@@ -84,7 +90,7 @@ class Flights:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    async def _run(self, batch: Batch, keys: Sequence[Hashable]) -> None:
+    async def _run(self, batch: Batch, keys: Sequence[Hashable], *, again: bool = False) -> None:
         """Process a batch and land its flights, whatever happens."""
         flights = [self._flights[key] for key in keys]
 
@@ -92,12 +98,21 @@ class Flights:
             return not any(flight.waiters for flight in flights)
 
         try:
-            processed = await self._backend.run(batch, abandoned)
+            found = await self._elsewhere(keys)
+            left = [index for index, key in enumerate(keys) if key not in found]
+            if not again:
+                PREPROCESSED.labels("kept").inc(len(found))
+                PREPROCESSED.labels("processed").inc(len(left))
+            if left:
+                rest = dataclasses.replace(batch, media=[batch.media[index] for index in left])
+                made = await self._backend.run(rest, abandoned)
+                found.update(zip([keys[index] for index in left], made, strict=True))
+            processed = [found[key] for key in keys]
         except AbandonedError as error:
             if abandoned():
                 self._land(keys, [error] * len(keys))
             else:  # somebody came at the last moment
-                await self._run(batch, keys)
+                await self._run(batch, keys, again=True)
         except Exception as error:  # noqa: BLE001 # raised where the flight is waited for
             _forget_frames(error)
             if len(keys) == 1 or isinstance(error, (RequestLimitError, OverloadedError)):
@@ -105,16 +120,28 @@ class Flights:
             else:
                 # Not all of them need be at fault, and others may wait for the rest.
                 for medium, key in zip(batch.media, keys, strict=True):
-                    await self._run(dataclasses.replace(batch, media=[medium]), [key])
+                    alone = dataclasses.replace(batch, media=[medium])
+                    await self._run(alone, [key], again=True)
         else:
-            for key, each in zip(keys, processed, strict=True):
-                self._hashes.remember(key, each.mm_hash)
             self._land(keys, processed)
+
+    async def _elsewhere(self, keys: Sequence[Hashable]) -> dict[Hashable, Processed]:
+        """What other processes have made, or are making. The rest nobody else begins."""
+        found: dict[Hashable, Processed] = {}
+        if self._shared is not None:
+            for key in sorted(keys, key=self._shared.order):
+                if (kept := await self._shared.claim(key)) is not None:
+                    found[key] = kept
+        return found
 
     def _land(self, keys: Sequence[Hashable], outcomes: Sequence[Processed | Exception]) -> None:
         for key, outcome in zip(keys, outcomes, strict=True):
             future = self._flights.pop(key).outcome
+            made = outcome if isinstance(outcome, Processed) else None
+            if self._shared is not None:
+                self._shared.landed(key, None if made is None else made.mm_hash)
             if isinstance(outcome, Processed):
+                self._hashes.remember(key, outcome.mm_hash)
                 future.set_result(outcome)
             else:
                 future.set_exception(outcome)

@@ -118,7 +118,7 @@ class MediaProcessing:
         check_uuids(mm_uuids)
         partition = current_partition()
         namespace = Namespace(current_tenant.get(), partition, options)
-        named = self._named.find(mm_data, mm_uuids, namespace)
+        named = await self._named.find(mm_data, mm_uuids, namespace)
         media = media_apart(mm_data, named, options)
         if media is None:
             decoded = {modality: await self._decoded(each) for modality, each in mm_data.items()}
@@ -129,7 +129,7 @@ class MediaProcessing:
         for items in rendered["mm_kwargs"].values():
             for item in items:
                 self.hashed.add(item)
-        self._named.remember(rendered["mm_hashes"], mm_uuids, namespace)
+        await self._named.remember(rendered["mm_hashes"], mm_uuids, namespace)
         return rendered
 
     async def _processed(

@@ -1,12 +1,13 @@
 """Media that a prompt only names, and what is kept under their names."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 from common.identity import MmHash
 from frontend.processing.batch import Processed
 from frontend.processing.prompt_media import ByPlace, MediaData, Place, listed
-from frontend.processing.store import ProcessedStore
-from frontend.processing.uuids import MediaNames, Namespace, Uuids
+from frontend.processing.store import ArenaStore, ProcessedStore
+from frontend.processing.uuids import NAMES_PER_TENANT, MediaNames, Namespace, Uuids
 
 
 class NamedMedia:
@@ -19,8 +20,11 @@ class NamedMedia:
         """
         self._store = store
         self._names = MediaNames()
+        # Names are asked for where all processes of this frontend know them: what a client showed
+        # to one of them it may name to another.
+        self._directory = store.directory if isinstance(store, ArenaStore) else None
 
-    def find(self, mm_data: MediaData, mm_uuids: Uuids, namespace: Namespace) -> ByPlace:
+    async def find(self, mm_data: MediaData, mm_uuids: Uuids, namespace: Namespace) -> ByPlace:
         """What is kept of media that come without content.
 
         Raises:
@@ -32,10 +36,10 @@ class NamedMedia:
             for index, medium in enumerate(listed(media)):
                 if medium is None:
                     uuid = uuids[index] if index < len(uuids) else None
-                    found[modality, index] = self._kept(modality, index, uuid, namespace)
+                    found[modality, index] = await self._kept(modality, index, uuid, namespace)
         return found
 
-    def remember(
+    async def remember(
         self, hashes: Mapping[str, Sequence[str]], mm_uuids: Uuids, namespace: Namespace
     ) -> None:
         """Which names the media of a prompt had.
@@ -48,17 +52,39 @@ class NamedMedia:
             if len(uuids) == len(of_modality):
                 for mm_hash, uuid in zip(of_modality, uuids, strict=True):
                     if uuid is not None:
-                        self._names.remember(namespace, modality, uuid, MmHash(mm_hash))
+                        await self._remember(namespace, modality, uuid, MmHash(mm_hash))
 
     def forget(self) -> None:
         """Know no names any more."""
         self._names.clear()
 
-    def _kept(self, modality: str, index: int, uuid: str | None, namespace: Namespace) -> Processed:
+    async def _remember(
+        self, namespace: Namespace, modality: str, uuid: str, mm_hash: MmHash
+    ) -> None:
+        if self._directory is None:
+            self._names.remember(namespace, modality, uuid, mm_hash)
+        elif (name := namespace.name(modality, uuid)) is not None:
+            space = namespace.tenant.encode()
+            await self._directory.remember(space, name, mm_hash, NAMES_PER_TENANT)
+
+    async def _named(self, namespace: Namespace, modality: str, uuid: str) -> Processed | None:
+        if self._directory is None:
+            mm_hash = self._names.recall(namespace, modality, uuid)
+            return None if mm_hash is None else self._store.get(mm_hash)
+        name = namespace.name(modality, uuid)
+        if name is None:
+            return None
+        mm_hash = await self._directory.recall(namespace.tenant.encode(), name)
+        if mm_hash is None:
+            return None
+        return self._store.get_now(mm_hash) or await asyncio.to_thread(self._store.get, mm_hash)
+
+    async def _kept(
+        self, modality: str, index: int, uuid: str | None, namespace: Namespace
+    ) -> Processed:
         if uuid is None:
             raise ValueError(f"{modality} {index + 1} has neither content nor a uuid")
-        mm_hash = self._names.recall(namespace, modality, uuid)
-        kept = None if mm_hash is None else self._store.get(mm_hash)
+        kept = await self._named(namespace, modality, uuid)
         if kept is None:
             raise ValueError(
                 f"{modality} {index + 1} is only named, and nothing is kept under its "

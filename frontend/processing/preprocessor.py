@@ -29,7 +29,7 @@ from common.errors import ConfigurationError, RequestRejectedError
 from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash, MmIdentifier
 from common.protocol import MediaPart
-from common.transfer.arena import Arena
+from common.transfer.arena import ArenaAccess
 from common.transfer.media_source import MediaSource
 from frontend.fetch import MediaLoader
 from frontend.media_processes import StartUp
@@ -92,7 +92,7 @@ class Preprocessor:
         serve_args: Namespace,
         *,
         loader: MediaLoader,
-        arena: Arena | None,
+        arena: ArenaAccess | None,
         settings: PreprocessSettings,
         keep_sources: bool = False,
     ) -> None:
@@ -129,7 +129,7 @@ class Preprocessor:
         self,
         serve_args: Namespace,
         loader: MediaLoader,
-        arena: Arena | None,
+        arena: ArenaAccess | None,
         settings: PreprocessSettings,
     ) -> None:
         store = _make_store(arena, self.model_config)
@@ -261,7 +261,7 @@ def _routed_config(card: WorkerCard, serve_args: Namespace) -> VllmConfig:
     return config
 
 
-def _make_store(arena: Arena | None, model_config: ModelConfig) -> ProcessedStore:
+def _make_store(arena: ArenaAccess | None, model_config: ModelConfig) -> ProcessedStore:
     if arena is not None:
         return ArenaStore(arena)
     return PrivateStore(model_config.get_multimodal_config().mm_processor_cache_gb)

@@ -15,7 +15,8 @@ from frontend.processing.batch import Batch, MediaOptions, Processed
 from frontend.processing.flights import Flights, Seats
 from frontend.processing.known_hashes import KnownHashes
 from frontend.processing.prompt_media import Shown
-from frontend.processing.store import ProcessedStore
+from frontend.processing.shared_media import SharedMedia
+from frontend.processing.store import ArenaStore, ProcessedStore
 
 
 class ProcessedOnce:
@@ -30,7 +31,10 @@ class ProcessedOnce:
         self._store = store
         self._backend = backend
         self._hashes = KnownHashes()
-        self._flights = Flights(backend, self._hashes)
+        shared = None
+        if isinstance(store, ArenaStore) and store.directory is not None:
+            shared = SharedMedia(store.directory, store)
+        self._flights = Flights(backend, self._hashes, shared)
 
     async def obtain(
         self, shown: Sequence[Shown], options: MediaOptions, partition: Partition
@@ -71,7 +75,7 @@ class ProcessedOnce:
 
     def _kept(self, key: Hashable) -> Processed | None:
         mm_hash = self._hashes.recall(key)
-        return None if mm_hash is None else self._store.get(mm_hash)
+        return None if mm_hash is None else self._store.get_now(mm_hash)
 
     async def _landed(
         self, seats: Seats, shown: Shown, options: MediaOptions, partition: Partition

@@ -1,6 +1,6 @@
 """The flags that say where media are processed, and where what comes of it is kept."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field
 
@@ -43,3 +43,12 @@ class PreprocessSettings(FlagSettings):
         description="requests whose media may be processed, or wait for it, at the same time; "
         "more are answered with 429",
     )
+
+    def shared_by(self, processes: int) -> Self:
+        """What each of some processes may take."""
+        return self.model_copy(
+            update={
+                "workers": -(-self.workers // processes),
+                "queue": -(-self.queue // processes),
+            }
+        )

@@ -16,8 +16,9 @@ from vllm.multimodal.processing.processor import ResolvedPromptUpdate
 
 from common.errors import ArenaFullError, ArenaUnavailableError, UnsupportedItemError
 from common.identity import MmHash
-from common.transfer.arena import Arena, Lease, ReservedSegment, SegmentLayout
+from common.transfer.arena import ArenaAccess, Lease, ReservedSegment, SegmentLayout
 from common.transfer.codec import decode, encode
+from common.transfer.shared_arena import MediaDirectory, SharedArena
 from frontend.processing.batch import Processed
 
 
@@ -26,7 +27,14 @@ class ProcessedStore(ABC):
 
     @abstractmethod
     def get(self, mm_hash: MmHash) -> Processed | None:
-        """An item, if it is kept. It stays usable for as long as somebody holds it."""
+        """An item, if it is kept. It stays usable for as long as somebody holds it.
+
+        May have to ask another process: not on an event loop.
+        """
+
+    def get_now(self, mm_hash: MmHash) -> Processed | None:
+        """The same for an event loop: None also if somebody else would have to be asked."""
+        return self.get(mm_hash)
 
     @abstractmethod
     def put(self, processed: Processed) -> Processed:
@@ -40,11 +48,18 @@ class ProcessedStore(ABC):
 class ArenaStore(ProcessedStore):
     """Items in shared memory, from where workers get them too."""
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: ArenaAccess) -> None:
         self._arena = arena
+        self.directory = MediaDirectory(arena) if isinstance(arena, SharedArena) else None
+        """What the processes know together that share the arena; None if it is one's own."""
 
     def get(self, mm_hash: MmHash) -> Processed | None:
-        lease = self._arena.lease(mm_hash)
+        return self._kept(self._arena.lease(mm_hash))
+
+    def get_now(self, mm_hash: MmHash) -> Processed | None:
+        return self._kept(self._arena.lease_now(mm_hash))
+
+    def _kept(self, lease: Lease | None) -> Processed | None:
         if lease is None:
             return None
         if lease.note is None:  # written by a sender, which knows of no prompts

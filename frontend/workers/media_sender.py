@@ -19,7 +19,7 @@ from common.telemetry import (
     TENSOR_BYTES,
     UNDECODABLE_MESSAGES,
 )
-from common.transfer.arena import Arena, ArenaStatistics, reap_orphans
+from common.transfer.arena import Arena, ArenaAccess, ArenaStatistics, reap_orphans
 from common.transfer.base import MediaHandle
 from common.transfer.choice import (
     SenderSet,
@@ -49,7 +49,7 @@ class MediaSender:
 
     def __init__(
         self,
-        arena: Arena | None,
+        arena: ArenaAccess | None,
         mode: TransferMode,
         network: NixlNetwork | None = None,
     ) -> None:
@@ -75,6 +75,7 @@ class MediaSender:
         )
         if arena is not None:
             ARENA_LEASES.set_function(lambda: arena.statistics().leases)
+        if isinstance(arena, Arena):  # whose else it is says so itself
             ARENA_BYTES_USED.set_function(lambda: arena.statistics().bytes_used)
         for transport in indispensable(mode):
             self.late.start_now(transport)
@@ -213,7 +214,7 @@ class MediaSender:
         return await made_in_thread(send, MediaHandle.release)
 
     @property
-    def arena(self) -> Arena | None:
+    def arena(self) -> ArenaAccess | None:
         """Where processed media are kept and sent from, None if there is no such place."""
         return self._arena
 

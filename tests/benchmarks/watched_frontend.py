@@ -15,9 +15,10 @@ import sys
 import time
 from pathlib import Path
 
-from frontend.__main__ import main as run_frontend
 from frontend.app import serve
 from frontend.args import FrontendArgs
+from frontend.process import main as run_frontend
+from frontend.processes import Siblings
 
 TICK_S = 0.001
 
@@ -54,10 +55,10 @@ class Watch:
 def main() -> None:
     watch = Watch(Path(sys.argv.pop(1)))
 
-    async def watched(args: FrontendArgs) -> None:
+    async def watched(args: FrontendArgs, siblings: Siblings | None) -> None:
         task = asyncio.create_task(watch.run())
         try:
-            await serve(args)
+            await serve(args, siblings)
         finally:
             task.cancel()
 

@@ -23,9 +23,10 @@ import msgspec
 import zmq
 from vllm.multimodal.media.connector import global_thread_pool
 
-from frontend.__main__ import main as run_frontend
 from frontend.app import serve
 from frontend.args import FrontendArgs
+from frontend.process import main as run_frontend
+from frontend.processes import Siblings
 from frontend.router import ZmqFeeds
 from frontend.router.events.commands import Command
 from frontend.router.events.event_stream import EventStream
@@ -121,9 +122,9 @@ def _open_sockets() -> dict[str, int]:
 def main() -> None:
     handles = Handles(Path(sys.argv.pop(1)))
 
-    async def watched(args: FrontendArgs) -> None:
+    async def watched(args: FrontendArgs, siblings: Siblings | None) -> None:
         handles.install()
-        await serve(args)
+        await serve(args, siblings)
 
     run_frontend(watched)
 

@@ -12,7 +12,10 @@ import pytest
         "common.transfer.arena",
         "common.transfer.nixl_processes.reader",
         "common.transfer.nixl_processes.server",
+        "common.transfer.shared_arena",
+        "frontend.__main__",
         "frontend.media_processes",
+        "frontend.processes",
     ],
 )
 def test_neither_vllm_nor_pytorch_is_imported(module: str) -> None:

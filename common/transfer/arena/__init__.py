@@ -3,8 +3,15 @@
 Without vLLM, so that the processes for media read it at once.
 """
 
-from common.transfer.arena.arena import Arena, ArenaStatistics, Lease, ReservedSegment
-from common.transfer.arena.file import SHARED_MEMORY, reap_orphans
+from common.transfer.arena.access import (
+    ArenaAccess,
+    ArenaStatistics,
+    Lease,
+    ReservedSegment,
+    Segment,
+)
+from common.transfer.arena.arena import Arena
+from common.transfer.arena.file import SHARED_MEMORY, open_to_map, reap_orphans
 from common.transfer.arena.layout import HEAD_SIZE, SEGMENTS_START, ArenaOffer, check_head
 from common.transfer.arena.mapping import ArenaMapping
 from common.transfer.arena.segment import (
@@ -27,6 +34,7 @@ __all__ = [
     "SEGMENT_ALIGNMENT",
     "SHARED_MEMORY",
     "Arena",
+    "ArenaAccess",
     "ArenaMapping",
     "ArenaOffer",
     "ArenaStatistics",
@@ -34,12 +42,14 @@ __all__ = [
     "EncodedItem",
     "Lease",
     "ReservedSegment",
+    "Segment",
     "SegmentLayout",
     "aligned",
     "check_envelope",
     "check_head",
     "check_header",
     "copy_bytes",
+    "open_to_map",
     "reap_orphans",
     "write_parts",
 ]

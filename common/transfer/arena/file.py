@@ -65,6 +65,19 @@ def create(path: Path, size: int) -> int:
     return descriptor
 
 
+def open_to_map(path: Path, *, writable: bool) -> int:
+    """A descriptor through which an arena can be mapped.
+
+    Raises:
+        ArenaUnavailableError: it is gone.
+    """
+    mode = os.O_RDWR if writable else os.O_RDONLY
+    try:
+        return os.open(path, mode | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise ArenaUnavailableError(f"can't open the arena: {error}") from error
+
+
 def reap_orphans(directory: Path = SHARED_MEMORY) -> int:
     """Remove the arenas of processes that no longer live.
 
@@ -114,10 +127,13 @@ def _alive(pid: int, start_ticks: int) -> bool:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot (field 22 of proc(5) stat)."""
+    """When a process started, in clock ticks since boot (field 22 of proc(5) stat); None if it has
+    ended, be it that its parent has not taken note yet.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The second field is the command in parentheses, which may hold anything.
-    return int(stat.rpartition(")")[2].split()[19])
+    state, *fields = stat.rpartition(")")[2].split()
+    return None if state in "ZX" else int(fields[18])

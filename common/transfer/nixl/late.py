@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from common.errors import ConfigurationError
-from common.transfer.arena import Arena
+from common.transfer.arena import ArenaAccess
 from common.transfer.base import LateSender
 from common.transfer.handshake import TransferReply
 from common.transfer.metadata import Transport
@@ -17,7 +17,7 @@ class LateNixl(LateSender):
 
     transport: ClassVar[Transport] = "nixl"
 
-    def __init__(self, arena: Arena, network: NixlNetwork) -> None:
+    def __init__(self, arena: ArenaAccess, network: NixlNetwork) -> None:
         self._arena = arena
         self._network = network
 

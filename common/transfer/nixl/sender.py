@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 from common.errors import ArenaUnavailableError, ConfigurationError
 from common.identity import MmHash
-from common.transfer.arena import HEADER_SIZE, Arena, Lease
+from common.transfer.arena import HEADER_SIZE, Arena, ArenaAccess, Lease
 from common.transfer.arena_sender import ArenaSender
 from common.transfer.base import MediaHandle, SentHook
 from common.transfer.checksum import checksum, new_key
@@ -31,7 +31,7 @@ class NixlSender(ArenaSender):
 
     def __init__(
         self,
-        arena: Arena,
+        arena: ArenaAccess,
         network: NixlNetwork,
         *,
         on_sent: SentHook | None = None,
@@ -118,7 +118,7 @@ class NixlSender(ArenaSender):
         self.on_change()
 
     def _send_held(self, mm_hash: MmHash) -> MediaHandle | None:
-        lease = self.arena.lease(mm_hash)
+        lease = self.arena.lease_now(mm_hash)
         if lease is None:
             return None
         if lease.checksum and self._offer is not None:

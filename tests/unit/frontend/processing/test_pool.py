@@ -17,7 +17,8 @@ from common.card import WorkerCard
 from common.errors import ArenaFullError, OverloadedError
 from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash
-from common.transfer.arena.arena import Arena, Lease, ReservedSegment
+from common.transfer.arena.access import Lease, ReservedSegment
+from common.transfer.arena.arena import Arena
 from common.transfer.arena.segment import SegmentLayout
 from common.transfer.codec import encode
 from frontend.fetch.allowance import RequestAllowance

@@ -4,9 +4,9 @@ from collections.abc import Callable
 import pytest
 
 from common.errors import ArenaFullError, ArenaUnavailableError, StaleSegmentError
-from common.transfer.arena import arena as arena_module
-from common.transfer.arena import segment
-from common.transfer.arena.arena import Arena, Lease
+from common.transfer.arena import access, segment
+from common.transfer.arena.access import Lease
+from common.transfer.arena.arena import Arena
 from common.transfer.arena.file import SHARED_MEMORY
 from common.transfer.arena.segment import check_header
 from common.transfer.codec import encode
@@ -104,7 +104,7 @@ def test_a_failed_write_leaves_room_and_no_item(
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(arena_module, "write_parts", fail)
+        patch.setattr(access, "write_parts", fail)
         with pytest.raises(MemoryError):
             put(arena, 1)
     figures = arena.statistics()
@@ -140,7 +140,7 @@ def test_two_threads_with_one_item_write_it_once(
         assert go_on.wait(10)
         write_parts(*arguments)  # type: ignore[arg-type] # passed through
 
-    monkeypatch.setattr(arena_module, "write_parts", slowly)
+    monkeypatch.setattr(access, "write_parts", slowly)
     leases: list[Lease] = []
     threads = [threading.Thread(target=lambda: leases.append(put(arena, 1))) for _ in range(3)]
     for thread in threads:
@@ -164,12 +164,12 @@ def test_a_waiting_writer_takes_over_when_the_first_fails(
     write_parts = segment.write_parts
 
     def fail_once(*_: object) -> None:
-        monkeypatch.setattr(arena_module, "write_parts", write_parts)
+        monkeypatch.setattr(access, "write_parts", write_parts)
         writing.set()
         assert go_on.wait(10)
         raise MemoryError
 
-    monkeypatch.setattr(arena_module, "write_parts", fail_once)
+    monkeypatch.setattr(access, "write_parts", fail_once)
     failed: list[bool] = []
 
     def first() -> None:

@@ -1,0 +1,302 @@
+"""An arena that another process of this frontend keeps, as the others use it.
+
+What this process leases it shares among all who want the item here, and it goes on leasing it
+for later when nobody does, within a limit: who shows a picture again then waits for no other
+process. It gives that back when somebody needs room.
+"""
+
+import socket
+import threading
+from collections import OrderedDict, deque
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import cloudpickle
+
+from common.errors import ArenaFullError, ArenaUnavailableError
+from common.identity import MmHash
+from common.transfer.arena import (
+    SHARED_MEMORY,
+    ArenaAccess,
+    ArenaMapping,
+    ArenaOffer,
+    ArenaStatistics,
+    Lease,
+    ReservedSegment,
+    Segment,
+    SegmentLayout,
+    open_to_map,
+)
+from common.transfer.shared_arena.connection import KeeperConnection
+from common.transfer.shared_arena.messages import (
+    Annotate,
+    Answer,
+    Clear,
+    Complete,
+    Forget,
+    GaveBack,
+    GiveBack,
+    GiveUp,
+    Granted,
+    LeaseItem,
+    Refused,
+    Release,
+    Reserve,
+    Room,
+)
+
+ANSWER_S: Final = 5.0
+"""How long the keeper may take for what it answers at once."""
+
+KEPT_SHARE: Final = 0.25
+"""Of the arena: what all its processes together lease for later."""
+
+
+@dataclass(eq=False, kw_only=True)
+class _Held(Segment):
+    """A segment that the keeper leases to this process.
+
+    Attributes:
+        token: what the keeper calls that.
+        uses: leases of it in this process.
+    """
+
+    token: int
+    uses: int = 0
+
+
+class SharedArena(ArenaAccess):
+    """Somebody else's arena, mapped here."""
+
+    def __init__(
+        self,
+        offer: ArenaOffer,
+        end: socket.socket,
+        *,
+        processes: int = 1,
+        directory: Path = SHARED_MEMORY,
+    ) -> None:
+        """Map it.
+
+        Args:
+            end: of the pair of sockets whose other end the keeper attached.
+            processes: how many use it.
+            directory: where shared memory is mounted.
+
+        Raises:
+            ArenaUnavailableError: it is not there any more.
+        """
+        self.offer = offer
+        self._path = directory / offer.name
+        self._memory = ArenaMapping.open(offer, directory, writable=True).memory
+        self._lock = threading.Lock()
+        self._held: dict[MmHash, _Held] = {}
+        self._idle: OrderedDict[_Held, None] = OrderedDict()
+        self._idle_bytes = 0
+        self._most_idle = int(offer.size * KEPT_SHARE / processes)
+        self._to_release: deque[Lease] = deque()
+        self._leases = self._writes = self._hits = self._full = 0
+        self.connection = KeeperConnection(end, self._ordered, self._unwanted)
+
+    @property
+    def memory(self) -> memoryview:
+        """See :class:`ArenaAccess`."""
+        return self._memory
+
+    def open(self, *, writable: bool) -> int:
+        """See :class:`ArenaAccess`."""
+        return open_to_map(self._path, writable=writable)
+
+    def lease_now(self, mm_hash: MmHash) -> Lease | None:
+        """See :class:`ArenaAccess`."""
+        with self._lock:
+            self._release_marked()
+            held = self._held.get(mm_hash)
+            if held is None or self.connection.lost:
+                return None
+            self._hits += 1
+            return self._lease(held)
+
+    def lease(self, mm_hash: MmHash) -> Lease | None:
+        """See :class:`ArenaAccess`."""
+        found = self.lease_now(mm_hash)
+        if found is not None:
+            return found
+        asked = self.connection.ask(partial(LeaseItem, mm_hash=mm_hash))
+        try:
+            answer = asked.result(ANSWER_S)
+        except (ArenaUnavailableError, FutureTimeoutError):
+            asked.cancel()
+            return None
+        return self.granted(answer) if isinstance(answer, Granted) else None
+
+    def reserve(self, mm_hash: MmHash, layout: SegmentLayout) -> ReservedSegment | Lease:
+        """See :class:`ArenaAccess`."""
+        found = self.lease_now(mm_hash)
+        if found is not None:
+            return found
+        answer = self.connection.ask(
+            partial(
+                Reserve,
+                mm_hash=mm_hash,
+                envelope_size=layout.envelope_size,
+                buffer_sizes=layout.buffer_sizes,
+            )
+        ).result()
+        match answer:
+            case Granted():
+                return self.granted(answer)
+            case Room(_, token, offset, generation):
+                held = _Held(
+                    mm_hash=mm_hash,
+                    offset=offset,
+                    layout=layout,
+                    generation=generation,
+                    token=token,
+                )
+                return ReservedSegment(self, held)
+            case Refused(_, reason):
+                self._full += 1
+                raise ArenaFullError(reason)
+        raise ArenaUnavailableError(f"the keeper of the arena answered {answer!r}")
+
+    def granted(self, answer: Granted) -> Lease:
+        """A lease that the keeper has given."""
+        # Of another process of ours, on a pair that nobody else reaches.
+        note = cloudpickle.loads(answer.note) if answer.note else None
+        with self._lock:
+            self._hits += 1
+            held = self._held.get(answer.mm_hash)
+            if held is not None:  # somebody else here was faster
+                self.connection.tell(Release([answer.token]))
+            else:
+                held = self._held[answer.mm_hash] = _Held(
+                    mm_hash=answer.mm_hash,
+                    offset=answer.offset,
+                    layout=SegmentLayout(answer.envelope_size, answer.buffer_sizes),
+                    generation=answer.generation,
+                    token=answer.token,
+                )
+            if held.note is None:
+                held.note = note
+            return self._lease(held)
+
+    def drop_notes(self) -> None:
+        """See :class:`ArenaAccess`."""
+        self._forget()
+        self.connection.tell(Clear())
+
+    def statistics(self) -> ArenaStatistics:
+        """See :class:`ArenaAccess`."""
+        with self._lock:
+            self._release_marked()
+            held = sum(each.layout.length for each in self._held.values())
+            return ArenaStatistics(
+                bytes_total=self.offer.size,
+                bytes_used=held,
+                bytes_leased=held - self._idle_bytes,
+                segments=len(self._held),
+                leases=self._leases,
+                writes=self._writes,
+                hits=self._hits,
+                evictions=0,
+                full=self._full,
+            )
+
+    def close(self) -> None:
+        """See :class:`ArenaAccess`."""
+        self._memory = memoryview(b"")
+        self.connection.close()
+
+    def publish(self, segment: Segment, note: object) -> Lease:
+        """See :class:`ArenaAccess`."""
+        assert isinstance(segment, _Held), segment
+        segment.note = note
+        packed = b"" if note is None else cloudpickle.dumps(note)
+        with self._lock:
+            self._writes += 1
+            self._held[segment.mm_hash] = segment
+            self.connection.tell(Complete(segment.token, packed))
+            return self._lease(segment)
+
+    def free(self, segment: Segment) -> None:
+        """See :class:`ArenaAccess`."""
+        assert isinstance(segment, _Held), segment
+        self.connection.tell(GiveUp(segment.token))
+
+    def attach_note(self, segment: Segment, note: object) -> None:
+        """See :class:`ArenaAccess`."""
+        assert isinstance(segment, _Held), segment
+        segment.note = note
+        self.connection.tell(Annotate(segment.token, cloudpickle.dumps(note)))
+
+    def end_lease(self, lease: Lease) -> None:
+        """See :class:`ArenaAccess`."""
+        with self._lock:
+            self._release(lease)
+            self._keep_few()
+
+    def end_lease_soon(self, lease: Lease) -> None:
+        """See :class:`ArenaAccess`."""
+        self._to_release.append(lease)
+
+    def _lease(self, held: _Held) -> Lease:
+        if held in self._idle:
+            del self._idle[held]
+            self._idle_bytes -= held.layout.length
+        held.uses += 1
+        self._leases += 1
+        return Lease(self, held)
+
+    def _release(self, lease: Lease) -> None:
+        if lease.released:
+            return
+        lease.released = True
+        self._leases -= 1
+        held = lease.segment
+        assert isinstance(held, _Held), held
+        held.uses -= 1
+        if not held.uses:
+            self._idle[held] = None
+            self._idle_bytes += held.layout.length
+
+    def _release_marked(self) -> None:
+        while self._to_release:
+            self._release(self._to_release.popleft())
+        self._keep_few()
+
+    def _keep_few(self, most: int | None = None) -> None:
+        """Give back what is leased for later beyond a limit, the oldest first."""
+        limit = self._most_idle if most is None else most
+        tokens = []
+        while self._idle and self._idle_bytes > limit:
+            held, _ = self._idle.popitem(last=False)
+            self._idle_bytes -= held.layout.length
+            del self._held[held.mm_hash]
+            tokens.append(held.token)
+        if tokens:
+            self.connection.tell(Release(tokens))
+
+    def _forget(self) -> None:
+        with self._lock:
+            for held in self._held.values():
+                held.note = None
+
+    def _ordered(self, order: GiveBack | Forget) -> None:
+        if isinstance(order, Forget):
+            self._forget()
+            return
+        with self._lock:
+            self._release_marked()
+            self._keep_few(0)
+            self.connection.tell(GaveBack())
+
+    def _unwanted(self, answer: Answer) -> None:
+        match answer:
+            case Granted(_, token):
+                self.connection.tell(Release([token]))
+            case Room(_, token):
+                self.connection.tell(GiveUp(token))

@@ -1,0 +1,42 @@
+"""One process that serves: the frontend, or one of several that are a frontend together."""
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Coroutine
+
+import uvloop
+
+from common.errors import MmRouterError
+from common.process_settings import configure_logging
+from common.telemetry import enable_nvtx
+from frontend.app import serve
+from frontend.args import FrontendArgs, parse
+from frontend.fetch import CONNECTOR_NAME
+from frontend.http import raise_file_limit
+from frontend.processes import Siblings
+
+logger = logging.getLogger("frontend")
+
+Run = Callable[[FrontendArgs, Siblings | None], Coroutine[None, None, None]]
+
+
+def main(run: Run = serve) -> None:
+    """Serve until SIGTERM or SIGINT, or until the parent says so.
+
+    Args:
+        run: what serves, :func:`frontend.app.serve` unless something goes round it.
+    """
+    siblings = Siblings.join()
+    args = parse(sys.argv[1:])
+    name = "frontend" if siblings is None else f"frontend {siblings.name}"
+    configure_logging(args.process.log_level, name)
+    if args.process.nvtx:
+        enable_nvtx()
+    os.environ.setdefault("VLLM_MEDIA_CONNECTOR", CONNECTOR_NAME)
+    raise_file_limit(args.http.max_connections)
+    try:
+        uvloop.run(run(args, siblings))
+    except MmRouterError as error:
+        logger.error("%s", error)
+        sys.exit(error.exit_status)

@@ -1,0 +1,11 @@
+"""A frontend of several processes: the parent, which keeps what they share, and the others.
+
+Without vLLM, so that the parent starts at once.
+"""
+
+from frontend.processes.messages import Plan
+from frontend.processes.parent import run_processes
+from frontend.processes.settings import ProcessesSettings
+from frontend.processes.siblings import Siblings, Told
+
+__all__ = ["Plan", "ProcessesSettings", "Siblings", "Told", "run_processes"]

@@ -1,0 +1,149 @@
+"""One process of a frontend, as its parent sees it."""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from common.frames import FrameProtocol, Frames, frame
+from frontend.processes.messages import Assigned, Attached, FromChild, Plan, Stop
+
+MEMBER: Final = "MMROUTER_MEMBER"
+"""Set in a process's environment: pid of its parent, its number, how many there are, and the
+descriptor on which they talk."""
+
+_PR_SET_PDEATHSIG: Final = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Child:
+    """A process that was started.
+
+    Attributes:
+        name: its number among the processes, from 0.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        process: asyncio.subprocess.Process,
+        end: socket.socket,
+        on_message: "Callable[[Child, FromChild], None]",
+    ) -> None:
+        """Use :meth:`start`."""
+        self.name = str(index)
+        self._process = process
+        self._end = end
+        self._on_message = on_message
+        self._protocol: FrameProtocol[FromChild] | None = None
+        self._attached = False
+        self._told_to_stop = False
+
+    @classmethod
+    async def start(
+        cls,
+        index: int,
+        count: int,
+        command: Sequence[str],
+        on_message: "Callable[[Child, FromChild], None]",
+    ) -> "Child":
+        """Start one.
+
+        Args:
+            command: what to run.
+            on_message: gets what it says after its plan.
+        """
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        member = f"{os.getpid()} {index} {count} {theirs.fileno()}"
+        # vLLM would take the metrics of all processes for those of each.
+        environment = {k: v for k, v in os.environ.items() if k != "PROMETHEUS_MULTIPROC_DIR"}
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                pass_fds=[theirs.fileno()],
+                env=environment | {MEMBER: member},
+                preexec_fn=_end_with_the_parent,
+            )
+        return cls(index, process, ours, on_message)
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    @property
+    def attached(self) -> bool:
+        """Whether it can be asked and told."""
+        return self._attached
+
+    async def plan(self) -> Plan | None:
+        """What it needs; None if it has ended or stays silent instead."""
+        frames: Frames[FromChild] = Frames(FromChild)
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            while data := await loop.sock_recv(self._end, 1 << 16):
+                for message in frames.feed(data):
+                    return message if isinstance(message, Plan) else None
+        return None
+
+    async def assign(self, assigned: Assigned, descriptors: Sequence[int]) -> None:
+        """Give it what it needs, and listen to it from now on."""
+        with contextlib.suppress(OSError):  # it has ended
+            socket.send_fds(self._end, [frame(assigned)], descriptors)
+        self._protocol = FrameProtocol(FromChild, self._received, lambda: None)
+        protocol = self._protocol
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, self._end)
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Say something to it."""
+        if self._protocol is not None:
+            self._protocol.send(message)
+
+    def stop(self, *, at_once: bool) -> None:
+        """Tell it to end. By a message, since whoever signals this frontend may have signalled
+        all its processes, for which a second signal means at once.
+        """
+        self._told_to_stop = True
+        if self._attached:
+            self.send(Stop(at_once))
+        else:
+            self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it."""
+        self._told_to_stop = True
+        self._signal(signal.SIGKILL)
+
+    async def ended(self) -> int:
+        """Wait until it has ended; its exit status, 128 plus the number if a signal ended it."""
+        status = await self._process.wait()
+        if self._protocol is not None:
+            self._protocol.close()
+        else:
+            self._end.close()
+        if status == -signal.SIGTERM and self._told_to_stop and not self._attached:
+            return 0  # it had not begun
+        return status if status >= 0 else 128 - status
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    def _received(self, message: FromChild) -> None:
+        if isinstance(message, Attached):
+            self._attached = True
+            if self._told_to_stop:
+                self.send(Stop(False))
+        self._on_message(self, message)
+
+
+def _end_with_the_parent() -> None:
+    """In the new process: if the parent is killed, it ends as if it had been asked to."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

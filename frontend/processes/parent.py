@@ -1,0 +1,289 @@
+"""The parent of a frontend's processes: starts them, keeps what they share, ends with them.
+
+It has the port, so that connections wait while a process is started again, and the arena, so that
+a process that is killed takes no picture along. It serves nobody itself.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from prometheus_client import REGISTRY, generate_latest
+
+from common.errors import ArenaUnavailableError, ConfigurationError
+from common.process_settings import ProcessSettings, configure_logging
+from common.stop_signals import StopSignals
+from common.supervised import CALM_S, FIRST_PAUSE_S, LONGEST_PAUSE_S
+from common.telemetry import ARENA_BYTES_USED, PROCESS_RESTARTS, PROCESSES
+from common.transfer.arena import Arena, reap_orphans
+from common.transfer.shared_arena import ArenaKeeper
+from frontend.processes.child import MEMBER, Child
+from frontend.processes.connection_counts import ConnectionCounts
+from frontend.processes.listeners import ListenError, listen, name_of
+from frontend.processes.messages import Answered, Ask, Assigned, FromChild, Plan, Serving
+from frontend.processes.questions import Questions
+from frontend.processes.settings import ProcessesSettings
+
+logger = logging.getLogger(__name__)
+
+PORT_TAKEN: Final = 3
+"""Exit status if there is nowhere to listen; uvicorn's."""
+
+LAST_S: Final = 15.0
+"""How long a process may take to end beyond the time that its requests have."""
+
+_METRICS: Final = (
+    "mmrouter_processes",
+    "mmrouter_process_restarts_total",
+    "mmrouter_arena_bytes_used",
+    "mmrouter_orphaned_arenas_total",
+)
+
+
+class CannotServeError(Exception):
+    """A process ended before any had served.
+
+    Attributes:
+        status: its exit status.
+    """
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        super().__init__(f"a process ended with status {status}")
+
+
+class Parent:
+    """Keeps as many processes as it is told."""
+
+    def __init__(self, command: Sequence[str], count: int, drain_timeout_s: float) -> None:
+        """
+        Args:
+            command: what each process runs.
+            count: how many processes.
+            drain_timeout_s: how long their requests may take when they are to end.
+        """
+        self._command = command
+        self._count = count
+        self._drain_timeout_s = drain_timeout_s
+        self._children: set[Child] = set()
+        self._serving: set[Child] = set()
+        self._have_served = False
+        self._stopping = asyncio.Event()
+        self._planned = asyncio.Event()
+        self._listeners: list[socket.socket] = []
+        self._uds: str | None = None
+        self._counting = ConnectionCounts.make(count)
+        self._counts = ConnectionCounts(self._counting, count)
+        self._arena: Arena | None = None
+        self._keeper: ArenaKeeper | None = None
+        self._questions = Questions(
+            lambda: {child for child in self._children if child.attached}, _own_answer
+        )
+        PROCESSES.set_function(lambda: len(self._serving))
+
+    async def run(self) -> int:
+        """Serve until all have ended; the exit status."""
+        stopper = asyncio.create_task(self._stop_when_asked(StopSignals()), name="stop")
+        keeping = [
+            asyncio.create_task(self._keep(index), name=f"process {index}")
+            for index in range(self._count)
+        ]
+        try:
+            statuses = await asyncio.gather(*keeping)
+            return next(filter(None, statuses), 0)
+        except CannotServeError as error:
+            return error.status  # the process has said why
+        except ListenError as error:
+            logger.error("%s", error)
+            return PORT_TAKEN
+        except ConfigurationError as error:
+            logger.error("%s", error)
+            return 1
+        finally:
+            for task in (stopper, *keeping):
+                task.cancel()
+            await self._end_all()
+            await asyncio.gather(stopper, *keeping, return_exceptions=True)
+            os.close(self._counting)
+            if self._arena is not None:
+                self._arena.close()
+
+    async def _keep(self, index: int) -> int:
+        """Have one process run, again and again, until all are to end; its last status.
+
+        Raises:
+            CannotServeError: it ended, and none has served yet.
+            ConfigurationError: what it needs can't be had.
+        """
+        pause = FIRST_PAUSE_S
+        if index:  # the first one knows what all need, and says so if it can't be understood
+            await _any_of(self._planned, self._stopping)
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            status = await self._run(index)
+            if self._stopping.is_set():
+                return status
+            if not self._have_served:
+                raise CannotServeError(status or 1)
+            if time.monotonic() - started > CALM_S or status == 0:
+                pause = FIRST_PAUSE_S
+            PROCESS_RESTARTS.inc()
+            logger.warning(
+                "process %d ended with status %d: starting another in %g s", index, status, pause
+            )
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._stopping.wait()
+            pause = min(pause * 2, LONGEST_PAUSE_S)
+        return 0
+
+    async def _run(self, index: int) -> int:
+        """One run of one process; its exit status."""
+        child = await Child.start(index, self._count, self._command, self._received)
+        self._children.add(child)
+        logger.info("process %d has pid %d", index, child.pid)
+        try:
+            plan = await child.plan()
+            if plan is not None and not self._stopping.is_set():
+                await self._prepare(plan)
+                await self._assign(child)
+            return await child.ended()
+        finally:
+            self._counts.not_accepting(index)
+            self._serving.discard(child)
+            self._children.discard(child)
+            self._questions.gone(child)
+
+    async def _prepare(self, plan: Plan) -> None:
+        """Make what all processes share, once.
+
+        Raises:
+            ConfigurationError: it can't be had.
+        """
+        if self._planned.is_set():
+            return
+        self._listeners = listen(plan.host, plan.port, plan.uds)
+        self._uds = plan.uds  # from now on it is ours to remove
+        reap_orphans()
+        if plan.arena_bytes:
+            try:
+                self._arena = await asyncio.to_thread(Arena, plan.arena_bytes)
+            except ArenaUnavailableError as error:
+                if plan.arena_needed:
+                    raise ConfigurationError(str(error)) from error
+                logger.warning("media will travel inline: %s", error)
+            else:
+                arena = self._arena
+                self._keeper = ArenaKeeper(arena)
+                ARENA_BYTES_USED.set_function(lambda: arena.statistics().bytes_used)
+        logger.info("listening on %s", ", ".join(map(name_of, self._listeners)))
+        self._planned.set()
+
+    async def _assign(self, child: Child) -> None:
+        """Give a process what it needs."""
+        listeners = [listener.fileno() for listener in self._listeners]
+        descriptors = [self._counting, *listeners]
+        alone = not any(other.attached for other in self._children)
+        if self._keeper is None or self._arena is None:
+            await child.assign(Assigned(None, alone), descriptors)
+            return
+        ours, theirs = socket.socketpair()
+        with theirs:
+            offer = self._arena.offer.model_dump_json().encode()
+            await child.assign(Assigned(offer, alone), [*descriptors, theirs.fileno()])
+        await self._keeper.attach(ours)
+
+    def _received(self, child: Child, message: FromChild) -> None:
+        match message:
+            case Serving():
+                self._serving.add(child)
+                self._have_served = True
+            case Ask():
+                self._questions.ask(child, message)
+            case Answered():
+                self._questions.answered(child, message)
+
+    async def _stop_when_asked(self, signals: StopSignals) -> None:
+        await signals.asked()
+        self._stopping.set()
+        self._stop_listening()
+        for child in self._children:
+            child.stop(at_once=False)
+        await signals.at_once(self._drain_timeout_s + LAST_S)
+        for child in self._children:
+            child.stop(at_once=True)
+        await asyncio.sleep(LAST_S)
+        for child in self._children:
+            logger.warning("process %s does not end: it is killed", child.name)
+            child.kill()
+
+    async def _end_all(self) -> None:
+        """Those that are left when there is no serving."""
+        self._stopping.set()
+        self._stop_listening()
+        left = list(self._children)
+        for child in left:
+            child.kill()
+        await asyncio.gather(*(child.ended() for child in left))
+
+    def _stop_listening(self) -> None:
+        """Nobody waits for a connection that no process will take."""
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener.close()
+        if self._uds is not None:
+            Path(self._uds).unlink(missing_ok=True)
+            self._uds = None
+
+
+def run_processes(argv: Sequence[str]) -> int | None:
+    """Be the parent of several processes until they end, if several are asked for; then the exit
+    status. None if this process is to serve.
+
+    Args:
+        argv: arguments of the frontend. What is wrong with them is left to whoever reads them all.
+    """
+    if MEMBER in os.environ:
+        return None
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    ProcessesSettings.add_arguments(parser)
+    ProcessSettings.add_arguments(parser)
+    try:
+        found, rest = parser.parse_known_args(argv)
+        count = ProcessesSettings.from_args(found).processes
+        process = ProcessSettings.from_args(found)
+    except (ConfigurationError, argparse.ArgumentError):
+        return None
+    if count == 1 or {"-h", "--help"} & set(rest):
+        return None
+    configure_logging(process.log_level, "frontend")
+
+    command = [sys.executable, "-m", "frontend", *argv]
+
+    async def run() -> int:
+        return await Parent(command, count, process.drain_timeout_s).run()
+
+    return asyncio.run(run())
+
+
+def _own_answer(topic: str) -> bytes | None:
+    if topic != "metrics":
+        return None
+    return generate_latest(REGISTRY.restricted_registry(_METRICS))
+
+
+async def _any_of(*events: asyncio.Event) -> None:
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()

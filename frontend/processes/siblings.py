@@ -1,0 +1,214 @@
+"""One process of a frontend of several, as it sees the others: through its parent."""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Callable
+from itertools import count
+from typing import Final, NamedTuple
+
+from common.errors import ConfigurationError
+from common.frames import FrameProtocol, Frames, frame
+from common.stop_signals import StopSignals
+from common.supervised import note_failure
+from common.telemetry import SILENT_PROCESSES
+from common.transfer.arena import ArenaOffer, reap_orphans
+from common.transfer.shared_arena import SharedArena
+from frontend.processes.child import MEMBER
+from frontend.processes.connection_counts import ConnectionCounts
+from frontend.processes.messages import (
+    Answered,
+    Answers,
+    Ask,
+    Asked,
+    Assigned,
+    Attached,
+    FromParent,
+    Plan,
+    Serving,
+    Stop,
+)
+from frontend.processes.questions import ANSWER_S
+
+_MOST_DESCRIPTORS: Final = 64
+
+Tell = Callable[[bytes], bytes]
+"""From the argument of a question to its answer."""
+
+
+class Told(NamedTuple):
+    """What another process answered.
+
+    Attributes:
+        process: its name.
+    """
+
+    process: str
+    body: bytes
+
+
+class Siblings:
+    """The other processes, and what this one was given to serve beside them.
+
+    Attributes:
+        name: of this process.
+        count: how many there are, with this one.
+        listeners: sockets to accept connections from.
+        arena: that all share; None if there is none.
+        alone: whether nobody else listens yet.
+    """
+
+    def __init__(self, name: str, processes: int, end: socket.socket) -> None:
+        """Use :meth:`join`."""
+        self.name = name
+        self.count = processes
+        self.listeners: list[socket.socket] = []
+        self.arena: SharedArena | None = None
+        self.alone = False
+        self._end = end
+        self._counts: ConnectionCounts | None = None
+        self._parent: FrameProtocol[FromParent] | None = None
+        self._numbers = count(1)
+        self._tells: dict[str, Tell] = {}
+        self._waiting: dict[int, asyncio.Future[Answers]] = {}
+        self._answering: set[asyncio.Task[None]] = set()
+        self._signals: StopSignals | None = None
+        self._lost = False
+
+    @classmethod
+    def join(cls) -> "Siblings | None":
+        """What this process was started as: one of several, or None.
+
+        Exits with status 1 if its parent is gone.
+        """
+        if MEMBER not in os.environ:
+            return None
+        parent, index, processes, descriptor = os.environ.pop(MEMBER).split()
+        if int(parent) != os.getppid():
+            sys.exit(1)
+        os.set_inheritable(int(descriptor), False)
+        return cls(index, int(processes), socket.socket(fileno=int(descriptor)))
+
+    def begin(self, plan: Plan) -> None:
+        """Say what is needed and wait for it: not on an event loop.
+
+        Raises:
+            ConfigurationError: it can't be had any more.
+        """
+        self._end.sendall(frame(plan))
+        data, descriptors, _, _ = socket.recv_fds(
+            self._end, 1 << 16, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+        )
+        assigned = next(Frames[FromParent](FromParent).feed(data), None)
+        if not isinstance(assigned, Assigned):  # its parent is gone or ending
+            raise ConfigurationError("this process was not let in among the others")
+        counting, *rest = descriptors
+        self._counts = ConnectionCounts(counting, self.count)
+        os.close(counting)
+        sockets = [socket.socket(fileno=descriptor) for descriptor in rest]
+        self.alone = assigned.alone
+        if assigned.offer is not None:
+            offer = ArenaOffer.model_validate_json(assigned.offer)
+            self.arena = SharedArena(offer, sockets.pop(), processes=self.count)
+        self.listeners = sockets
+
+    async def attach(self, signals: StopSignals) -> None:
+        """Listen to the parent from now on.
+
+        Args:
+            signals: what it says is to be done like a signal.
+        """
+        self._signals = signals
+        self._parent = FrameProtocol(FromParent, self._received, self._parent_lost)
+        protocol = self._parent
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, self._end)
+        protocol.send(Attached())
+
+    def serving(self) -> None:
+        """This process has let users in."""
+        if self._parent is not None:
+            self._parent.send(Serving())
+
+    def has(self, connections: int | None) -> None:
+        """How many connections this process has; None if it accepts no more."""
+        if self._counts is None:
+            return
+        if connections is None:
+            self._counts.not_accepting(int(self.name))
+        else:
+            self._counts.set(int(self.name), connections)
+
+    def another_has_fewer(self) -> bool:
+        """Whether another process had better take the next connection."""
+        return self._counts is not None and self._counts.another_has_fewer(int(self.name))
+
+    def tell(self, topic: str, tell: Tell) -> None:
+        """Answer questions on a topic from now on."""
+        self._tells[topic] = tell
+
+    async def ask(self, topic: str, argument: bytes = b"") -> list[Told]:
+        """What the others say, and the parent if it has something to say.
+
+        Whoever does not answer in time is left out and counted.
+        """
+        if self._parent is None or self._lost:
+            return []
+        number = next(self._numbers)
+        answers: asyncio.Future[Answers] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answers
+        self._parent.send(Ask(number, topic, argument))
+        try:
+            async with asyncio.timeout(2 * ANSWER_S):
+                got = await answers
+        except TimeoutError:
+            SILENT_PROCESSES.inc(self.count - 1)
+            return []
+        finally:
+            self._waiting.pop(number, None)
+        SILENT_PROCESSES.inc(got.silent)
+        return [Told(name, body) for name, body in got.told.items()]
+
+    def close(self) -> None:
+        """Leave. If the parent was killed, nothing of it stays."""
+        if self._parent is not None:
+            self._parent.close()
+        for listener in self.listeners:
+            listener.close()
+        if self._lost:
+            reap_orphans()
+
+    def _received(self, message: FromParent) -> None:
+        match message:
+            case Asked(number, topic, argument):
+                task = asyncio.create_task(self._answer(number, topic, argument))
+                self._answering.add(task)
+                task.add_done_callback(self._answered)
+            case Answers(number):
+                answers = self._waiting.get(number)
+                if answers is not None and not answers.done():
+                    answers.set_result(message)
+            case Stop(at_once):
+                self._stop(at_once=at_once)
+
+    async def _answer(self, number: int, topic: str, argument: bytes) -> None:
+        tell = self._tells.get(topic)
+        body = None if tell is None else tell(argument)
+        if self._parent is not None:
+            self._parent.send(Answered(number, body))
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
+        self._answering.discard(task)
+        note_failure("answer_sibling", task)
+
+    def _stop(self, *, at_once: bool) -> None:
+        if self._signals is None:
+            return
+        if at_once:
+            self._signals.interrupt()
+        elif not self._signals.is_asked:
+            self._signals.terminate()
+
+    def _parent_lost(self) -> None:
+        self._lost = True
+        self._stop(at_once=False)

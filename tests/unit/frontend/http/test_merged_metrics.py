@@ -1,0 +1,58 @@
+"""One valid page of metrics from those of several processes."""
+
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from frontend.http.merged_metrics import merge
+
+ODD = 'a "quoted" {brace} \\ back\nslash, and=equals # HELP no'
+
+
+def page(*values: float, more: bool = False) -> bytes:
+    registry = CollectorRegistry()
+    for value in values:
+        Gauge("plain", 'help with "quotes" {and} a # HELP', registry=registry).set(value)
+    Counter("counted", "twice", ["kind"], registry=registry).labels(ODD).inc(values[0])
+    Histogram("took", "seconds", ["stage"], registry=registry).labels("x").observe(values[0])
+    Gauge("empty", "no samples", ["label"], registry=registry)
+    if more:
+        Gauge("only_here", "of one process", registry=registry).set(7)
+    return generate_latest(registry)
+
+
+def samples(merged: bytes) -> Iterator[tuple[str, tuple[tuple[str, str], ...], float]]:
+    families = set()
+    for family in text_string_to_metric_families(merged.decode()):
+        assert family.name not in families or family.name.endswith("created")
+        families.add(family.name)
+        for sample in family.samples:
+            yield sample.name, tuple(sorted(sample.labels.items())), sample.value
+
+
+def test_each_sample_has_its_process_and_is_there_once() -> None:
+    merged = merge({"1": page(2.0, more=True), "0": page(1.0), "parent": page(3.0)})
+    found = list(samples(merged))
+    assert len({each[:2] for each in found}) == len(found)
+    values = {(name, dict(labels)["process"]): value for name, labels, value in found}
+    assert [values["plain", process] for process in ("0", "1", "parent")] == [1.0, 2.0, 3.0]
+    assert values["only_here", "1"] == 7.0
+    kinds = {dict(labels)["kind"] for name, labels, _ in found if name == "counted_total"}
+    assert kinds == {ODD}
+    text = merged.decode()
+    for line in ("# TYPE plain gauge", "# TYPE counted_total counter", "# TYPE took histogram"):
+        assert text.count(line) == 1
+
+
+def test_samples_of_a_family_stand_together() -> None:
+    lines = merge({"0": page(1.0), "1": page(2.0)}).decode().splitlines()
+    names = [line.split("{")[0].split(" ")[0] for line in lines if not line.startswith("#")]
+    plain = [index for index, name in enumerate(names) if name == "plain"]
+    assert plain == list(range(plain[0], plain[0] + 2))
+
+
+@pytest.mark.parametrize("pages", [{}, {"0": b""}])
+def test_nothing_from_nothing(pages: dict[str, bytes]) -> None:
+    assert merge(pages) == b""
