@@ -38,6 +38,7 @@ BENCH_ENVIRONMENT := $(ENVIRONMENT)-bench
 
 .PHONY: help setup run test fuzz chaos check fix docs locks demo-model clean distclean
 .PHONY: bench-router bench-router-scale bench-transfer bench-last-hop bench-preprocess
+.PHONY: bench-fleet check-simgpu
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{ printf "%-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -128,6 +129,12 @@ bench-preprocess: $(BENCH_ENVIRONMENT) ## measure getting media ready, beside vL
 
 bench-last-hop: $(BENCH_ENVIRONMENT) ## measure each of vLLM's ways from a worker to its engine
 	@$(VENV_PYTHON) -m tests.benchmarks.bench_last_hop $(BENCH_ARGS)
+
+bench-fleet: $(ENVIRONMENT) ## measure 1, 2 and 4 frontends over the same workers, and kill one
+	@$(VENV_PYTHON) -m tests.benchmarks.bench_fleet $(BENCH_ARGS)
+
+check-simgpu: $(ENVIRONMENT) ## check the engines whose GPU is the clock, with one of them
+	@$(VENV_PYTHON) -m tests.simgpu.check
 
 chaos: $(ENVIRONMENT) ## break everything at random under load, and count what users notice
 	@$(VENV_PYTHON) -m tests.chaos $(CHAOS_ARGS)
