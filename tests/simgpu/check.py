@@ -21,7 +21,13 @@ from tests.pictures import data_uri, picture
 from tests.simgpu.gpu import GpuModel
 from tests.simgpu.start import start_sim_vllm
 from tests.simgpu.stats import WRITE_EVERY_S, Stats
-from tests.simgpu.totals import late_share, read_totals, refuse_late, since
+from tests.simgpu.totals import (
+    LateEnginesError,
+    late_share,
+    read_totals,
+    refuse_late,
+    since,
+)
 
 TOKENS = 16
 BURST = 8
@@ -106,7 +112,10 @@ def check(lab: Lab) -> dict[str, float]:
     burst = since(before, lab.totals())
     expect(len(set(texts)) == 1, "nor on the batch")
     expect(burst.steps < BURST * BURST_TOKENS, "requests share steps")
-    refuse_late(burst)
+    try:
+        refuse_late(burst)
+    except LateEnginesError as error:
+        raise SystemExit(str(error)) from error
     return {
         "burst_s": round(seconds, 3),
         "busy_s": round(burst.busy_seconds, 3),
