@@ -36,9 +36,9 @@ PIP_INSTALL_LOCK := $(PIP_INSTALL) --require-hashes --only-binary :all: -r
 ENVIRONMENT := .venv/.mmrouter-$(DEVICE)
 BENCH_ENVIRONMENT := $(ENVIRONMENT)-bench
 
-.PHONY: help setup run test fuzz chaos check fix docs locks demo-model clean distclean
-.PHONY: bench-router bench-router-scale bench-join bench-transfer bench-last-hop bench-preprocess
-.PHONY: bench-processes
+.PHONY: help setup run test fuzz chaos check fix docs locks demo-model clean distclean check-simgpu
+.PHONY: bench-router bench-router-scale bench-join bench-transfer bench-last-hop
+.PHONY: bench-preprocess bench-processes bench-fleet
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{ printf "%-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -135,6 +135,11 @@ bench-last-hop: $(BENCH_ENVIRONMENT) ## measure each of vLLM's ways from a worke
 
 bench-processes: $(ENVIRONMENT) ## measure a frontend of two processes beside one of one
 	@$(VENV_PYTHON) -m tests.benchmarks.bench_processes $(BENCH_ARGS)
+bench-fleet: $(ENVIRONMENT) ## measure 1, 2 and 4 frontends over the same workers, and kill one
+	@$(VENV_PYTHON) -m tests.benchmarks.bench_fleet $(BENCH_ARGS)
+
+check-simgpu: $(ENVIRONMENT) ## check the engines whose GPU is the clock, with one of them
+	@$(VENV_PYTHON) -m tests.simgpu.check
 
 chaos: $(ENVIRONMENT) ## break everything at random under load, and count what users notice
 	@$(VENV_PYTHON) -m tests.chaos $(CHAOS_ARGS)

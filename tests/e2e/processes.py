@@ -231,7 +231,13 @@ def start_frontend(
     return HttpServer(name, command, logs / f"{name}.log", port, **env)
 
 
-def start_plain_vllm(model: Path, logs: Path, *flags: str, name: str = "plain-vllm") -> HttpServer:
+def start_plain_vllm(
+    model: Path,
+    logs: Path,
+    *flags: str,
+    name: str = "plain-vllm",
+    env: Mapping[str, str] = {},
+) -> HttpServer:
     """vLLM's own server, the answer to compare with."""
     port = free_port()
     command = [
@@ -240,7 +246,7 @@ def start_plain_vllm(model: Path, logs: Path, *flags: str, name: str = "plain-vl
         "--prefix-caching-hash-algo=sha256_cbor",
         *ENGINE_FLAGS, *SERVER_FLAGS, *flags,
     ]  # fmt: skip
-    return HttpServer(name, command, logs / f"{name}.log", port)
+    return HttpServer(name, command, logs / f"{name}.log", port, **env)
 
 
 def shared_memory_of(*pids: int) -> set[str]:
