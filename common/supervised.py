@@ -46,14 +46,14 @@ async def supervise(
             await work()
             return
         except asyncio.CancelledError:
-            if _is_cancelled():
+            if is_cancelled():
                 raise
             # Something that it waited for was cancelled, and not the task itself.
             _report(task, f"trying again in {pause:g} s")
         except fatal:
             raise
         except Exception as error:  # logged with its trace, and counted
-            if _is_cancelled():  # and failed while it was ending: whoever cancelled it waits
+            if is_cancelled():  # and failed while it was ending: whoever cancelled it waits
                 _report(task, "it was to end anyway")
                 raise asyncio.CancelledError from error
             _report(task, f"trying again in {pause:g} s")
@@ -73,7 +73,7 @@ async def once(task: str, work: Work, failed: Callable[[BaseException], None]) -
     try:
         await work()
     except asyncio.CancelledError as error:
-        if _is_cancelled():
+        if is_cancelled():
             raise
         _report(task, "giving it up")
         failed(error)
@@ -94,7 +94,8 @@ def note_failure(task: str, ended: "asyncio.Task[None]") -> None:
         logger.error("%s failed", task, exc_info=error)
 
 
-def _is_cancelled() -> bool:
+def is_cancelled() -> bool:
+    """Whether it is this task that was cancelled, and not just something that it waited for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

@@ -5,6 +5,7 @@ It runs in a thread, so that tests may block and it may hang.
 
 import asyncio
 import contextlib
+import copy
 import json
 import ssl
 import threading
@@ -200,7 +201,9 @@ class ApiServer:
         return dict(part for each in certificate["subject"] for part in each)["commonName"]
 
     async def _create(self, request: web.Request) -> web.StreamResponse:
-        made = self.store.create(request.match_info["namespace"], await request.json())
+        # "Dry-run": all stages are run, and nothing is stored.
+        store = copy.deepcopy(self.store) if request.query.get("dryRun") == "All" else self.store
+        made = store.create(request.match_info["namespace"], await request.json())
         await self._tell()
         return web.json_response(made, status=201)
 

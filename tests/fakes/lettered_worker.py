@@ -20,7 +20,7 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
 
 from backend_worker import worker
-from backend_worker.engine import EngineLoad, Items
+from backend_worker.engine import Items, RankLoad
 from common import engine_settings
 from common.card import (
     CacheSettings,
@@ -53,7 +53,7 @@ class LetterEngine:
 
     errored = False
     hf_processor_runs = 0
-    num_ranks = 1
+    ranks = (0,)
 
     def __init__(self, args: AsyncEngineArgs, config: VllmConfig) -> None:
         self._args = args
@@ -124,8 +124,8 @@ class LetterEngine:
     def holds(self, mm_hash: str) -> bool:
         return False
 
-    def load(self) -> EngineLoad:
-        return EngineLoad(self._running, 0, 0, 0.0)
+    def load(self) -> dict[int, RankLoad]:
+        return {0: RankLoad(running=self._running, waiting=0, kv_usage=0.0)}
 
     async def settled(self) -> None:
         pass

@@ -15,6 +15,7 @@ import grpc
 from aetcd import rpc
 
 from common.errors import DiscoveryError
+from common.supervised import is_cancelled
 
 _Answer = TypeVar("_Answer")
 
@@ -320,8 +321,7 @@ class EtcdClient:
             except _BROKEN as error:
                 failed = self._failed(error)
             except asyncio.CancelledError as error:
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
+                if is_cancelled():
                     raise
                 # gRPC cancels the calls of a connection that is closed.
                 raise DiscoveryError("the connection to etcd was closed") from error

@@ -15,7 +15,7 @@ from common.discovery.seal import seal
 from common.errors import DiscoveryError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation, WorkerId
-from common.supervised import supervise
+from common.supervised import is_cancelled, supervise
 from common.telemetry import DISCOVERY_ERRORS
 
 logger = logging.getLogger(__name__)
@@ -65,8 +65,7 @@ class EtcdCardPublisher(CardPublisher):
             except DiscoveryError as error:
                 raise DiscoveryError(f"card can't be put at {name.decode()}: {error}") from error
             except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if not self._withdrawn or task is None or task.cancelling():
+                if not self._has_left() or is_cancelled():
                     raise
             if self._renewing is None and not self._withdrawn:
                 work = supervise("card renewal", partial(keep_renewing, self._renew, self._renew_s))
@@ -90,6 +89,10 @@ class EtcdCardPublisher(CardPublisher):
             )
         finally:
             await self._client.close()
+
+    def _has_left(self) -> bool:
+        """It may have done so during an await."""
+        return self._withdrawn
 
     async def _put(self) -> None:
         """Put the card, with a new lease if there is none or it is over."""

@@ -146,8 +146,11 @@ class LeaseClient:
             if not after:
                 return
 
-    async def create(self, body: dict[str, object]) -> str:
+    async def create(self, body: dict[str, object], *, dry_run: bool = False) -> str:
         """Make a Lease. Returns its version.
+
+        Args:
+            dry_run: have it looked at by all who could refuse it, and make none.
 
         Raises:
             KubernetesRefusedError: it is there, or the namespace is not, for example.
@@ -156,7 +159,10 @@ class LeaseClient:
 
         async def call(leases: CoordinationV1Api) -> aiohttp.ClientResponse:
             return await leases.create_namespaced_lease(
-                self.namespace, body, _preload_content=False
+                self.namespace,
+                body,
+                **({"dry_run": "All"} if dry_run else {}),
+                _preload_content=False,
             )
 
         return (await self._ask(call, Lease)).metadata.resource_version

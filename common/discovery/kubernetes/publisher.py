@@ -18,6 +18,7 @@ from common.discovery.renewal import keep_renewing
 from common.discovery.seal import seal
 from common.errors import DiscoveryError
 from common.fleet_key import FleetKey
+from common.identity import Incarnation, WorkerId
 from common.supervised import supervise
 from common.telemetry import DISCOVERY_ERRORS
 
@@ -60,14 +61,23 @@ class KubernetesCardPublisher(CardPublisher):
         self._writes: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
 
+    async def check(self, worker_id: WorkerId, incarnation: Incarnation) -> None:
+        check_names(worker_id, incarnation)
+        lease = self._lease(worker_id, incarnation, b"{}")
+        try:
+            await self._client.create(lease, dry_run=True)
+        except KubernetesRefusedError as error:
+            if not error.conflicts:  # it is there already, and ours
+                raise self._unwritten(error) from error
+        except DiscoveryError as error:
+            raise self._unwritten(error) from error
+
     async def publish(self, card: WorkerCard) -> None:
         check_names(card.worker_id, card.incarnation)
         try:
             await self._to_its_end(self._publish(card))
         except DiscoveryError as error:
-            raise DiscoveryError(
-                f"card can't be written to a Lease in {self._client.namespace}: {error}"
-            ) from error
+            raise self._unwritten(error) from error
         if not self._tasks and not self._withdrawn:
             renewing = partial(keep_renewing, self._renew, self._renew_s)
             self._tasks = [
@@ -138,15 +148,7 @@ class KubernetesCardPublisher(CardPublisher):
         """Write all of the Lease, whatever is there."""
         card = self._card
         assert card is not None
-        content = seal(card, self._key)
-        lease = whole(
-            card.worker_id,
-            card.incarnation,
-            content,
-            labels=self._labels,
-            pod=self._pod,
-            lease_s=int(LEASE_S),
-        )
+        lease = self._lease(card.worker_id, card.incarnation, seal(card, self._key))
         name = name_of(card.worker_id, card.incarnation)
         for last in (False, True):
             try:
@@ -161,6 +163,22 @@ class KubernetesCardPublisher(CardPublisher):
             except KubernetesRefusedError as error:
                 if last or not error.conflicts:
                     raise
+
+    def _lease(
+        self, worker_id: WorkerId, incarnation: Incarnation, content: bytes
+    ) -> dict[str, object]:
+        return whole(
+            worker_id,
+            incarnation,
+            content,
+            labels=self._labels,
+            pod=self._pod,
+            lease_s=int(LEASE_S),
+        )
+
+    def _unwritten(self, error: DiscoveryError) -> DiscoveryError:
+        where = self._client.namespace
+        return DiscoveryError(f"card can't be written to a Lease in {where}: {error}")
 
     async def _sweep(self) -> None:
         """Delete the Leases of workers that were killed and whose Pods live on, or that had none.

@@ -17,7 +17,7 @@ from common.discovery.base import (
     CardRefused,
     CardWatcher,
 )
-from common.errors import CardKeyError, DiscoveryError
+from common.errors import CardKeyError
 from common.fleet_key import FleetKey, new
 from common.identity import Incarnation, WorkerId
 from tests.fakes.cards import make_card
@@ -74,11 +74,6 @@ class DiscoveryContract(ABC):
                 await publisher.check(card.worker_id, card.incarnation)
                 assert await changes.next() == CardPresent(card)
             assert await changes.next() == gone(card)
-
-    async def test_a_name_that_can_not_be_is_said_before_there_is_a_card(self) -> None:
-        async with self.publisher() as publisher:
-            with pytest.raises(DiscoveryError, match=r"worker id '\.\./w0' can't"):
-                await publisher.check(WorkerId("../w0"), Incarnation("i0"))
 
     async def test_a_published_card_is_seen_and_a_withdrawn_one_goes(self) -> None:
         card = make_card()

@@ -3,11 +3,31 @@
 from typing import Any
 
 from common.identity import WorkerId
-from frontend.http.status import RankView, WorkerView, merged_workers
+from frontend.http.status import RankView, ShareView, WorkerView, merged_workers
+
+
+def share(number: int) -> ShareView:
+    return ShareView(requests=number, prefill_tokens=number, decode_tokens=number)
+
+
+def rank_view(**fields: Any) -> RankView:
+    plain: dict[str, Any] = {
+        "rank": 0,
+        "busy": False,
+        "index": "exact",
+        "reason": "",
+        "blocks": 7,
+        "own": share(3),
+        "others": share(5),
+        "running": 3,
+        "waiting": 0,
+        "kv_usage": 0.5,
+    }
+    return RankView(**plain | fields)
 
 
 def view(name: str = "w0", **fields: Any) -> WorkerView:
-    rank = RankView(rank=0, busy=False, index="exact", reason="")
+    rank = rank_view()
     plain: dict[str, Any] = {
         "worker_id": WorkerId(name),
         "incarnation": "i",
@@ -28,7 +48,7 @@ def view(name: str = "w0", **fields: Any) -> WorkerView:
 
 
 def test_requests_are_added_and_the_worst_is_said() -> None:
-    busy = RankView(rank=0, busy=True, index="degraded", reason="events were lost")
+    busy = rank_view(busy=True, index="degraded", reason="events were lost", own=share(4))
     other = view(
         active_requests=4, circuit="open", circuit_reason="lost", ranks=[busy], connected=False
     )
@@ -36,7 +56,9 @@ def test_requests_are_added_and_the_worst_is_said() -> None:
     assert merged.active_requests == 5
     assert not merged.connected
     assert (merged.circuit, merged.circuit_reason) == ("open", "lost")
-    assert merged.ranks == [busy]
+    # To a worker, each process is one of several frontends: 3 of its 5 others are the sibling's.
+    together = busy.model_copy(update={"own": share(7), "others": share(2)})
+    assert merged.ranks == [together]
     assert [(each.process, each.connected) for each in merged.processes] == [
         ("0", True),
         ("1", False),

@@ -450,8 +450,11 @@ async def test_a_card_under_another_name_is_refused(member: EtcdMember) -> None:
 @pytest.mark.parametrize("worker_id", ["", "a/b", "../x", "x" * 200, "é", "-x"])
 async def test_an_id_that_names_no_key_is_said(worker_id: str) -> None:
     card = make_card(incarnation=Incarnation("i0")).model_copy(update={"worker_id": worker_id})
+    publisher = EtcdDiscovery(EtcdAccess(("127.0.0.1:1",)), "/fleet").publisher()
     with pytest.raises(DiscoveryError, match="can't be part of a key"):
-        await EtcdDiscovery(EtcdAccess(("127.0.0.1:1",)), "/fleet").publisher().publish(card)
+        await publisher.publish(card)
+    with pytest.raises(DiscoveryError, match="can't be part of a key"):
+        await publisher.check(card.worker_id, card.incarnation)
 
 
 async def test_a_prefix_may_be_in_any_script(member: EtcdMember) -> None:
