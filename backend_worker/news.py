@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from backend_worker.engine import RankLoad
-from backend_worker.ledger import Account, Ledger
+from backend_worker.ledger import Ledger
 from backend_worker.request import ServingEngine
+from backend_worker.session import Session
 from common.protocol import RankStatus, Status
 
 NEWS_PAUSE_S = 0.005
@@ -28,10 +29,14 @@ class News:
         self._changed = asyncio.Event()
         self.ledger = Ledger(engine.ranks, self._changed.set)
 
-    def status(self, account: Account) -> Status:
-        """How busy the worker is, for the frontend that has this account."""
-        account.told()
-        loads, others = self._engine.load(), account.others()
+    def status(self, session: Session) -> Status:
+        """How busy the worker is, for the frontend of this session, and what others sent
+        since it was asked last.
+        """
+        session.account.told()
+        coming = list(session.coming)
+        session.coming.clear()
+        loads, others = self._engine.load(), session.account.others()
         return Status(
             [
                 RankStatus(rank, load.running, load.waiting, load.kv_usage, *others[rank])
@@ -39,6 +44,7 @@ class News:
                 for load in (loads.get(rank, _NO_LOAD),)
             ],
             self._engine.hf_processor_runs,
+            coming,
         )
 
     async def tell(self, listeners: Callable[[], Iterable[Callable[[], Awaitable[None]]]]) -> None:

@@ -34,6 +34,7 @@ from common.protocol import (
     SESSION_TIMEOUT_S,
     Abort,
     Ack,
+    Coming,
     Failed,
     FailureKind,
     Goodbye,
@@ -279,9 +280,13 @@ class WorkerService:
             self._engine,
             self._media_receiver,
             partial(self._send, session),
-            partial(self._news.status, session.account),
+            partial(self._news.status, session),
             session.account.started(rank, prefill_tokens, prompt_tokens),
         )
+        coming = Coming(rank, submit.new_blocks, [part.mm_hash for part in submit.media])
+        for other in self._sessions.values():
+            if other is not session:
+                other.coming.append(coming)
         session.requests[submit.request_id] = request
         request.start(media, lambda: session.requests.pop(submit.request_id, None))
 
@@ -416,7 +421,7 @@ class WorkerService:
         return [partial(self._tell, one) for one in self._sessions.values() if one.account.has_news]
 
     async def _tell(self, session: Session) -> None:
-        await self._send(session, self._news.status(session.account))
+        await self._send(session, self._news.status(session))
 
     async def _send(self, session: Session, message: ToFrontend) -> None:
         """Send, after waiting for room for as long as the session lasts. Not for a Status:

@@ -1,11 +1,13 @@
 """A worker's end of the connection to one frontend: what belongs to it."""
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass, field
 
 from backend_worker.ledger import Account
 from backend_worker.request import WorkerRequest
 from common.identity import Incarnation, RequestId
+from common.protocol import MOST_COMING, Coming
 from common.transfer.attachment import Attachment
 
 
@@ -18,6 +20,7 @@ class Session:
         attachment: its hold on the frontend's memory.
         last_heard: monotonic seconds.
         account: what it has here.
+        coming: what others sent here, of which it was not told yet; the oldest make way.
         ended: nothing is sent to it any more.
     """
 
@@ -26,6 +29,7 @@ class Session:
     attachment: Attachment
     last_heard: float
     account: Account
+    coming: deque[Coming] = field(default_factory=lambda: deque(maxlen=MOST_COMING))
     requests: dict[RequestId, WorkerRequest] = field(default_factory=dict)
     renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
     ended: bool = False

@@ -40,7 +40,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.metrics.stats import RequestStateStats
 
 from common.errors import ProtocolError
-from common.identity import Incarnation, MmHash, RequestId, WorkerId
+from common.identity import BlockHash, Incarnation, MmHash, RequestId, WorkerId
 
 PROTOCOL_VERSION = 4
 
@@ -56,6 +56,19 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 Fraction: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 """From 0 to 1; neither infinite nor no number."""
+
+
+MOST_NEW_BLOCKS = 256
+"""Blocks of one prompt that are told ahead of KV events; a prefix is what the others need."""
+
+MOST_COMING = 64
+"""Prompts told of in one :class:`Status`."""
+
+NewBlocks: TypeAlias = Annotated[
+    list[Annotated[BlockHash, msgspec.Meta(max_length=64)]],
+    msgspec.Meta(max_length=MOST_NEW_BLOCKS),
+]
+"""Hashes of the blocks of a prompt that its rank does not hold yet, the first ones."""
 
 
 class FailureKind(StrEnum):
@@ -123,6 +136,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
         timeout_s: seconds after which nobody wants an answer; None if there is no such.
         prefill_tokens: what it counts as load until its first output, in the frontend's
             estimate: tokens that are not cached, and media tokens to encode.
+        new_blocks: what other frontends are told of it.
     """
 
     request_id: RequestId
@@ -143,6 +157,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     reasoning_parser_kwargs: dict[str, Any] | None = None  # opaque to us: vLLM's own
     timeout_s: float | None = None
     prefill_tokens: Count = 0
+    new_blocks: NewBlocks = []
 
 
 class Supply(msgspec.Struct, frozen=True, tag="supply"):
@@ -268,6 +283,20 @@ class RankStatus(msgspec.Struct, frozen=True, array_like=True):
     others_decode_tokens: Count
 
 
+class Coming(msgspec.Struct, frozen=True, array_like=True):
+    """A prompt that another frontend sent. KV events will say the same once it is computed.
+
+    Attributes:
+        rank: where it runs, by the card's numbers.
+        new_blocks: as in :class:`Submit`.
+        media: its items.
+    """
+
+    rank: Count
+    new_blocks: NewBlocks
+    media: list[MmHash]
+
+
 class Status(msgspec.Struct, frozen=True, tag="status"):
     """The worker is alive, and how busy it is. Comes once a second, soon after what other
     frontends have here has changed, and with the end of a request.
@@ -275,10 +304,13 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     Attributes:
         ranks: each rank of the card once.
         hf_processor_runs: calls of the HF processor since start.
+        coming: what others sent since the last one, oldest first. Where they send much at
+            once the oldest are left out: KV events tell of them.
     """
 
     ranks: list[RankStatus]
     hf_processor_runs: Count
+    coming: Annotated[list[Coming], msgspec.Meta(max_length=MOST_COMING)] = []
 
     def check(self, ranks: Collection[int]) -> None:
         """Refuse what is not about just these ranks.
@@ -289,6 +321,9 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
         told = sorted(one.rank for one in self.ranks)
         if told != sorted(ranks):
             raise ProtocolError(f"a status is of ranks {told}, the card of {sorted(ranks)}")
+        for one in self.coming:
+            if one.rank not in ranks:
+                raise ProtocolError(f"a status tells of rank {one.rank}, which is not on the card")
 
 
 ToFrontend: TypeAlias = Welcome | Terms | Goodbye | Ack | Nack | Output | Failed | Status

@@ -29,7 +29,7 @@ from common.errors import (
 )
 from common.identity import MmHash, RequestId, WorkerId
 from common.lifecycle import Event, Lifecycle
-from common.protocol import Ack, Failed, Nack, Output, Submit
+from common.protocol import MOST_NEW_BLOCKS, Ack, Failed, Nack, Output, Submit
 from common.telemetry import MEDIA_ITEMS, REQUESTS, stage
 from common.transfer.base import MediaHandle
 from common.undo import undo_on_error
@@ -325,6 +325,9 @@ class RequestRunner:
                 else submit.request_id,
                 rank=decision.rank,
                 prefill_tokens=decision.prefill_tokens,
+                new_blocks=list(
+                    self._router.in_flight.new_blocks(decision.request_id)[:MOST_NEW_BLOCKS]
+                ),
                 timeout_s=state.deadlines.left_s(),
             ),
             handles,

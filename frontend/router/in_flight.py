@@ -4,11 +4,12 @@ A decision counts as load at once, its blocks and media as being on their way; t
 settles that, and tells what the worker is worth.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from common.errors import MmRouterError
-from common.identity import BlockHash, RequestId
+from common.identity import BlockHash, MmHash, RequestId, Target
 from common.telemetry import DECISIONS, PREDICTED_CACHED_TOKENS, REALISED_CACHED_TOKENS
 from frontend.router.decision import Decision
 from frontend.router.hashing import HashScheme
@@ -46,6 +47,7 @@ class InFlight:
         self._roster = roster
         self._ejection = ejection
         self._routed: dict[RequestId, _Routed] = {}
+        self._others = itertools.count()
 
     def __len__(self) -> int:
         return len(self._routed)
@@ -71,7 +73,10 @@ class InFlight:
             decision.prompt_tokens,
         )
         if worker.prefix_caching:
-            self._predict(decision, hashes[worker.scheme], now)
+            exact = decision.index == Knowledge.EXACT
+            # Blocks known from events need no prediction beside them.
+            new = hashes[worker.scheme][decision.overlap_blocks if exact else 0 :]
+            self._predict(request_id, decision.target, new, decision.index, now)
         if request.media:
             mm_hashes = [need.mm_hash for need in request.media]
             self._roster.media.touch(worker_id, mm_hashes)
@@ -80,6 +85,30 @@ class InFlight:
         self._ejection.routed(worker_id, request_id)
         DECISIONS.labels(worker_id, decision.reason).inc()
         PREDICTED_CACHED_TOKENS.labels(worker_id).inc(decision.predicted_cached_tokens)
+
+    def new_blocks(self, request_id: RequestId) -> Sequence[BlockHash]:
+        """The blocks of a request's prompt that its target did not hold when it was decided."""
+        return self._roster.indexes.predicted.of(request_id)
+
+    def others_sent(
+        self, target: Target, new_blocks: Sequence[BlockHash], media: Sequence[MmHash]
+    ) -> None:
+        """Another frontend sent a request: what it brings will be there soon, as if it were ours.
+
+        Args:
+            new_blocks: blocks of its prompt that the target did not hold.
+            media: its items.
+        """
+        worker = self._roster.workers.get(target.worker_id)
+        if worker is None:
+            return
+        now = self._clock()
+        if worker.prefix_caching:
+            knowledge = self._roster.state(target).knowledge
+            # It is never taken back for a failure, only by events and by time.
+            name = RequestId(f"other-{next(self._others)}")
+            self._predict(name, target, new_blocks, knowledge, now)
+        self._roster.media.expect(target.worker_id, media, now)
 
     def first_token(self, request_id: RequestId) -> None:
         """A request's first output arrived. Unknown and repeated ids are ignored."""
@@ -121,13 +150,15 @@ class InFlight:
         if error.blames_worker and self._roster.has(worker_id, run):
             self._ejection.failed(worker_id, run, type(error).__name__)
 
-    def _predict(self, decision: Decision, hashes: Sequence[BlockHash], now: float) -> None:
-        exact = decision.index == Knowledge.EXACT
-        self._roster.indexes.predicted.predict(
-            decision.request_id,
-            decision.target,
-            # Blocks known from events need no prediction beside them.
-            hashes[decision.overlap_blocks :] if exact else hashes,
-            self._settings.predict_ttl_s if exact else self._settings.approximate_ttl_s,
-            now,
-        )
+    def _predict(
+        self,
+        request_id: RequestId,
+        target: Target,
+        hashes: Sequence[BlockHash],
+        knowledge: str,
+        now: float,
+    ) -> None:
+        exact = knowledge == Knowledge.EXACT
+        settings = self._settings
+        lifetime_s = settings.predict_ttl_s if exact else settings.approximate_ttl_s
+        self._roster.indexes.predicted.predict(request_id, target, hashes, lifetime_s, now)

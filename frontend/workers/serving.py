@@ -84,7 +84,7 @@ class Serving:
             self._router.ejection.forget(worker_id)
 
     def reported(self, member: Member, status: Status) -> None:
-        """How much a worker has to do."""
+        """How much a worker has to do, and what others sent there."""
         member.status = status
         if not self._members.serves(member):
             return
@@ -103,6 +103,9 @@ class Serving:
                 for one in status.ranks
             },
         )
+        for one in status.coming:
+            target = Target(worker_id, one.rank)
+            self._router.in_flight.others_sent(target, one.new_blocks, one.media)
         for rank in member.card.ranks:
             ours, others = self._router.load.shares(Target(worker_id, rank))
             member.gauges[rank, "own"].set(ours.active)

@@ -186,7 +186,7 @@ def test_a_worker_that_would_leave_the_host_without_a_key_does_not_start(
     locked: Locked, model: Path
 ) -> None:
     worker = start_worker(
-        "open", model, locked.discovery, locked.logs, "--worker-host=0.0.0.0"
+        "open", model, locked.discovery, locked.logs, "--worker-host=192.0.2.1"
     )  # fmt: skip
     try:
         assert worker.wait(120) == 1

@@ -86,6 +86,11 @@ class Predictions:
         self._lifetimes[request_id] = lifetime_s
         self._blocks += len(hashes)
 
+    def of(self, request_id: RequestId) -> Sequence[BlockHash]:
+        """The blocks that are predicted for a request; none for an unknown id."""
+        lifetime_s = self._lifetimes.get(request_id)
+        return () if lifetime_s is None else self._ledgers[lifetime_s][request_id].hashes
+
     def forget(self, request_id: RequestId) -> None:
         """Take back what was predicted for a request. Unknown ids are ignored."""
         lifetime_s = self._lifetimes.pop(request_id, None)
