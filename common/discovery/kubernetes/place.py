@@ -47,6 +47,8 @@ class Pod(NamedTuple):
 
 def check_namespace(name: str) -> str:
     """Raises ConfigurationError."""
+    if "@" in name:  # before it may stand a password
+        raise ConfigurationError("no user belongs before a namespace")
     if not _NAMESPACE.fullmatch(name):
         raise ConfigurationError(f"{name!r} is no namespace")
     return name

@@ -101,6 +101,7 @@ def test_what_differs_stands_apart() -> None:
     held.store(TIER, [1], None, KIND._replace(medium="CPU"), chained=True)
     held.remove(TIER, [1])
     found = [(run.kind.lora_name, run.kind.group_idx, run.hashes) for run, _ in held.told()]
-    assert found == [(None, 0, [1]), ("a", 0, [2]), (None, 1, [1])]
+    # The empty run tells of a tier that was used.
+    assert found == [(None, 0, [1]), ("a", 0, [2]), (None, 1, [1]), (None, 0, [])]
     held.remove(Shelf(7, offloaded=False), [1])
     assert len(held) == 3

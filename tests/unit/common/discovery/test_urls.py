@@ -262,7 +262,6 @@ def test_a_form_is_a_url_of_its_backend(scheme: str) -> None:
         ("kubernetes://prod", "'' is no LABEL=VALUE"),
         ("kubernetes:///fleet=a", "'' is no namespace"),
         ("kubernetes://Prod/fleet=a", "'Prod' is no namespace"),
-        ("kubernetes://me@prod/fleet=a", "'me@prod' is no namespace"),
         ("kubernetes://prod:6443/fleet=a", "'prod:6443' is no namespace"),
         ("kubernetes://prod/fleet", "'fleet' is no LABEL=VALUE"),
         ("kubernetes://prod/fleet!=a", "'fleet!=a' is no LABEL=VALUE"),
@@ -293,6 +292,12 @@ def test_what_names_no_place_is_one_sentence_with_all_that_would(url: str, why: 
     said = str(caught.value)
     assert repr(url) in said and why in said and "\n" not in said
     assert all(backend.form in said for backend in BACKENDS.values())
+
+
+def test_who_stands_before_a_namespace_is_not_repeated() -> None:
+    with pytest.raises(ConfigurationError, match="no user belongs before a namespace") as caught:
+        open_discovery("kubernetes://me:secret@prod/fleet=a")
+    assert "secret" not in str(caught.value) and "kubernetes://***prod" in str(caught.value)
 
 
 @pytest.mark.parametrize(
