@@ -7,10 +7,14 @@ this module too.
 import sys
 
 from backend_worker.supervise import is_supervised, supervise
+from common.version import version_line
 
 
 def main() -> None:
     """Be the parent at first, and the worker when called by it."""
+    if sys.argv[1:] == ["--version"]:
+        print(version_line())
+        return
     if not is_supervised():
         sys.exit(supervise(sys.argv[1:]))
     from backend_worker.worker import run

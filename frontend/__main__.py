@@ -2,6 +2,7 @@
 
 import sys
 
+from common.version import version_line
 from frontend.processes import run_processes
 
 
@@ -9,6 +10,9 @@ def main() -> None:
     """Serve until SIGTERM or SIGINT. Exit status 1 if that is impossible, 2 if cards can't be
     read where they should be, or uvicorn's 3 if the port can't be had.
     """
+    if sys.argv[1:] == ["--version"]:
+        print(version_line())
+        return
     status = run_processes(sys.argv[1:])
     if status is None:
         from frontend.process import main as serve_here  # seconds, for vLLM
