@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import select
 import socket
 import sys
 from collections.abc import Callable
@@ -32,6 +33,9 @@ from frontend.processes.messages import (
 from frontend.processes.questions import ANSWER_S
 
 _MOST_DESCRIPTORS: Final = 64
+
+_END_S: Final = 2.0
+"""How long a killed parent may take to end."""
 
 Tell = Callable[[bytes], bytes]
 """From the argument of a question to its answer."""
@@ -75,6 +79,7 @@ class Siblings:
         self._answering: set[asyncio.Task[None]] = set()
         self._signals: StopSignals | None = None
         self._lost = False
+        self._parent_pid = os.getppid()
 
     @classmethod
     def join(cls) -> "Siblings | None":
@@ -176,6 +181,7 @@ class Siblings:
         for listener in self.listeners:
             listener.close()
         if self._lost:
+            _wait_for_end(self._parent_pid)
             reap_orphans()
 
     def _received(self, message: FromParent) -> None:
@@ -212,3 +218,15 @@ class Siblings:
     def _parent_lost(self) -> None:
         self._lost = True
         self._stop(at_once=False)
+
+
+def _wait_for_end(pid: int) -> None:
+    """A process that was killed counts as alive for a moment after its connections closed."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:  # nobody has that pid any more
+        return
+    try:
+        select.select([descriptor], [], [], _END_S)
+    finally:
+        os.close(descriptor)
