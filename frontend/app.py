@@ -32,6 +32,7 @@ from frontend.http import (
     Status,
     build_vllm_app,
     graceful_shutdown,
+    page_routes,
     status_routes,
     uvicorn_config,
 )
@@ -137,6 +138,7 @@ class Frontend:
         app = await build_vllm_app(client, self.args.serve, preprocessor.tasks, self.server)
         own = Status(self.fleet, self.router, self.media_sender)
         status = FleetStatus(own, self.siblings)
+        app.include_router(page_routes())
         app.include_router(status_routes(status, several=self.siblings is not None))
         return app
 

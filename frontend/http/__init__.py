@@ -12,6 +12,7 @@ from frontend.http.retry_after import RetryAfter
 from frontend.http.server import build_vllm_app, uvicorn_config
 from frontend.http.settings import HttpSettings, KeySettings
 from frontend.http.status import FleetStatus, Status, status_routes
+from frontend.http.status_page import page_routes
 from frontend.http.uvicorn_server import Server
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Status",
     "build_vllm_app",
     "graceful_shutdown",
+    "page_routes",
     "raise_file_limit",
     "read_keys",
     "status_routes",

@@ -16,12 +16,21 @@ from starlette.responses import JSONResponse
 
 from common.errors import ConfigurationError
 from frontend.asgi import App, Receive, Scope, Send, has_body, route_path
+from frontend.http.status_page import PAGE
 from frontend.tenancy import EVERYBODY, Tenant, current_tenant, tenants_apart
 
 logger = logging.getLogger(__name__)
 
-OPEN: Final = frozenset({"/health", "/ping", "/ready", "/readyz", "/livez", "/metrics", "/version"})
-"""Paths for probes and scrapers, which say nothing of any request."""
+OPEN: Final = PAGE | {
+    "/health",
+    "/ping",
+    "/ready",
+    "/readyz",
+    "/livez",
+    "/metrics",
+    "/version",
+}
+"""Paths for probes, scrapers and the status page, which say nothing of any request."""
 
 
 def read_keys(path: Path, what: str = "API") -> list[str]:
