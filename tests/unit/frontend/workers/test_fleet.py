@@ -282,6 +282,15 @@ async def test_a_card_that_can_not_be_read_is_named_until_it_is_gone(town: Town)
     await until(lambda: not town.fleet.refusals.by_worker())
 
 
+async def test_of_many_that_are_refused_a_user_hears_of_some(town: Town) -> None:
+    for number in range(100):
+        town.news.say(CardPresent(town.card(f"w{number}", vllm_version="0.31.0")))
+    await until(lambda: len(town.fleet.refusals.by_worker()) == 100)
+    with pytest.raises(NoWorkerError, match=r"0\.31\.0.*and 97 more are refused") as caught:
+        town.fleet.check_available()
+    assert len(str(caught.value)) < 1000
+
+
 async def test_a_card_that_is_right_again_is_refused_no_more(town: Town) -> None:
     town.news.say(CardPresent(town.card()))
     await until(lambda: town.fleet.connected)
