@@ -1,6 +1,7 @@
 """How busy a worker is, as each frontend must know it, and when it is told."""
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
@@ -8,7 +9,14 @@ from backend_worker.engine import RankLoad
 from backend_worker.ledger import Ledger
 from backend_worker.request import ServingEngine
 from backend_worker.session import Session
-from common.protocol import RankStatus, Status
+from common.protocol import (
+    LONGEST_MM_HASH,
+    MOST_NEW_MEDIA,
+    Coming,
+    RankStatus,
+    Status,
+    Submit,
+)
 
 NEWS_PAUSE_S = 0.005
 """How long nobody is told more of others' load, for each frontend that was told: so that this
@@ -46,6 +54,19 @@ class News:
             self._engine.hf_processor_runs,
             coming,
         )
+
+    @staticmethod
+    def spread(submit: Submit, rank: int, others: Iterable[Session]) -> None:
+        """Note for other frontends what a request brings to its rank, if it brings anything:
+        so much of it that none can burden the others with more.
+        """
+        told = (one.mm_hash for one in submit.media if len(one.mm_hash) <= LONGEST_MM_HASH)
+        media = list(dict.fromkeys(itertools.islice(told, MOST_NEW_MEDIA)))
+        if not submit.new_blocks and not media:
+            return
+        coming = Coming(rank, submit.new_blocks, media)
+        for other in others:
+            other.coming.append(coming)
 
     async def tell(self, listeners: Callable[[], Iterable[Callable[[], Awaitable[None]]]]) -> None:
         """Tell each frontend when what others have here has changed, until cancelled.

@@ -34,7 +34,6 @@ from common.protocol import (
     SESSION_TIMEOUT_S,
     Abort,
     Ack,
-    Coming,
     Failed,
     FailureKind,
     Goodbye,
@@ -283,10 +282,8 @@ class WorkerService:
             partial(self._news.status, session),
             session.account.started(rank, prefill_tokens, prompt_tokens),
         )
-        coming = Coming(rank, submit.new_blocks, [part.mm_hash for part in submit.media])
-        for other in self._sessions.values():
-            if other is not session:
-                other.coming.append(coming)
+        others = (other for other in self._sessions.values() if other is not session)
+        self._news.spread(submit, rank, others)
         session.requests[submit.request_id] = request
         request.start(media, lambda: session.requests.pop(submit.request_id, None))
 
@@ -429,6 +426,7 @@ class WorkerService:
         """
         while not session.ended and not await self._send_now(session.address, message):
             if isinstance(message, Status):
+                session.untold(message.coming)
                 return
             await asyncio.sleep(FULL_PAUSE_S)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from backend_worker.ledger import Account
@@ -33,3 +34,9 @@ class Session:
     requests: dict[RequestId, WorkerRequest] = field(default_factory=dict)
     renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
     ended: bool = False
+
+    def untold(self, coming: Sequence[Coming]) -> None:
+        """What it was to be told of was not sent, and is told with the next report."""
+        since = [*self.coming]
+        self.coming.clear()
+        self.coming.extend((*coming, *since))

@@ -7,7 +7,15 @@ every later one that would make tokens, media hashes or block hashes differ.
 from enum import StrEnum
 from typing import Annotated, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
 
 from common.errors import CardError, CardIncompatibleError
 from common.identity import Incarnation, WorkerId
@@ -17,6 +25,22 @@ CARD_VERSION = 3
 MAX_RANKS = 4096
 
 Rank: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 16)]  # vLLM names engines by two bytes
+
+
+LONGEST_NAME = 128
+
+
+def _name(name: str) -> str:
+    """It is repeated in sentences before anybody knows who wrote it."""
+    if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+        raise ValueError(f"it is not a name of up to {LONGEST_NAME} printable characters")
+    return name
+
+
+def _shown(text: str) -> str:
+    """What anybody may have written, as the log and users may see it: short, and on one line."""
+    short = text[:LONGEST_NAME]
+    return text if short == text and text.isprintable() else repr(short)
 
 
 class _Frozen(BaseModel):
@@ -164,8 +188,8 @@ class WorkerCard(_Frozen):
     """
 
     card_version: int = CARD_VERSION
-    worker_id: WorkerId
-    incarnation: Incarnation
+    worker_id: Annotated[WorkerId, AfterValidator(_name)]
+    incarnation: Annotated[Incarnation, AfterValidator(_name)]
     state: WorkerState
     vllm_version: str
     served_model_names: list[str] = Field(min_length=1)
@@ -179,7 +203,7 @@ class WorkerCard(_Frozen):
     ranks: list[Rank] = Field(min_length=1, max_length=MAX_RANKS)
     request_endpoint: str
     kv_event_sources: list[KvEventSource]
-    fleet_key: str | None = None
+    fleet_key: Annotated[str, AfterValidator(_name)] | None = None
     host: HostIdentity
 
     @model_validator(mode="after")
@@ -203,15 +227,16 @@ class WorkerCard(_Frozen):
             # First, since cards of another version have other fields.
             version = _Version.model_validate_json(data)
             if version.card_version not in (CARD_VERSION, None):
+                whose, which = _shown(version.worker_id), _shown(str(version.card_version))
                 raise CardError(
-                    f"card of worker {version.worker_id} has version {version.card_version}, "
+                    f"card of worker {whose} has version {which}, "
                     f"this frontend reads version {CARD_VERSION}"
                 )
             return cls.model_validate_json(data)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "card"
-            raise CardError(f"malformed card: {where}: {first['msg']}") from error
+            raise CardError(f"malformed card: {_shown(where)}: {first['msg']}") from error
 
     def to_json(self) -> bytes:
         """Serialise for discovery."""

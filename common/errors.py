@@ -7,9 +7,12 @@ boundary where they occur; the HTTP status a user sees is part of the type.
 import math
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from common.identity import MmHash
+
+LONGEST_VALUE: Final = 400
+"""Characters of a value that stands on a card, in a sentence about it."""
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
@@ -85,9 +88,15 @@ class CardIncompatibleError(CardError):
         self.ours = ours
         self.theirs = theirs
         super().__init__(
-            f"worker {worker_id} refused: {field} is {theirs!r} on its card "
-            f"but {ours!r} in this fleet, so tokens or block hashes would differ"
+            f"worker {worker_id} refused: {field} is {_cut(theirs)} on its card "
+            f"but {_cut(ours)} in this fleet, so tokens or block hashes would differ"
         )
+
+
+def _cut(value: object) -> str:
+    """A value as part of a sentence, which users see too."""
+    whole = repr(value)
+    return whole if len(whole) <= LONGEST_VALUE else f"{whole[:LONGEST_VALUE]}..."
 
 
 class CardKeyError(CardError):

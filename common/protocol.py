@@ -61,14 +61,26 @@ Fraction: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 MOST_NEW_BLOCKS = 256
 """Blocks of one prompt that are told ahead of KV events; a prefix is what the others need."""
 
+MOST_NEW_MEDIA = 64
+"""Media items of one prompt that are told."""
+
+LONGEST_MM_HASH = 256
+"""Characters of one of them: twice as many as the longest hash of vLLM has."""
+
 MOST_COMING = 64
 """Prompts told of in one :class:`Status`."""
 
 NewBlocks: TypeAlias = Annotated[
-    list[Annotated[BlockHash, msgspec.Meta(max_length=64)]],
+    list[Annotated[BlockHash, msgspec.Meta(min_length=1, max_length=64)]],
     msgspec.Meta(max_length=MOST_NEW_BLOCKS),
 ]
 """Hashes of the blocks of a prompt that its rank does not hold yet, the first ones."""
+
+NewMedia: TypeAlias = Annotated[
+    list[Annotated[MmHash, msgspec.Meta(max_length=LONGEST_MM_HASH)]],
+    msgspec.Meta(max_length=MOST_NEW_MEDIA),
+]
+"""Media items of a prompt, the first ones."""
 
 
 class FailureKind(StrEnum):
@@ -294,7 +306,7 @@ class Coming(msgspec.Struct, frozen=True, array_like=True):
 
     rank: Count
     new_blocks: NewBlocks
-    media: list[MmHash]
+    media: NewMedia
 
 
 class Status(msgspec.Struct, frozen=True, tag="status"):

@@ -30,6 +30,9 @@ from frontend.workers.serving import Serving
 
 logger = logging.getLogger(__name__)
 
+REASONS = 3
+"""Refused workers of which a user is told why: there may be thousands, of one kind."""
+
 
 class Fleet:
     """The workers of this frontend.
@@ -95,7 +98,9 @@ class Fleet:
         if self._closed:
             raise NoWorkerError("this frontend is shutting down")
         if reasons := self.refusals.reasons():
-            raise NoWorkerError("no worker is available: " + "; ".join(reasons))
+            more = len(reasons) - REASONS
+            said = [*reasons[:REASONS], *([f"and {more} more are refused"] if more > 0 else [])]
+            raise NoWorkerError("no worker is available: " + "; ".join(said))
         raise NoWorkerError("no worker is available: none has registered yet, or all are gone")
 
     def joined_since(self, worker_id: WorkerId, moment: float) -> bool:

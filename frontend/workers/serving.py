@@ -22,6 +22,9 @@ from frontend.workers.members import Member, Members, Name
 
 logger = logging.getLogger(__name__)
 
+OTHERS_S = 0.005
+"""How long it may take to note what others sent, for each report: the event loop waits."""
+
 
 class Serving:
     """Tells router and media sender of the members that serve.
@@ -103,9 +106,12 @@ class Serving:
                 for one in status.ranks
             },
         )
-        for one in status.coming:
+        until = time.monotonic() + OTHERS_S
+        for one in reversed(status.coming):  # the oldest are left out, as workers do
             target = Target(worker_id, one.rank)
             self._router.in_flight.others_sent(target, one.new_blocks, one.media)
+            if time.monotonic() > until:
+                break
         for rank in member.card.ranks:
             ours, others = self._router.load.shares(Target(worker_id, rank))
             member.gauges[rank, "own"].set(ours.active)

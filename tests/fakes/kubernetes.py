@@ -25,6 +25,8 @@ _Made = TypeVar("_Made")
 
 LEASES: Final = f"/apis/{GROUP}/v1/namespaces/{{namespace}}/leases"
 
+NAMESPACE: Final = "/api/v1/namespaces/{namespace}"
+
 TOKEN: Final = "the-fleet"
 """Of the user ``fleet``, who may do everything with Leases."""
 
@@ -37,6 +39,7 @@ class ApiServer:
     Attributes:
         store: what it has; look at it only through :meth:`do`.
         tokens: users by bearer token ("Authenticating": a token that is not known is a 401).
+        sees_namespaces: users who may ask whether a namespace is there.
         allowed: verbs by user ("Using RBAC Authorization": what is not granted is a 403).
         bookmark_s: between two bookmarks of a watch ("Watch bookmarks").
         answers: 410 for so many watches to come, whatever they ask.
@@ -51,6 +54,7 @@ class ApiServer:
         self.store = LeaseStore("default", "fleet", "other")
         self.tokens = {TOKEN: "fleet"}
         self.allowed: dict[str, frozenset[str]] = {"fleet": VERBS}
+        self.sees_namespaces: set[str] = set()
         self.bookmark_s = 60.0
         self.expire_watches = 0
         self.requests: list[str] = []
@@ -133,6 +137,7 @@ class ApiServer:
         self._going, self._changed = asyncio.Event(), asyncio.Condition()
         self._going.set()
         app = web.Application(middlewares=[self._answered], client_max_size=3 << 20)
+        app.router.add_get(NAMESPACE, self._namespace)
         app.router.add_get(LEASES, self._list)
         app.router.add_post(LEASES, self._create)
         app.router.add_patch(LEASES + "/{name}", self._patch)
@@ -176,9 +181,18 @@ class ApiServer:
 
     def _authorize(self, request: web.Request) -> None:
         user = self._user(request)
+        namespace = request.match_info.get("namespace", "")
+        if "/leases" not in request.path:
+            if user not in self.sees_namespaces:
+                raise RefusalError(
+                    403,
+                    "Forbidden",
+                    f'namespaces "{namespace}" is forbidden: User "{user}" cannot get resource '
+                    f'"namespaces" in API group "" in the namespace "{namespace}"',
+                )
+            return
         verb = _verb(request)
         self.requests.append(verb)
-        namespace = request.match_info.get("namespace", "")
         if verb not in self.allowed.get(user, frozenset()):
             raise RefusalError(
                 403,
@@ -199,6 +213,12 @@ class ApiServer:
             return "system:anonymous"
         # "X509 client certificates": the common name is the user's.
         return dict(part for each in certificate["subject"] for part in each)["commonName"]
+
+    async def _namespace(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["namespace"]
+        if name not in self.store.namespaces:
+            raise RefusalError(404, "NotFound", f'namespaces "{name}" not found')
+        return web.json_response({"kind": "Namespace", "metadata": {"name": name}, "status": {}})
 
     async def _create(self, request: web.Request) -> web.StreamResponse:
         # "Dry-run": all stages are run, and nothing is stored.

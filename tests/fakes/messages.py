@@ -10,10 +10,11 @@ from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import SamplingParams
 
-from common.identity import Incarnation, MmHash, RequestId, WorkerId
+from common.identity import BlockHash, Incarnation, MmHash, RequestId, WorkerId
 from common.protocol import (
     Abort,
     Ack,
+    Coming,
     Failed,
     FailureKind,
     Goodbye,
@@ -70,6 +71,7 @@ TO_WORKER: list[msgspec.Struct] = [
         [encode_metadata(InlineMetadata(**ITEM))],
         prompt_embeds=torch.zeros(32, 128),
         cache_salt="salt",
+        new_blocks=[BlockHash(b"b" * 32)],
     ),
     Supply(R, [b"{}"]),
     Abort(R),
@@ -89,7 +91,7 @@ TO_FRONTEND: list[msgspec.Struct] = [
         finished=True,
     ),
     Failed(R, FailureKind.MEDIA, "why"),
-    Status([RankStatus(0, 1, 2, 0.5, 3, 4, 5)], 6),
+    Status([RankStatus(0, 1, 2, 0.5, 3, 4, 5)], 6, [Coming(0, [BlockHash(b"b" * 32)], [H])]),
 ]
 
 

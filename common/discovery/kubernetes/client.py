@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import aiohttp
 import msgspec
-from kubernetes_asyncio.client import ApiClient, Configuration, CoordinationV1Api
+from kubernetes_asyncio.client import ApiClient, Configuration, CoordinationV1Api, CoreV1Api
 from kubernetes_asyncio.config import ConfigException
 
 from common.discovery.kubernetes.access import configured
@@ -145,6 +145,19 @@ class LeaseClient:
             yield page.metadata.resource_version, page.items or []
             if not after:
                 return
+
+    async def check_namespace(self) -> None:
+        """Raises DiscoveryError if there is no such namespace, as far as we may know that."""
+
+        async def call(leases: CoordinationV1Api) -> aiohttp.ClientResponse:
+            core = CoreV1Api(leases.api_client)
+            return await core.read_namespace(self.namespace, _preload_content=False)
+
+        try:
+            await self._ask(call, msgspec.Raw)
+        except KubernetesRefusedError as error:
+            if error.not_found:
+                raise
 
     async def create(self, body: dict[str, object], *, dry_run: bool = False) -> str:
         """Make a Lease. Returns its version.

@@ -144,6 +144,8 @@ class KubernetesCardWatcher(CardWatcher):
                 for lease in leases:
                     there.add(lease.name)
                     self._note(lease, at_first_sight=first)
+        if first and not there:  # as it would be in a namespace that is not there
+            await self._client.check_namespace()
         self._has_read, self._to_list = True, False
         for name in self._held.keys() - there:
             self._forget(name)

@@ -98,3 +98,32 @@ def test_a_difference_names_the_field_and_both_values(
     message = str(caught.value)
     assert "w1" in message and field in message
     assert all(value in message for value in values)
+
+
+FORGED = "w0\nERROR forged" + "!" * 100_000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"worker_id": FORGED},
+        {"worker_id": FORGED, "card_version": CARD_VERSION + 1},
+        {"incarnation": FORGED},
+        {"fleet_key": FORGED},
+        {"card_version": 10**4000},
+        {FORGED: 1},
+    ],
+)
+def test_what_is_said_of_a_card_is_short_and_on_one_line(change: dict[str, object]) -> None:
+    """Whoever wrote it may be a stranger, and users and the log get to see it."""
+    raw = json.loads(make_card().to_json()) | change
+    with pytest.raises(CardError) as caught:
+        WorkerCard.from_json(json.dumps(raw).encode())
+    assert len(str(caught.value)) < 500 and "\n" not in str(caught.value)
+
+
+def test_a_difference_between_long_values_is_said_in_short() -> None:
+    long = make_card("w1", model={"hf_overrides": {"list": list(range(10_000))}})
+    with pytest.raises(CardIncompatibleError, match=r"model\.hf_overrides") as caught:
+        check_compatible(make_card(), long)
+    assert len(str(caught.value)) < 1000

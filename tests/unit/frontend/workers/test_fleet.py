@@ -22,11 +22,12 @@ from common.errors import (
     WorkerLeftError,
     WorkerLostError,
 )
-from common.identity import Incarnation, RequestId, WorkerId
-from common.protocol import Output, Submit, Terms
+from common.identity import BlockHash, Incarnation, RequestId, Target, WorkerId
+from common.protocol import Coming, Output, RankStatus, Status, Submit, Terms
 from common.telemetry import INTERNAL_ERRORS, REFUSED_CARDS, TASK_FAILURES, WORKERS
 from common.transfer.handshake import TransferReply
 from frontend.router.selection.ejection import Circuit
+from frontend.workers import serving
 from frontend.workers.link import WorkerLink
 from frontend.workers.members import Member
 from tests.fakes.cards import make_card
@@ -282,6 +283,15 @@ async def test_a_card_that_can_not_be_read_is_named_until_it_is_gone(town: Town)
     await until(lambda: not town.fleet.refusals.by_worker())
 
 
+async def test_of_many_that_are_refused_a_user_hears_of_some(town: Town) -> None:
+    for number in range(100):
+        town.news.say(CardPresent(town.card(f"w{number}", vllm_version="0.31.0")))
+    await until(lambda: len(town.fleet.refusals.by_worker()) == 100)
+    with pytest.raises(NoWorkerError, match=r"0\.31\.0.*and 97 more are refused") as caught:
+        town.fleet.check_available()
+    assert len(str(caught.value)) < 1000
+
+
 async def test_a_card_that_is_right_again_is_refused_no_more(town: Town) -> None:
     town.news.say(CardPresent(town.card()))
     await until(lambda: town.fleet.connected)
@@ -496,3 +506,21 @@ async def test_what_a_rank_has_is_shown_while_its_worker_serves(town: Town) -> N
     town.news.say(gone(town.card()))
     await town.worker.close()
     await until(lambda: (shown("own"), shown("others")) == (None, None))
+
+
+async def test_of_what_others_sent_no_more_is_noted_than_there_is_time_for(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    town.news.say(CardPresent(town.card()))
+    await until(lambda: town.fleet.connected)
+    (member,) = town.fleet.members.shown()
+    sent = [Coming(0, [BlockHash(bytes([number]))], []) for number in range(3)]
+    status = Status([RankStatus(0, 0, 0, 0.0, 0, 0, 0)], 0, sent)
+    predicted = town.router.roster.indexes.predicted
+    monkeypatch.setattr(serving, "OTHERS_S", -1.0)
+    town.fleet._serving.reported(member, status)
+    assert predicted.index.match([BlockHash(b"\2")]) == {Target(WorkerId("w0"), 0): 1}
+    assert predicted.statistics().blocks == 1
+    monkeypatch.setattr(serving, "OTHERS_S", 60.0)
+    town.fleet._serving.reported(member, status)
+    assert predicted.statistics().blocks == 1 + len(sent)

@@ -510,6 +510,21 @@ async def test_a_namespace_that_is_not_there_is_said(server: ApiServer) -> None:
             await publisher.publish(make_card())
 
 
+async def test_a_frontend_that_may_ask_is_told_of_it_as_well(server: ApiServer) -> None:
+    nowhere = place(server, "nowhere")
+    async with watching(nowhere.watcher()) as changes:  # which may not: it looks like an empty one
+        looking = asyncio.create_task(changes.next())
+        await until(lambda: "watch" in server.requests)
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+    server.sees_namespaces.add("fleet")
+    async with watching(nowhere.watcher()) as changes:
+        with pytest.raises(DiscoveryError, match='namespaces "nowhere" not found'):
+            await changes.next()
+    async with published(place(server)):
+        pass
+
+
 async def test_in_a_pod_the_token_is_replaced_while_we_run(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
