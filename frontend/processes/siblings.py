@@ -15,7 +15,7 @@ from common.supervised import note_failure
 from common.telemetry import SILENT_PROCESSES
 from common.transfer.arena import ArenaOffer, reap_orphans
 from common.transfer.shared_arena import SharedArena
-from frontend.processes.child import MEMBER
+from frontend.processes.child import MEMBER, hear_of_the_parent_otherwise
 from frontend.processes.connection_counts import ConnectionCounts
 from frontend.processes.messages import (
     Answered,
@@ -122,6 +122,7 @@ class Siblings:
         self._signals = signals
         self._parent = FrameProtocol(FromParent, self._received, self._parent_lost)
         protocol = self._parent
+        hear_of_the_parent_otherwise()
         await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, self._end)
         protocol.send(Attached())
 
