@@ -1,6 +1,7 @@
 """One process of a frontend of several, as it sees the others: through its parent."""
 
 import asyncio
+import logging
 import os
 import socket
 import sys
@@ -29,7 +30,9 @@ from frontend.processes.messages import (
     Serving,
     Stop,
 )
-from frontend.processes.questions import ANSWER_S
+from frontend.processes.questions import ANSWER_S, MOST_BYTES
+
+logger = logging.getLogger(__name__)
 
 _MOST_DESCRIPTORS: Final = 64
 
@@ -195,6 +198,9 @@ class Siblings:
     async def _answer(self, number: int, topic: str, argument: bytes) -> None:
         tell = self._tells.get(topic)
         body = None if tell is None else tell(argument)
+        if body is not None and len(body) > MOST_BYTES:
+            logger.warning("%d bytes about %s are too many for the others", len(body), topic)
+            body = None
         if self._parent is not None:
             self._parent.send(Answered(number, body))
 

@@ -34,6 +34,7 @@ async def serve(siblings: Siblings) -> None:
     signals = StopSignals()
     await siblings.attach(signals)
     siblings.tell("odd", lambda _: b"%d" % (1 // 0))
+    siblings.tell("much", lambda size: b"x" * int(size))
     if not (DIRECTORY / f"silent-{siblings.name}").exists():
         siblings.tell("name", lambda argument: argument + siblings.name.encode())
 
@@ -64,6 +65,9 @@ async def reply(siblings: Siblings, question: str) -> str:
         return repr(sorted(told))
     if question == "odd":
         return repr(await siblings.ask("odd"))
+    if question.startswith("much "):
+        told = await siblings.ask("much", question.split()[1].encode())
+        return str([len(each.body) for each in told])
     assert siblings.arena is not None
     arena, (command, name) = siblings.arena, question.split()
     if command == "put":

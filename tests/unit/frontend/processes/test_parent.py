@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from common.frames import LARGEST
 from frontend.processes import parent as parent_module
 from frontend.processes.child import MEMBER, Child
 from frontend.processes.listeners import ListenError, listen
@@ -178,6 +179,14 @@ async def test_an_answer_that_fails_is_left_out_and_ends_nobody(tmp_path: Path) 
         await made.serves()
         pids = [await made.pid(name) for name in "01"]
         assert await made.ask_process("0", "odd") == "[]"
+        assert [await made.pid(name) for name in "01"] == pids
+
+
+async def test_an_answer_that_is_too_large_is_left_out_and_ends_nobody(tmp_path: Path) -> None:
+    async with group(tmp_path) as made:
+        await made.serves()
+        pids = [await made.pid(name) for name in "01"]
+        assert await made.ask_process("0", f"much {LARGEST}") == "[]"
         assert [await made.pid(name) for name in "01"] == pids
 
 
