@@ -160,7 +160,7 @@ class EventLog:
         """Begin a snapshot, until the end of which nothing is folded."""
         base = self._unfolded[0][0] if self._unfolded else self._next
         messages = max(1, min(_MOST_MESSAGES, base - start - 1))
-        blocks = max(_BLOCKS_PER_MESSAGE, -(-len(held) // messages))
+        blocks = max(_BLOCKS_PER_MESSAGE, -(-held.to_tell // messages))
         following = [message for message in self._kept if message[0] >= base]
         self._snapshot = Snapshot(base, retell(held, last, blocks), following=following)
 

@@ -51,18 +51,17 @@ def retell(held: HeldBlocks, last: Batch, blocks: int) -> Iterator[bytes]:
     Args:
         held: must not change before the last batch was taken.
         last: that was added to them, for its time and rank.
-        blocks: in one batch, or up to a run more.
+        blocks: at least, in each batch but the last; up to a run more.
     """
     events: list[KVCacheEvent] = [AllBlocksCleared()]
     count = 0
     for run, times in held.told():
-        events += [_stored(run)] * times
-        count += len(run.hashes) * times
-        if count >= blocks:
+        if count >= blocks and run.hashes:
             yield _batch(events, last)
             events, count = [], 0
-    if events:
-        yield _batch(events, last)
+        events += [_stored(run)] * times
+        count += len(run.hashes) * times
+    yield _batch(events, last)
 
 
 def _batch(events: list[KVCacheEvent], last: Batch) -> bytes:

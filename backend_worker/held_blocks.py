@@ -68,6 +68,11 @@ class HeldBlocks:
         """Blocks, each counted once per shelf."""
         return sum(len(shelf.owners) for shelf in self._shelves.values())
 
+    @property
+    def to_tell(self) -> int:
+        """Blocks that :meth:`told` tells, each as often as it is held."""
+        return len(self) + sum(sum(shelf.copies.values()) for shelf in self._shelves.values())
+
     def store(
         self,
         shelf: Shelf,

@@ -163,7 +163,7 @@ PROCESS_RESTARTS = Counter(
 )
 SILENT_PROCESSES = Counter(
     "mmrouter_silent_processes",
-    "Answers for all processes of this frontend that lack one which did not answer in time",
+    "Answers for all processes of this frontend that lack one's, which came late or was too large",
 )
 EJECTIONS = Counter(
     "mmrouter_ejections",

@@ -134,7 +134,7 @@ class Frontend:
         runner = RequestRunner(
             preprocessor, self.fleet, self.router, self.media_sender, self.args.faults
         )
-        client = RoutedEngineClient(preprocessor, self.fleet, self.router, runner)
+        client = RoutedEngineClient(preprocessor, self.fleet, self.router, runner, self.siblings)
         app = await build_vllm_app(client, self.args.serve, preprocessor.tasks, self.server)
         own = Status(self.fleet, self.router, self.media_sender)
         status = FleetStatus(own, self.siblings)

@@ -58,19 +58,24 @@ class Child:
         Args:
             command: what to run.
             on_message: gets what it says after its plan.
+
+        Raises:
+            OSError: this host has no room for another process.
         """
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        member = f"{os.getpid()} {index} {count} {theirs.fileno()}"
         # vLLM would take the metrics of all processes for those of each.
         environment = {k: v for k, v in os.environ.items() if k != "PROMETHEUS_MULTIPROC_DIR"}
-        with theirs:
+        ours, theirs = socket.socketpair()
+        with contextlib.ExitStack() as opened, theirs:
+            opened.enter_context(ours)
+            ours.setblocking(False)
+            member = f"{os.getpid()} {index} {count} {theirs.fileno()}"
             process = await asyncio.create_subprocess_exec(
                 *command,
                 pass_fds=[theirs.fileno()],
                 env=environment | {MEMBER: member},
                 preexec_fn=_end_with_the_parent,
             )
+            opened.pop_all()
         return cls(index, process, ours, on_message)
 
     @property
@@ -147,3 +152,10 @@ class Child:
 def _end_with_the_parent() -> None:
     """In the new process: if the parent is killed, it ends as if it had been asked to."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def hear_of_the_parent_otherwise() -> None:
+    """In a process that sees the end of its connection to its parent: no signal as well, which
+    would be the second one and mean at once.
+    """
+    _libc.prctl(_PR_SET_PDEATHSIG, 0)

@@ -63,7 +63,7 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
     """An answer to it.
 
     Attributes:
-        body: None if it can't be answered yet.
+        body: None if it can't be answered yet, or only by more than a message holds.
     """
 
     number: int
@@ -75,7 +75,7 @@ class Answers(msgspec.Struct, frozen=True, tag="answers"):
 
     Attributes:
         told: by process.
-        silent: processes that did not answer in time.
+        silent: processes that did not answer in time, or more than one message holds.
     """
 
     number: int

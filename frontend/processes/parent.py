@@ -49,15 +49,15 @@ _METRICS: Final = (
 
 
 class CannotServeError(Exception):
-    """A process ended before any had served.
+    """A process ended before it had served, and none serves.
 
     Attributes:
         status: its exit status.
     """
 
-    def __init__(self, status: int) -> None:
+    def __init__(self, index: int, status: int) -> None:
         self.status = status
-        super().__init__(f"a process ended with status {status}")
+        super().__init__(f"process {index} ended with status {status} before it served")
 
 
 class Parent:
@@ -75,7 +75,6 @@ class Parent:
         self._drain_timeout_s = drain_timeout_s
         self._children: set[Child] = set()
         self._serving: set[Child] = set()
-        self._have_served = False
         self._stopping = asyncio.Event()
         self._planned = asyncio.Event()
         self._listeners: list[socket.socket] = []
@@ -100,7 +99,8 @@ class Parent:
             statuses = await asyncio.gather(*keeping)
             return next(filter(None, statuses), 0)
         except CannotServeError as error:
-            return error.status  # the process has said why
+            logger.error("%s, and none serves: the frontend ends", error)
+            return error.status  # a process that was not killed has said why
         except ListenError as error:
             logger.error("%s", error)
             return PORT_TAKEN
@@ -120,7 +120,7 @@ class Parent:
         """Have one process run, again and again, until all are to end; its last status.
 
         Raises:
-            CannotServeError: it ended, and none has served yet.
+            CannotServeError: it ended before it had served, and none serves.
             ConfigurationError: what it needs can't be had.
         """
         pause = FIRST_PAUSE_S
@@ -128,11 +128,12 @@ class Parent:
             await _any_of(self._planned, self._stopping)
         while not self._stopping.is_set():
             started = time.monotonic()
-            status = await self._run(index)
+            status, has_served = await self._run(index)
             if self._stopping.is_set():
                 return status
-            if not self._have_served:
-                raise CannotServeError(status or 1)
+            if not has_served and not self._serving:
+                # Clients would wait for ever in front of a port that nobody accepts from.
+                raise CannotServeError(index, status or 1)
             if time.monotonic() - started > CALM_S or status == 0:
                 pause = FIRST_PAUSE_S
             PROCESS_RESTARTS.inc()
@@ -145,17 +146,23 @@ class Parent:
             pause = min(pause * 2, LONGEST_PAUSE_S)
         return 0
 
-    async def _run(self, index: int) -> int:
-        """One run of one process; its exit status."""
-        child = await Child.start(index, self._count, self._command, self._received)
+    async def _run(self, index: int) -> tuple[int, bool]:
+        """One run of one process; its exit status, and whether it has served."""
+        try:
+            child = await Child.start(index, self._count, self._command, self._received)
+        except OSError as error:
+            logger.error("process %d can't be started: %s", index, error)
+            return 1, False
         self._children.add(child)
         logger.info("process %d has pid %d", index, child.pid)
         try:
+            if self._stopping.is_set():  # it was not there when the others were told
+                child.stop(at_once=False)
             plan = await child.plan()
             if plan is not None and not self._stopping.is_set():
                 await self._prepare(plan)
                 await self._assign(child)
-            return await child.ended()
+            return await child.ended(), child in self._serving
         finally:
             self._counts.not_accepting(index)
             self._serving.discard(child)
@@ -205,7 +212,6 @@ class Parent:
         match message:
             case Serving():
                 self._serving.add(child)
-                self._have_served = True
             case Ask():
                 self._questions.ask(child, message)
             case Answered():

@@ -7,10 +7,16 @@ from typing import Final, Protocol
 
 import msgspec
 
+from common.frames import LARGEST
 from frontend.processes.messages import Answered, Answers, Ask, Asked
 
 ANSWER_S: Final = 2.0
 """How long a process may take; then the others' answers have to do."""
+
+MOST_BYTES: Final = LARGEST - (1 << 16)
+"""Of all answers to a question: they go back in one message. What is beyond it is left out, since
+a message that is too large would end the connection, and with it the process that asked.
+"""
 
 
 class Asker(Protocol):
@@ -33,6 +39,8 @@ class _Question:
         self.number = number
         self.missing = missing
         self.told: dict[str, bytes] = {}
+        self.bytes = 0
+        self.left_out = 0
         self.timer: asyncio.TimerHandle | None = None
 
 
@@ -73,7 +81,11 @@ class Questions:
             return
         question.missing.discard(by)
         if answer.body is not None:
-            question.told[by.name] = answer.body
+            question.bytes += len(answer.body)
+            if question.bytes <= MOST_BYTES:
+                question.told[by.name] = answer.body
+            else:
+                question.left_out += 1
         if not question.missing:
             self._end(answer.number)
 
@@ -89,4 +101,5 @@ class Questions:
         question = self._open.pop(number)
         if question.timer is not None:
             question.timer.cancel()
-        question.asker.send(Answers(question.number, question.told, len(question.missing)))
+        silent = len(question.missing) + question.left_out
+        question.asker.send(Answers(question.number, question.told, silent))

@@ -1,6 +1,7 @@
 """One process of a frontend of several, as it sees the others: through its parent."""
 
 import asyncio
+import logging
 import os
 import select
 import socket
@@ -16,7 +17,7 @@ from common.supervised import note_failure
 from common.telemetry import SILENT_PROCESSES
 from common.transfer.arena import ArenaOffer, reap_orphans
 from common.transfer.shared_arena import SharedArena
-from frontend.processes.child import MEMBER
+from frontend.processes.child import MEMBER, hear_of_the_parent_otherwise
 from frontend.processes.connection_counts import ConnectionCounts
 from frontend.processes.messages import (
     Answered,
@@ -30,7 +31,9 @@ from frontend.processes.messages import (
     Serving,
     Stop,
 )
-from frontend.processes.questions import ANSWER_S
+from frontend.processes.questions import ANSWER_S, MOST_BYTES
+
+logger = logging.getLogger(__name__)
 
 _MOST_DESCRIPTORS: Final = 64
 
@@ -127,6 +130,7 @@ class Siblings:
         self._signals = signals
         self._parent = FrameProtocol(FromParent, self._received, self._parent_lost)
         protocol = self._parent
+        hear_of_the_parent_otherwise()
         await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, self._end)
         protocol.send(Attached())
 
@@ -200,6 +204,9 @@ class Siblings:
     async def _answer(self, number: int, topic: str, argument: bytes) -> None:
         tell = self._tells.get(topic)
         body = None if tell is None else tell(argument)
+        if body is not None and len(body) > MOST_BYTES:
+            logger.warning("%d bytes about %s are too many for the others", len(body), topic)
+            body = None
         if self._parent is not None:
             self._parent.send(Answered(number, body))
 

@@ -4,9 +4,9 @@ The only file that implements vLLM's ``EngineClient``. What a request goes throu
 :mod:`frontend.request.runner`.
 """
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from vllm.engine.protocol import EngineClient, StreamingInput
 from vllm.inputs import EngineInput, PromptType
@@ -24,6 +24,7 @@ from common.errors import (
     NotRoutedError,
 )
 from common.telemetry import REQUESTS
+from frontend.processes import Siblings
 from frontend.processing import Preprocessor
 from frontend.request.runner import GenerateRequest, RequestRunner
 from frontend.router import (
@@ -31,6 +32,8 @@ from frontend.router import (
 )
 from frontend.vllm_errors import as_vllm_error
 from frontend.workers import Fleet
+
+_FORGET_MEDIA: Final = "reset_mm_cache"
 
 
 class RoutedEngineClient(EngineClient):
@@ -42,11 +45,19 @@ class RoutedEngineClient(EngineClient):
         fleet: Fleet,
         router: Router,
         runner: RequestRunner,
+        siblings: Siblings | None = None,
     ) -> None:
+        """
+        Args:
+            siblings: the other processes of this frontend, if there are any.
+        """
         self._preprocessor = preprocessor
         self._fleet = fleet
         self._router = router
         self._runner = runner
+        self._siblings = siblings
+        if siblings is not None:
+            siblings.tell(_FORGET_MEDIA, _forgetting_media(preprocessor))
         self.vllm_config = preprocessor.vllm_config
         self.model_config = preprocessor.model_config
         self.renderer = preprocessor.renderer
@@ -192,6 +203,8 @@ class RoutedEngineClient(EngineClient):
     async def reset_mm_cache(self) -> None:
         """Forget processed media. Workers keep theirs: theirs is no shadow of ours."""
         self._preprocessor.clear_media()
+        if self._siblings is not None:
+            await self._siblings.ask(_FORGET_MEDIA)
 
     async def reset_encoder_cache(self) -> None:
         """Concerns single engines."""
@@ -239,6 +252,14 @@ class RoutedEngineClient(EngineClient):
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Nothing: preprocessor, fleet and arena have owners of their own."""
+
+
+def _forgetting_media(preprocessor: Preprocessor) -> Callable[[bytes], bytes]:
+    def forget(_: bytes) -> bytes:
+        preprocessor.clear_media()
+        return b""
+
+    return forget
 
 
 def _not_routed(what: str) -> NoReturn:

@@ -37,9 +37,11 @@ class Rank:
 
     def ask(self, start: int) -> list[Message]:
         """The answer, once it is there."""
-        while (answer := self.log.answer(start)) is None:
+        for _ in range(20_000):
+            if (answer := self.log.answer(start)) is not None:
+                return answer
             self.log.work()
-        return answer
+        raise AssertionError("one snapshot after the other is made, and none is given")
 
 
 def check_whole(answer: list[Message], rank: Rank) -> None:
@@ -85,6 +87,23 @@ def test_numbers_of_a_snapshot_are_above_that_asked_for(
     answer = rank.ask(rank.number - behind)
     check_whole(answer, rank)
     assert answer[0][0] > rank.number - behind
+
+
+@pytest.mark.parametrize("copies", [2, 5])
+def test_blocks_that_are_held_several_times_fit_below_the_next_number(
+    copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As prompts with one beginning have them that are computed at the same time."""
+    monkeypatch.setattr(event_log, "_BLOCKS_PER_MESSAGE", 1)
+    rank = Rank(64)
+    for number in range(70):
+        for _ in range(copies):
+            rank.publish(stored(number, lora_name=str(number)))
+    rank.publish(stored(99, group_idx=1), removed(99, group_idx=1))  # a shelf without blocks
+    rank.publish(stored(100))
+    answer = rank.ask(rank.number - 66)
+    check_whole(answer, rank)
+    assert answer[0][0] > rank.number - 66
 
 
 def test_what_is_published_while_a_snapshot_is_made_follows_it() -> None:

@@ -320,6 +320,8 @@ def test_the_autoscaler_goes_by_a_metric_that_there_is() -> None:
     values = yaml.safe_load((KUBERNETES / "prometheus-adapter-values.yaml").read_text())
     (rule,) = values["rules"]["custom"]
     assert rule["name"]["as"] == name and rule["seriesQuery"].startswith(f"{name}{{")
+    # MMROUTER_PROCESSES makes several samples of each Pod; the adapter would take one of them.
+    assert rule["metricsQuery"].startswith("sum by (<<.GroupBy>>) (")
     target = scaler["spec"]["scaleTargetRef"]
     scaled = of_kind(objects, target["kind"])[target["name"]]
     assert scaled["apiVersion"] == target["apiVersion"]

@@ -3,7 +3,10 @@ from argparse import Namespace
 import pytest
 
 from common.errors import ConfigurationError
-from frontend.args import parse
+from frontend.args import FrontendArgs, parse
+from frontend.fetch import MediaSettings
+from frontend.http import HttpSettings
+from frontend.processing import PreprocessSettings
 from frontend.processing.renderer import build_config
 from tests.fakes.cards import make_card
 
@@ -66,3 +69,77 @@ def test_what_the_environment_says_is_never_taken_for_something_else(
             parse(["--api-key=user"])
         said = capsys.readouterr().err.strip().splitlines()[-1]
         assert value in said and "error: " in said
+
+
+# Several processes
+
+DIVIDED = {
+    "http": {"max_inflight", "max_connections", "body_memory_mb"},
+    "media": {"held_mb", "decoding_megapixels", "cache_mb"},
+    "preprocess": {"workers", "queue"},
+}
+"""What is limited for the frontend as a whole."""
+
+PER_REQUEST = {
+    "max_body_mb", "key_share", "head_timeout_s", "body_timeout_s", "send_timeout_s",
+    "allow_private", "max_redirects", "timeout_s", "max_mb", "max_pixels", "max_video_pixels",
+    "max_per_request", "max_request_mb", "max_request_megapixels", "decode_timeout_s",
+    "allowed_domains", "local_root",
+}  # fmt: skip
+"""What is of one request, one connection or one medium, or a share itself."""
+
+
+def test_each_limit_is_divided_among_processes_or_is_of_one_request() -> None:
+    """Decide on a new one."""
+    fields = {
+        name
+        for kind in (HttpSettings, MediaSettings, PreprocessSettings)
+        for name in kind.model_fields
+    }
+    divided = set().union(*DIVIDED.values())
+    assert fields == divided | PER_REQUEST and not divided & PER_REQUEST
+
+
+@pytest.mark.parametrize("processes", [2, 3, 64])
+def test_processes_together_have_what_one_would_have(processes: int) -> None:
+    whole = parse([f"--processes={processes}", "--preprocess-workers=5", "--media-held-mb=1e9",
+                   "--media-decoding-megapixels=1e9"])  # fmt: skip
+    share = whole.share
+    for group, names in DIVIDED.items():
+        before = getattr(whole, group).model_dump()
+        after = getattr(share, group).model_dump()
+        for name in names:
+            total = after[name] * processes
+            if isinstance(before[name], int):  # rounded up, so that each has one
+                assert before[name] <= total < before[name] + processes
+            else:
+                assert total == pytest.approx(before[name])
+        assert {name: after[name] for name in after if name not in names} == {
+            name: before[name] for name in before if name not in names
+        }
+    assert share.router == whole.router and share.faults == whole.faults
+
+
+def test_no_process_has_less_than_one_request_may_take() -> None:
+    whole = parse(
+        [
+            "--processes=64", "--max-inflight=3", "--max-connections=1", "--preprocess-queue=1",
+            "--max-body-mb=80", "--body-memory-mb=100", "--media-held-mb=600",
+            "--media-decoding-megapixels=900",
+        ]
+    )  # fmt: skip
+    share = whole.share
+    assert (share.http.max_inflight, share.http.max_connections, share.preprocess.queue) == (1,) * 3
+    assert share.http.body_memory_bytes == share.http.max_body_bytes == whole.http.max_body_bytes
+    for limit in ("max_request_bytes", "max_request_pixels"):
+        assert getattr(share.media, limit) == getattr(whole.media, limit)
+    # Of the one that is lower: a request may take 1,000 megapixels, but there are 900.
+    assert share.media.held_mb == 512.0 and share.media.decoding_megapixels == 900.0
+    assert share.preprocess.workers == 0
+
+
+def test_one_process_has_all() -> None:
+    args = parse(["--processes=1"])
+    assert isinstance(args, FrontendArgs) and args.share is args
+    for settings in (args.http, args.media, args.preprocess):
+        assert settings.shared_by(1) == settings

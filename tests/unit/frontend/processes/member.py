@@ -4,8 +4,9 @@ what a test asks for.
     python -m tests.unit.frontend.processes.member DIRECTORY [UDS]
 
 What it does in other cases stands in files of the directory: ``fail`` (end with that status before
-it plans), ``fail-later`` (before it serves), ``fail-NAME`` (likewise, one process), ``silent-NAME``
-(answers no question), ``deaf-NAME`` (does not end when it is to).
+it plans), ``fail-later`` (before it serves), ``fail-NAME`` (likewise, one process; a number below 0
+is that of a signal), ``silent-NAME`` (answers no question), ``deaf-NAME`` (does not end when it is
+to), ``busy-NAME`` (drains for a second, and writes there whether it was let).
 """
 
 import asyncio
@@ -23,13 +24,17 @@ DIRECTORY = Path(sys.argv[1])
 
 def fail_if(name: str) -> None:
     if (DIRECTORY / name).exists():
-        sys.exit(int((DIRECTORY / name).read_text()))
+        status = int((DIRECTORY / name).read_text())
+        if status < 0:
+            os.kill(os.getpid(), -status)
+        sys.exit(status)
 
 
 async def serve(siblings: Siblings) -> None:
     signals = StopSignals()
     await siblings.attach(signals)
     siblings.tell("odd", lambda _: b"%d" % (1 // 0))
+    siblings.tell("much", lambda size: b"x" * int(size))
     if not (DIRECTORY / f"silent-{siblings.name}").exists():
         siblings.tell("name", lambda argument: argument + siblings.name.encode())
 
@@ -47,6 +52,8 @@ async def serve(siblings: Siblings) -> None:
         server.close()
     if (DIRECTORY / f"deaf-{siblings.name}").exists():
         await asyncio.Event().wait()
+    if (busy := DIRECTORY / f"busy-{siblings.name}").exists():
+        busy.write_text("cut short" if await signals.at_once(1.0) else "drained")
     siblings.close()
 
 
@@ -58,6 +65,9 @@ async def reply(siblings: Siblings, question: str) -> str:
         return repr(sorted(told))
     if question == "odd":
         return repr(await siblings.ask("odd"))
+    if question.startswith("much "):
+        told = await siblings.ask("much", question.split()[1].encode())
+        return str([len(each.body) for each in told])
     assert siblings.arena is not None
     arena, (command, name) = siblings.arena, question.split()
     if command == "put":

@@ -3,6 +3,7 @@ takes nothing along."""
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -10,12 +11,14 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from common.frames import LARGEST
 from frontend.processes import parent as parent_module
-from frontend.processes.child import MEMBER
+from frontend.processes.child import MEMBER, Child
 from frontend.processes.listeners import ListenError, listen
 from frontend.processes.parent import Parent
 from tests.waiting import until
@@ -67,6 +70,20 @@ class Group:
 
     def arenas(self) -> list[Path]:
         return list(Path("/dev/shm").glob(f"mmrouter-arena-{self.process.pid}-*"))
+
+
+@asynccontextmanager
+async def parent_here(directory: Path, drain_timeout_s: float) -> AsyncIterator[Parent]:
+    """A parent of two in this process."""
+    module = "tests.unit.frontend.processes.member"
+    command = [sys.executable, "-m", module, str(directory), str(directory / "uds")]
+    try:
+        async with asyncio.timeout(120):
+            yield Parent(command, 2, drain_timeout_s)
+    finally:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
 
 
 @asynccontextmanager
@@ -165,6 +182,14 @@ async def test_an_answer_that_fails_is_left_out_and_ends_nobody(tmp_path: Path) 
         assert [await made.pid(name) for name in "01"] == pids
 
 
+async def test_an_answer_that_is_too_large_is_left_out_and_ends_nobody(tmp_path: Path) -> None:
+    async with group(tmp_path) as made:
+        await made.serves()
+        pids = [await made.pid(name) for name in "01"]
+        assert await made.ask_process("0", f"much {LARGEST}") == "[]"
+        assert [await made.pid(name) for name in "01"] == pids
+
+
 @pytest.mark.parametrize("when", ["fail", "fail-later"])
 async def test_if_none_can_serve_the_parent_ends_with_their_status(
     when: str, tmp_path: Path
@@ -184,7 +209,10 @@ async def test_where_nobody_can_listen_the_parent_ends(tmp_path: Path) -> None:
         assert (tmp_path / "uds").is_dir()  # what is not ours is left alone
 
 
-async def test_children_and_arena_go_with_a_killed_parent(tmp_path: Path) -> None:
+async def test_children_of_a_killed_parent_drain_and_the_arena_goes(tmp_path: Path) -> None:
+    """What tells them must not count as a first and a second signal."""
+    busy = tmp_path / "busy-0"
+    busy.touch()
     async with group(tmp_path) as made:
         await made.serves()
         pids = [await made.pid(name) for name in "01"]
@@ -192,6 +220,7 @@ async def test_children_and_arena_go_with_a_killed_parent(tmp_path: Path) -> Non
         await made.process.wait()
         await until(lambda: not any(map(psutil.pid_exists, pids)))
         await until(lambda: not made.arenas())
+    assert busy.read_text() == "drained"
 
 
 async def test_a_child_that_is_told_to_end_is_replaced(tmp_path: Path) -> None:
@@ -220,16 +249,71 @@ async def test_one_that_does_not_end_is_killed(
 ) -> None:
     monkeypatch.setattr(parent_module, "LAST_S", 0.2)
     (tmp_path / "deaf-1").touch()
-    uds = str(tmp_path / "uds")
-    module = "tests.unit.frontend.processes.member"
-    running = Parent([sys.executable, "-m", module, str(tmp_path), uds], 2, 0.2)
-    ended = asyncio.create_task(running.run())
-    await until(lambda: len(running._serving) == 2)
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert await ended == 128 + signal.SIGKILL
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.remove_signal_handler(number)
+    async with parent_here(tmp_path, 0.2) as running:
+        ended = asyncio.create_task(running.run())
+        await until(lambda: len(running._serving) == 2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await ended == 128 + signal.SIGKILL
+
+
+async def test_a_signal_while_a_child_is_being_started_reaches_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = Child.start
+
+    async def interrupted(*args: Any) -> Child:
+        child = await start(*args)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until(running._stopping.is_set)
+        return child
+
+    monkeypatch.setattr(Child, "start", interrupted)
+    async with parent_here(tmp_path, 3600.0) as running:
+        assert await running.run() == 0
+
+
+async def test_a_host_that_is_full_for_a_while_ends_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = Child.start
+    failures = [errno.EAGAIN, errno.ENOMEM]
+
+    async def full(*args: Any) -> Child:
+        if failures:
+            error = failures.pop()
+            raise OSError(error, os.strerror(error))
+        return await start(*args)
+
+    monkeypatch.setattr(parent_module, "FIRST_PAUSE_S", 0.01)
+    async with parent_here(tmp_path, 0.2) as running:
+        ended = asyncio.create_task(running.run())
+        await until(lambda: len(running._serving) == 2)
+        monkeypatch.setattr(Child, "start", full)
+        next(iter(running._serving)).kill()
+        await until(lambda: not failures and len(running._serving) == 2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await ended == 0
+
+
+async def test_where_no_process_comes_back_the_parent_ends(tmp_path: Path) -> None:
+    """Or clients would wait for ever in front of a port that nobody accepts from."""
+    async with group(tmp_path) as made:
+        await made.serves()
+        pids = [await made.pid(name) for name in "01"]
+        (tmp_path / "fail").write_text("7")
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(120):
+            assert await made.process.wait() == 7
+
+
+async def test_one_that_is_killed_before_it_serves_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "fail-0").write_text(str(-signal.SIGKILL))
+    async with parent_here(tmp_path, 0.2) as running:
+        assert await running.run() == 128 + signal.SIGKILL
+    assert "process 0 ended with status 137 before it served" in caplog.text
 
 
 @pytest.mark.parametrize(

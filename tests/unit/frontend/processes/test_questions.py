@@ -76,6 +76,16 @@ async def test_who_is_silent_is_counted(trio: Trio, monkeypatch: pytest.MonkeyPa
     assert len(trio.a.got) == 1
 
 
+async def test_what_one_message_does_not_hold_is_left_out_and_counted(
+    trio: Trio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(questions_module, "MOST_BYTES", 10)
+    trio.questions.ask(trio.a, Ask(1, "other", b""))
+    for each, body in ((trio.b, b"12345678"), (trio.c, b"123")):
+        trio.questions.answered(each, Answered(each.asked().number, body))
+    assert trio.a.got == [Answers(1, {"b": b"12345678"}, 1)]
+
+
 async def test_nobody_else_is_there() -> None:
     only = Process("a")
     everybody: set[Asker] = {only}

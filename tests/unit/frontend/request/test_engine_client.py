@@ -1,0 +1,57 @@
+"""What vLLM's routes ask of the engine as a whole."""
+
+from types import SimpleNamespace
+from typing import cast
+
+from frontend.processes import Siblings, Told
+from frontend.processes.siblings import Tell
+from frontend.processing import Preprocessor
+from frontend.request import RequestRunner, RoutedEngineClient
+from frontend.router import Router
+from frontend.workers import Fleet
+
+
+class Process:
+    """One of a frontend, and what its others are asked."""
+
+    def __init__(self, siblings: bool) -> None:
+        self.cleared = 0
+        self.others: list[Process] = []
+        self._tells: dict[str, Tell] = {}
+        preprocessor = SimpleNamespace(
+            vllm_config=None,
+            model_config=None,
+            renderer=None,
+            input_processor=None,
+            clear_media=self._clear,
+        )
+        self.client = RoutedEngineClient(
+            cast(Preprocessor, preprocessor),
+            cast(Fleet, None),
+            cast(Router, None),
+            cast(RequestRunner, None),
+            cast(Siblings, self) if siblings else None,
+        )
+
+    def _clear(self) -> None:
+        self.cleared += 1
+
+    def tell(self, topic: str, tell: Tell) -> None:
+        self._tells[topic] = tell
+
+    async def ask(self, topic: str, argument: bytes = b"") -> list[Told]:
+        return [Told("", other._tells[topic](argument)) for other in self.others]
+
+
+async def test_media_are_forgotten_by_all_processes() -> None:
+    """Whichever of them the route was asked of."""
+    asked, other = Process(True), Process(True)
+    asked.others = [other]
+    await asked.client.reset_mm_cache()
+    assert (asked.cleared, other.cleared) == (1, 1)
+
+
+async def test_media_are_forgotten_by_the_only_process() -> None:
+    only = Process(False)
+    await only.client.reset_mm_cache()
+    assert only.cleared == 1
