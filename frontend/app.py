@@ -13,7 +13,9 @@ from fastapi import FastAPI
 from common.errors import MmRouterError
 from common.fleet_sockets import leaves_host
 from common.identity import Incarnation
+from common.loop_delay import measure_loop_delay
 from common.stop_signals import StopSignals
+from common.supervised import supervise
 from common.transfer.choice import TransferMode
 from common.undo import made_in_thread, undo_on_error
 from common.vllm_versions import INSTALLED
@@ -34,6 +36,7 @@ from frontend.http import (
     graceful_shutdown,
     status_routes,
     uvicorn_config,
+    worker_metrics_routes,
 )
 from frontend.processes import Siblings
 from frontend.processing import Preprocessor
@@ -77,7 +80,9 @@ class Frontend:
         )
         try:
             async with asyncio.TaskGroup() as group:
+                delay = supervise("loop delay", measure_loop_delay)
                 tasks = (
+                    group.create_task(delay, name="loop delay"),
                     group.create_task(self.fleet.run(), name="discovery"),
                     group.create_task(self._open(), name="open"),
                     group.create_task(leave, name="leave"),
@@ -138,6 +143,7 @@ class Frontend:
         own = Status(self.fleet, self.router, self.media_sender)
         status = FleetStatus(own, self.siblings)
         app.include_router(status_routes(status, several=self.siblings is not None))
+        app.include_router(worker_metrics_routes(self.fleet.members))
         return app
 
 

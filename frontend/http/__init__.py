@@ -13,6 +13,7 @@ from frontend.http.server import build_vllm_app, uvicorn_config
 from frontend.http.settings import HttpSettings, KeySettings
 from frontend.http.status import FleetStatus, Status, status_routes
 from frontend.http.uvicorn_server import Server
+from frontend.http.worker_metrics import worker_metrics_routes
 
 __all__ = [
     "AdminGuard",
@@ -32,4 +33,5 @@ __all__ = [
     "read_keys",
     "status_routes",
     "uvicorn_config",
+    "worker_metrics_routes",
 ]

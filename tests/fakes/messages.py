@@ -14,8 +14,10 @@ from common.identity import Incarnation, MmHash, RequestId, WorkerId
 from common.protocol import (
     Abort,
     Ack,
+    AskFigures,
     Failed,
     FailureKind,
+    Figures,
     Goodbye,
     Hello,
     Leave,
@@ -74,6 +76,7 @@ TO_WORKER: list[msgspec.Struct] = [
     Supply(R, [b"{}"]),
     Abort(R),
     Ping(),
+    AskFigures(7),
     Leave(),
 ]
 
@@ -90,6 +93,7 @@ TO_FRONTEND: list[msgspec.Struct] = [
     ),
     Failed(R, FailureKind.MEDIA, "why"),
     Status([RankStatus(0, 1, 2, 0.5, 3, 4, 5)], 6),
+    Figures(7, b"# TYPE up gauge"),
 ]
 
 
