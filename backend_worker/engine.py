@@ -53,6 +53,7 @@ from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash, WorkerId
 from common.protocol import MediaPart, Submit
 from common.renderer_patches import patch_renderer
+from common.telemetry import stage
 
 SHUTDOWN_S = 10.0
 """How long engine processes may take to clean up after themselves."""
@@ -178,11 +179,10 @@ class Engine:
         self._ranks = served_ranks(llm.vllm_config.parallel_config)
         self._hf_runs = HfProcessorRuns(side="worker", worker_id=worker_id)
         patch_renderer(llm.renderer, runs=self._hf_runs, hashes=partitioned_hashes)
-        cache = llm.renderer.mm_processor_cache
-        self._cache = cache
+        self._cache = llm.renderer.mm_processor_cache
         # A cache that keeps the tensors themselves (more than one rank behind one
         # AsyncLLM) must not keep views of memory that the frontend will reuse.
-        self._copies_items = isinstance(cache, MultiModalProcessorOnlyCache)
+        self._copies_items = isinstance(self._cache, MultiModalProcessorOnlyCache)
 
     @classmethod
     async def start(cls, args: AsyncEngineArgs, worker_id: WorkerId) -> "Engine":
@@ -237,9 +237,7 @@ class Engine:
 
     def served_model_names(self) -> list[str]:
         """Names under which users ask for the model."""
-        names = self._args.served_model_name
-        if not names:
-            return [self._args.model]
+        names = self._args.served_model_name or self._args.model
         return [names] if isinstance(names, str) else list(names)
 
     def model_settings(self) -> ModelSettings:
@@ -396,6 +394,7 @@ class Engine:
         sent = self._inject(submit.media, items)
         return media_input(token_ids, submit.media, sent, submit.cache_salt)
 
+    @stage("inject")
     def _inject(self, parts: list[MediaPart], items: Items) -> list[MultiModalKwargsItem | None]:
         """What goes to the engine for each part: tensors, an address, or None."""
         missing = [p.mm_hash for p in parts if p.mm_hash not in items and not self.holds(p.mm_hash)]

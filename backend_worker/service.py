@@ -16,6 +16,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from backend_worker.figures import OwnFigures
 from backend_worker.media_receiver import MediaReceiver
 from backend_worker.news import News
 from backend_worker.request import ServingEngine, WorkerRequest, sendable
@@ -28,19 +29,20 @@ from common.errors import (
 from common.fleet_key import FleetKey
 from common.fleet_sockets import REFUSALS, Gate, count_refusals
 from common.identity import Incarnation, RequestId, WorkerId
+from common.loop_delay import measure_loop_delay
 from common.protocol import (
     PING_INTERVAL_S,
     PROTOCOL_VERSION,
     SESSION_TIMEOUT_S,
     Abort,
     Ack,
+    AskFigures,
     Failed,
     FailureKind,
     Goodbye,
     Hello,
     Leave,
     Offer,
-    Ping,
     Status,
     Submit,
     Supply,
@@ -112,6 +114,7 @@ class WorkerService:
         self._codec: Codec[ToWorker] = Codec(ToWorker)
         self._sessions: dict[bytes, Session] = {}
         self._news = News(engine)
+        self._figures = OwnFigures(self._send)
         self._draining = False
         self._max_requests = max_requests
         self._context = zmq.asyncio.Context()
@@ -150,6 +153,7 @@ class WorkerService:
                     ("request plane", self._receive),
                     ("request plane clock", self._keep_time),
                     ("request plane news", lambda: self._news.tell(self._with_news)),
+                    ("loop delay", measure_loop_delay),
                     ("strangers", lambda: count_refusals(self._monitor, "request plane")),
                 )
             ]
@@ -253,8 +257,8 @@ class WorkerService:
                 await self._end_session(session)
             case Offer():
                 self._aside(self._renew_offer(session, parse_offer(message.offer)))
-            case Ping():
-                pass
+            case AskFigures(number):  # and a Ping says no more than that it came
+                self._aside(self._figures.tell(session, number))
 
     async def _not_understood(
         self, session: Session | None, about: About, error: ProtocolError

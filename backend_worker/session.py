@@ -22,6 +22,7 @@ class Session:
         last_heard: monotonic seconds.
         account: what it has here.
         coming: what others sent here, of which it was not told yet; the oldest make way.
+        telling: whether it is being told this worker's metrics.
         ended: nothing is sent to it any more.
     """
 
@@ -33,6 +34,7 @@ class Session:
     coming: deque[Coming] = field(default_factory=lambda: deque(maxlen=MOST_COMING))
     requests: dict[RequestId, WorkerRequest] = field(default_factory=dict)
     renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    telling: bool = False
     ended: bool = False
 
     def untold(self, coming: Sequence[Coming]) -> None:

@@ -12,6 +12,11 @@ A frontend opens a session with :class:`Hello`; the worker answers
             ◀──────────────────────── Failed   instead, at any point; it is the last
     Abort  ────────────────────────▶           answered by Ack (if still owed) and Failed
 
+and, about the worker itself:
+
+    AskFigures ────────────────────▶
+            ◀──────────────────────── Figures  unless it is still answering another one
+
 Every request ends with exactly one finished :class:`Output` or one
 :class:`Failed`, and before it one :class:`Ack`, so that a frontend knows when
 memory it leased is free again. :class:`Ping` and :class:`Status` flow at all times;
@@ -81,6 +86,10 @@ NewMedia: TypeAlias = Annotated[
     msgspec.Meta(max_length=MOST_NEW_MEDIA),
 ]
 """Media items of a prompt, the first ones."""
+
+
+MOST_FIGURES_BYTES = 4 << 20
+"""Of a worker's page of metrics. One of vLLM's engine has some 100 kB."""
 
 
 class FailureKind(StrEnum):
@@ -189,11 +198,21 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
     """The frontend is alive."""
 
 
+class AskFigures(msgspec.Struct, frozen=True, tag="ask_figures"):
+    """The frontend wants the worker's own metrics.
+
+    Attributes:
+        number: comes back with the answer.
+    """
+
+    number: Count
+
+
 class Leave(msgspec.Struct, frozen=True, tag="leave"):
     """The frontend ends the session; whatever it still has here is aborted."""
 
 
-ToWorker: TypeAlias = Hello | Offer | Submit | Supply | Abort | Ping | Leave
+ToWorker: TypeAlias = Hello | Offer | Submit | Supply | Abort | Ping | AskFigures | Leave
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -338,4 +357,16 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
                 raise ProtocolError(f"a status tells of rank {one.rank}, which is not on the card")
 
 
-ToFrontend: TypeAlias = Welcome | Terms | Goodbye | Ack | Nack | Output | Failed | Status
+class Figures(msgspec.Struct, frozen=True, tag="figures"):
+    """The worker's own metrics: vLLM's of its engine, and ours.
+
+    Attributes:
+        number: of the question.
+        page: in Prometheus's text format; empty if it was too large to be sent.
+    """
+
+    number: Count
+    page: Annotated[bytes, msgspec.Meta(max_length=MOST_FIGURES_BYTES)]
+
+
+ToFrontend: TypeAlias = Welcome | Terms | Goodbye | Ack | Nack | Output | Failed | Status | Figures

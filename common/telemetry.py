@@ -9,16 +9,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Final
 
 import nvtx
 from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+
+from common.buckets import BETWEEN_TOKENS_S, FIRST_TOKEN_S, REQUEST_S, STAGE_S
+from common.live_metrics import Asked, Described, QuickHistogram
 
 logger = logging.getLogger("mmrouter")
 
-_SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-
 STAGE_SECONDS = Histogram(
-    "mmrouter_stage_seconds", "Time spent in one stage of a request", ["stage"], buckets=_SECONDS
+    "mmrouter_stage_seconds", "Time spent in one stage of a request", ["stage"], buckets=STAGE_S
 )
 STAGE_FAILURES = Counter(
     "mmrouter_stage_failures", "Stages that ended in an error", ["stage", "error"]
@@ -33,8 +36,23 @@ CONNECTIONS_CUT = Counter(
 )
 TIME_TO_FIRST_TOKEN = Histogram(
     "mmrouter_time_to_first_token_seconds",
-    "From the arrival of a request to its first token",
-    buckets=_SECONDS,
+    "From the arrival of a request, with its whole body, to its first token",
+    buckets=FIRST_TOKEN_S,
+)
+INTER_TOKEN_LATENCY = QuickHistogram(
+    "mmrouter_inter_token_latency_seconds",
+    "From one token to the next, as they come from workers, of requests for one answer",
+    buckets=BETWEEN_TOKENS_S,
+)
+REQUEST_SECONDS = Histogram(
+    "mmrouter_request_seconds",
+    "From the arrival of a request, with its whole body, to the end of its answer, if it has one",
+    buckets=REQUEST_S,
+)
+EVENT_LOOP_DELAY = Histogram(
+    "mmrouter_event_loop_delay_seconds",
+    "How late the event loop is, looked at four times a second",
+    buckets=STAGE_S,
 )
 HF_PROCESSOR_RUNS = Gauge(
     "mmrouter_hf_processor_runs",
@@ -54,6 +72,11 @@ PREPROCESSED = Counter(
 )
 TENSOR_BYTES = Counter(
     "mmrouter_tensor_bytes_sent", "Bytes of processed tensors sent", ["worker_id", "transport"]
+)
+TENSOR_BYTES_RECEIVED = Counter(
+    "mmrouter_tensor_bytes_received",
+    "Bytes of media that a worker received, by how they came",
+    ["transport"],
 )
 MEDIA_ITEMS = Counter(
     "mmrouter_media_items",
@@ -84,6 +107,7 @@ MEDIA_HELD_PIXELS = Gauge(
     "Pixels that are being decoded or are held decoded for requests, the cache aside",
 )
 ARENA_LEASES = Gauge("mmrouter_arena_leases", "Segments of the arena that are leased out")
+ARENA_BYTES = Gauge("mmrouter_arena_bytes", "Bytes of the arena that items may take")
 ARENA_BYTES_USED = Gauge("mmrouter_arena_bytes_used", "Bytes of the arena that hold items")
 TRANSFER_FALLBACKS = Counter(
     "mmrouter_transfer_fallbacks",
@@ -101,6 +125,9 @@ NIXL_RESTARTS = Counter(
     "mmrouter_nixl_restarts",
     "Processes that hold a NIXL agent which ended and were replaced",
     ["role"],
+)
+PROMPT_TOKENS = Counter(
+    "mmrouter_prompt_tokens", "Tokens of prompts that were routed", ["worker_id"]
 )
 PREDICTED_CACHED_TOKENS = Counter(
     "mmrouter_predicted_cached_tokens", "Cached tokens that routing expected", ["worker_id"]
@@ -153,6 +180,62 @@ RANK_REQUESTS = Gauge(
     "Requests that a data-parallel rank had when it last reported: this frontend's, and others'",
     ["worker_id", "rank", "whose"],
 )
+RANK_LOAD = Asked(
+    ("worker_id", "rank"),
+    Described(
+        GaugeMetricFamily,
+        "mmrouter_rank_running",
+        "Requests that the engine of a rank computes, as the worker last reported",
+    ),
+    Described(
+        GaugeMetricFamily,
+        "mmrouter_rank_waiting",
+        "Requests that wait in the engine of a rank, as the worker last reported",
+    ),
+    Described(
+        GaugeMetricFamily,
+        "mmrouter_rank_kv_usage_ratio",
+        "Share of a rank's KV blocks in use, as the worker last reported",
+    ),
+)
+KV_EVENTS = Asked(
+    ("worker_id", "rank"),
+    Described(
+        CounterMetricFamily,
+        "mmrouter_kv_event_batches",
+        "Batches of a rank's KV events that were applied",
+    ),
+    Described(
+        CounterMetricFamily,
+        "mmrouter_kv_event_gaps",
+        "Times that a rank's KV events had a gap",
+    ),
+    Described(
+        CounterMetricFamily,
+        "mmrouter_kv_event_replays",
+        "Times that a rank was asked for its KV events again",
+    ),
+    Described(
+        CounterMetricFamily,
+        "mmrouter_kv_event_losses",
+        "Times that a rank's KV events were lost for good",
+    ),
+    Described(
+        CounterMetricFamily,
+        "mmrouter_kv_event_restarts",
+        "Times that a rank's KV events started over",
+    ),
+    Described(
+        CounterMetricFamily,
+        "mmrouter_kv_events_malformed",
+        "Messages of a rank's KV events that could not be read",
+    ),
+    Described(
+        GaugeMetricFamily,
+        "mmrouter_kv_event_lag_seconds",
+        "Age of a rank's last KV event when it was applied, by the clocks of both hosts",
+    ),
+)
 INDEX_RANKS = Gauge(
     "mmrouter_index_ranks", "Ranks of workers by what is known of their blocks", ["knowledge"]
 )
@@ -174,6 +257,30 @@ EJECTED_WORKERS = Gauge(
     "mmrouter_ejected_workers", "Workers that are out, or on trial, after errors or stalls"
 )
 BUSY_WORKERS = Gauge("mmrouter_busy_workers", "Workers that get no more requests for the moment")
+WORKER_PAGES_MISSING = Counter(
+    "mmrouter_worker_pages_missing",
+    "Workers whose own metrics were asked for and are not shown, by reason",
+    ["reason"],
+)
+
+_OF_ONE_WORKER: Final = (
+    HF_PROCESSOR_RUNS,
+    TENSOR_BYTES,
+    MEDIA_ITEMS,
+    PROMPT_TOKENS,
+    PREDICTED_CACHED_TOKENS,
+    REALISED_CACHED_TOKENS,
+    DECISIONS,
+    RANK_REQUESTS,
+    EJECTIONS,
+)
+
+
+def forget_worker(worker_id: str) -> None:
+    """Show nothing of a worker any more."""
+    for metric in _OF_ONE_WORKER:
+        metric.remove_by_labels({"worker_id": worker_id})
+
 
 _nvtx_enabled = False
 

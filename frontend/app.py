@@ -13,7 +13,9 @@ from fastapi import FastAPI
 from common.errors import MmRouterError
 from common.fleet_sockets import leaves_host
 from common.identity import Incarnation
+from common.loop_delay import measure_loop_delay
 from common.stop_signals import StopSignals
+from common.supervised import supervise
 from common.transfer.choice import TransferMode
 from common.undo import made_in_thread, undo_on_error
 from common.vllm_versions import INSTALLED
@@ -35,6 +37,7 @@ from frontend.http import (
     page_routes,
     status_routes,
     uvicorn_config,
+    worker_metrics_routes,
 )
 from frontend.processes import Siblings
 from frontend.processing import Preprocessor
@@ -78,7 +81,9 @@ class Frontend:
         )
         try:
             async with asyncio.TaskGroup() as group:
+                delay = supervise("loop delay", measure_loop_delay)
                 tasks = (
+                    group.create_task(delay, name="loop delay"),
                     group.create_task(self.fleet.run(), name="discovery"),
                     group.create_task(self._open(), name="open"),
                     group.create_task(leave, name="leave"),
@@ -140,6 +145,7 @@ class Frontend:
         status = FleetStatus(own, self.siblings)
         app.include_router(page_routes())
         app.include_router(status_routes(status, several=self.siblings is not None))
+        app.include_router(worker_metrics_routes(self.fleet.members))
         return app
 
 

@@ -1,8 +1,9 @@
 """ASGI's own types, and an error answer in vLLM's shape. Nothing here decides anything."""
 
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextvars import ContextVar
 from http import HTTPStatus
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -15,6 +16,9 @@ Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+arrived: Final[ContextVar[float | None]] = ContextVar("arrived", default=None)
+"""When the request that this task works on was there as a whole, by ``time.perf_counter``."""
 
 RETRY_AFTER_S = 1
 """When to try again, if nobody knows better."""

@@ -15,7 +15,7 @@ from vllm.multimodal.inputs import MultiModalKwargsItem
 from common.errors import CorruptSegmentError
 from common.identity import MmHash
 from common.released import Released
-from common.telemetry import stage
+from common.telemetry import TENSOR_BYTES_RECEIVED, stage
 from common.transfer.arena import Buffer
 from common.transfer.attachment import Attachment
 from common.transfer.handshake import TransferOffer, TransferReply
@@ -290,7 +290,9 @@ class MmKwargsReceiver(ABC, Generic[_Metadata]):
                 raise CorruptSegmentError(
                     f"the {self.transport} transport can't receive what {metadata.transport} sent"
                 )
-            return await self._receive(metadata, frames)
+            received = await self._receive(metadata, frames)
+        TENSOR_BYTES_RECEIVED.labels(self.transport).inc(metadata.nbytes)
+        return received
 
     @abstractmethod
     async def _receive(self, metadata: _Metadata, frames: Sequence[memoryview]) -> Received:

@@ -18,7 +18,7 @@ from yarl import URL
 
 from common.cache_partition import SHARED, Partition
 from common.errors import OverloadedError
-from common.telemetry import MEDIA_DECODES, MEDIA_FETCHED_BYTES, MEDIA_FETCHES
+from common.telemetry import MEDIA_DECODES, MEDIA_FETCHED_BYTES, MEDIA_FETCHES, stage
 from common.undo import undo_on_error
 from frontend.fetch.allowance import HeldBytes, RequestAllowance, current_allowance
 from frontend.fetch.cache import CacheStatistics, MediaCache
@@ -174,7 +174,8 @@ class MediaLoader:
 
     async def _fetched(self, url: str, media_io: MediaIO[Any]) -> Content:
         max_bytes = min(self.policy.max_bytes, media_io.get_max_bytes() or self.policy.max_bytes)
-        return await self._content(url, max_bytes, isinstance(media_io, VideoMediaIO))
+        with stage("fetch"):
+            return await self._content(url, max_bytes, isinstance(media_io, VideoMediaIO))
 
     async def _content(self, url: str, max_bytes: int, video: bool) -> Content:
         partition = current_partition()

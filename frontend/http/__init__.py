@@ -14,6 +14,7 @@ from frontend.http.settings import HttpSettings, KeySettings
 from frontend.http.status import FleetStatus, Status, status_routes
 from frontend.http.status_page import page_routes
 from frontend.http.uvicorn_server import Server
+from frontend.http.worker_metrics import worker_metrics_routes
 
 __all__ = [
     "AdminGuard",
@@ -34,4 +35,5 @@ __all__ = [
     "read_keys",
     "status_routes",
     "uvicorn_config",
+    "worker_metrics_routes",
 ]

@@ -5,6 +5,8 @@ sends half of one holds memory of the bodies' own budget, for as long as the bod
 GETs, such as ``/health`` and ``/v1/models``, are answered from memory and take none.
 """
 
+import time
+
 from common.errors import BodyError, OverloadedError
 from common.telemetry import INFLIGHT_REQUESTS, REQUESTS
 from frontend.asgi import (
@@ -13,6 +15,7 @@ from frontend.asgi import (
     Receive,
     Scope,
     Send,
+    arrived,
     error_answer,
     has_body,
     overload_answer,
@@ -70,6 +73,7 @@ class Admission:
                 REQUESTS.labels(type(error).__name__).inc()
                 await _answer(error)(scope, receive, send)
                 return
+            arrived.set(time.perf_counter())
             try:
                 await self._app(scope, receive, send)
             finally:

@@ -22,7 +22,7 @@ from common.errors import ArenaUnavailableError, ConfigurationError
 from common.process_settings import ProcessSettings, configure_logging
 from common.stop_signals import StopSignals
 from common.supervised import CALM_S, FIRST_PAUSE_S, LONGEST_PAUSE_S
-from common.telemetry import ARENA_BYTES_USED, PROCESS_RESTARTS, PROCESSES
+from common.telemetry import ARENA_BYTES, ARENA_BYTES_USED, PROCESS_RESTARTS, PROCESSES
 from common.transfer.arena import Arena, reap_orphans
 from common.transfer.shared_arena import ArenaKeeper
 from frontend.processes.child import MEMBER, Child
@@ -43,6 +43,7 @@ LAST_S: Final = 15.0
 _METRICS: Final = (
     "mmrouter_processes",
     "mmrouter_process_restarts_total",
+    "mmrouter_arena_bytes",
     "mmrouter_arena_bytes_used",
     "mmrouter_orphaned_arenas_total",
 )
@@ -190,6 +191,7 @@ class Parent:
             else:
                 arena = self._arena
                 self._keeper = ArenaKeeper(arena)
+                ARENA_BYTES.set(arena.statistics().bytes_total)
                 ARENA_BYTES_USED.set_function(lambda: arena.statistics().bytes_used)
         logger.info("listening on %s", ", ".join(map(name_of, self._listeners)))
         self._planned.set()

@@ -15,7 +15,14 @@ from common.errors import MmRouterError
 from common.identity import WorkerId
 from common.lifecycle import Event, Lifecycle
 from common.protocol import Output, Submit
-from common.telemetry import MIGRATIONS, RETRIES, TIME_TO_FIRST_TOKEN
+from common.telemetry import (
+    INTER_TOKEN_LATENCY,
+    MIGRATIONS,
+    REQUEST_SECONDS,
+    RETRIES,
+    TIME_TO_FIRST_TOKEN,
+)
+from frontend.asgi import arrived
 from frontend.processing import ProcessedPrompt
 from frontend.request.deadlines import Deadlines
 from frontend.request.resume import Beginning, Continuation, GeneratedSoFar, Resume, plan_resume
@@ -61,7 +68,8 @@ class RequestState:
         self.deadlines = deadlines
         self.resume: Resume = Beginning(submit)
         self._original = submit
-        self._started = time.perf_counter()
+        self._arrived = arrived.get() or time.perf_counter()
+        self._last_output = 0.0
         self._tokenizer = tokenizer
         self._place = 0  # tokens of the answer that the worker which has it now said or was told
         self._generated = GeneratedSoFar()
@@ -126,16 +134,23 @@ class RequestState:
         Raises:
             NotResumableError: it doesn't follow what was answered before.
         """
-        self._place += sum(len(one.token_ids) for one in output.outputs)
+        now = time.perf_counter()
+        tokens = sum(len(one.token_ids) for one in output.outputs)
+        self._place += tokens
         first = not self.lifecycle.answered
         outputs = self.resume.join(output.outputs)
         alone = self._original.sampling_params.n == 1
         finished = output.finished or (alone and any(one.finished() for one in outputs))
         self.lifecycle.on(Event.LAST_OUTPUT if finished else Event.OUTPUT)
         if first:
-            TIME_TO_FIRST_TOKEN.observe(time.perf_counter() - self._started)
+            TIME_TO_FIRST_TOKEN.observe(now - self._arrived)
             self._cached_tokens = output.num_cached_tokens
             self._cache_creation_tokens = output.num_cache_creation_tokens
+        elif alone and tokens:
+            INTER_TOKEN_LATENCY.observe((now - self._last_output) / tokens, tokens)
+        self._last_output = now
+        if finished:
+            REQUEST_SECONDS.observe(now - self._arrived)
         self._generated.add(outputs)
         answer = RequestOutput(
             request_id=self.client_id,

@@ -10,7 +10,12 @@ from typing import NamedTuple
 
 from common.errors import MmRouterError
 from common.identity import BlockHash, MmHash, RequestId, Target
-from common.telemetry import DECISIONS, PREDICTED_CACHED_TOKENS, REALISED_CACHED_TOKENS
+from common.telemetry import (
+    DECISIONS,
+    PREDICTED_CACHED_TOKENS,
+    PROMPT_TOKENS,
+    REALISED_CACHED_TOKENS,
+)
 from frontend.router.decision import Decision
 from frontend.router.hashing import HashScheme
 from frontend.router.index import Knowledge
@@ -84,6 +89,7 @@ class InFlight:
         self._routed[request_id] = _Routed(decision, now)
         self._ejection.routed(worker_id, request_id)
         DECISIONS.labels(worker_id, decision.reason).inc()
+        PROMPT_TOKENS.labels(worker_id).inc(decision.prompt_tokens)
         PREDICTED_CACHED_TOKENS.labels(worker_id).inc(decision.predicted_cached_tokens)
 
     def new_blocks(self, request_id: RequestId) -> Sequence[BlockHash]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from common.identity import Incarnation, Target, WorkerId
 from common.supervised import supervise
 from common.telemetry import INDEX_RANKS
-from frontend.router.events import Feed, FeedMaker
+from frontend.router.events import Feed, FeedMaker, show_figures
 from frontend.router.hashing import BlockHasher, HashMemo, HashScheme
 from frontend.router.housekeeping import keep_house
 from frontend.router.index import BlockIndexes, IndexState, Knowledge, approximate
@@ -81,6 +81,7 @@ class Roster:
         self.hashers: Mapping[HashScheme, HashMemo] = self._hashers
         self._listing = _Listing((), (), {})
         self._housekeeper: asyncio.Task[None] | None = None
+        show_figures(self._feeds)
         for knowledge in Knowledge:
             INDEX_RANKS.labels(knowledge).set_function(partial(self._count, knowledge))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from common.errors import FleetBusyError, NoWorkerError
 from common.identity import BlockHash, WorkerId
+from common.telemetry import stage
 from frontend.router.decision import CLIENT_ID_LENGTH, Considered, Decision, DecisionLog
 from frontend.router.events import FeedMaker, ZmqFeeds
 from frontend.router.hashing import HashMemo, HashScheme
@@ -102,7 +103,8 @@ class Router:
         started = time.perf_counter()
         candidates = self._candidates(exclude, accepted)
         hashes = self.hash(request)
-        estimate = self.roster.estimator.estimate(request, hashes, self._clock())
+        with stage("match"):
+            estimate = self.roster.estimator.estimate(request, hashes, self._clock())
         costs = candidates.costs(estimate, self._selector.work_cost)
         choice = self._selector.choose(
             candidates.targets, costs, candidates.loads, candidates.slots, len(request.token_ids)

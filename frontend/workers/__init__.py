@@ -1,14 +1,18 @@
 """The workers of this frontend: who is there, the link to each, and the media sent over it."""
 
+from frontend.workers.figures import WorkerPage, WorkerPages
 from frontend.workers.fleet import Fleet
 from frontend.workers.link import Answer, WorkerLink
 from frontend.workers.media_sender import MediaSender
-from frontend.workers.members import Member
+from frontend.workers.members import Member, Members
 
 __all__ = [
     "Answer",
     "Fleet",
     "MediaSender",
     "Member",
+    "Members",
     "WorkerLink",
+    "WorkerPage",
+    "WorkerPages",
 ]

@@ -39,7 +39,9 @@ from common.protocol import (
     SESSION_TIMEOUT_S,
     Abort,
     Ack,
+    AskFigures,
     Failed,
+    Figures,
     Goodbye,
     Hello,
     Leave,
@@ -62,6 +64,7 @@ from common.transfer.metadata import encode_metadata
 from common.undo import undo_on_error
 from common.wire import About, Codec, Frame
 from frontend.workers.backlog import Backlog
+from frontend.workers.questions import Questions
 
 logger = logging.getLogger(__name__)
 
@@ -129,6 +132,7 @@ class WorkerLink:
         self._socket.setsockopt(zmq.SNDHWM, SEND_QUEUE)
         self._socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
         self._backlog = Backlog(SEND_BYTES)
+        self._figures: Questions[bytes] = Questions()
         with undo_on_error(self._socket.close):  # there may be no file handle for it
             self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._dispatches: dict[RequestId, _Dispatch] = {}
@@ -201,6 +205,13 @@ class WorkerLink:
         """
         if not self._lost.done():
             await self._send(Offer(offer))
+
+    async def figures(self) -> bytes:
+        """The worker's own metrics, empty if they are too many. Waits for as long as it takes.
+
+        Raises what :meth:`offer` raises, and WorkerLostError if the link is closed.
+        """
+        return await self._figures.ask(lambda number: self._send(AskFigures(number)))
 
     async def dispatch(
         self, submit: Submit, handles: Sequence[MediaHandle]
@@ -312,6 +323,8 @@ class WorkerLink:
                     self._take_status(message)
                 case Terms():
                     self._on_terms(message.reply)
+                case Figures(number, page):
+                    self._figures.answered(number, page)
                 case Goodbye():
                     self._lose(message.reason, WorkerLeftError)
                 case Ack() | Nack() | Output() | Failed():

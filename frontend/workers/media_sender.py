@@ -14,6 +14,7 @@ from common.errors import (
 )
 from common.identity import WorkerId
 from common.telemetry import (
+    ARENA_BYTES,
     ARENA_BYTES_USED,
     ARENA_LEASES,
     TENSOR_BYTES,
@@ -76,6 +77,7 @@ class MediaSender:
         if arena is not None:
             ARENA_LEASES.set_function(lambda: arena.statistics().leases)
         if isinstance(arena, Arena):  # whose else it is says so itself
+            ARENA_BYTES.set(arena.statistics().bytes_total)
             ARENA_BYTES_USED.set_function(lambda: arena.statistics().bytes_used)
         for transport in indispensable(mode):
             self.late.start_now(transport)

@@ -7,14 +7,17 @@ what it reports; whatever another incarnation says does not reach them.
 import asyncio
 import logging
 import time
+from collections.abc import Iterator
+from typing import Final
 
 from prometheus_client import Gauge
 
 from common.card import WorkerCard, WorkerState
 from common.errors import WorkerLostError
 from common.identity import Target, WorkerId
+from common.live_metrics import Row
 from common.protocol import Status
-from common.telemetry import HF_PROCESSOR_RUNS, RANK_REQUESTS
+from common.telemetry import HF_PROCESSOR_RUNS, RANK_LOAD, RANK_REQUESTS, forget_worker
 from frontend.router import EventSource, Reported, RoutableWorker, Router
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
@@ -24,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 OTHERS_S = 0.005
 """How long it may take to note what others sent, for each report: the event loop waits."""
+
+SHOWN_S: Final = 120.0
+"""How long metrics tell of a worker that is gone for good, so that scrapers get the last of it."""
 
 
 class Serving:
@@ -38,6 +44,7 @@ class Serving:
         self._router = router
         self._media_sender = media_sender
         self.arrival = asyncio.Event()
+        RANK_LOAD.set_function(self._rank_load)
 
     async def join(self, member: Member, name: Name, link: WorkerLink) -> None:
         """Serve under a name that nobody has; a worker that drains only keeps its link."""
@@ -85,6 +92,18 @@ class Serving:
         """Once the last incarnation under it is gone for good, so is what is held against it."""
         if self._members.forget_name(worker_id):
             self._router.ejection.forget(worker_id)
+            asyncio.get_running_loop().call_later(SHOWN_S, self._show_no_more, worker_id)
+
+    def _show_no_more(self, worker_id: WorkerId) -> None:
+        if worker_id not in self._members.names:  # else it came back
+            forget_worker(worker_id)
+
+    def _rank_load(self) -> Iterator[Row]:
+        """For the metrics: what those who serve reported last."""
+        for member in self._members.available():
+            for one in member.status.ranks if member.status else ():
+                labels = (member.card.worker_id, str(one.rank))
+                yield Row(labels, (one.running, one.waiting, one.kv_usage))
 
     def reported(self, member: Member, status: Status) -> None:
         """How much a worker has to do, and what others sent there."""

@@ -14,9 +14,11 @@ from common.identity import BlockHash, Incarnation, MmHash, RequestId, WorkerId
 from common.protocol import (
     Abort,
     Ack,
+    AskFigures,
     Coming,
     Failed,
     FailureKind,
+    Figures,
     Goodbye,
     Hello,
     Leave,
@@ -76,6 +78,7 @@ TO_WORKER: list[msgspec.Struct] = [
     Supply(R, [b"{}"]),
     Abort(R),
     Ping(),
+    AskFigures(7),
     Leave(),
 ]
 
@@ -92,6 +95,7 @@ TO_FRONTEND: list[msgspec.Struct] = [
     ),
     Failed(R, FailureKind.MEDIA, "why"),
     Status([RankStatus(0, 1, 2, 0.5, 3, 4, 5)], 6, [Coming(0, [BlockHash(b"b" * 32)], [H])]),
+    Figures(7, b"# TYPE up gauge"),
 ]
 
 

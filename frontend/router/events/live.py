@@ -1,5 +1,7 @@
 """Live events: applied in order, and what is wrong with those that can't be."""
 
+import time
+
 from frontend.router.event_wire import EventBatch
 from frontend.router.events.progress import Progress
 from frontend.router.events.reading import Reader
@@ -52,8 +54,7 @@ class LiveEvents:
         rises = self._last is None or sequence > self._last
         # An event that is next by number but older by the clock may be of an earlier run.
         if rises and sequence == expected and (unaided or batch.time >= progress.time):
-            self._last = sequence
-            progress.apply(sequence, payload, batch)
+            self._apply(sequence, payload, batch)
             return ""
         if rises and sequence < expected and batch.time <= progress.time:
             self._last = sequence
@@ -76,5 +77,9 @@ class LiveEvents:
         self._progress.lose(cause, sequence)
         if not sequence:
             self._progress.unknown = ""  # nothing came before the very first event
+        self._apply(sequence, payload, batch)
+
+    def _apply(self, sequence: int, payload: bytes, batch: EventBatch) -> None:
         self._last = sequence
         self._progress.apply(sequence, payload, batch)
+        self._counters.lag_s = max(0.0, time.time() - batch.time)

@@ -17,6 +17,7 @@ class StreamStatistics(NamedTuple):
         losses: times that events were lost for good.
         malformed: unreadable messages by kind.
         next_sequence: number expected next; ``None`` before the first event.
+        lag_s: age of the last live event when it was applied, by the clocks of both hosts.
     """
 
     batches: int
@@ -27,6 +28,7 @@ class StreamStatistics(NamedTuple):
     losses: int
     malformed: dict[str, int]
     next_sequence: int | None
+    lag_s: float | None
 
 
 @dataclass(slots=True)
@@ -40,6 +42,7 @@ class StreamCounters:
     restarts: int = 0
     losses: int = 0
     malformed: Counter[str] = field(default_factory=Counter)
+    lag_s: float | None = None
 
     def statistics(self, next_sequence: int | None) -> StreamStatistics:
         """The counters as they stand."""
@@ -52,4 +55,5 @@ class StreamCounters:
             self.losses,
             dict(self.malformed),
             next_sequence,
+            self.lag_s,
         )

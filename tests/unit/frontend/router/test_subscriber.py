@@ -10,12 +10,14 @@ from contextlib import contextmanager
 import pytest
 import zmq
 import zmq.asyncio
+from prometheus_client import REGISTRY
 from vllm.distributed.kv_events import KVCacheEvent, KVEventBatch, ZmqEventPublisher
 
 from common.telemetry import TASK_FAILURES
 from frontend.router.events import subscriber as events
 from frontend.router.events.commands import Command
 from frontend.router.events.event_stream import EventStream
+from frontend.router.events.figures import show_figures
 from frontend.router.events.subscriber import KvEventSubscriber, ZmqFeeds
 from frontend.router.index.index_state import Knowledge
 from frontend.router.index.indexes import BlockIndexes
@@ -105,6 +107,29 @@ async def test_blocks_from_before_and_after_subscribing(feeds: ZmqFeeds) -> None
         worker.publish(stored(2))
         await asyncio.sleep(0.1)
         assert listener.held(1, 2) == 1
+
+
+async def test_metrics_tell_of_streams_that_there_are(feeds: ZmqFeeds) -> None:
+    def figure(name: str) -> float | None:
+        labels = {"worker_id": W, "rank": "0"}
+        return REGISTRY.get_sample_value(f"mmrouter_kv_event_{name}", labels)
+
+    with running(Worker()) as worker:
+        listener = Listener(feeds, worker.source)
+        followed = {W: listener.subscriber}
+        show_figures(followed)
+        assert (figure("batches_total"), figure("gaps_total"), figure("losses_total")) == (0, 0, 0)
+        assert figure("lag_seconds") is None
+        listener.subscriber.start()
+        worker.publish(stored(1))
+        await listener.until(lambda: listener.exact() and listener.held(1) == 1)
+        worker.publish(stored(2))
+        await listener.until(lambda: listener.held(1, 2) == 2)
+        assert figure("batches_total") == 2
+        lag = figure("lag_seconds")
+        assert lag is not None and lag >= 0
+        followed.clear()
+        assert figure("batches_total") is None
 
 
 async def test_live_messages_that_are_lost_before_they_are_read(

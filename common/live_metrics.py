@@ -1,0 +1,119 @@
+"""Metrics for which prometheus_client's own are too slow, or keep labels of what is gone."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple, TypeAlias
+
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily
+
+
+class QuickHistogram(Collector):
+    """A histogram without labels, for what happens with every token.
+
+    It is observed on one thread only, so it needs no lock: a fifth of the time of
+    prometheus_client's, by the command in ``docs/metrics.md``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        documentation: str,
+        buckets: Sequence[float],
+        registry: CollectorRegistry = REGISTRY,
+    ) -> None:
+        """
+        Args:
+            buckets: upper edges, ascending, without infinity.
+        """
+        self._name = name
+        self._documentation = documentation
+        self._edges = tuple(buckets)
+        self._counts = [0] * (len(self._edges) + 1)
+        self._sum = 0.0
+        registry.register(self)
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, as often as it was seen."""
+        self._counts[bisect_left(self._edges, value)] += times
+        self._sum += value * times
+
+    def describe(self) -> Iterable[HistogramMetricFamily]:
+        """What it is, without figures."""
+        return [HistogramMetricFamily(self._name, self._documentation)]
+
+    def collect(self) -> Iterable[HistogramMetricFamily]:
+        """What was counted."""
+        edges = [*map(floatToGoString, self._edges), "+Inf"]
+        counted = list(zip(edges, map(float, accumulate(self._counts)), strict=True))
+        (family,) = self.describe()
+        family.add_metric([], counted, self._sum)
+        return [family]
+
+
+class Described(NamedTuple):
+    """What one figure is."""
+
+    family: type[CounterMetricFamily] | type[GaugeMetricFamily]
+    name: str
+    documentation: str
+
+
+class Row(NamedTuple):
+    """Figures under the same values of the labels.
+
+    Attributes:
+        values: in the order in which they were described; None for one that there is not.
+    """
+
+    labels: Sequence[str]
+    values: Sequence[float | None]
+
+
+class Asked(Collector):
+    """Figures with the same labels that are asked for when somebody reads them. Nothing is kept
+    here, so what is gone is not shown any more.
+
+    Attributes:
+        labels: their names.
+    """
+
+    def __init__(
+        self,
+        labels: Sequence[str],
+        *described: Described,
+        registry: CollectorRegistry = REGISTRY,
+    ) -> None:
+        self.labels = tuple(labels)
+        self._described = described
+        self._ask: Callable[[], Iterable[Row]] = tuple
+        registry.register(self)
+
+    def set_function(self, ask: Callable[[], Iterable[Row]]) -> None:
+        """Ask this from now on, on the thread of whoever reads."""
+        self._ask = ask
+
+    def describe(self) -> Iterable[Family]:
+        """What they are, without figures."""
+        return [
+            family(name, documentation, labels=self.labels)
+            for family, name, documentation in self._described
+        ]
+
+    def collect(self) -> Iterator[Family]:
+        """The figures as they are now."""
+        families = list(self.describe())
+        for labels, values in self._ask():
+            for family, value in zip(families, values, strict=True):
+                if value is not None:
+                    family.add_metric(labels, value)
+        yield from families
