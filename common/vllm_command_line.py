@@ -24,6 +24,10 @@ SECRETS = frozenset({"api_key", "hf_token"})
 class VllmParser(FlexibleArgumentParser):
     """Raises what is wrong as a ConfigurationError, and knows what a flag could have meant."""
 
+    # Inherited. argparse has no other way to ask what a parser knows.
+    _actions: list[argparse.Action]
+    _option_string_actions: dict[str, argparse.Action]
+
     def __init__(
         self, prog: str, ours: Collection[str], refusal: Callable[[str], str | None]
     ) -> None:
@@ -41,7 +45,7 @@ class VllmParser(FlexibleArgumentParser):
         """See argparse, which would end the process."""
         raise ConfigurationError(message)
 
-    def parse_known_args(  # type: ignore[override]
+    def parse_known_args(
         self, args: Sequence[str] | None = None, namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:
         """See argparse; nothing may be left over."""
@@ -96,7 +100,7 @@ class VllmParser(FlexibleArgumentParser):
                 return [f"{flag}={str(value).lower()}"]
             case list() if action.nargs in ("+", "*"):
                 return [flag, *map(_text, value)]
-            case list() if isinstance(action, argparse._AppendAction):
+            case list() if action.type is str and isinstance(action.default, list):  # may repeat
                 return [f"{flag}={_text(one)}" for one in value]
             case _ if action.nargs == 0:
                 raise ConfigurationError("it is either true or false")

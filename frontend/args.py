@@ -12,7 +12,7 @@ from vllm import envs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.exceptions import VLLMError
 
-from common.command_line import ConfigSettings, flags_of, read_command_line
+from common.command_line import CommandLine, ConfigSettings, flags_of, read_command_line
 from common.discovery.base import Discovery
 from common.discovery.settings import DiscoverySettings
 from common.errors import ConfigurationError
@@ -142,15 +142,10 @@ def parse(argv: list[str]) -> FrontendArgs:
     try:
         line = read_command_line(parser, GROUPS, FRONTEND, argv)
         ours = line.ours
-        vllm_parser = VllmParser(parser.prog, flags_of(GROUPS), refusal_at_frontend)
-        make_arg_parser(vllm_parser)
-        serve, given = read_vllms(vllm_parser, line.rest, line.file)
-        _complete(serve, given, ours)
+        serve, given = _serve_args(parser.prog, line)
         keys = KeySettings.from_args(ours)
-        api_keys = _api_keys(serve, keys.api_key_file)
+        api_keys = _api_keys(serve, keys)
         admin_keys = _admin_keys(api_keys, keys.admin_key_file)
-        if keys.isolate_api_keys and not api_keys:
-            parser.error("isolating API keys isolates nobody without --api-key or --api-key-file")
         # vLLM's own check comes after ours, which tells users and admins apart.
         serve.api_key = api_keys + admin_keys if api_keys else None
         return FrontendArgs(
@@ -175,17 +170,20 @@ def parse(argv: list[str]) -> FrontendArgs:
         parser.error(str(error))
 
 
-def _complete(serve: Namespace, given: dict[str, Given], ours: Namespace) -> None:
-    """Put our defaults on vLLM's arguments, and check them together.
+def _serve_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Given]]:
+    """vLLM's arguments, with our defaults, and those that were given.
 
     Raises:
-        ConfigurationError, TypeError, ValueError: vLLM, or we, don't take them together.
+        ConfigurationError, TypeError, ValueError: vLLM, or we, don't take them, or not together.
     """
+    parser = VllmParser(prog, flags_of(GROUPS), refusal_at_frontend)
+    make_arg_parser(parser)
+    serve, given = read_vllms(parser, line.rest, line.file)
     for name, value in VLLMS_DEFAULTS.items():
         if name not in given:
             setattr(serve, name, value)
-    serve.trust_remote_code = ModelCodeSettings.from_args(ours).trust_remote_code
-    pass_level_on(ours, serve)
+    serve.trust_remote_code = ModelCodeSettings.from_args(line.ours).trust_remote_code
+    pass_level_on(line.ours, serve)
     if min(serve.h11_max_incomplete_event_size, serve.h11_max_header_count) < 1:
         raise ConfigurationError(
             "--h11-max-incomplete-event-size and --h11-max-header-count must be 1 or more"
@@ -199,13 +197,18 @@ def _complete(serve: Namespace, given: dict[str, Given], ours: Namespace) -> Non
         given["api_key"] = Given("environment", "VLLM_API_KEY", envs.VLLM_API_KEY)
     validate_parsed_serve_args(serve)
     _refuse_stored_responses()
+    return serve, given
 
 
-def _api_keys(serve: Namespace, file: Path | None) -> list[str]:
+def _api_keys(serve: Namespace, settings: KeySettings) -> list[str]:
     """All keys that users may show, each once; none if nobody needs one."""
     keys = [key for key in serve.api_key or [envs.VLLM_API_KEY] if key]
-    if file is not None:
-        keys += read_keys(file)
+    if settings.api_key_file is not None:
+        keys += read_keys(settings.api_key_file)
+    if settings.isolate_api_keys and not keys:
+        raise ConfigurationError(
+            "isolating API keys isolates nobody without --api-key or --api-key-file"
+        )
     return list(dict.fromkeys(keys))
 
 
