@@ -7,18 +7,22 @@ from dataclasses import dataclass
 from typing import Final
 
 from vllm import AsyncEngineArgs
-from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from backend_worker.settings import WorkerNixlSettings, WorkerSettings
+from common.command_line import CommandLine, ConfigSettings, flags_of, read_command_line
 from common.discovery.base import Discovery
 from common.discovery.settings import DiscoverySettings
 from common.errors import ConfigurationError
-from common.flag_settings import FlagSettings, add_all
+from common.flag_aliases import WORKER
+from common.flag_settings import FlagSettings, Given
 from common.identity import Incarnation, WorkerId
 from common.process_settings import ProcessSettings
+from common.settings_summary import summary
 from common.transfer.choice import TransferMode
 from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.settings import TransferSettings
+from common.vllm_command_line import VllmParser, pass_level_on, read_vllms
+from common.vllm_flags import refusal_at_worker
 
 GROUPS: Final[tuple[type[FlagSettings], ...]] = (
     WorkerSettings,
@@ -26,6 +30,7 @@ GROUPS: Final[tuple[type[FlagSettings], ...]] = (
     ProcessSettings,
     TransferSettings,
     WorkerNixlSettings,
+    ConfigSettings,
 )
 """All that a user can set, but for vLLM's own."""
 
@@ -40,6 +45,7 @@ class WorkerArgs:
         worker_id: as given, or one that is new.
         incarnation: this run of the process.
         network: over which NIXL may go.
+        summary: what is in force and who said so, in lines for the log.
     """
 
     engine: AsyncEngineArgs
@@ -52,26 +58,29 @@ class WorkerArgs:
     transfer: TransferMode
     nixl: WorkerNixlSettings
     network: NixlNetwork
+    summary: tuple[str, ...] = ()
 
 
 def parse(argv: list[str]) -> WorkerArgs:
     """Parse the command line; exits with status 2 and a sentence if it is wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m backend_worker",
+        usage="%(prog)s MODEL [flags]",
         description="A vLLM engine behind mmrouter's frontend.",
-        epilog="Every engine flag of `vllm serve` is accepted too, for example --model.",
+        epilog="Every engine flag of `vllm serve` is accepted too, for example --max-model-len; "
+        "`vllm serve --help=all` lists them. The model may also be given by --model.",
         allow_abbrev=False,
     )
-    add_all(parser, GROUPS)
-    ours, rest = parser.parse_known_args(argv)
     incarnation = Incarnation(secrets.token_hex(8))
     try:
+        line = read_command_line(parser, GROUPS, WORKER, argv)
+        ours = line.ours
         worker = WorkerSettings.from_args(ours)
         nixl = WorkerNixlSettings.from_args(ours)
-        engine, given = _engine_args(parser, rest)
+        engine, given = _engine_args(parser.prog, line)
         return WorkerArgs(
-            engine=engine,
-            engine_given=given,
+            engine=AsyncEngineArgs.from_cli_args(engine),
+            engine_given=frozenset(given),
             worker_id=WorkerId(worker.worker_id or f"worker-{incarnation[:8]}"),
             incarnation=incarnation,
             worker=worker,
@@ -80,27 +89,31 @@ def parse(argv: list[str]) -> WorkerArgs:
             transfer=TransferSettings.from_args(ours).mode,
             nixl=nixl,
             network=nixl.network(),
+            summary=tuple(summary(ours, GROUPS, given, {})),
         )
     except (ConfigurationError, OSError) as error:
         parser.error(str(error))
 
 
-def _engine_args(
-    parser: argparse.ArgumentParser, rest: list[str]
-) -> tuple[AsyncEngineArgs, frozenset[str]]:
-    """vLLM's arguments, and the names of those that were given."""
-    if "--headless" in rest:
-        parser.error(
-            "--headless is for a node whose ranks another node's server serves, which a worker "
-            "can't: start one on each node, with --data-parallel-hybrid-lb"
-        )
-    engine_parser = FlexibleArgumentParser(prog=parser.prog)
-    AsyncEngineArgs.add_cli_args(engine_parser)
-    engine = engine_parser.parse_args(rest)
-    # argparse doesn't say what was given, but leaves alone what a namespace has already.
-    missing = object()
-    probe = engine_parser.parse_args(rest, Namespace(**dict.fromkeys(vars(engine), missing)))
-    given = frozenset(name for name, value in vars(probe).items() if value is not missing)
+def _engine_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Given]]:
+    """vLLM's arguments, and those that were given.
+
+    Raises:
+        ConfigurationError: one is wrong, or the model is missing.
+    """
+    parser = VllmParser(prog, flags_of(GROUPS), refusal_at_worker)
+    parser.add_argument("model_tag", nargs="?")  # as `vllm serve` has it
+    AsyncEngineArgs.add_cli_args(parser)
+    engine, given = read_vllms(parser, line.rest, line.file)
+    if (tag := given.pop("model_tag", None)) is not None:
+        if "model" in given and given["model"].value != tag.value:
+            raise ConfigurationError(
+                f"the model is {tag.value} and, by {given['model'].where}, "
+                f"{given['model'].value}: give one"
+            )
+        engine.model = tag.value
+        given["model"] = Given("flag", "MODEL", tag.value)
     if "model" not in given:
-        parser.error("--model is required")
-    return AsyncEngineArgs.from_cli_args(engine), given
+        raise ConfigurationError("MODEL or --model is required")
+    pass_level_on(line.ours, engine)
+    return engine, given

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import sys
+from argparse import Namespace
 from collections.abc import Coroutine
 
 import uvloop
@@ -35,6 +36,7 @@ from common.transfer.choice import indispensable, wanted
 from common.transfer.nixl import NixlReceiver
 from common.transfer.nixl_processes import nixl_installed
 from common.transfer.registry import receivers
+from common.vllm_command_line import configure_vllms_logging
 from common.vllm_versions import INSTALLED
 
 logger = logging.getLogger("backend_worker")
@@ -48,7 +50,10 @@ def run() -> None:
     its card can't be published where it should be.
     """
     args = parse(sys.argv[1:])
+    configure_vllms_logging(Namespace(logging_config=args.engine.create_logging_config()))
     configure_logging(args.process.log_level, args.worker_id)
+    for line in args.summary:
+        logger.info("in force, %s", line)
     if args.process.nvtx:
         enable_nvtx()
     prepare_environment(args.worker.worker_host)

@@ -153,6 +153,12 @@ IRRELEVANT: Mapping[str, str] = MappingProxyType(
 )
 """Arguments that are irrelevant to a frontend, because …"""
 
+IDLE: Mapping[str, str] = MappingProxyType(
+    {name: reason for name, reason in IRRELEVANT.items() if reason in (_ADAPTERS, _POOLING)}
+    | {"aggregate_engine_logging": "workers write no statistics on the log"}
+)
+"""Those that would do nothing in a worker either, since nobody asks for it."""
+
 
 def check_arguments(args: AsyncEngineArgs) -> None:
     """Refuse arguments that a frontend couldn't follow.

@@ -1,20 +1,22 @@
 """Settings are declared once: name, type, default, unit, range and help.
 
-``--router-decode-weight`` is ``MMROUTER_ROUTER_DECODE_WEIGHT``: the flag wins over the
-environment, and that over the default. An empty variable counts as unset. The name of a field
-ends with its unit; seconds are left out of the flag, so ``timeout_s`` is ``--timeout``.
+``--router-decode-weight`` is ``MMROUTER_ROUTER_DECODE_WEIGHT``, and ``router-decode-weight`` in the
+file of ``--config``: the flag wins over the environment, that over the file, and that over the
+default. An empty variable counts as unset, and so does a key with nothing behind it. The name of a
+field ends with its unit; seconds are left out of the flag, so ``timeout_s`` is ``--timeout``.
 """
 
 import argparse
 import os
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, TypeAlias
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
+from common.config_file import ConfigFile
 from common.errors import ConfigurationError
 
 ENV_PREFIX: Final = "MMROUTER_"
@@ -31,6 +33,22 @@ _UNITS: Final = {
 """By the last word of a field's name."""
 
 
+Layer: TypeAlias = Literal["flag", "environment", "file"]
+"""Who says something, the first of them first."""
+
+
+class Given(NamedTuple):
+    """What somebody said.
+
+    Attributes:
+        where: a flag, a variable, or a file and its key.
+    """
+
+    layer: Layer
+    where: str
+    value: object
+
+
 class FlagSettings(BaseModel):
     """A group of settings; each field's description is its help.
 
@@ -39,7 +57,8 @@ class FlagSettings(BaseModel):
         flag_prefix: what the flags begin with, ``router-`` for example.
         not_flags: fields that are set by other means.
         variables: fields without a flag, and the environment variable of each.
-        alternatives: fields of which one may be given. A flag of one beats the variables of all.
+        alternatives: fields of which one may be given. A flag of one beats the variables of all,
+            and these what the file says.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -79,7 +98,7 @@ class FlagSettings(BaseModel):
             if field.annotation is bool:
                 options = {"action": argparse.BooleanOptionalAction}
             elif isinstance(field.default, StrEnum):
-                options = {"choices": [choice.value for choice in type(field.default)]}
+                options = {"metavar": f"{{{','.join(type(field.default))}}}"}
             default = default_of(name, field)
             facts = "; ".join(filter(None, (default and f"default {default}", cls.variable(name))))
             group.add_argument(
@@ -97,36 +116,74 @@ class FlagSettings(BaseModel):
         environ: Mapping[str, str] | None = None,
         others: Mapping[str, tuple[str, object]] | None = None,
     ) -> Self:
-        """Settings from parsed flags, then the environment, then defaults.
+        """Settings from parsed flags, then the environment, then the file, then defaults.
 
         Args:
-            args: what a parser with :meth:`add_arguments` returned.
+            args: what a parser with :meth:`add_arguments` returned; as ``config_file`` the file.
             environ: ``os.environ`` unless given.
             others: fields that are no flags of ours: where each value stood, and the value.
 
         Raises:
             ConfigurationError: a value is unusable; the message names where it stood.
         """
-        environ = os.environ if environ is None else environ
-        flags: dict[str, tuple[str, object]] = {}
-        variables: dict[str, tuple[str, object]] = {}
-        for name in cls.declared():
-            given = getattr(args, cls._destination(name), None)
-            if given is not None:
-                flags[name] = cls.flag(name), given
-            if value := environ.get(variable := cls.variable(name)):
-                variables[name] = variable, value
-        if cls.alternatives & flags.keys():
-            for name in cls.alternatives:
-                variables.pop(name, None)
-        found = dict(others or {}) | variables | flags
-        if len(both := sorted(cls.alternatives & found.keys())) > 1:
-            names = " and ".join(found[name][0] for name in both)
-            raise ConfigurationError(f"{names} say the same thing: give one")
+        given = cls.given(args, environ)
+        found = dict(others or {}) | {name: (one.where, one.value) for name, one in given.items()}
         try:
             return cls.model_validate({name: value for name, (_, value) in found.items()})
         except ValidationError as error:
             raise ConfigurationError(cls._sentence(error, found)) from error
+
+    @classmethod
+    def given(
+        cls, args: argparse.Namespace, environ: Mapping[str, str] | None = None
+    ) -> dict[str, Given]:
+        """What was said about each field, by whoever comes first. Arguments as above.
+
+        Raises:
+            ConfigurationError: somebody gave two alternatives.
+        """
+        environ = os.environ if environ is None else environ
+        file: ConfigFile | None = getattr(args, "config_file", None)
+        found: dict[str, Given] = {}
+        for layer in (cls._flags(args), cls._variables(environ), cls._in_file(file)):
+            settled = cls.alternatives if cls.alternatives & found.keys() else frozenset[str]()
+            new = {name: one for name, one in layer.items() if name not in found.keys() | settled}
+            if len(both := sorted(cls.alternatives & new.keys())) > 1:
+                names = " and ".join(new[name].where for name in both)
+                raise ConfigurationError(f"{names} say the same thing: give one")
+            found |= new
+        return found
+
+    @classmethod
+    def _flags(cls, args: argparse.Namespace) -> dict[str, Given]:
+        values = {name: getattr(args, cls._destination(name), None) for name in cls.declared()}
+        return {
+            name: Given("flag", cls.flag(name), value)
+            for name, value in values.items()
+            if value is not None
+        }
+
+    @classmethod
+    def _variables(cls, environ: Mapping[str, str]) -> dict[str, Given]:
+        variables = {name: cls.variable(name) for name in cls.declared()}
+        return {
+            name: Given("environment", variable, value)
+            for name, variable in variables.items()
+            if (value := environ.get(variable))
+        }
+
+    @classmethod
+    def _in_file(cls, file: ConfigFile | None) -> dict[str, Given]:
+        found: dict[str, Given] = {}
+        for name, field in cls.declared().items():
+            key = cls.flag(name).removeprefix("--")
+            value = file.values.get(key) if file and name not in cls.variables else None
+            if value is None or file is None:
+                continue
+            if isinstance(value, bool) and field.annotation is not bool:
+                value = str(value).lower()  # Pydantic would take it for 0 or 1
+            found[name] = Given("file", f"{file.path}: {key}", value)
+        return found
 
     @classmethod
     def shown(cls, field: str, value: object) -> str:

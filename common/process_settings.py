@@ -5,7 +5,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from common.flag_settings import FlagSettings
 from common.fleet_key import FleetKey
@@ -14,12 +14,13 @@ Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
 class LogLevel(StrEnum):
-    """Of our own log lines; vLLM's have their own settings."""
+    """Of log lines, as vLLM has them too."""
 
     DEBUG = "debug"
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
+    CRITICAL = "critical"
 
 
 class ProcessSettings(FlagSettings):
@@ -37,8 +38,15 @@ class ProcessSettings(FlagSettings):
     )
     nvtx: bool = Field(False, description="emit NVTX ranges around the stages of a request")
     log_level: LogLevel = Field(
-        LogLevel.INFO, description="level of mmrouter's own log lines; vLLM does not get this flag"
+        LogLevel.INFO,
+        description="level of log lines, as a flag or in the file vLLM's too, whose variable is "
+        "VLLM_LOGGING_LEVEL",
     )
+
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _as_vllm_writes_it(cls, level: object) -> object:
+        return level.lower() if isinstance(level, str) else level
 
     def fleet_key(self) -> FleetKey | None:
         """The fleet's key, None if it has none.

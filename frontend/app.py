@@ -194,7 +194,11 @@ async def open_frontend(
         gate = ReadinessGate(fleet.check_available)
         closing.push_async_callback(gate.close)
         guarded = _guarded(RetryAfter(gate), args)
-        server = Server(uvicorn_config(guarded, args.serve, args.http), siblings)
+        server = Server(
+            uvicorn_config(guarded, args.serve, args.http),
+            siblings,
+            refresh_tls=args.serve.enable_ssl_refresh,
+        )
         yield Frontend(
             args, media_sender, loader, router, fleet, gate, server, models_parts, siblings
         )

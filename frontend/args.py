@@ -11,16 +11,20 @@ from pydantic import Field
 from vllm import envs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.exceptions import VLLMError
-from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from common.command_line import CommandLine, ConfigSettings, flags_of, read_command_line
 from common.discovery.base import Discovery
 from common.discovery.settings import DiscoverySettings
 from common.errors import ConfigurationError
-from common.flag_settings import FlagSettings, add_all
+from common.flag_aliases import FRONTEND
+from common.flag_settings import FlagSettings, Given
 from common.process_settings import ProcessSettings
+from common.settings_summary import summary
 from common.transfer.choice import TransferMode
 from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.settings import NixlSettings, TransferSettings
+from common.vllm_command_line import VllmParser, pass_level_on, read_vllms
+from common.vllm_flags import refusal_at_frontend
 from frontend.fetch import MediaSettings
 from frontend.http import HttpSettings, KeySettings, read_keys
 from frontend.processes import Plan, ProcessesSettings
@@ -30,15 +34,11 @@ from frontend.router import RouterSettings
 
 
 class ModelCodeSettings(FlagSettings):
-    """vLLM has the flag; the variable is ours, as with all others."""
+    """vLLM's own flag, with a variable as all others have."""
 
     flag_group: ClassVar[str] = "models"
-    variables: ClassVar[dict[str, str]] = {"trust_remote_code": "MMROUTER_TRUST_REMOTE_CODE"}
 
-    trust_remote_code: bool = Field(
-        False,
-        description="run code that comes with a model; vLLM's --trust-remote-code says so too",
-    )
+    trust_remote_code: bool = Field(False, description="run code that comes with a model")
 
 
 GROUPS: Final[tuple[type[FlagSettings], ...]] = (
@@ -55,8 +55,18 @@ GROUPS: Final[tuple[type[FlagSettings], ...]] = (
     TransferSettings,
     NixlSettings,
     ModelCodeSettings,
+    ConfigSettings,
 )
 """All that a user can set, but for vLLM's own."""
+
+VLLMS_DEFAULTS: Final[dict[str, object]] = {
+    "host": "127.0.0.1",
+    "port": 8000,
+    "enable_prompt_tokens_details": True,  # cached tokens are what a router is for
+    "disable_access_log_for_endpoints": "/health,/metrics",
+    "h11_max_incomplete_event_size": 64 << 10,
+}
+"""Arguments of vLLM's with another default, or one that everybody wants to know."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,7 @@ class FrontendArgs:
         admin_keys: open what only admins may see; none if they come from this host.
         network: over which NIXL may go.
         processes: how many serve together.
+        summary: what is in force and who said so, in lines for the log.
     """
 
     serve: Namespace
@@ -86,6 +97,7 @@ class FrontendArgs:
     transfer: TransferMode
     network: NixlNetwork
     processes: int = 1
+    summary: tuple[str, ...] = ()
 
     @property
     def plan(self) -> Plan:
@@ -120,20 +132,20 @@ def parse(argv: list[str]) -> FrontendArgs:
     """Parse the command line; exits with status 2 and a sentence if it is wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m frontend",
+        usage="%(prog)s [flags]",
         description="An OpenAI endpoint in front of vLLM workers.",
         epilog="Every API server flag of `vllm serve` is accepted too, for example --port, "
-        "--api-key, --tool-call-parser. Model and engine settings come from the workers.",
+        "--api-key, --tool-call-parser; `vllm serve --help=all` lists them. Model and engine "
+        "settings come from the workers.",
         allow_abbrev=False,
     )
-    add_all(parser, GROUPS)
-    ours, rest = parser.parse_known_args(argv)
     try:
-        serve = _serve_args(parser, rest, ModelCodeSettings.from_args(ours))
+        line = read_command_line(parser, GROUPS, FRONTEND, argv)
+        ours = line.ours
+        serve, given = _serve_args(parser.prog, line)
         keys = KeySettings.from_args(ours)
-        api_keys = _api_keys(serve, keys.api_key_file)
+        api_keys = _api_keys(serve, keys)
         admin_keys = _admin_keys(api_keys, keys.admin_key_file)
-        if keys.isolate_api_keys and not api_keys:
-            parser.error("isolating API keys isolates nobody without --api-key or --api-key-file")
         # vLLM's own check comes after ours, which tells users and admins apart.
         serve.api_key = api_keys + admin_keys if api_keys else None
         return FrontendArgs(
@@ -152,40 +164,51 @@ def parse(argv: list[str]) -> FrontendArgs:
             transfer=TransferSettings.from_args(ours).mode,
             network=NixlSettings.from_args(ours).network(),
             processes=ProcessesSettings.from_args(ours).processes,
+            summary=tuple(summary(ours, GROUPS, given, VLLMS_DEFAULTS)),
         )
     except (ConfigurationError, TypeError, ValueError, OSError, VLLMError) as error:
         parser.error(str(error))
 
 
-def _serve_args(
-    parser: argparse.ArgumentParser, rest: list[str], code: ModelCodeSettings
-) -> Namespace:
-    """vLLM's arguments from what is left of the command line.
+def _serve_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Given]]:
+    """vLLM's arguments, with our defaults, and those that were given.
 
     Raises:
-        TypeError, ValueError: vLLM, or we, don't take them together.
+        ConfigurationError, TypeError, ValueError: vLLM, or we, don't take them, or not together.
     """
-    serve_parser = FlexibleArgumentParser(prog=parser.prog)
-    make_arg_parser(serve_parser)
-    serve_parser.set_defaults(
-        host="127.0.0.1",
-        enable_prompt_tokens_details=True,  # cached tokens are what a router is for
-        disable_access_log_for_endpoints="/health,/metrics",
-        trust_remote_code=code.trust_remote_code,
-    )
-    serve = serve_parser.parse_args(rest)
-    if serve.model_tag is not None:
-        parser.error(f"unexpected argument {serve.model_tag!r}: the model comes from the workers")
+    parser = VllmParser(prog, flags_of(GROUPS), refusal_at_frontend)
+    make_arg_parser(parser)
+    serve, given = read_vllms(parser, line.rest, line.file)
+    for name, value in VLLMS_DEFAULTS.items():
+        if name not in given:
+            setattr(serve, name, value)
+    serve.trust_remote_code = ModelCodeSettings.from_args(line.ours).trust_remote_code
+    pass_level_on(line.ours, serve)
+    if min(serve.h11_max_incomplete_event_size, serve.h11_max_header_count) < 1:
+        raise ConfigurationError(
+            "--h11-max-incomplete-event-size and --h11-max-header-count must be 1 or more"
+        )
+    tls = ("ssl_keyfile", "ssl_ca_certs", "ssl_ciphers", "enable_ssl_refresh", "ssl_cert_reqs")
+    if not serve.ssl_certfile and (without := [name for name in tls if getattr(serve, name)]):
+        raise ConfigurationError(
+            f"--{without[0].replace('_', '-')} does nothing without --ssl-certfile"
+        )
+    if "api_key" not in given and envs.VLLM_API_KEY:
+        given["api_key"] = Given("environment", "VLLM_API_KEY", envs.VLLM_API_KEY)
     validate_parsed_serve_args(serve)
     _refuse_stored_responses()
-    return serve
+    return serve, given
 
 
-def _api_keys(serve: Namespace, file: Path | None) -> list[str]:
+def _api_keys(serve: Namespace, settings: KeySettings) -> list[str]:
     """All keys that users may show, each once; none if nobody needs one."""
     keys = [key for key in serve.api_key or [envs.VLLM_API_KEY] if key]
-    if file is not None:
-        keys += read_keys(file)
+    if settings.api_key_file is not None:
+        keys += read_keys(settings.api_key_file)
+    if settings.isolate_api_keys and not keys:
+        raise ConfigurationError(
+            "isolating API keys isolates nobody without --api-key or --api-key-file"
+        )
     return list(dict.fromkeys(keys))
 
 

@@ -10,6 +10,7 @@ import uvloop
 from common.errors import MmRouterError
 from common.process_settings import configure_logging
 from common.telemetry import enable_nvtx
+from common.vllm_command_line import configure_vllms_logging
 from frontend.app import serve
 from frontend.args import FrontendArgs, parse
 from frontend.fetch import CONNECTOR_NAME
@@ -29,8 +30,12 @@ def main(run: Run = serve) -> None:
     """
     siblings = Siblings.join()
     args = parse(sys.argv[1:])
+    configure_vllms_logging(args.serve)
     name = "frontend" if siblings is None else f"frontend {siblings.name}"
     configure_logging(args.process.log_level, name)
+    if siblings is None or siblings.name == "0":
+        for line in args.summary:
+            logger.info("in force, %s", line)
     if args.process.nvtx:
         enable_nvtx()
     os.environ.setdefault("VLLM_MEDIA_CONNECTOR", CONNECTOR_NAME)

@@ -1,7 +1,7 @@
 """``python setup/settings_page.py FILE``: writes the page on all settings."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -10,6 +10,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from pydantic.fields import FieldInfo
 
 from backend_worker import args as worker
+from common import engine_arguments, vllm_flags
+from common.flag_aliases import FRONTEND
 from common.flag_settings import FlagSettings, default_of, range_of
 from frontend import args as frontend
 
@@ -17,13 +19,88 @@ _TEXT: Final = """\
 <!-- Made by `make docs` from the declared settings: change those. -->
 # Settings
 
-A flag beats its environment variable, and that the default. An empty variable counts as unset. A
-switch that is on by default is turned off with `--no-…`. A value that can't be is one sentence
-that names where it stood, and the process ends with status 2; what is found out later, for example
-that a key file can't be read, ends it with status 1. Flags of vLLM's own are accepted
-beside these: engine flags by workers, API server flags by the frontend.
+A flag beats its environment variable, that beats the file of `--config`, and that the default. An
+empty variable counts as unset, and so does a key with nothing behind it. A switch that is on by
+default is turned off with `--no-…`, in the file with `false`. A value that can't be is one
+sentence that names where it stood, and the process ends with status 2; what is found out later,
+for example that a key file can't be read, ends it with status 1. Flags of vLLM's own are accepted
+beside these: [engine flags by workers, API server flags by the frontend](#flags-of-vllm-serve).
+[Others' names](#names-of-other-routers) for the same things are accepted too. An unknown flag is
+an error, which names the nearest.
+
+What is in force, and whether flag, environment or file said so, stands on the log at start; keys,
+tokens and passwords are left out.
+
+## The file
+
+`--config FILE` (`MMROUTER_CONFIG`) names a YAML file, for a frontend or a worker, whose keys are
+flags without their dashes in front, ours and vLLM's, with dashes or underscores:
+
+```yaml
+router-mode: kv
+router-temperature: 0.2
+max-inflight: 512
+port: 9000
+enable-auto-tool-choice: true
+tool-call-parser: hermes
+allowed-origins: ["https://chat.example"]
+default-chat-template-kwargs: {{enable_thinking: false}}
+```
+
+A key that is no flag, or stands there twice, or a value of the wrong type is an error that names
+the file and the key. Settings without a flag (below, those with a variable only) have no key. A
+variable of vLLM's own, such as `VLLM_API_KEY`, stays behind vLLM's flag, be it on the command
+line or in the file. What a flag says replaces the whole value in the file, also where that is a
+mapping.
 
 {sections}
+"""
+
+_ALIASES: Final = """\
+## Names of other routers
+
+A frontend takes these as well, on the command line and in the file. `--router-mode`,
+`--migration-limit`, `--trust-remote-code`, `--preprocess-workers` and whatever is called as in
+`vllm serve` need no other name. `--router-temperature` is called as in Dynamo too, 0 is the same,
+and more is more random; but a cost is divided by the prompt's length here, and there by how far
+the workers' costs are apart, so that values above 0 can't be carried over. `--api-key` is as in
+`vllm serve`, users' keys, and not the router's own.
+
+| flag | of | here | |
+|---|---|---|---|
+{aliases}
+
+What has no counterpart is refused with the reason:
+
+| flags | because |
+|---|---|
+{refused}
+"""
+
+_VLLMS: Final = """\
+## Flags of vllm serve
+
+Each works or is refused by name; none is accepted without effect. A worker takes every flag of
+the engine but those below, a frontend every flag of the server but those below and the few of the
+engine's that concern it.
+
+| flag of the server | at a frontend |
+|---|---|
+{server}
+
+| flag of the server | refused, because |
+|---|---|
+{refused}
+
+| flag of the engine | at a frontend as well |
+|---|---|
+{both}
+
+| flag of the engine | refused by workers, because |
+|---|---|
+{engine}
+
+All other flags of the engine work at a worker, and a frontend refuses them.
 """
 
 
@@ -35,8 +112,47 @@ def page() -> str:
         "Frontends": [group for group in frontend.GROUPS if group not in both],
         "Workers": [group for group in worker.GROUPS if group not in both],
     }
-    sections = (line for name, groups in chapters.items() for line in _chapter(name, groups))
-    return _TEXT.format(sections="\n\n".join(sections))
+    sections = [line for name, groups in chapters.items() for line in _chapter(name, groups)]
+    return _TEXT.format(sections="\n\n".join([*sections, _aliases(), _vllms().rstrip()]))
+
+
+def _aliases() -> str:
+    aliases = (
+        (f"`{name}`", alias.of, ", ".join(f"`{flag}`" for flag in alias.flags), alias.note)
+        for name, alias in FRONTEND.aliases.items()
+    )
+    return _ALIASES.format(aliases=_table(aliases), refused=_by_reason(FRONTEND.refused))
+
+
+def _vllms() -> str:
+    engine = engine_arguments.REFUSED | engine_arguments.IDLE
+    return _VLLMS.format(
+        server=_by_reason(_flags(vllm_flags.SERVER)),
+        refused=_by_reason(_flags(vllm_flags.SERVER_REFUSED)),
+        both=_by_reason(_flags(vllm_flags.ENGINE_AT_FRONTEND)),
+        engine=_by_reason(_flags(engine)),
+    )
+
+
+def _flags(names: Mapping[str, str]) -> dict[str, str]:
+    return {
+        "MODEL" if name == "model_tag" else "--" + name.replace("_", "-"): text
+        for name, text in names.items()
+    }
+
+
+def _by_reason(flags: Mapping[str, str]) -> str:
+    """A row for each reason, with all flags that have it."""
+    rows: dict[str, list[str]] = {}
+    for flag, reason in flags.items():
+        rows.setdefault(reason, []).append(f"`{flag}`")
+    return _table((", ".join(named), reason) for reason, named in rows.items())
+
+
+def _table(rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows
+    )
 
 
 def _chapter(name: str, groups: Iterable[type[FlagSettings]]) -> Iterator[str]:

@@ -51,15 +51,14 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.launchers.launcher",
             "vllm.entrypoints.launchers.utils.server_utils",
             "vllm.entrypoints.serve.exception_handling.handlers.vllm_error",
+            "vllm.envs",
+            "vllm.tool_parsers",
         ),
     },
     "command line": {
-        "backend_worker/args.py": ("vllm", "vllm.utils.argparse_utils"),
-        "frontend/args.py": (
-            "vllm.entrypoints.launchers.cli_args",
-            "vllm.envs",
-            "vllm.utils.argparse_utils",
-        ),
+        "backend_worker/args.py": ("vllm",),
+        "common/vllm_command_line.py": ("vllm.logger", "vllm.utils.argparse_utils"),
+        "frontend/args.py": ("vllm.entrypoints.launchers.cli_args", "vllm.envs"),
     },
     "bodies of errors": {
         "frontend/asgi.py": ("vllm.entrypoints.serve.engine.protocol",),

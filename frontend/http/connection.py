@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from http import HTTPStatus
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -21,12 +21,6 @@ from frontend.asgi import RETRY_AFTER_S, error_answer, has_body
 from frontend.http.settings import HttpSettings
 
 logger = logging.getLogger(__name__)
-
-MOST_HEAD_BYTES: Final = 64 << 10
-"""Of a request line with its headers, and of what stands between two pieces of a body."""
-
-MOST_HEADERS: Final = 256
-"""Trailers included. As vLLM's server."""
 
 MOST_PIPELINED: Final = 128
 """Requests that are parsed on one connection before those before them are answered."""
@@ -42,12 +36,37 @@ LEAST_TAKEN: Final = 256 << 10
 """Bytes that a client must take within ``--send-timeout``, if there are so many for it."""
 
 
+class HeadLimits(NamedTuple):
+    """How large the head of a request may be.
+
+    Attributes:
+        most_bytes: of a request line with its headers, and of what stands between two pieces of a
+            body.
+        most_headers: trailers included.
+    """
+
+    most_bytes: int = 64 << 10
+    most_headers: int = 256
+
+    @property
+    def refusal(self) -> tuple[HTTPStatus, str]:
+        """The answer to one that is larger."""
+        size = f"{self.most_bytes >> 10} KiB" if self.most_bytes >= 1024 else f"{self.most_bytes} B"
+        return (
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+            f"the head is larger than {size} or has more than {self.most_headers} headers",
+        )
+
+
 class Connection(HttpToolsProtocol):
     """uvicorn's protocol with an end to every wait for the client."""
 
-    def __init__(self, *args: Any, settings: HttpSettings, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, settings: HttpSettings, limits: HeadLimits, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._settings = settings
+        self._limits = limits
         self._running: RequestResponseCycle | None = None
         self._in_head = False  # some of a head is here
         self._in_body = False
@@ -107,8 +126,8 @@ class Connection(HttpToolsProtocol):
             self.flow.resume_reading()  # or nobody would see its client leave
         if self._in_head:
             self._expect_head()
-        if self._aimless > MOST_HEAD_BYTES:
-            self._refuse(*_HEAD_TOO_LARGE, "head")
+        if self._aimless > self._limits.most_bytes:
+            self._refuse(*self._limits.refusal, "head")
 
     def pause_writing(self) -> None:
         """The client is behind with reading."""
@@ -203,8 +222,9 @@ class Connection(HttpToolsProtocol):
 
     def _count(self, some: bytes) -> None:
         self._header_bytes += len(some)
-        if self._header_bytes > MOST_HEAD_BYTES or self._headers > MOST_HEADERS:
-            self._refusal = _HEAD_TOO_LARGE
+        limits = self._limits
+        if self._header_bytes > limits.most_bytes or self._headers > limits.most_headers:
+            self._refusal = limits.refusal
             raise ValueError("head")
 
     def _expect_head(self) -> None:
@@ -284,16 +304,13 @@ class Connection(HttpToolsProtocol):
         self.transport.abort()
 
 
-_HEAD_TOO_LARGE: Final = (
-    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-    f"the head is larger than {MOST_HEAD_BYTES >> 10} KiB or has more than {MOST_HEADERS} headers",
-)
-
-
-def connections(settings: HttpSettings) -> Callable[..., asyncio.Protocol]:
+def connections(
+    settings: HttpSettings, limits: HeadLimits | None = None
+) -> Callable[..., asyncio.Protocol]:
     """What makes the connections of a server, for ``uvicorn.Config(http=...)``."""
+    limits = limits or HeadLimits()
 
     def make(*args: Any, **kwargs: Any) -> asyncio.Protocol:
-        return Connection(*args, settings=settings, **kwargs)
+        return Connection(*args, settings=settings, limits=limits, **kwargs)
 
     return make

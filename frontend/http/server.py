@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from starlette.middleware.exceptions import ExceptionMiddleware
+from vllm import envs
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
@@ -18,11 +19,12 @@ from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
 from vllm.entrypoints.serve.exception_handling.handlers.vllm_error import vllm_error_handler
 from vllm.exceptions import VLLMError
 from vllm.tasks import SupportedTask
+from vllm.tool_parsers import ToolParserManager
 
-from common.errors import OverloadedError, causes
+from common.errors import ConfigurationError, OverloadedError, causes
 from frontend.asgi import error_answer, overload_answer
 from frontend.http import large_json
-from frontend.http.connection import connections
+from frontend.http.connection import HeadLimits, connections
 from frontend.http.settings import HttpSettings
 from frontend.tenancy import take_salts_from_bodies
 
@@ -50,6 +52,8 @@ async def build_vllm_app(
     Raises:
         KeyError: a tool or reasoning parser that doesn't exist, from vLLM.
     """
+    if args.tool_parser_plugin:
+        ToolParserManager.import_tool_parser(args.tool_parser_plugin)
     validate_api_server_args(args)
     app = build_app(args, tasks, client.model_config)
     await init_app_state(client, app.state, args, tasks)
@@ -118,10 +122,16 @@ async def _blame_the_request(request: Request, error: Exception) -> Response:
 
 
 def uvicorn_config(app: object, args: Namespace, settings: HttpSettings) -> uvicorn.Config:
-    """The HTTP server's configuration, from vLLM's arguments and ours."""
+    """The HTTP server's configuration, from vLLM's arguments and ours.
+
+    Raises:
+        ConfigurationError: TLS can't be had with what they say.
+    """
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
-        http=connections(settings),  # type: ignore[arg-type]
+        http=connections(  # type: ignore[arg-type]
+            settings, HeadLimits(args.h11_max_incomplete_event_size, args.h11_max_header_count)
+        ),
         ws="none",  # no route speaks it, and it would evade all limits
         # A request that was sent ahead starts in the task of the one before it, whose key and
         # salt it must not have.
@@ -136,9 +146,15 @@ def uvicorn_config(app: object, args: Namespace, settings: HttpSettings) -> uvic
         ssl_certfile=args.ssl_certfile,
         ssl_ca_certs=args.ssl_ca_certs,
         ssl_cert_reqs=args.ssl_cert_reqs,
+        ssl_ciphers=args.ssl_ciphers,
+        timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
     )
     log_config = get_uvicorn_log_config(args)
     if log_config is not None:
         config.log_config = log_config
         config.configure_logging()
+    try:
+        config.load()
+    except OSError as error:  # that of TLS is one
+        raise ConfigurationError(f"TLS can't be had by the --ssl-… flags: {error}") from error
     return config

@@ -10,6 +10,8 @@ from typing import Final
 
 import uvicorn
 
+from common.supervised import supervise
+from frontend.http.tls_refresh import TlsRefresh
 from frontend.processes import Siblings
 
 logger = logging.getLogger(__name__)
@@ -28,12 +30,17 @@ class Server(uvicorn.Server):
         self,
         config: uvicorn.Config,
         siblings: Siblings | None = None,
+        *,
+        refresh_tls: bool = False,
     ) -> None:
         """
         Args:
             siblings: accept from their sockets, in fairness to them; None to listen as configured.
+            refresh_tls: follow changes of the certificate's files.
         """
         super().__init__(config)
+        self._refresh_tls = refresh_tls
+        self._refreshing: asyncio.Task[None] | None = None
         self._siblings = siblings
         self._shared: list[SharedListener] = []
         self._accepts = False
@@ -45,6 +52,9 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         """Listen, or begin to accept."""
+        if self._refresh_tls:
+            work = TlsRefresh(self.config).run
+            self._refreshing = asyncio.create_task(supervise("TLS files", work), name="TLS files")
         siblings = self._siblings
         if siblings is None:
             await super().startup(sockets)
@@ -57,6 +67,13 @@ class Server(uvicorn.Server):
         self.servers.extend(self._shared)  # type: ignore[arg-type] # closed and waited for only
         if siblings.alone:  # or when there is somebody to serve them
             self.accept()
+
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        """See uvicorn."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.gather(self._refreshing, return_exceptions=True)
+        await super().shutdown(sockets)
 
     def accept(self) -> None:
         """Take connections from now on. The second and later calls do nothing."""

@@ -18,7 +18,9 @@ from typing import Final
 
 from prometheus_client import REGISTRY, generate_latest
 
+from common.command_line import ConfigSettings, read_command_line
 from common.errors import ArenaUnavailableError, ConfigurationError
+from common.flag_aliases import FRONTEND
 from common.process_settings import ProcessSettings, configure_logging
 from common.stop_signals import StopSignals
 from common.supervised import CALM_S, FIRST_PAUSE_S, LONGEST_PAUSE_S
@@ -262,10 +264,9 @@ def run_processes(argv: Sequence[str]) -> int | None:
     if MEMBER in os.environ:
         return None
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    ProcessesSettings.add_arguments(parser)
-    ProcessSettings.add_arguments(parser)
+    groups = (ConfigSettings, ProcessesSettings, ProcessSettings)
     try:
-        found, rest = parser.parse_known_args(argv)
+        found, rest = read_command_line(parser, groups, FRONTEND, argv)
         count = ProcessesSettings.from_args(found).processes
         process = ProcessSettings.from_args(found)
     except (ConfigurationError, argparse.ArgumentError):

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from backend_worker.args import parse
@@ -83,6 +85,12 @@ def test_nixl_stays_on_this_host_unless_it_is_told(monkeypatch: pytest.MonkeyPat
             "turns transfer off",
         ),
         (["--model", "m", "--no-such-flag"], {}, "no-such-flag"),
+        (["m", "--max-model-ln", "5"], {}, "did you mean --max-model-len?"),
+        (["m", "--model", "n"], {}, "the model is m and, by --model, n: give one"),
+        (["m", "n"], {}, "unexpected argument 'n'"),
+        (["m", "--api-key", "k"], {}, "--api-key means nothing here: it is the server's"),
+        (["m", "--enable-lora"], {}, "--enable-lora means nothing here: no adapters are routed"),
+        (["m", "--headless"], {}, "--data-parallel-hybrid-lb"),
         (["--model", "m", "--nixl-interface", "all"], {}, "must name devices"),
         (["--model", "m", "--nixl-interface", "^lo"], {}, "must name devices"),
         (["--model", "m"], {"UCX_TLS": "tcp"}, "--nixl-allow-tcp"),
@@ -129,3 +137,17 @@ def test_a_worker_is_reached_at_one_address(host: str, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit):
         parse(["--model", "m", "--worker-host", host])
     assert "one address of this host" in capsys.readouterr().err
+
+
+def test_the_model_may_stand_first_as_in_vllm_serve_or_in_the_file(tmp_path: Path) -> None:
+    assert parse(["m", "--max-model-len=9"]).engine.model == "m"
+    assert parse(["m", "--model=m"]).engine.model == "m"
+    file = tmp_path / "worker.yaml"
+    file.write_text(
+        "model: m\nmax_model_len: 9\nworker-id: w\nshutdown-timeout: 5\nlog-level: info"
+    )
+    args = parse([f"--config={file}", "--max-model-len=10"])
+    assert (args.engine.model, args.engine.max_model_len, args.worker_id) == ("m", 10, "w")
+    assert args.engine_given == {"model", "max_model_len"}
+    assert (args.process.drain_timeout_s, args.engine.log_level) == (5.0, "INFO")
+    assert parse(["m"]).engine.log_level is None

@@ -1,4 +1,5 @@
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_vllms_store_of_responses_is_refused(
         ("NVTX", ["onn"]),
         ("MM_ARENA_GB", ["x", "nan", "inf", "-1"]),
         ("DRAIN_TIMEOUT", ["x", "nan", "inf", "-1"]),
-        ("LOG_LEVEL", ["x", "INFO"]),
+        ("LOG_LEVEL", ["x", "loud"]),
         ("DISCOVERY", ["etcd://host", "/run/cards", "file://host/run/cards"]),
         ("PREPROCESS_WORKERS", ["x", "-1"]),
         ("MAX_BODY_MB", ["x", "inf", "1e305"]),
@@ -143,3 +144,51 @@ def test_one_process_has_all() -> None:
     assert isinstance(args, FrontendArgs) and args.share is args
     for settings in (args.http, args.media, args.preprocess):
         assert settings.shared_by(1) == settings
+
+
+def test_a_file_has_both_kinds_of_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "frontend.yaml"
+    file.write_text(
+        "router-mode: random\nhttp-port: 9000\nmax_inflight: 5\ntrust-remote-code: true\n"
+        "api-key: [secret]\nlog-level: DEBUG\n"
+    )
+    monkeypatch.setenv("MMROUTER_MAX_INFLIGHT", "6")
+    monkeypatch.setenv("MMROUTER_TRUST_REMOTE_CODE", "0")
+    args = parse([f"--config={file}", "--kv-overlap-score-weight", "2"])
+    assert (args.router.mode.value, args.serve.port, args.http.max_inflight) == ("random", 9000, 6)
+    assert (args.router.prefill_weight, args.router.load_weight) == (2.0, 1.0)
+    assert args.serve.trust_remote_code is False
+    assert (args.process.log_level.value, args.serve.log_level) == ("debug", "DEBUG")
+    text = "\n".join(args.summary)
+    assert "mode=random (file)" in text and "max-inflight=6 (environment)" in text
+    assert "port=9000 (file)" in text and "secret" not in text
+
+
+def test_what_vllm_says_by_default_is_ours_unless_it_is_given() -> None:
+    serve = parse([]).serve
+    assert (serve.host, serve.enable_prompt_tokens_details) == ("127.0.0.1", True)
+    given = parse(["--host=0.0.0.0", "--no-enable-prompt-tokens-details"]).serve
+    assert (given.host, given.enable_prompt_tokens_details) == ("0.0.0.0", False)
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["--max-model-len", "5"], "--max-model-len means nothing here: frontends learn it"),
+        (["--headless"], "--headless means nothing here: a frontend has no engine"),
+        (["model"], "MODEL means nothing here: the model comes from the workers"),
+        (["--router-mod", "kv"], "--router-mod is unknown; did you mean --router-mode?"),
+        (["--worker-urls", "http://a"], "--worker-urls is no flag of mmrouter"),
+        (["--ssl-ciphers", "ALL"], "--ssl-ciphers does nothing without --ssl-certfile"),
+        (["--h11-max-header-count", "0"], "must be 1 or more"),
+        (["--config", "/nonexistent.yaml"], "/nonexistent.yaml can't be read"),
+        (["--router-mode", "owl"], "--router-mode='owl' is unusable: "),
+    ],
+)
+def test_what_would_do_nothing_is_refused(
+    argv: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse(argv)
+    assert stopped.value.code == 2
+    assert complaint in capsys.readouterr().err.strip().splitlines()[-1]

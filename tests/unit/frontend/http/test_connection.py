@@ -6,6 +6,7 @@ import datetime
 import itertools
 import socket
 import ssl
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from common.errors import ConfigurationError
 from frontend.asgi import App, Message, Receive, Scope, Send
 from frontend.http import connection
 from frontend.http.admission import Admission
 from frontend.http.retry_after import RetryAfter
 from frontend.http.settings import HttpSettings
+from frontend.http.tls_refresh import TlsRefresh
 from frontend.tenancy.cache_salt import current_salt
 from tests.unit.frontend.http.serving import post, serving, with_body
 from tests.waiting import until
@@ -486,32 +489,42 @@ async def test_one_connection_too_many_is_told_so() -> None:
         assert (await server.ask(with_body(b"one"))).body == b"3"
 
 
-@pytest.fixture(scope="module")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The flags of a server with a certificate."""
+def write_certificate(directory: Path, name: str) -> list[str]:
+    """The flags of a server with a new certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
+        .subject_name(subject)
+        .issuer_name(subject)
         .public_key(key.public_key())
         .serial_number(1)
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=1))
         .sign(key, hashes.SHA256())
     )
-    directory = tmp_path_factory.mktemp("tls")
     pem, plain = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     (directory / "key").write_bytes(key.private_bytes(pem, plain, serialization.NoEncryption()))
     (directory / "certificate").write_bytes(certificate.public_bytes(pem))
     return [f"--ssl-keyfile={directory / 'key'}", f"--ssl-certfile={directory / 'certificate'}"]
 
 
-async def test_all_of_this_holds_with_tls(tls: list[str]) -> None:
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The flags of a server with a certificate."""
+    return write_certificate(tmp_path_factory.mktemp("tls"), "localhost")
+
+
+def trusting() -> ssl.SSLContext:
+    """A client that takes any certificate."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+async def test_all_of_this_holds_with_tls(tls: list[str]) -> None:
+    context = trusting()
     shop = Workshop(
         HttpSettings(max_body_mb=1, head_timeout_s=1, body_timeout_s=2, send_timeout_s=0.2)
     )
@@ -568,3 +581,74 @@ async def test_who_sends_too_many_requests_ahead_is_told_when_to_come_back() -> 
     async with Workshop(HttpSettings()).serving() as server:
         reply = await server.ask(with_body(b"1", path="/wait") * (connection.MOST_PIPELINED + 2))
     assert (reply.status, reply.headers["retry-after"]) == (429, "1")
+
+
+async def test_heads_may_be_as_large_as_vllms_flags_say() -> None:
+    shop = Workshop(HttpSettings())
+    flags = ("--h11-max-header-count=3", "--h11-max-incomplete-event-size=200")
+    async with serving(shop.app, shop.settings, *flags) as server:
+        few = (await server.ask(with_body(b"one"))).body
+        many = await server.ask(with_body(b"one", *[f"H{n}: v" for n in range(3)]))
+        large = await server.ask(with_body(b"one", f"H: {'v' * 200}"))
+    assert few == b"3"
+    assert (many.status, large.status) == (431, 431)
+    assert "200 B or has more than 3 headers" in large.error()
+    larger = "--h11-max-incomplete-event-size=200000"
+    async with serving(shop.app, shop.settings, larger) as server:
+        assert (await server.ask(with_body(b"one", f"H: {'v' * 100_000}"))).body == b"3"
+
+
+async def test_idle_connections_stay_as_long_as_vllms_variable_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "1")
+    async with Workshop(HttpSettings()).serving() as server:
+        assert server.server.config.timeout_keep_alive == 1
+
+
+async def test_tls_has_the_ciphers_that_the_flag_names(tls: list[str]) -> None:
+    shop = Workshop(HttpSettings())
+    cipher = "ECDHE-ECDSA-AES256-GCM-SHA384"
+    context = trusting()
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    async with serving(shop.app, shop.settings, *tls, f"--ssl-ciphers={cipher}") as server:
+        client = await server.connect(ssl=context)
+        used = client.writer.get_extra_info("cipher")
+        await client.close()
+    assert used[0] == cipher
+
+
+@pytest.mark.parametrize("wrong", ["--ssl-ciphers=NONE-SUCH", "--ssl-ca-certs=/nonexistent"])
+async def test_tls_that_cannot_be_had_is_a_sentence(tls: list[str], wrong: str) -> None:
+    shop = Workshop(HttpSettings())
+    with pytest.raises(ConfigurationError, match="TLS can't be had"):
+        async with serving(shop.app, shop.settings, *tls, wrong):
+            pass
+
+
+async def test_tls_follows_its_files(tmp_path: Path) -> None:
+    flags = write_certificate(tmp_path, "before")
+    shop = Workshop(HttpSettings())
+
+    async def shown() -> bytes:
+        client = await server.connect(ssl=trusting())
+        der = client.writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        await client.close()
+        return bytes(der)
+
+    async with serving(shop.app, shop.settings, *flags) as server:
+        refresh = TlsRefresh(server.server.config)
+        before = await shown()
+        assert b"before" in before
+        key = (tmp_path / "key").read_bytes()
+        write_certificate(tmp_path, "after")
+        new = (tmp_path / "key").read_bytes()
+        (tmp_path / "key").write_bytes(key)  # the two don't fit
+        await refresh.look()
+        assert await shown() == before
+        (tmp_path / "key").unlink()
+        await refresh.look()
+        assert await shown() == before
+        (tmp_path / "key").write_bytes(new)
+        await refresh.look()
+        assert b"after" in await shown()

@@ -338,6 +338,29 @@ def test_one_process_and_what_cannot_be_are_left_to_the_frontend(
     assert parent_module.run_processes(argv) is None
 
 
+def test_how_many_may_stand_in_the_file_and_have_vllms_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+
+    class Told:
+        def __init__(self, command: list[str], count: int, drain_timeout_s: float) -> None:
+            counts.append(count)
+
+        async def run(self) -> int:
+            return 7
+
+    monkeypatch.setattr(parent_module, "Parent", Told)
+    monkeypatch.setattr(parent_module, "configure_logging", lambda *_: None)
+    file = tmp_path / "f.yaml"
+    file.write_text("processes: 2\nport: 9000")
+    assert parent_module.run_processes([f"--config={file}"]) == 7
+    assert parent_module.run_processes([f"--config={file}", "--api-server-count", "3"]) == 7
+    file.write_text("processes: many")
+    assert parent_module.run_processes([f"--config={file}"]) is None
+    assert counts == [2, 3]
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "", None])
 def test_listening_on_hosts(host: str | None) -> None:
     listeners = listen(host, 0, None)

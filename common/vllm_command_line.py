@@ -1,0 +1,172 @@
+"""vLLM's own flags, from the command line and from the file of ``--config``.
+
+The one file that touches vLLM's parser, which both sides fill with flags of vLLM's.
+"""
+
+import argparse
+import json
+from argparse import Namespace
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NoReturn
+
+from vllm.logger import configure_logging_from_args
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from common.config_file import ConfigFile, unknown
+from common.errors import ConfigurationError
+from common.flag_settings import Given
+from common.process_settings import ProcessSettings
+
+SECRETS = frozenset({"api_key", "hf_token"})
+"""Flags whose values nobody may see."""
+
+
+class VllmParser(FlexibleArgumentParser):
+    """Raises what is wrong as a ConfigurationError, and knows what a flag could have meant."""
+
+    # Inherited. argparse has no other way to ask what a parser knows.
+    _actions: list[argparse.Action]
+    _option_string_actions: dict[str, argparse.Action]
+
+    def __init__(
+        self, prog: str, ours: Collection[str], refusal: Callable[[str], str | None]
+    ) -> None:
+        """
+        Args:
+            ours: flags of ours, which could have been meant.
+            refusal: why an argument of vLLM's means nothing here, by its name with underscores;
+                None if it does.
+        """
+        super().__init__(prog=prog)
+        self.ours = frozenset(ours)
+        self.refusal = refusal
+
+    def error(self, message: str) -> NoReturn:
+        """See argparse, which would end the process."""
+        raise ConfigurationError(message)
+
+    def parse_known_args(
+        self, args: Sequence[str] | None = None, namespace: Namespace | None = None
+    ) -> tuple[Namespace, list[str]]:
+        """See argparse; nothing may be left over."""
+        found, left = super().parse_known_args(args, namespace)
+        flags = [word.partition("=")[0] for word in left if word.startswith("--")]
+        if flags:
+            raise ConfigurationError(self.sentence(flags[0]))
+        if left:
+            raise ConfigurationError(f"unexpected argument {left[0]!r}")
+        return found, left
+
+    def sentence(self, flag: str) -> str:
+        """Why a flag is not taken."""
+        name = flag.removeprefix("--").partition(".")[0].replace("-", "_")
+        reason = self.refusal(name) or self.refusal(name.removeprefix("no_"))
+        if reason is not None:
+            return f"{flag} means nothing here: {reason}"
+        return unknown(flag, {*self.ours, *self._option_string_actions})
+
+    def given(self, argv: Sequence[str]) -> dict[str, Any]:
+        """The arguments that a command line gives, by name, and no defaults.
+
+        Raises:
+            ConfigurationError: it is wrong.
+        """
+        kept = [(action, action.default) for action in self._actions]
+        try:
+            for action, _ in kept:
+                action.default = argparse.SUPPRESS
+            return vars(self.parse_args(list(argv)))
+        finally:
+            for action, default in kept:
+                action.default = default
+
+    def words(self, key: str, value: object) -> list[str]:
+        """A key of a file as words of a command line.
+
+        Raises:
+            ConfigurationError: there is no such flag, or it takes no such value.
+        """
+        flag = f"--{key}"
+        action = self._option_string_actions.get(flag.partition(".")[0])
+        if action is None:
+            raise ConfigurationError(self.sentence(flag))
+        match value:
+            case bool() if action.nargs == 0:
+                if flag.startswith("--no-") and len(action.option_strings) > 1:
+                    raise ConfigurationError(f"write {flag[5:]}: {str(not value).lower()}")
+                no = f"--no-{key}"
+                return [flag] if value else [no] if no in self._option_string_actions else []
+            case bool():
+                return [f"{flag}={str(value).lower()}"]
+            case list() if action.nargs in ("+", "*"):
+                return [flag, *map(_text, value)]
+            case list() if action.type is str and isinstance(action.default, list):  # may repeat
+                return [f"{flag}={_text(one)}" for one in value]
+            case _ if action.nargs == 0:
+                raise ConfigurationError("it is either true or false")
+            case _:
+                return [f"{flag}={_text(value)}"]
+
+
+def _text(value: object) -> str:
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)
+
+
+def read_vllms(
+    parser: VllmParser, rest: Sequence[str], file: ConfigFile | None
+) -> tuple[Namespace, dict[str, Given]]:
+    """vLLM's arguments, with vLLM's defaults, and what of them was given, by name.
+
+    Args:
+        rest: what our own parser has left over.
+        file: keys that are flags of ours are passed over. What is given in ``rest`` as well is
+            taken from there, as a whole.
+
+    Raises:
+        ConfigurationError: an argument is unknown or unusable, or means nothing here.
+    """
+    found = {name: Given("flag", _flag(name), value) for name, value in parser.given(rest).items()}
+    words = [*rest]
+    for key, value in file.values.items() if file else ():
+        if file is None or f"--{key}" in parser.ours:
+            continue
+        said = _said(parser, file, key, value)
+        if said is not None and not found.keys() & said.keys():
+            words = [*parser.words(key, value), *words]
+            where = f"{file.path}: {key}"
+            found |= {name: Given("file", where, one) for name, one in said.items()}
+    for name, one in found.items():
+        if (reason := parser.refusal(name)) is not None:
+            raise ConfigurationError(f"{one.where} means nothing here: {reason}")
+    return parser.parse_args(words), found
+
+
+def _said(parser: VllmParser, file: ConfigFile, key: str, value: object) -> dict[str, Any] | None:
+    """What a key of the file gives; None if nothing stands behind it."""
+    try:
+        words = parser.words(key, "" if value is None else value)
+        return None if value is None else parser.given(words)
+    except ConfigurationError as error:
+        shown = "***" if key.replace("-", "_") in SECRETS else repr(value)
+        raise ConfigurationError(f"{file.path}: {key}={shown} is unusable: {error}") from error
+
+
+def pass_level_on(ours: Namespace, args: Namespace) -> None:
+    """``--log-level`` is vLLM's as well, which has a variable of its own.
+
+    Args:
+        ours: parsed flags of ours.
+        args: vLLM's, which are changed.
+    """
+    said = ProcessSettings.given(ours).get("log_level")
+    if said is not None and said.layer != "environment":
+        args.log_level = ProcessSettings.from_args(ours).log_level.upper()
+
+
+def configure_vllms_logging(args: Namespace) -> None:
+    """Let vLLM's lines of this process be as its arguments say, which get what was made of them."""
+    configure_logging_from_args(args)
+
+
+def _flag(name: str) -> str:
+    return "MODEL" if name == "model_tag" else "--" + name.replace("_", "-")
