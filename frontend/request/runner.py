@@ -250,6 +250,7 @@ class RequestRunner:
             ],
             lora=None if lora is None else LoraKey(lora.lora_name, lora.lora_path),
             cache_salt=prompt.cache_salt,
+            has_embeds=prompt.prompt_embeds is not None,
             reads_cache=params.prompt_logprobs is None and not params.skip_reading_prefix_cache,
             client_id=state.client_id,
         )

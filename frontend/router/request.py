@@ -34,6 +34,8 @@ class RoutingRequest:
         media: its items, by offset, as vLLM keeps them.
         lora: its adapter.
         cache_salt: its salt.
+        has_embeds: whether embeddings stand for some of its tokens. Engines hash them into every
+            block, and here no block is known of it.
         reads_cache: whether the engine may serve its prompt from the prefix cache;
             not so with prompt log-probabilities, for instance.
         hashes: what :meth:`Router.hash` returned for it, if that was called before,
@@ -46,6 +48,7 @@ class RoutingRequest:
     media: Sequence[MediaNeed] = ()
     lora: LoraKey | None = None
     cache_salt: str | None = None
+    has_embeds: bool = False
     reads_cache: bool = True
     hashes: Mapping[HashScheme, list[BlockHash]] | None = None
     client_id: str = ""

@@ -203,5 +203,7 @@ class Router:
 
 
 def _hash(request: RoutingRequest, hasher: HashMemo) -> list[BlockHash]:
+    if request.has_embeds:
+        return []
     infos = request.block_mm_infos(hasher.scheme.block_size) if request.media else ()
     return hasher.hash(request.token_ids, infos, lora=request.lora, cache_salt=request.cache_salt)

@@ -384,9 +384,10 @@ class _Secrets(NamedTuple):
     @classmethod
     def read(cls, access: EtcdAccess) -> "_Secrets":
         """Raises OSError, or DiscoveryError if something is not what it should be."""
-        _check_certificates(access)
         paths = (access.ca, access.certificate, access.key)
+        # Read before they are checked: OpenSSL doesn't say which file is not there.
         ca, certificate, key = (None if path is None else path.read_bytes() for path in paths)
+        _check_certificates(access)
         password = b"" if access.password_file is None else access.password_file.read_bytes()
         try:
             text = password.decode().rstrip("\r\n")

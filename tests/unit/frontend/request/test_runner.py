@@ -11,6 +11,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
+import torch
 import zmq.asyncio
 from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMError, VLLMValidationError
 from vllm.outputs import RequestOutput
@@ -36,6 +37,8 @@ from frontend.request.deadlines import Deadlines
 from frontend.request.retry import FURTHER, RetryBudget
 from frontend.request.runner import LONGEST_ID, GenerateRequest, RequestRunner
 from frontend.request.settings import FaultSettings
+from frontend.router.decision import Decision
+from frontend.router.request import RoutingRequest
 from frontend.router.router import Router
 from frontend.router.worker import RoutableWorker
 from frontend.vllm_errors import as_vllm_error
@@ -87,6 +90,7 @@ class Lab:
         self.serving: list[asyncio.Task[None]] = []
         self.asked: list[tuple[str, Submit]] = []
         self.prompts: list[weakref.ref[ProcessedPrompt]] = []
+        self.embeds: torch.Tensor | None = None
         self.tokenizer = tokenizer()
 
         self.fleet = Connected(self.links)
@@ -94,7 +98,7 @@ class Lab:
 
     async def process(self, *_: object) -> ProcessedPrompt:
         """The model's prompt, whatever is asked."""
-        prompt = ProcessedPrompt(self.model.prompt, [], None, None, None, None, None)
+        prompt = ProcessedPrompt(self.model.prompt, [], None, None, None, self.embeds, None)
         self.prompts.append(weakref.ref(prompt))
         return prompt
 
@@ -717,6 +721,23 @@ async def test_no_worker_at_all_is_told_as_such(lab: Lab) -> None:
     lab.fleet.check = nobody
     with pytest.raises(GracefulHTTPError, match="no worker is available"):
         await lab.ask()
+
+
+async def test_the_router_hears_whether_tokens_are_embeddings(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    routed: list[RoutingRequest] = []
+    route = lab.router.route
+
+    def noted(request: RoutingRequest, **how: Any) -> Decision:
+        routed.append(request)
+        return route(request, **how)
+
+    monkeypatch.setattr(lab.router, "route", noted)
+    await lab.ask()
+    lab.embeds = torch.zeros(len(lab.model.prompt), 4)
+    await lab.ask()
+    assert [each.has_embeds for each in routed] == [False, True]
 
 
 async def test_a_name_as_long_as_a_book_is_refused(lab: Lab) -> None:

@@ -153,6 +153,15 @@ async def test_requests_that_do_not_read_the_cache_predict_nothing(fleet: MakeRo
     assert "without prefix caching" in router.roster.state(Target(WorkerId("b"), 0)).reason
 
 
+async def test_of_prompts_with_embeddings_no_block_is_known(fleet: MakeRouter) -> None:
+    """The tokens that they stand for are the same in all of them."""
+    router = await fleet("a", "b")
+    for has_embeds in (False, True, True):
+        decision = router.route(request(prompt(1), has_embeds=has_embeds))
+        assert not decision.overlap_blocks
+        assert bool(router.in_flight.new_blocks(decision.request_id)) != has_embeds
+
+
 async def test_the_same_text_with_another_picture_is_another_prompt(fleet: MakeRouter) -> None:
     router = await fleet("a", "b")
     serve(router, request(prompt(1), media=[image("cat")]))
