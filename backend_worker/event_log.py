@@ -117,12 +117,15 @@ class EventLog:
         if not kept or start > kept[-1][0]:
             return []
         whole = start >= kept[0][0] and start > self._missing
-        if self._last is None or self._held is None or (whole and kept[-1][0] - start < REPLAYED):
+        few = whole and kept[-1][0] - start < REPLAYED
+        if self._last is None or self._held is None or few:
             return [message for message in kept if message[0] >= start]
         snapshot = self._snapshot
         if snapshot is not None and snapshot.rest is not None:
             return None
         if snapshot is None or not self._serves(snapshot, start):
+            if self._base - start < 2:  # a snapshot would have no number
+                return [message for message in kept if message[0] >= start]
             self._begin(self._held, self._last, start)
             return None
         snapshot.used = self._clock()
@@ -152,13 +155,18 @@ class EventLog:
         self._fold()
         return False
 
+    @property
+    def _base(self) -> int:
+        """Number of the first batch that is not folded."""
+        return self._unfolded[0][0] if self._unfolded else self._next
+
     def _serves(self, snapshot: Snapshot, start: int) -> bool:
         fresh = self._clock() - snapshot.made < _FRESH_S
         return snapshot.fits(start) and (fresh or len(snapshot.following) <= _FOLLOWING)
 
     def _begin(self, held: HeldBlocks, last: Batch, start: int) -> None:
         """Begin a snapshot, until the end of which nothing is folded."""
-        base = self._unfolded[0][0] if self._unfolded else self._next
+        base = self._base
         messages = max(1, min(_MOST_MESSAGES, base - start - 1))
         blocks = max(_BLOCKS_PER_MESSAGE, -(-held.to_tell // messages))
         following = [message for message in self._kept if message[0] >= base]

@@ -154,6 +154,26 @@ def test_a_batch_that_could_not_be_published_is_told_by_a_snapshot() -> None:
     assert [number for number, _ in rank.ask(11)] == [11, 12, 13]
 
 
+def test_who_asks_while_a_snapshot_is_made_for_another_waits() -> None:
+    rank = Rank(64)
+    rank.publish_many(500)
+    assert rank.log.answer(0) is None
+    rank.publish_many(200)
+    check_whole(rank.ask(600), rank)
+
+
+@pytest.mark.parametrize("before", [0, 100])
+def test_where_no_number_is_left_for_a_snapshot_what_is_kept_is_replayed(before: int) -> None:
+    """For one that asks just for what could not be published."""
+    rank = Rank(1000)
+    rank.publish_many(before)
+    rank.publish(stored(900), lost=True)
+    rank.publish(stored(901))
+    assert [number for number, _ in rank.ask(before)] == [before + 1]
+    rank.publish(stored(902))
+    check_whole(rank.ask(before), rank)
+
+
 def test_a_batch_that_is_missing_last_of_all_leaves_no_gap_later() -> None:
     rank = Rank(64)
     rank.publish_many(500)
