@@ -1,5 +1,6 @@
 """What is in force and who said so, as lines for the log at start. Secrets are left out."""
 
+import dataclasses
 import re
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
@@ -12,6 +13,9 @@ from common.vllm_command_line import SECRETS
 
 _HOLDS_SECRET: Final = re.compile(r"key|token|secret|password|credential|auth", re.IGNORECASE)
 """In the names of fields of structured arguments, if their values are text."""
+
+LONGEST: Final = 300
+"""Characters of a value of vLLM's."""
 
 
 def summary(
@@ -32,7 +36,7 @@ def summary(
     """
     lines = [_group(group, ours) for group in groups]
     given = [
-        f"{_key(name)}={'***' if name in SECRETS else shown(one.value)} ({one.layer})"
+        f"{_key(name)}={'***' if name in SECRETS else _short(shown(one.value))} ({one.layer})"
         for name, one in vllms.items()
     ]
     left = [f"{_key(name)}={shown(value)}" for name, value in defaults.items() if name not in vllms]
@@ -79,10 +83,19 @@ def shown(value: object, name: str = "") -> str:
             return f"{{{', '.join(fields)}}}"
         case list() | tuple() | set() | frozenset():
             return f"[{', '.join(shown(one, name) for one in value)}]"
+        case _ if dataclasses.is_dataclass(value):
+            known = dataclasses.fields(value)
+            said = {one.name: getattr(value, one.name) for one in known}
+            set_by = {one.name for one in known if said[one.name] not in (None, one.default)}
+            return shown({name: said[name] for name in said if name in set_by})
         case str() if _HOLDS_SECRET.search(name):
             return "***"
         case _:
             return without_secrets(str(value))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def _key(name: str) -> str:

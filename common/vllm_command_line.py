@@ -57,6 +57,10 @@ class VllmParser(FlexibleArgumentParser):
             raise ConfigurationError(f"unexpected argument {left[0]!r}")
         return found, left
 
+    def knows(self, flag: str) -> bool:
+        """Whether it is one of this parser; behind a dot stands a field of its value."""
+        return flag.partition(".")[0] in self._option_string_actions
+
     def sentence(self, flag: str) -> str:
         """Why a flag is not taken."""
         name = flag.removeprefix("--").partition(".")[0].replace("-", "_")
@@ -81,15 +85,13 @@ class VllmParser(FlexibleArgumentParser):
                 action.default = default
 
     def words(self, key: str, value: object) -> list[str]:
-        """A key of a file as words of a command line.
+        """A key of a file, which is a flag of this parser, as words of a command line.
 
         Raises:
-            ConfigurationError: there is no such flag, or it takes no such value.
+            ConfigurationError: it takes no such value.
         """
         flag = f"--{key}"
-        action = self._option_string_actions.get(flag.partition(".")[0])
-        if action is None:
-            raise ConfigurationError(self.sentence(flag))
+        action = self._option_string_actions[flag.partition(".")[0]]
         match value:
             case bool() if action.nargs == 0:
                 if flag.startswith("--no-") and len(action.option_strings) > 1:
@@ -143,6 +145,8 @@ def read_vllms(
 
 def _said(parser: VllmParser, file: ConfigFile, key: str, value: object) -> dict[str, Any] | None:
     """What a key of the file gives; None if nothing stands behind it."""
+    if not parser.knows(f"--{key}"):  # nor what it is: the value may be a secret
+        raise ConfigurationError(f"{file.path}: {parser.sentence(f'--{key}')}")
     try:
         words = parser.words(key, "" if value is None else value)
         return None if value is None else parser.given(words)

@@ -193,6 +193,10 @@ def _serve_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Give
         raise ConfigurationError(
             f"--{without[0].replace('_', '-')} does nothing without --ssl-certfile"
         )
+    try:
+        _ = envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE  # read where the server is made
+    except ValueError as error:
+        raise ConfigurationError(f"VLLM_HTTP_TIMEOUT_KEEP_ALIVE is unusable: {error}") from error
     if "api_key" not in given and envs.VLLM_API_KEY:
         given["api_key"] = Given("environment", "VLLM_API_KEY", envs.VLLM_API_KEY)
     validate_parsed_serve_args(serve)

@@ -1,5 +1,8 @@
 from argparse import ArgumentParser
+from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 from common.command_line import ConfigSettings, read_command_line
 from common.discovery.settings import DiscoverySettings
@@ -9,7 +12,7 @@ from common.process_settings import ProcessSettings
 from common.settings_summary import shown, summary
 
 
-def test_each_value_says_who_gave_it(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_each_value_says_who_gave_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "f.yaml"
     file.write_text("drain-timeout: 5\nlog-level: debug")
     monkeypatch.setenv("MMROUTER_NVTX", "1")
@@ -25,6 +28,14 @@ def test_each_value_says_who_gave_it(tmp_path: Path, monkeypatch) -> None:  # ty
     ]
 
 
+@dataclass
+class Transfer:
+    """As vLLM's structured arguments."""
+
+    extra: dict[str, str]
+    size: int = 5
+
+
 def test_no_secret_is_shown(tmp_path: Path) -> None:
     groups = (DiscoverySettings,)
     argv = ["--discovery=etcd://host:1/p"]
@@ -37,8 +48,10 @@ def test_no_secret_is_shown(tmp_path: Path) -> None:
         ),
         "otlp_traces_endpoint": Given("flag", "", "https://user:secret@host"),
     }
+    given["kv_transfer_config"] = Given("flag", "", Transfer({"access_key": "secret"}))
     text = "\n".join(summary(line.ours, groups, given, {}))
     assert "secret@" not in text and "=secret" not in text and ": secret" not in text
+    assert "kv-transfer-config={extra: {access_key: ***}}" in text
     assert "a: 5" in text and "https://***host" in text and "api-key=***" in text
 
 

@@ -164,6 +164,15 @@ def test_a_file_has_both_kinds_of_flags(tmp_path: Path, monkeypatch: pytest.Monk
     assert "port=9000 (file)" in text and "secret" not in text
 
 
+def test_a_variable_of_vllms_that_cannot_be_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "long")
+    with pytest.raises(SystemExit):
+        parse([])
+    assert "VLLM_HTTP_TIMEOUT_KEEP_ALIVE is unusable: " in capsys.readouterr().err
+
+
 def test_what_vllm_says_by_default_is_ours_unless_it_is_given() -> None:
     serve = parse([]).serve
     assert (serve.host, serve.enable_prompt_tokens_details) == ("127.0.0.1", True)
