@@ -10,7 +10,7 @@ from itertools import pairwise
 import httpx
 import pytest
 
-from tests.e2e.conftest import Endpoint, LetGo, Stack, wait_for_workers
+from tests.e2e.conftest import WORKERS, Endpoint, LetGo, Stack, wait_for_workers
 from tests.e2e.lab import WAYS, Lab, ask, image, text, usage, words
 from tests.e2e.processes import start_frontend
 from tests.pictures import data_uri, picture
@@ -169,6 +169,13 @@ def tensor_bytes(router: Endpoint) -> float:
         for line in metrics
         if line.startswith("mmrouter_tensor_bytes_sent_total{")
     )
+
+
+def test_engines_own_metrics_are_shown_with_their_workers(router: Endpoint) -> None:
+    page = router.http.get("/mmrouter/workers/metrics").text
+    for worker_id in WORKERS:
+        assert f'vllm:num_requests_running{{worker_id="{worker_id}",' in page
+        assert f'mmrouter_event_loop_delay_seconds_count{{worker_id="{worker_id}"}}' in page
 
 
 def test_metrics_have_their_names(router: Endpoint) -> None:

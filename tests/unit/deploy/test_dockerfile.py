@@ -157,7 +157,7 @@ def test_what_is_removed_again_is_for_tests_alone() -> None:
         if " uninstall " in command
     )
     # vLLM needs these as well.
-    assert tests - set(removed) == {"httpx", "openai", "psutil", "pyyaml"}
+    assert tests - set(removed) == {"httpx", "openai", "psutil"}
     assert set(removed) <= tests
 
 
