@@ -131,7 +131,7 @@ def _aliases() -> str:
 
 
 def _vllms() -> str:
-    engine = engine_arguments.REFUSED | engine_arguments.IDLE
+    engine = {**engine_arguments.REFUSED, **engine_arguments.IDLE}
     return _VLLMS.format(
         server=_by_reason(_flags(vllm_flags.SERVER)),
         refused=_by_reason(_flags(vllm_flags.SERVER_REFUSED)),

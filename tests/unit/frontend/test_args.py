@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigurationError
-from frontend.args import FrontendArgs, parse
+from frontend.args import parse
 from frontend.fetch import MediaSettings
 from frontend.http import HttpSettings
 from frontend.processing import PreprocessSettings
@@ -141,7 +141,7 @@ def test_no_process_has_less_than_one_request_may_take() -> None:
 
 def test_one_process_has_all() -> None:
     args = parse(["--processes=1"])
-    assert isinstance(args, FrontendArgs) and args.share is args
+    assert args.share is args
     for settings in (args.http, args.media, args.preprocess):
         assert settings.shared_by(1) == settings
 
