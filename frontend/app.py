@@ -27,6 +27,7 @@ from frontend.http import (
     Admission,
     EarlyStreamErrors,
     FleetStatus,
+    Management,
     MergedMetrics,
     ReadinessGate,
     RetryAfter,
@@ -34,6 +35,7 @@ from frontend.http import (
     Status,
     build_vllm_app,
     graceful_shutdown,
+    manage_routes,
     page_routes,
     status_routes,
     uvicorn_config,
@@ -146,6 +148,9 @@ class Frontend:
         app.include_router(page_routes())
         app.include_router(status_routes(status, several=self.siblings is not None))
         app.include_router(worker_metrics_routes(self.fleet.members))
+        management = Management(self.router, self.siblings)
+        await management.learn()
+        app.include_router(manage_routes(management))
         return app
 
 

@@ -6,6 +6,7 @@ from frontend.http.api_keys import read_keys
 from frontend.http.drain import graceful_shutdown
 from frontend.http.early_stream_errors import EarlyStreamErrors
 from frontend.http.file_limit import raise_file_limit
+from frontend.http.manage import Management, manage_routes
 from frontend.http.merged_metrics import MergedMetrics
 from frontend.http.readiness_gate import ReadinessGate
 from frontend.http.retry_after import RetryAfter
@@ -23,6 +24,7 @@ __all__ = [
     "FleetStatus",
     "HttpSettings",
     "KeySettings",
+    "Management",
     "MergedMetrics",
     "ReadinessGate",
     "RetryAfter",
@@ -30,6 +32,7 @@ __all__ = [
     "Status",
     "build_vllm_app",
     "graceful_shutdown",
+    "manage_routes",
     "page_routes",
     "raise_file_limit",
     "read_keys",

@@ -90,6 +90,7 @@ class WorkerView(BaseModel):
         transport: how media travel to it; None while it is not connected.
         circuit: closed, open or half-open; errors and stalls open it for a while.
         circuit_reason: why it is not closed.
+        drained: by an operator; it gets no requests from any process that says so.
         active_requests: of this frontend.
         running, waiting, hf_processor_runs: over all ranks, and kv_usage of the fullest, as
             the worker reported last; None before its first report.
@@ -104,6 +105,7 @@ class WorkerView(BaseModel):
     transport: str | None
     circuit: str
     circuit_reason: str
+    drained: bool = False
     ranks: list[RankView]
     active_requests: int
     running: int | None
@@ -192,6 +194,7 @@ class Status:
             transport=self._media_sender.transport(card.worker_id),
             circuit=circuit,
             circuit_reason=circuit_reason,
+            drained=self._router.drained.runs().get(card.worker_id) == card.incarnation,
             ranks=[_rank_view(self._router, member, rank) for rank in card.ranks],
             active_requests=0 if link is None else link.active_requests,
             running=None if status is None else sum(one.running for one in status.ranks),
@@ -302,6 +305,7 @@ def _merged(views: dict[str, WorkerView], processes: int) -> WorkerView:
             "transport": next((view.transport for view in each if view.transport), None),
             "circuit": worst.circuit,
             "circuit_reason": worst.circuit_reason,
+            "drained": any(view.drained for view in each),
             "ranks": [
                 _merged_rank(ranks) for ranks in zip(*(view.ranks for view in each), strict=True)
             ],

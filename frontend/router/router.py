@@ -11,6 +11,7 @@ from common.errors import FleetBusyError, NoWorkerError
 from common.identity import BlockHash, WorkerId
 from common.telemetry import stage
 from frontend.router.decision import CLIENT_ID_LENGTH, Considered, Decision, DecisionLog
+from frontend.router.drained import Drained
 from frontend.router.events import FeedMaker, ZmqFeeds
 from frontend.router.hashing import HashMemo, HashScheme
 from frontend.router.in_flight import InFlight
@@ -35,6 +36,7 @@ class Router:
         media: media items that workers hold; told of acks and nacks.
         load: what every target has to do; told what workers report.
         ejection: how far workers are trusted; told of links that were lost.
+        drained: workers that an operator drains.
         in_flight: requests routed and not ended; told of first tokens, failures and ends.
         decisions: the last decisions.
     """
@@ -59,6 +61,7 @@ class Router:
             base_s=settings.eject_base_s,
             max_s=settings.eject_max_s,
         )
+        self.drained = Drained(self.roster.workers)
         self.in_flight = InFlight(settings, clock, self.roster, self.ejection)
         self.decisions = DecisionLog(settings.decisions)
 
@@ -121,13 +124,13 @@ class Router:
 
     def _candidates(self, exclude: Collection[WorkerId], accepted: bool) -> Candidates:
         candidates = self.roster.candidates()
-        if exclude:
-            candidates = candidates.without(exclude)
+        if left_out := {*exclude, *self.drained.unusable()}:
+            candidates = candidates.without(left_out)
         if not candidates.targets:
             raise NoWorkerError(
                 "no worker is registered"
                 if not self.roster.workers
-                else "every registered worker is excluded or failed on this request"
+                else "every registered worker is drained or failed on this request"
             )
         return self._fit(candidates, accepted)
 

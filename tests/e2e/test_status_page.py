@@ -116,6 +116,14 @@ def test_it_follows_what_happens_and_a_killed_worker_turns_red(watched: Watched,
     # It fits a narrow screen.
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
+    page.click("button[aria-label='drain doomed']")
+    page.wait_for_selector("tr[data-worker=doomed] .warn:text('drained')")
+    with pytest.raises(httpx.HTTPStatusError, match="503"):
+        watched.ask("nobody is left")
+    page.click("button[aria-label='reinstate doomed']")
+    page.wait_for_selector("tr[data-worker=doomed] .good:text('closed')")
+    watched.ask("seen before")
+
     os.kill(worker_pid(watched.cards, "doomed"), signal.SIGKILL)
     page.wait_for_selector("#state.bad, tr[data-worker=doomed] .bad")
     # A key that is taken back takes what was shown along.

@@ -40,10 +40,36 @@ async function get(path) {
   return answer;
 }
 
+async function manage(worker, action) {
+  try {
+    const headers = key ? { Authorization: `Bearer ${key}` } : {};
+    const path = `mmrouter/workers/${encodeURIComponent(worker)}/${action}`;
+    const answer = await fetch(path, { method: "POST", headers, credentials: "omit" });
+    if (!answer.ok) throw new Error(`${action} of ${worker} answers ${answer.status}`);
+    update();
+  } catch (error) {
+    say(error.message, true);
+  }
+}
+
+function buttons(worker) {
+  const out = worker.drained || worker.circuit !== "closed";
+  const held = make("span");
+  for (const action of out ? ["reinstate"] : ["drain", "eject"]) {
+    const button = make("button", action);
+    button.dataset.key = `${worker.worker_id} ${action}`;
+    button.setAttribute("aria-label", `${action} ${worker.worker_id}`);
+    button.addEventListener("click", () => manage(worker.worker_id, action));
+    held.append(button, " ");
+  }
+  return held;
+}
+
 const json = async (path) => (await get(path)).json();
 
 function circuit(worker) {
   if (!worker.connected) return make("span", "not connected", "bad");
+  if (worker.drained) return make("span", "drained", "warn");
   const kind = { closed: "good", "half-open": "warn" }[worker.circuit] || "bad";
   const reason = worker.circuit_reason ? `: ${worker.circuit_reason}` : "";
   return make("span", worker.circuit + reason, kind);
@@ -74,13 +100,15 @@ function drawWorkers(workers, refused) {
         name, place ? "" : circuit(worker), place ? "" : worker.transport || "–",
         String(rank.rank), index(rank), number(rank.blocks),
         number(rank.own.requests), number(rank.others.requests),
-        number(rank.running), number(rank.waiting), meter(rank.kv_usage),
+        number(rank.running), number(rank.waiting), meter(rank.kv_usage), place ? "" : buttons(worker),
       ]);
       line.dataset.worker = worker.worker_id;
       return line;
     }),
   );
+  const focused = document.activeElement.dataset.key;
   find("workers").tBodies[0].replaceChildren(...rows);
+  if (focused) document.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
   find("refused").replaceChildren(
     ...refused.map((one) => make("li", `${one.worker_id} is refused: ${one.reason}`, "bad")),
   );

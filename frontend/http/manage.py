@@ -1,0 +1,111 @@
+"""What an operator may do to a worker, at all processes of this frontend."""
+
+from enum import StrEnum
+from http import HTTPStatus
+
+import msgspec
+from fastapi import APIRouter, HTTPException
+from pydantic import BaseModel
+
+from common.identity import Incarnation, WorkerId
+from frontend.processes import Siblings
+from frontend.router import Router
+
+
+class Action(StrEnum):
+    """What happens to a worker.
+
+    Drained it gets no request until it is reinstated, ejected for a while, as after errors. Neither
+    touches requests that it has, nor what other frontends send there.
+    """
+
+    DRAIN = "drain"
+    EJECT = "eject"
+    REINSTATE = "reinstate"
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What is to be done to one run of a worker."""
+
+    worker_id: WorkerId
+    incarnation: Incarnation
+    action: Action
+
+
+class Done(BaseModel):
+    """What was done.
+
+    Attributes:
+        processes: of this frontend that did it.
+    """
+
+    worker_id: WorkerId
+    incarnation: str
+    action: Action
+    processes: int
+
+
+class Management:
+    """Carries out orders, here and at the other processes."""
+
+    def __init__(self, router: Router, siblings: Siblings | None) -> None:
+        self._router = router
+        self._siblings = siblings
+        if siblings is not None:
+            orders, runs = msgspec.json.Decoder(Order), router.drained.runs
+            siblings.tell("manage", lambda said: self._obey(orders.decode(said)))
+            siblings.tell("drained", lambda _: msgspec.json.encode(runs()))
+
+    async def learn(self) -> None:
+        """A process that was started again drains what the others do."""
+        if self._siblings is None:
+            return
+        runs = msgspec.json.Decoder(dict[WorkerId, Incarnation])
+        for _, body in await self._siblings.ask("drained"):
+            for worker_id, incarnation in runs.decode(body).items():
+                self._router.drained.add(worker_id, incarnation)
+
+    async def act(self, worker_id: WorkerId, action: Action) -> Done:
+        """Do something to whoever serves under a worker id.
+
+        Raises:
+            HTTPException: nobody does.
+        """
+        worker = self._router.roster.workers.get(worker_id)
+        if worker is None:
+            raise HTTPException(HTTPStatus.NOT_FOUND, f"there is no worker {worker_id!r}")
+        order = Order(worker_id, worker.incarnation, action)
+        self._obey(order)
+        others = 0
+        if self._siblings is not None:
+            others = len(await self._siblings.ask("manage", msgspec.json.encode(order)))
+        return Done(
+            worker_id=worker_id,
+            incarnation=worker.incarnation,
+            action=action,
+            processes=1 + others,
+        )
+
+    def _obey(self, order: Order) -> bytes:
+        drained, ejection = self._router.drained, self._router.ejection
+        match order.action:
+            case Action.DRAIN:
+                drained.add(order.worker_id, order.incarnation)
+            case Action.EJECT:
+                ejection.eject(order.worker_id, order.incarnation, "an operator")
+            case Action.REINSTATE:
+                drained.remove(order.worker_id)
+                ejection.forget(order.worker_id)
+        return b""
+
+
+def manage_routes(management: Management) -> APIRouter:
+    """The routes under ``/mmrouter/workers``, for admins."""
+    api = APIRouter(prefix="/mmrouter", tags=["mmrouter"])
+
+    @api.post("/workers/{worker_id}/{action}")
+    async def act(worker_id: str, action: Action) -> Done:
+        """Drain or eject a worker, or reinstate it."""
+        return await management.act(WorkerId(worker_id), action)
+
+    return api
