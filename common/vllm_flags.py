@@ -26,7 +26,8 @@ _SERVER: Final[Mapping[str, str]] = {
         enable_log_outputs enable_log_deltas cohere_is_reasoning_model cohere_format
         anthropic_disabled_thinking_effort log_error_stack fingerprint_mode fingerprint_value
         allow_credentials allowed_origins allowed_methods allowed_headers middleware
-        enable_request_id_headers disable_fastapi_docs enable_offline_docs enable_scale_out root_path
+        enable_request_id_headers disable_fastapi_docs enable_offline_docs enable_scale_out
+        root_path
     """,
     _BY_UVICORN: """
         host port uds uvicorn_log_level disable_uvicorn_access_log

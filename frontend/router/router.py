@@ -130,7 +130,7 @@ class Router:
             raise NoWorkerError(
                 "no worker is registered"
                 if not self.roster.workers
-                else "every registered worker is drained or failed on this request"
+                else "every registered worker is excluded, drained, or failed on this request"
             )
         return self._fit(candidates, accepted)
 
