@@ -30,6 +30,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "common/discovery/kubernetes/publisher.py": "common/discovery/kubernetes/test_kubernetes.py",
     "common/discovery/known_card.py": "common/discovery/file/test_file.py",
     "common/discovery/renewal.py": "common/discovery/file/test_file.py",
+    "frontend/router/drained.py": "frontend/http/test_manage.py",
     "common/version.py": "test_packaging.py",
     "common/frames.py": "common/transfer/shared_arena/test_keeper.py",
     "common/process_settings.py": "test_settings.py",
