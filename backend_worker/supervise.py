@@ -9,9 +9,10 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
+
+from common.python_command import python_command
 
 SUPERVISED = "MMROUTER_SUPERVISED_BY"
 """Set in the worker's environment to the pid of its parent."""
@@ -47,7 +48,7 @@ def supervise(argv: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pass_on)
     worker = subprocess.Popen(
-        [sys.executable, "-m", "backend_worker", *argv],
+        [*python_command("backend_worker"), *argv],
         env=os.environ | {SUPERVISED: str(os.getpid())},
         preexec_fn=_stop_with_the_parent,
     )

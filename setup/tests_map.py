@@ -63,7 +63,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "frontend/processing/renderer_processing.py": "frontend/processing/test_client_hashes.py",
     "frontend/request/failures.py": "frontend/request/test_runner.py",
     "frontend/request/state.py": "frontend/request/test_runner.py",
-    "frontend/workers/questions.py": "frontend/workers/test_figures.py",
+    "common/open_questions.py": "frontend/workers/test_figures.py",
     "frontend/workers/contract.py": "frontend/workers/test_fleet.py",
     "frontend/workers/keeper.py": "frontend/workers/test_fleet.py",
     "frontend/workers/refusals.py": "frontend/workers/test_fleet.py",

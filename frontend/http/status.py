@@ -194,7 +194,7 @@ class Status:
             transport=self._media_sender.transport(card.worker_id),
             circuit=circuit,
             circuit_reason=circuit_reason,
-            drained=self._router.drained.runs().get(card.worker_id) == card.incarnation,
+            drained=self._router.drained.has(card.worker_id, card.incarnation),
             ranks=[_rank_view(self._router, member, rank) for rank in card.ranks],
             active_requests=0 if link is None else link.active_requests,
             running=None if status is None else sum(one.running for one in status.ranks),

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import socket
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from common.command_line import ConfigSettings, read_command_line
 from common.errors import ArenaUnavailableError, ConfigurationError
 from common.flag_aliases import FRONTEND
 from common.process_settings import ProcessSettings, configure_logging
+from common.python_command import python_command
 from common.stop_signals import StopSignals
 from common.supervised import CALM_S, FIRST_PAUSE_S, LONGEST_PAUSE_S
 from common.telemetry import ARENA_BYTES, ARENA_BYTES_USED, PROCESS_RESTARTS, PROCESSES
@@ -275,7 +275,7 @@ def run_processes(argv: Sequence[str]) -> int | None:
         return None
     configure_logging(process.log_level, "frontend")
 
-    command = [sys.executable, "-m", "frontend", *argv]
+    command = [*python_command("frontend"), *argv]
 
     async def run() -> int:
         return await Parent(command, count, process.drain_timeout_s).run()

@@ -7,11 +7,11 @@ import select
 import socket
 import sys
 from collections.abc import Callable
-from itertools import count
 from typing import Final, NamedTuple
 
 from common.errors import ConfigurationError
 from common.frames import FrameProtocol, Frames, frame
+from common.open_questions import OpenQuestions
 from common.stop_signals import StopSignals
 from common.supervised import note_failure
 from common.telemetry import SILENT_PROCESSES
@@ -76,9 +76,8 @@ class Siblings:
         self._end = end
         self._counts: ConnectionCounts | None = None
         self._parent: FrameProtocol[FromParent] | None = None
-        self._numbers = count(1)
         self._tells: dict[str, Tell] = {}
-        self._waiting: dict[int, asyncio.Future[Answers]] = {}
+        self._questions: OpenQuestions[Answers] = OpenQuestions()
         self._answering: set[asyncio.Task[None]] = set()
         self._signals: StopSignals | None = None
         self._lost = False
@@ -161,20 +160,19 @@ class Siblings:
 
         Whoever does not answer in time is left out and counted.
         """
-        if self._parent is None or self._lost:
+        parent = self._parent
+        if parent is None or self._lost:
             return []
-        number = next(self._numbers)
-        answers: asyncio.Future[Answers] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = answers
-        self._parent.send(Ask(number, topic, argument))
+
+        async def send(number: int) -> None:
+            parent.send(Ask(number, topic, argument))
+
         try:
             async with asyncio.timeout(2 * ANSWER_S):
-                got = await answers
+                got = await self._questions.ask(send)
         except TimeoutError:
             SILENT_PROCESSES.inc(self.count - 1)
             return []
-        finally:
-            self._waiting.pop(number, None)
         SILENT_PROCESSES.inc(got.silent)
         return [Told(name, body) for name, body in got.told.items()]
 
@@ -195,9 +193,7 @@ class Siblings:
                 self._answering.add(task)
                 task.add_done_callback(self._answered)
             case Answers(number):
-                answers = self._waiting.get(number)
-                if answers is not None and not answers.done():
-                    answers.set_result(message)
+                self._questions.answered(number, message)
             case Stop(at_once):
                 self._stop(at_once=at_once)
 

@@ -9,17 +9,17 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
+from common.python_command import python_command
 from frontend.media_processes import Deadline, Ready, StartUp
 from frontend.processing.errors import ProcessHungError, ProcessLostError
 
 logger = logging.getLogger(__name__)
 
-COMMAND: Final = [sys.executable, "-m", "frontend.processing.child"]
+COMMAND: Final = python_command("frontend.processing.child")
 """Starts it, with the number of its end of a socket pair."""
 
 START_S: Final = 120.0

@@ -22,15 +22,16 @@ class Drained:
         self._runs: dict[WorkerId, Incarnation] = {}
 
     def add(self, worker_id: WorkerId, incarnation: Incarnation) -> None:
-        """Give this run nothing more, also if it is lost for a while."""
-        # Those that are gone for good, so that restarts don't add up.
-        for one in [one for one in self._runs if one not in self._workers]:
-            del self._runs[one]
+        """Give this run nothing more, also if it is lost for a while, or not there yet."""
         self._runs[worker_id] = incarnation
 
     def remove(self, worker_id: WorkerId) -> None:
-        """Let a worker serve again. Unknown ids are ignored."""
+        """Let a worker serve, or forget one that is gone for good. Unknown ids are ignored."""
         self._runs.pop(worker_id, None)
+
+    def has(self, worker_id: WorkerId, incarnation: Incarnation) -> bool:
+        """Whether this run is drained."""
+        return self._runs.get(worker_id) == incarnation
 
     def runs(self) -> dict[WorkerId, Incarnation]:
         """All of them, those included that are not there now."""
@@ -38,8 +39,13 @@ class Drained:
 
     def unusable(self) -> set[WorkerId]:
         """Those of them that are there."""
-        return {
-            worker_id
-            for worker_id, incarnation in self._runs.items()
-            if (worker := self._workers.get(worker_id)) and worker.incarnation == incarnation
-        }
+        there = set()
+        for worker_id in list(self._runs):
+            worker = self._workers.get(worker_id)
+            if worker is None:
+                continue
+            if self.has(worker_id, worker.incarnation):
+                there.add(worker_id)
+            else:  # another run has the name now
+                self.remove(worker_id)
+        return there

@@ -33,6 +33,7 @@ from common.errors import (
     WorkerStalledError,
 )
 from common.identity import Incarnation, RequestId
+from common.open_questions import OpenQuestions
 from common.protocol import (
     PING_INTERVAL_S,
     PROTOCOL_VERSION,
@@ -64,7 +65,6 @@ from common.transfer.metadata import encode_metadata
 from common.undo import undo_on_error
 from common.wire import About, Codec, Frame
 from frontend.workers.backlog import Backlog
-from frontend.workers.questions import Questions
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class WorkerLink:
         self._socket.setsockopt(zmq.SNDHWM, SEND_QUEUE)
         self._socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
         self._backlog = Backlog(SEND_BYTES)
-        self._figures: Questions[bytes] = Questions()
+        self._figures: OpenQuestions[bytes] = OpenQuestions()
         with undo_on_error(self._socket.close):  # there may be no file handle for it
             self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._dispatches: dict[RequestId, _Dispatch] = {}

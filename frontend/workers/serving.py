@@ -92,6 +92,7 @@ class Serving:
         """Once the last incarnation under it is gone for good, so is what is held against it."""
         if self._members.forget_name(worker_id):
             self._router.ejection.forget(worker_id)
+            self._router.drained.remove(worker_id)
             asyncio.get_running_loop().call_later(SHOWN_S, self._show_no_more, worker_id)
 
     def _show_no_more(self, worker_id: WorkerId) -> None:

@@ -16,12 +16,17 @@ from common.discovery.base import (
     CardPublisher,
     CardRefused,
     CardWatcher,
+    Discovery,
 )
 from common.errors import CardKeyError
 from common.fleet_key import FleetKey, new
 from common.identity import Incarnation, WorkerId
+from common.telemetry import DISCOVERY_ERRORS
 from tests.fakes.cards import make_card
 from tests.waiting import until
+
+RENEW_S = 0.02
+"""Between renewals of a lease."""
 
 
 class Changes:
@@ -40,6 +45,23 @@ async def watching(watcher: CardWatcher) -> AsyncIterator[Changes]:
     changes = watcher.changes()
     async with aclosing(changes):  # type: ignore[type-var]  # a generator in fact
         yield Changes(changes)
+
+
+@asynccontextmanager
+async def published(discovery: Discovery) -> AsyncIterator[tuple[CardPublisher, Changes]]:
+    """A card and somebody who has seen it."""
+    async with (
+        discovery.publisher(renew_s=RENEW_S) as publisher,
+        watching(discovery.watcher()) as changes,
+    ):
+        await publisher.publish(make_card())
+        assert await changes.next() == CardPresent(make_card())
+        yield publisher, changes
+
+
+def counted(reason: str) -> float:
+    """How often discovery went wrong for a reason."""
+    return float(DISCOVERY_ERRORS.labels(reason)._value.get())
 
 
 def gone(card: WorkerCard) -> CardGone:

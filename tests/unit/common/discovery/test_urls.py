@@ -28,9 +28,7 @@ from common.errors import ConfigurationError
 from common.fleet_key import FleetKey
 from tests.fakes.etcd import BINARIES, NO_ETCD, EtcdMember, etcd_cluster
 from tests.fakes.kubernetes import api_server
-from tests.unit.common.discovery.contract import DiscoveryContract
-
-RENEW_S = 0.02
+from tests.unit.common.discovery.contract import RENEW_S, DiscoveryContract
 
 
 class Place(ABC):

@@ -144,6 +144,9 @@ async def test_all_processes_do_it_and_one_that_comes_later_learns_it(router: Ro
         late = Router(RouterSettings(), clock=Clock())
         await Management(late, cast(Siblings, theirs)).learn()
         assert late.drained.runs() == {A: "1"}
+        await first.act(B, cast(Any, "drain"))
+        await Management(late, cast(Siblings, theirs)).learn()  # which has no worker yet
+        assert late.drained.runs() == {A: "1", B: "1"}
         await late.close()
     finally:
         await second.close()

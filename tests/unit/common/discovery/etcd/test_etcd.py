@@ -5,8 +5,7 @@ The servers are real ones.
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,20 @@ from common.discovery.etcd.client import EtcdAccess
 from common.discovery.etcd.publisher import EtcdCardPublisher
 from common.errors import CardError, DiscoveryError
 from common.identity import Incarnation, WorkerId
-from common.telemetry import DISCOVERY_ERRORS
 from tests.certificates import Authority
 from tests.fakes.cards import make_card
 from tests.fakes.etcd import BINARIES, NO_ETCD, EtcdMember, etcd_cluster
-from tests.unit.common.discovery.contract import Changes, gone, watching
+from tests.unit.common.discovery.contract import (
+    RENEW_S,
+    Changes,
+    counted,
+    gone,
+    published,
+    watching,
+)
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(BINARIES is None, reason=NO_ETCD)
-
-RENEW_S = 0.02
 
 
 @pytest.fixture(autouse=True)
@@ -49,22 +52,6 @@ def member(tmp_path: Path) -> Iterator[EtcdMember]:
 
 def place(*members: EtcdMember, prefix: str = "/fleet") -> EtcdDiscovery:
     return EtcdDiscovery(EtcdAccess(tuple(each.endpoint for each in members)), prefix)
-
-
-def counted(reason: str) -> float:
-    return float(DISCOVERY_ERRORS.labels(reason)._value.get())
-
-
-@asynccontextmanager
-async def published(discovery: EtcdDiscovery) -> AsyncIterator[tuple[CardPublisher, Changes]]:
-    """A card and somebody who has seen it."""
-    async with (
-        discovery.publisher(renew_s=RENEW_S) as publisher,
-        watching(discovery.watcher()) as changes,
-    ):
-        await publisher.publish(make_card())
-        assert await changes.next() == CardPresent(make_card())
-        yield publisher, changes
 
 
 W0, I0 = WorkerId("w0"), Incarnation("i0")

@@ -17,13 +17,11 @@ from common.discovery.file import LEASE_S, FileCardPublisher, FileCardWatcher, f
 from common.errors import CardError, CardKeyError, DiscoveryError
 from common.fleet_key import FleetKey, new
 from common.identity import Incarnation, WorkerId
-from common.telemetry import DISCOVERY_ERRORS, MALFORMED_CARDS
+from common.telemetry import MALFORMED_CARDS
 from tests.fakes.cards import make_card
 from tests.open_files import open_files
-from tests.unit.common.discovery.contract import gone, watching
+from tests.unit.common.discovery.contract import RENEW_S, counted, gone, watching
 from tests.waiting import until
-
-RENEW_S = 0.02
 
 
 class Reader:
@@ -71,10 +69,6 @@ def put(directory: Path, card: WorkerCard) -> Path:
 
 def touch(path: Path, when: float | None = None) -> None:
     os.utime(path, None if when is None else (when, when))
-
-
-def counted(reason: str) -> float:
-    return float(DISCOVERY_ERRORS.labels(reason)._value.get())
 
 
 # Leases

@@ -5,8 +5,7 @@ import dataclasses
 import gc
 import json
 import logging
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,15 +20,20 @@ from common.discovery.kubernetes.watcher import KubernetesCardWatcher
 from common.discovery.urls import open_discovery
 from common.errors import ConfigurationError, DiscoveryError
 from common.identity import Incarnation, WorkerId
-from common.telemetry import DISCOVERY_ERRORS
 from tests.certificates import Authority
 from tests.fakes.cards import make_card
 from tests.fakes.kubernetes import ApiServer, api_server
 from tests.fakes.lease_store import LeaseStore, Object
-from tests.unit.common.discovery.contract import Changes, gone, watching
+from tests.unit.common.discovery.contract import (
+    RENEW_S,
+    Changes,
+    counted,
+    gone,
+    published,
+    watching,
+)
 from tests.waiting import until
 
-RENEW_S = 0.02
 LABELS = {"mmrouter/fleet": "a"}
 DRAINING = make_card(state=WorkerState.DRAINING)
 
@@ -54,22 +58,6 @@ def server(tmp_path: Path) -> Iterator[ApiServer]:
 
 def place(api: ApiServer, namespace: str = "fleet", **user: object) -> KubernetesDiscovery:
     return KubernetesDiscovery(namespace, LABELS, KubernetesAccess(api.kubeconfig(**user)))  # type: ignore[arg-type]
-
-
-def counted(reason: str) -> float:
-    return float(DISCOVERY_ERRORS.labels(reason)._value.get())
-
-
-@asynccontextmanager
-async def published(found: KubernetesDiscovery) -> AsyncIterator[tuple[CardPublisher, Changes]]:
-    """A card and somebody who has seen it."""
-    async with (
-        found.publisher(renew_s=RENEW_S) as publisher,
-        watching(found.watcher()) as changes,
-    ):
-        await publisher.publish(make_card())
-        assert await changes.next() == CardPresent(make_card())
-        yield publisher, changes
 
 
 async def drain(publisher: CardPublisher) -> None:

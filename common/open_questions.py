@@ -1,4 +1,4 @@
-"""Questions to one worker that are no request: who asked, until the answer comes."""
+"""Questions to another process, by number: who asked, until the answer comes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Questions(Generic[T]):
+class OpenQuestions(Generic[T]):
     """Questions of one kind. Answers to none of them are dropped."""
 
     def __init__(self) -> None:
