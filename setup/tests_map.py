@@ -33,6 +33,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "frontend/router/drained.py": "frontend/http/test_manage.py",
     "common/version.py": "test_packaging.py",
     "common/frames.py": "common/transfer/shared_arena/test_keeper.py",
+    "common/python_command.py": "common/test_python_command.py",
     "common/process_settings.py": "test_settings.py",
     "common/released.py": "common/transfer/arena/test_arena.py",
     "common/transfer/arena_sender.py": "common/transfer/test_shm.py",
