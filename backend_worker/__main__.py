@@ -6,17 +6,16 @@ this module too.
 
 import sys
 
-from backend_worker.supervise import is_supervised, supervise
+from backend_worker.supervise import supervise
 from common.version import version_line
 
 
 def main() -> None:
-    """Be the parent at first, and the worker when called by it."""
+    """Be the parent, and the worker in a child of it."""
     if sys.argv[1:] == ["--version"]:
         print(version_line())
         return
-    if not is_supervised():
-        sys.exit(supervise(sys.argv[1:]))
+    supervise()
     from backend_worker.worker import run
 
     run()

@@ -8,60 +8,64 @@ adopts what a worker leaves behind and ends it. It imports nothing of vLLM.
 import ctypes
 import os
 import signal
-import subprocess
+import sys
 import time
 from pathlib import Path
-
-from common.python_command import python_command
-
-SUPERVISED = "MMROUTER_SUPERVISED_BY"
-"""Set in the worker's environment to the pid of its parent."""
+from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _REAP_S = 10.0
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def is_supervised() -> bool:
-    """Whether this process is the worker rather than its parent."""
-    return os.environ.get(SUPERVISED) == str(os.getppid())
+def supervise() -> None:
+    """Fork. The child returns and is the worker. The parent passes signals on to it, ends whatever
+    it leaves, and exits.
 
-
-def supervise(argv: list[str]) -> int:
-    """Run the worker, pass signals on to it, and end whatever it leaves.
-
-    Returns:
-        The worker's exit status; 128 plus the signal's number if one killed it.
+    Raises:
+        SystemExit: in the parent, with the worker's exit status; 128 plus the signal's number if
+            one killed it.
     """
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    worker: subprocess.Popen[bytes] | None = None
-    early: list[int] = []
-
-    def pass_on(number: int, _: object) -> None:
-        if worker is None:
-            early.append(number)
-        else:
-            worker.send_signal(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, pass_on)
-    worker = subprocess.Popen(
-        [*python_command("backend_worker"), *argv],
-        env=os.environ | {SUPERVISED: str(os.getpid())},
-        preexec_fn=_stop_with_the_parent,
-    )
-    for received in early:
-        worker.send_signal(received)
-    status = worker.wait()
+    parent = os.getpid()
+    # One that comes now waits until somebody is there to answer it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    worker = os.fork()
+    if worker == 0:
+        _stop_with_the_parent(parent)
+    else:
+        _pass_signals_on(worker)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+    if worker == 0:
+        return
+    # Its pid is its own until it is waited for, so nobody else gets its signals.
+    os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)
+    for number in _PASSED_ON:
+        signal.signal(number, signal.SIG_IGN)
+    _, status = os.waitpid(worker, 0)
     _end_descendants()
-    return status if status >= 0 else 128 - status
+    code = os.waitstatus_to_exitcode(status)
+    sys.exit(code if code >= 0 else 128 - code)
 
 
-def _stop_with_the_parent() -> None:
+def _pass_signals_on(worker: int) -> None:
+    def pass_on(number: int, _: FrameType | None) -> None:
+        os.kill(worker, number)
+
+    for number in _PASSED_ON:
+        signal.signal(number, pass_on)
+
+
+def _stop_with_the_parent(parent: int) -> None:
     """If the parent is killed, the worker stops as if it had been asked to."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also if a shell had it ignored
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
 
 
 def _end_descendants() -> None:

@@ -84,7 +84,7 @@ def check(status: int, text: str, sent: str) -> None:
 
 @pytest.mark.usefixtures("unharmed")
 def test_what_the_description_allows(router: Endpoint) -> None:
-    schema = schemathesis.openapi.from_url(f"{router.url}/openapi.json")
+    schema = schemathesis.openapi.from_url(f"{router.url}/openapi.json", timeout=60)
     answers: Counter[str] = Counter()
     for found in schema.include(path_regex=PATHS).get_all_operations():
         assert isinstance(found, Ok), found

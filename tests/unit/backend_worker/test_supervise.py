@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 PARENT = """
-import sys
-from backend_worker import supervise
-sys.executable = sys.argv[1]
-sys.exit(supervise.supervise([]))
+import os, sys
+from backend_worker.supervise import supervise
+supervise()
+os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
 def start(tmp_path: Path, script: str) -> subprocess.Popen[bytes]:
-    """The parent, over a script that is called in the worker's place."""
+    """The parent, over a script in the worker's place."""
     worker = tmp_path / "worker"
     worker.write_text(f"#!/bin/sh\n{script}\n")
     worker.chmod(0o755)

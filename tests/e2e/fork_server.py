@@ -1,0 +1,268 @@
+"""Starts processes that have imported vLLM already: ``python -m tests.e2e.fork_server FD``.
+
+Importing vLLM takes ten seconds of CPU, and the end-to-end tests start some two hundred processes
+that need it: workers, their engines, frontends. This one imports it once and forks for each. What
+then runs is what ``python -m MODULE`` runs, from its first line, with arguments, environment,
+session and output of its own. An engine, which vLLM starts by ``spawn``, runs in a process that was
+forked before the one which starts it had done anything: see :class:`_Spares`.
+
+The other end of the socket FD is held by :mod:`tests.e2e.forked`, which also says what is started
+the usual way all the same.
+"""
+
+import array
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import multiprocessing.util
+import os
+import re
+import runpy
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.spawn import spawn_main
+from pathlib import Path
+from typing import Any, Final
+
+import setproctitle
+
+from backend_worker import supervise
+
+WORKER: Final = "backend_worker"
+PLAIN_VLLM: Final = "vllm.entrypoints.openai.api_server"
+MESSAGE_BYTES: Final = 1 << 17
+
+_IMPORTED: Final = (
+    "backend_worker.worker",
+    "frontend.process",
+    "tests.fakes.lettered_worker",
+    PLAIN_VLLM,
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.multiproc_executor",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.model_executor.models.qwen2_vl",
+    "transformers.models.qwen2_vl.processing_qwen2_vl",
+)
+_SPARES: Final = 3  # two engines with a coordinator; processes in which one computes
+_ABOVE: Final = 500  # file descriptors that nobody has
+_PR_SET_PDEATHSIG: Final = 1
+
+_libc = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What to run, in a process that was forked for it."""
+
+    module: str
+    arguments: list[str]
+    environment: dict[str, str]
+    within: int
+    """Of which process it shares the namespaces; 0 where they are the server's."""
+
+
+def main() -> None:
+    """Fork for whoever holds the other end of the socket, until it is closed."""
+    setproctitle.getproctitle()  # finds where the title is, before the environment changes
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    threads = list(Path("/proc/self/task").iterdir())
+    assert len(threads) == 1, "a thread would be missing in every child"
+    gc.collect()
+    gc.freeze()
+    gc.unfreeze = lambda: None  # which an engine calls at its end, before it collects all
+    start = _serve(socket.socket(fileno=int(sys.argv[1])))
+    if start is not None:
+        _run(start)
+
+
+def _serve(client: socket.socket) -> Start | None:
+    """Returns in each child, with what it is for; in the server itself, at the very end."""
+    children: dict[int, int] = {}  # pid by pidfd
+    poll = select.poll()
+    poll.register(client, select.POLLIN)
+    while True:
+        for descriptor, _ in poll.poll():
+            if descriptor in children:
+                pid = children.pop(descriptor)
+                poll.unregister(descriptor)
+                os.close(descriptor)
+                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                client.send(json.dumps({"pid": pid, "status": status}).encode())
+                continue
+            message, descriptors, _, _ = socket.recv_fds(client, MESSAGE_BYTES, 1)
+            if not message:
+                return None
+            pid = os.fork()
+            if pid == 0:
+                _become_a_session(descriptors[0])
+                return Start(**json.loads(message))
+            os.close(descriptors[0])
+            children[pidfd := os.pidfd_open(pid)] = pid
+            poll.register(pidfd, select.POLLIN)
+            client.send(json.dumps({"pid": pid}).encode())
+
+
+def _become_a_session(output: int) -> None:
+    """As :func:`tests.e2e.processes.like_a_user` does for a process that is started."""
+    _stop_with_the_parent(signal.SIGKILL)
+    os.setsid()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.closerange(3, _most_files())
+
+
+def _enter(pid: int) -> None:
+    """As ``nsenter`` does."""
+    here = Path.cwd()
+    for name in ("net", "uts", "ipc", "mnt"):
+        with Path(f"/proc/{pid}/ns/{name}").open("rb") as namespace:
+            if _libc.setns(namespace.fileno(), 0):
+                raise OSError(f"no {name} namespace of {pid}")
+    os.chdir(here)
+
+
+def _run(start: Start) -> None:
+    if start.within:
+        _enter(start.within)
+    os.environ.clear()
+    os.environ.update(start.environment)
+    spares = _Spares()
+    if start.module == WORKER:
+        _after_supervise(spares.prepare)
+    elif start.module == PLAIN_VLLM:
+        spares.prepare()
+    sys.argv = [start.module, *start.arguments]
+    setproctitle.setproctitle(" ".join([sys.executable, "-m", *sys.argv]))
+    with _quick_end():
+        runpy.run_module(start.module, run_name="__main__", alter_sys=True)
+
+
+@contextlib.contextmanager
+def _quick_end() -> Iterator[None]:
+    """End as an interpreter does, but leave objects alone: collecting vLLM's takes seconds."""
+    code: object = None
+    try:
+        yield
+    except SystemExit as end:
+        code = end.code
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def _after_supervise(then: Callable[[], None]) -> None:
+    """Call something first of all in the worker, which is a child of what ``python -m`` starts."""
+    usual = supervise.supervise
+
+    def supervised() -> None:
+        usual()
+        then()
+
+    supervise.supervise = supervised
+
+
+@dataclass
+class _Spares:
+    """Children of a process that have done nothing yet, for :mod:`multiprocessing` to use where it
+    would start an interpreter. When they run out, it does.
+    """
+
+    _free: list[tuple[int, socket.socket]] = field(default_factory=list)
+
+    def prepare(self, spare: bool = False) -> None:
+        """Fork them.
+
+        Args:
+            spare: whether this process is one itself: then there are none for those after it.
+        """
+        for _ in range(_SPARES):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            pid = os.fork()
+            if pid == 0:
+                ours.close()
+                for _, other in self._free:
+                    other.close()
+                _wait_for_use(theirs, spares=not spare)
+            theirs.close()
+            self._free.append((pid, ours))
+        usual = multiprocessing.util.spawnv_passfds
+
+        def spawnv_passfds(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
+            if "--multiprocessing-fork" not in args or not self._free:
+                return usual(path, args, passfds)
+            pid, spare = self._free.pop()
+            descriptors = sorted(set(passfds))
+            use = {
+                "args": [os.fsdecode(a) for a in args],
+                "descriptors": descriptors,
+                "environment": dict(os.environ),
+            }
+            socket.send_fds(spare, [json.dumps(use).encode()], descriptors)
+            spare.close()
+            return pid
+
+        multiprocessing.util.spawnv_passfds = spawnv_passfds
+
+
+def _wait_for_use(control: socket.socket, spares: bool) -> None:
+    """Be a spare; does not return."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
+    _stop_with_the_parent(signal.SIGKILL)
+    setproctitle.setproctitle("a spare process of a test")
+    message, received, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 64)
+    if not message:
+        os._exit(0)
+    use: dict[str, Any] = json.loads(message)
+    _stop_with_the_parent(0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _take_descriptors(received, use["descriptors"])
+    os.environ.clear()
+    os.environ.update(use["environment"])
+    sys.argv = ["-c", use["args"][-1]]
+    named = re.search(r"tracker_fd=(\d+), pipe_handle=(\d+)", " ".join(use["args"]))
+    assert named is not None, use["args"]
+    setproctitle.setproctitle(" ".join(use["args"]))
+    if spares:
+        _Spares().prepare(spare=True)
+    with _quick_end():
+        spawn_main(tracker_fd=int(named[1]), pipe_handle=int(named[2]))
+
+
+def _take_descriptors(received: Sequence[int], wanted: Sequence[int]) -> None:
+    """Give received files the numbers that they have in the parent, and close all others."""
+    assert len(received) == len(wanted)
+    aside = array.array("i")
+    for number, descriptor in enumerate(received):
+        aside.append(os.dup2(descriptor, _ABOVE + number))
+    os.closerange(3, _ABOVE)
+    for descriptor, number in zip(aside, wanted, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+
+
+def _stop_with_the_parent(number: int) -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, number)
+
+
+def _most_files() -> int:
+    return os.sysconf("SC_OPEN_MAX")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""What :mod:`tests.e2e.fork_server` forks, with the methods of :class:`subprocess.Popen`."""
+
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from tests.e2e.fork_server import MESSAGE_BYTES, PLAIN_VLLM, WORKER, Start
+
+ROOT: Final = Path(__file__).parents[2]
+_READ_AT_START: Final = ("PYTHON", "LD_PRELOAD", "OMP_", "MALLOC_", "PROMETHEUS_", "VLLM_LOGGING_")
+_MODULES: Final = (
+    WORKER,
+    "frontend",
+    PLAIN_VLLM,
+    "tests.fakes.",
+    "tests.benchmarks.",
+    "tests.simgpu.",
+)
+
+
+def _start_of(command: Sequence[str], environment: Mapping[str, str]) -> Start | None:
+    if sys.executable not in command:
+        return None
+    at = list(command).index(sys.executable)
+    match command[:at]:
+        case []:
+            within = 0
+        case ["nsenter", target, *_]:
+            within = int(target.removeprefix("--target="))
+        case _:
+            return None
+    match command[at + 1 :]:
+        case ["-m", module, *arguments] if module.startswith(_MODULES):
+            return Start(module, arguments, dict(environment), within)
+    return None
+
+
+class Forked:
+    """A process that was forked. It is nobody's child here."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.ended: Future[int] = Future()
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+    def poll(self) -> int | None:
+        return self.ended.result() if self.ended.done() else None
+
+    def wait(self, timeout: float | None = None) -> int:
+        try:
+            return self.ended.result(timeout)
+        except NotYet:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0) from None
+
+    def send_signal(self, number: int) -> None:
+        if not self.ended.done():
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+class ForkServer:
+    """One for a test process; it starts at the first fork."""
+
+    def __init__(self, environment: Mapping[str, str], like_a_user: Callable[[], None]) -> None:
+        self._environment = dict(environment)
+        self._like_a_user = like_a_user
+        self._lock = threading.Lock()
+        self._server: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._pids: queue.Queue[int] = queue.Queue()
+        self._living: dict[int, Forked] = {}
+
+    def fork(
+        self, command: Sequence[str], environment: Mapping[str, str], output: int
+    ) -> Forked | None:
+        """Run what a command would run, its output in a file. None if it is not ``python -m`` with
+        a module of ours or vLLM's, here or on a :class:`tests.e2e.hosts.Host`, or if an environment
+        variable differs that is read while Python starts or vLLM is imported.
+        """
+        start = _start_of(command, environment)
+        if start is None or not self._is_environment(environment):
+            return None
+        with self._lock:
+            if self._socket is None:
+                self._socket = self._start()
+            socket.send_fds(self._socket, [json.dumps(asdict(start)).encode()], [output])
+            pid = self._pids.get()
+            if not pid:
+                raise RuntimeError("the fork server ended")
+            return self._living[pid]
+
+    def _is_environment(self, environment: Mapping[str, str]) -> bool:
+        names = environment.keys() | self._environment.keys()
+        changed = (n for n in names if environment.get(n) != self._environment.get(n))
+        return not any(n.startswith(_READ_AT_START) for n in changed)
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._server = subprocess.Popen(
+                [sys.executable, "-m", "tests.e2e.fork_server", str(theirs.fileno())],
+                cwd=ROOT,
+                env=self._environment,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                preexec_fn=self._like_a_user,
+            )
+        threading.Thread(target=self._read, args=[ours], daemon=True, name="forks").start()
+        return ours
+
+    def _read(self, answers: socket.socket) -> None:
+        while message := answers.recv(MESSAGE_BYTES):
+            answer: dict[str, int] = json.loads(message)
+            pid = answer["pid"]
+            if "status" in answer:
+                self._living.pop(pid).ended.set_result(answer["status"])
+            else:
+                self._living[pid] = Forked(pid)
+                self._pids.put(pid)
+        self._pids.put(0)
+        for forked in self._living.values():
+            forked.ended.set_result(-signal.SIGKILL)  # as its end does to them
