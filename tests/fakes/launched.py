@@ -76,7 +76,10 @@ def _serve(call: Call, cards: Path) -> None:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             workers = [{"worker_id": path.name} for path in cards.iterdir()]
-            body = {"/v1/models": {"data": [{"id": "demo"}]}, "/mmrouter/workers": workers}
+            body: dict[str, object] = {
+                "/v1/models": {"data": [{"id": "demo"}]},
+                "/mmrouter/workers": workers,
+            }
             self._answer(body.get(self.path, {}), 200 if workers else 503)
 
         def do_POST(self) -> None:
