@@ -99,11 +99,13 @@ def parse(argv: list[str]) -> WorkerArgs:
 
 def completion(shell: str) -> str:
     """What a shell needs to complete this command line."""
-    ours = argparse.ArgumentParser(allow_abbrev=False)
+    ours = VllmParser("ours", (), refusal_at_worker)
     add_all(ours, GROUPS)
     vllms = VllmParser("vllm", (), refusal_at_worker)
     AsyncEngineArgs.add_cli_args(vllms)
-    return completion_of("mmrouter-worker", (ours, vllms), refusal_at_worker, shell, model=True)
+    return completion_of(
+        "mmrouter-worker", (*ours.actions, *vllms.actions), refusal_at_worker, shell, model=True
+    )
 
 
 def _engine_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Given]]:

@@ -18,7 +18,7 @@ _LONGEST_HELP: Final = 80
 
 def completion_of(
     command: str,
-    parsers: Iterable[argparse.ArgumentParser],
+    actions: Iterable[argparse.Action],
     refused: Callable[[str], str | None],
     shell: str,
     *,
@@ -28,7 +28,7 @@ def completion_of(
 
     Args:
         command: as it is called.
-        parsers: of its flags; of one that several have the first counts.
+        actions: its flags; of one that stands there twice the first counts.
         refused: why a flag is not taken, by its name with underscores; None if it is.
         shell: one of ``SHELLS``.
         model: whether a directory may stand behind the command.
@@ -39,12 +39,11 @@ def completion_of(
     merged.add_argument("--version", action="store_true", help="print the version")
     merged.add_argument("--completion", choices=SHELLS, help="print such a script")
     known: set[str] = set()
-    for parser in parsers:
-        for action in parser._actions:
-            flags = [flag for flag in action.option_strings if flag not in known]
-            if flags and action.help != argparse.SUPPRESS and not refused(action.dest):
-                known.update(flags)
-                _add(merged, action, flags, shtab.FILE, shtab.DIRECTORY)
+    for action in actions:
+        flags = [flag for flag in action.option_strings if flag not in known]
+        if flags and action.help != argparse.SUPPRESS and not refused(action.dest):
+            known.update(flags)
+            _add(merged, action, flags, shtab.FILE, shtab.DIRECTORY)
     if model:
         _completed(merged.add_argument("model", nargs="?", help="the model"), shtab.DIRECTORY)
     return str(shtab.complete(merged, shell))

@@ -174,11 +174,13 @@ def parse(argv: list[str]) -> FrontendArgs:
 
 def completion(shell: str) -> str:
     """What a shell needs to complete this command line."""
-    ours = argparse.ArgumentParser(allow_abbrev=False)
+    ours = VllmParser("ours", (), refusal_at_frontend)
     add_all(ours, GROUPS)
     vllms = VllmParser("vllm", (), refusal_at_frontend)
     make_arg_parser(vllms)
-    return completion_of("mmrouter-frontend", (ours, vllms), refusal_at_frontend, shell)
+    return completion_of(
+        "mmrouter-frontend", (*ours.actions, *vllms.actions), refusal_at_frontend, shell
+    )
 
 
 def _serve_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Given]]:
