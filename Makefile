@@ -35,8 +35,9 @@ PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check --no-de
 PIP_INSTALL_LOCK := $(PIP_INSTALL) --require-hashes --only-binary :all: -r
 ENVIRONMENT := .venv/.mmrouter-$(DEVICE)
 BENCH_ENVIRONMENT := $(ENVIRONMENT)-bench
+DOCS_ENVIRONMENT := $(ENVIRONMENT)-docs
 
-.PHONY: help setup run test fuzz chaos check fix docs locks demo-model clean distclean check-simgpu
+.PHONY: help setup run test fuzz chaos check fix docs site locks demo-model clean distclean check-simgpu
 .PHONY: bench-router bench-router-scale bench-join bench-transfer bench-last-hop
 .PHONY: bench-preprocess bench-processes bench-fleet
 
@@ -88,7 +89,7 @@ test: $(ENVIRONMENT) ## run the whole test suite
 fuzz: $(ENVIRONMENT) ## run the unit tests with inputs that nobody has tried yet
 	@$(VENV_PYTHON) -m pytest $(PYTEST_PARALLEL) -m "not e2e" --hypothesis-profile=explore $(PYTEST_ARGS)
 
-check: $(ENVIRONMENT) ## locks, lint, format, imports between folders, types, duplicate code, links
+check: $(ENVIRONMENT) $(DOCS_ENVIRONMENT) ## locks, lint, format, imports between folders, types, duplicate code, links, site
 	$(VENV_PYTHON) setup/locks.py
 	$(VENV_PYTHON) -m ruff check
 	$(VENV_PYTHON) -m ruff format --check
@@ -96,6 +97,7 @@ check: $(ENVIRONMENT) ## locks, lint, format, imports between folders, types, du
 	$(VENV_PYTHON) -m mypy
 	$(VENV_PYTHON) -m pylint backend_worker common frontend setup
 	$(VENV_PYTHON) setup/links.py
+	$(VENV_PYTHON) -m mkdocs build
 
 fix: $(ENVIRONMENT) ## format, and mend what the linter can mend
 	$(VENV_PYTHON) -m ruff check --fix
@@ -103,11 +105,19 @@ fix: $(ENVIRONMENT) ## format, and mend what the linter can mend
 
 docs: $(ENVIRONMENT) ## remake the pages that are made from code
 	$(VENV_PYTHON) -m common.lifecycle_page docs/lifecycle.md
+	$(VENV_PYTHON) setup/diagrams.py docs/diagrams
 	$(VENV_PYTHON) setup/settings_page.py docs/settings.md
 	$(VENV_PYTHON) setup/metrics_page.py docs/metrics.md
 	$(VENV_PYTHON) setup/vllm_map.py docs/architecture.md
 	$(VENV_PYTHON) setup/tests_map.py docs/tests.md
 	$(VENV_PYTHON) setup/house.py --write
+
+$(DOCS_ENVIRONMENT): $(ENVIRONMENT) locks/docs.txt
+	@$(PIP_INSTALL_LOCK) locks/docs.txt --quiet
+	@touch $@
+
+site: $(DOCS_ENVIRONMENT) ## make the pages a site in .site; any warning is an error
+	@$(VENV_PYTHON) -m mkdocs build
 
 locks: $(ENVIRONMENT) ## make the lists of packages again, from pyproject.toml
 	$(VENV_PYTHON) setup/locks.py --make
@@ -136,6 +146,7 @@ bench-last-hop: $(BENCH_ENVIRONMENT) ## measure each of vLLM's ways from a worke
 
 bench-processes: $(ENVIRONMENT) ## measure a frontend of two processes beside one of one
 	@$(VENV_PYTHON) -m tests.benchmarks.bench_processes $(BENCH_ARGS)
+
 bench-fleet: $(ENVIRONMENT) ## measure 1, 2 and 4 frontends over the same workers, and kill one
 	@$(VENV_PYTHON) -m tests.benchmarks.bench_fleet $(BENCH_ARGS)
 
@@ -146,7 +157,7 @@ chaos: $(ENVIRONMENT) ## break everything at random under load, and count what u
 	@$(VENV_PYTHON) -m tests.chaos $(CHAOS_ARGS)
 
 clean: ## remove what running and testing left
-	rm -rf .runs $(DEMO_MODEL) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .runs .site $(DEMO_MODEL) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
 	find backend_worker common examples frontend setup tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## and .venv

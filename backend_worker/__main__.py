@@ -7,7 +7,14 @@ this module too.
 import sys
 
 from backend_worker.supervise import supervise
+from common.shell_completion import print_completion
 from common.version import version_line
+
+
+def _completion(shell: str) -> str:
+    from backend_worker.args import completion
+
+    return completion(shell)
 
 
 def main() -> None:
@@ -15,6 +22,8 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         print(version_line())
         return
+    if sys.argv[1:2] == ["--completion"]:
+        print_completion(_completion, sys.argv[2:])
     supervise()
     from backend_worker.worker import run
 

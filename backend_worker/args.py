@@ -14,10 +14,11 @@ from common.discovery.base import Discovery
 from common.discovery.settings import DiscoverySettings
 from common.errors import ConfigurationError
 from common.flag_aliases import WORKER
-from common.flag_settings import FlagSettings, Given
+from common.flag_settings import FlagSettings, Given, add_all
 from common.identity import Incarnation, WorkerId
 from common.process_settings import ProcessSettings
 from common.settings_summary import summary
+from common.shell_completion import completion_of
 from common.transfer.choice import TransferMode
 from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.settings import TransferSettings
@@ -68,7 +69,8 @@ def parse(argv: list[str]) -> WorkerArgs:
         usage="%(prog)s MODEL [flags]",
         description="A vLLM engine behind mmrouter's frontend.",
         epilog="Every engine flag of `vllm serve` is accepted too, for example --max-model-len; "
-        "`vllm serve --help=all` lists them. The model may also be given by --model.",
+        "`vllm serve --help=all` lists them. The model may also be given by --model. "
+        "`--completion bash` or zsh prints what a shell needs to complete them.",
         allow_abbrev=False,
     )
     incarnation = Incarnation(secrets.token_hex(8))
@@ -93,6 +95,17 @@ def parse(argv: list[str]) -> WorkerArgs:
         )
     except (ConfigurationError, OSError) as error:
         parser.error(str(error))
+
+
+def completion(shell: str) -> str:
+    """What a shell needs to complete this command line."""
+    ours = VllmParser("ours", (), refusal_at_worker)
+    add_all(ours, GROUPS)
+    vllms = VllmParser("vllm", (), refusal_at_worker)
+    AsyncEngineArgs.add_cli_args(vllms)
+    return completion_of(
+        "mmrouter-worker", (*ours.actions, *vllms.actions), refusal_at_worker, shell, model=True
+    )
 
 
 def _engine_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Given]]:

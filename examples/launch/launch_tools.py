@@ -8,6 +8,7 @@ import base64
 import io
 import json
 import os
+import re
 import shlex
 import socket
 import sys
@@ -49,6 +50,50 @@ def progress(url: str) -> str:
     workers = [str(worker["worker_id"]) for worker in json.loads(body)] if status == 200 else []
     health, _ = get(f"{url}/health")
     return " ".join(["healthy" if health == 200 else "waiting", *workers])
+
+
+STAGES = (
+    (rb"worker .+ serves .+ at ", "waiting until it is found"),
+    (rb"KV cache size: ", "warming up"),
+    (rb"Loading weights took ", "making room for its KV cache"),
+    (rb"Starting to load model ", "loading weights"),
+    (rb"Initializing a V1 LLM engine ", "starting its device"),
+    (rb"Resolved architecture: ", "starting its engine"),
+)
+"""What a worker's log says, the last of its start first, and what it does then."""
+
+FRONTENDS = {
+    "busy": "it is there and does not answer yet",
+    "starting": "it does not listen yet",
+    "waiting": "it has no worker yet, or loads the model's processor",
+}
+
+
+def stage(log: Path) -> str:
+    """What a worker that wrote this log is doing."""
+    said = log.read_bytes()
+    return next((doing for line, doing in STAGES if re.search(line, said)), "importing vLLM")
+
+
+def awaited(urls: list[str], logs: dict[str, Path]) -> str:
+    """What is not ready yet, in one line; empty if all is.
+
+    Args:
+        urls: of frontends.
+        logs: of workers, by name. One is ready if every frontend has it or, where there are no
+            frontends, if it says so.
+    """
+    states = [progress(url).split() for url in urls]
+    told = [
+        f"frontend{f'-{number}' if number else ''}: {FRONTENDS[state]}"
+        for number, (state, *_) in enumerate(states)
+        if state in FRONTENDS
+    ]
+    for name, log in logs.items():
+        doing = stage(log)
+        if any(name not in known for _, *known in states) or (not states and doing != STAGES[0][1]):
+            told.append(f"{name}: {doing}")
+    return "; ".join(told)
 
 
 def shared_memory(sessions: set[int]) -> list[str]:
@@ -118,14 +163,16 @@ def curl(url: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["port", "progress", "shared-memory", "left", "curl"])
+    parser.add_argument("what", choices=["port", "awaited", "shared-memory", "left", "curl"])
     parser.add_argument("arguments", nargs="*")
     options = parser.parse_args()
     match options.what, options.arguments:
         case "port", [host, wanted]:
             print(port(host, int(wanted or 0)))
-        case "progress", [url]:
-            print(progress(url))
+        case "awaited", things:
+            urls = [thing for thing in things if "://" in thing]
+            logs = dict(thing.split("=", 1) for thing in things if "://" not in thing)
+            print(awaited(urls, {name: Path(log) for name, log in logs.items()}))
         case "shared-memory", sessions:
             print(*shared_memory({int(session) for session in sessions}), sep="\n")
         case "left", sessions:

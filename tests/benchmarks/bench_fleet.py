@@ -28,6 +28,7 @@ from tests.benchmarks.fleet_clients import Outcome, Whole, connections, in_turn,
 from tests.benchmarks.fleet_join import join_seconds
 from tests.benchmarks.fleet_processes import Cached, Fleet, cached
 from tests.benchmarks.fleet_traffic import Ask, BestCache, Traffic
+from tests.benchmarks.telling import telling
 from tests.simgpu.gpu import GpuModel
 from tests.simgpu.stats import Stats
 from tests.simgpu.totals import LATE_SHARE, late_share, since
@@ -202,15 +203,17 @@ async def measure(options: argparse.Namespace, fleet: Fleet) -> Figures:
     traffic = Traffic(options.seed, options.rate, options.seconds)
     figures: Figures = {}
     async with connections() as http:
-        for frontend in fleet.frontends:
-            await fleet.exact(http, frontend)
+        with telling("waiting for workers and frontends"):
+            for frontend in fleet.frontends:
+                await fleet.exact(http, frontend)
         print(
             f"{len(fleet.workers)} simulated workers at {gpu.speed} of an H100's speed, "
             f"{len(fleet.frontends)} frontends, {fleet.memory_gb():.1f} GB; "
             f"{options.rate:g} requests/s"
         )
         race = Race(fleet, http, traffic, BestCache(fleet.model))
-        await race.warm_up()
+        with telling("warming up"):
+            await race.warm_up()
         if options.rounds:
             print(HEAD, flush=True)
             await race.run(options.rounds)

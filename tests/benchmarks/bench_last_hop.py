@@ -35,8 +35,9 @@ from frontend.processing.preprocessor import Preprocessor, ProcessedPrompt
 from frontend.processing.settings import PreprocessSettings
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
+from tests.benchmarks.telling import telling
 from tests.e2e.hops import HOPS
-from tests.e2e.processes import SEPARATE_EXECUTOR, environment, start_worker
+from tests.e2e.processes import SEPARATE_EXECUTOR, card_of, environment, start_worker
 from tests.pictures import data_uri, picture
 
 WAYS: dict[str, tuple[list[str], dict[str, str]]] = {"cache-lru": ([], {})} | {
@@ -131,12 +132,12 @@ def main() -> None:
                 name, root / "model", root / "cards", root, SEPARATE_EXECUTOR, *flags, env=env
             )
             try:
-                path = root / "cards" / f"{name}.json"
-                while not path.exists():
-                    worker.check_alive()
-                    time.sleep(0.2)
-                card = WorkerCard.from_json(path.read_bytes())
-                figures[name] = asyncio.run(measure(card, images))
+                with telling(f"{name}: starting the worker"):
+                    while not list((root / "cards").glob(f"{name}.*.json")):
+                        worker.check_alive()
+                        time.sleep(0.2)
+                with telling(f"{name}: measuring"):
+                    figures[name] = asyncio.run(measure(card_of(root / "cards", name), images))
             finally:
                 worker.stop()
     base_fresh, base_again = figures["cache-lru"]

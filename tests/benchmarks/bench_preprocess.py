@@ -31,6 +31,7 @@ import aiohttp
 import numpy as np
 from PIL import Image
 
+from tests.benchmarks.telling import telling
 from tests.e2e.processes import HttpServer, Process
 from tests.ports import free_port
 
@@ -263,8 +264,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory(prefix="bench-preprocess-") as work, ExitStack() as stack:
-        servers = start_all(stack, Path(work))
-        figures = asyncio.run(measure(servers, rounds))
+        with telling("starting servers"):
+            servers = start_all(stack, Path(work))
+        with telling(f"measuring, {rounds} rounds"):
+            figures = asyncio.run(measure(servers, rounds))
     print("\n" + json.dumps({key: round(value, 4) for key, value in figures.items()}))
 
 

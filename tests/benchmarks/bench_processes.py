@@ -29,6 +29,7 @@ from pathlib import Path
 import httpx
 import psutil
 
+from tests.benchmarks.telling import telling
 from tests.e2e.processes import HttpServer, Process
 from tests.pictures import data_uri, picture
 from tests.ports import free_port
@@ -187,8 +188,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of a block")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-processes-") as work, ExitStack() as stack:
-        servers = start_all(stack, Path(work))
-        asyncio.run(measure(servers, args.rounds, args.seconds))
+        with telling("starting a worker and two frontends"):
+            servers = start_all(stack, Path(work))
+        with telling(f"measuring, {args.rounds} rounds"):
+            asyncio.run(measure(servers, args.rounds, args.seconds))
         figures = report(servers)
     print("\n" + json.dumps({key: round(value, 4) for key, value in figures.items()}))
 

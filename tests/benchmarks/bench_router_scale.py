@@ -41,6 +41,7 @@ from frontend.router.router import Router
 from frontend.router.selection import Reported
 from frontend.router.settings import RouterSettings
 from frontend.router.worker import EventSource, RoutableWorker
+from tests.benchmarks.telling import telling
 
 MODES = (RouterMode.KV, RouterMode.POWER_OF_TWO, RouterMode.ROUND_ROBIN)
 ALGORITHM = "sha256_cbor"
@@ -395,7 +396,8 @@ async def run(sizes: Sequence[int], seconds: float) -> dict[str, dict[int, dict[
     header = ""
     for size in sizes:
         for mode in MODES:
-            figures = await simulate(size, mode, seconds)
+            with telling(f"simulating {size} workers, {mode.value}"):
+                figures = await simulate(size, mode, seconds)
             results[mode.value][size] = figures
             if not header:
                 header = "".join(f"{name:>24}" for name in figures)

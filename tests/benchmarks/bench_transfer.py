@@ -56,6 +56,7 @@ from common.transfer.nixl_processes.agent import NixlAgent
 from common.transfer.nixl_processes.network import nixl_installed
 from common.transfer.settings import NixlSettings
 from common.transfer.shm import ShmReceiver, ShmSender
+from tests.benchmarks.telling import telling
 from tests.unit.common.transfer.process import Process
 
 _T = TypeVar("_T")
@@ -662,7 +663,8 @@ def main() -> None:
         f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
         f"NIXL over {', '.join(NETWORK.transports())}\n"
     )
-    figures = run_timed(run)
+    with telling("measuring transfer"):
+        figures = run_timed(run)
     print(json.dumps({k: None if v is None else round(v, 4) for k, v in figures.items()}))
 
 

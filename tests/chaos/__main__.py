@@ -28,6 +28,7 @@ from pathlib import Path
 
 import aiohttp
 
+from tests.benchmarks.telling import telling
 from tests.chaos import census
 from tests.chaos.clients import ALIKE_SHARE, Answer, Clients, Outcome, Prompt, ask, make_prompts
 from tests.chaos.faults import SHARES, Faults
@@ -100,10 +101,12 @@ async def soak(options: argparse.Namespace, directory: Path) -> dict[str, float]
     async with aiohttp.ClientSession(connector=connector) as http:
         fleet = Fleet(options.model, directory, http)
         try:
-            await fleet.ready()
+            with telling("starting workers and frontends"):
+                await fleet.ready()
             prompts = make_prompts(PROMPTS, random_)
-            expected = await undisturbed(fleet, prompts, 4)
-            again = await undisturbed(fleet, prompts, options.clients)
+            with telling("asking undisturbed"):
+                expected = await undisturbed(fleet, prompts, 4)
+                again = await undisturbed(fleet, prompts, options.clients)
             if unsteady := [number for number in expected if expected[number] != again[number]]:
                 raise SystemExit(f"undisturbed, the answers to {unsteady} differ: can't compare")
             stops = [await seconds_to_stop(fleet, prompts[0]) for _ in range(LEAVERS)]

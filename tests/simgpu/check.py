@@ -17,6 +17,7 @@ from pathlib import Path
 
 import httpx
 
+from tests.benchmarks.telling import telling
 from tests.pictures import data_uri, picture
 from tests.simgpu.gpu import GpuModel
 from tests.simgpu.start import start_sim_vllm
@@ -134,7 +135,8 @@ def main() -> None:
         totals = directory / "totals"
         server = start_sim_vllm(model, directory, (), stats=totals, gpu=GpuModel())
         stack.callback(server.stop)
-        server.wait_for_status(200)
+        with telling("starting the engine"):
+            server.wait_for_status(200)
         print(json.dumps(check(Lab(server.url, totals))))
 
 
