@@ -29,6 +29,7 @@ from frontend.http import (
     FleetStatus,
     Management,
     MergedMetrics,
+    Operating,
     ReadinessGate,
     RetryAfter,
     Server,
@@ -36,7 +37,9 @@ from frontend.http import (
     build_vllm_app,
     graceful_shutdown,
     manage_routes,
+    operate_routes,
     page_routes,
+    replace_engine_routes,
     status_routes,
     uvicorn_config,
     worker_metrics_routes,
@@ -148,6 +151,9 @@ class Frontend:
         app.include_router(page_routes())
         app.include_router(status_routes(status, several=self.siblings is not None))
         app.include_router(worker_metrics_routes(self.fleet.members))
+        operating = Operating(self.fleet.members)
+        replace_engine_routes(app, operating, client.reset_mm_cache)
+        app.include_router(operate_routes(operating))
         management = Management(self.router, self.siblings)
         await management.learn()
         app.include_router(manage_routes(management))

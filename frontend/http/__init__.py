@@ -8,9 +8,10 @@ from frontend.http.early_stream_errors import EarlyStreamErrors
 from frontend.http.file_limit import raise_file_limit
 from frontend.http.manage import Management, manage_routes
 from frontend.http.merged_metrics import MergedMetrics
+from frontend.http.operate import Operating, operate_routes
 from frontend.http.readiness_gate import ReadinessGate
 from frontend.http.retry_after import RetryAfter
-from frontend.http.server import build_vllm_app, uvicorn_config
+from frontend.http.server import build_vllm_app, replace_engine_routes, uvicorn_config
 from frontend.http.settings import HttpSettings, KeySettings
 from frontend.http.status import FleetStatus, Status, status_routes
 from frontend.http.status_page import page_routes
@@ -26,6 +27,7 @@ __all__ = [
     "KeySettings",
     "Management",
     "MergedMetrics",
+    "Operating",
     "ReadinessGate",
     "RetryAfter",
     "Server",
@@ -33,9 +35,11 @@ __all__ = [
     "build_vllm_app",
     "graceful_shutdown",
     "manage_routes",
+    "operate_routes",
     "page_routes",
     "raise_file_limit",
     "read_keys",
+    "replace_engine_routes",
     "status_routes",
     "uvicorn_config",
     "worker_metrics_routes",
