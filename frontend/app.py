@@ -27,6 +27,7 @@ from frontend.http import (
     Admission,
     EarlyStreamErrors,
     FleetStatus,
+    History,
     Management,
     MergedMetrics,
     Operating,
@@ -36,6 +37,7 @@ from frontend.http import (
     Status,
     build_vllm_app,
     graceful_shutdown,
+    history_routes,
     manage_routes,
     operate_routes,
     page_routes,
@@ -71,6 +73,7 @@ class Frontend:
     server: Server
     models_parts: AsyncExitStack
     siblings: Siblings | None
+    history: History
 
     async def serve(self) -> None:
         """Serve until the process is told to stop and has drained.
@@ -89,6 +92,7 @@ class Frontend:
                 delay = supervise("loop delay", measure_loop_delay)
                 tasks = (
                     group.create_task(delay, name="loop delay"),
+                    group.create_task(supervise("history", self.history.run), name="history"),
                     group.create_task(self.fleet.run(), name="discovery"),
                     group.create_task(self._open(), name="open"),
                     group.create_task(leave, name="leave"),
@@ -150,6 +154,7 @@ class Frontend:
         status = FleetStatus(own, self.siblings)
         app.include_router(page_routes())
         app.include_router(status_routes(status, several=self.siblings is not None))
+        app.include_router(history_routes(self.history))
         app.include_router(worker_metrics_routes(self.fleet.members))
         operating = Operating(self.fleet.members)
         replace_engine_routes(app, operating, client.reset_mm_cache)
@@ -211,7 +216,16 @@ async def open_frontend(
             refresh_tls=args.serve.enable_ssl_refresh,
         )
         yield Frontend(
-            args, media_sender, loader, router, fleet, gate, server, models_parts, siblings
+            args,
+            media_sender,
+            loader,
+            router,
+            fleet,
+            gate,
+            server,
+            models_parts,
+            siblings,
+            History(siblings),
         )
 
 

@@ -6,6 +6,7 @@ from frontend.http.api_keys import read_keys
 from frontend.http.drain import graceful_shutdown
 from frontend.http.early_stream_errors import EarlyStreamErrors
 from frontend.http.file_limit import raise_file_limit
+from frontend.http.history import History, history_routes
 from frontend.http.manage import Management, manage_routes
 from frontend.http.merged_metrics import MergedMetrics
 from frontend.http.operate import Operating, operate_routes
@@ -23,6 +24,7 @@ __all__ = [
     "Admission",
     "EarlyStreamErrors",
     "FleetStatus",
+    "History",
     "HttpSettings",
     "KeySettings",
     "Management",
@@ -34,6 +36,7 @@ __all__ = [
     "Status",
     "build_vllm_app",
     "graceful_shutdown",
+    "history_routes",
     "manage_routes",
     "operate_routes",
     "page_routes",

@@ -190,6 +190,7 @@ class Router:
             client_id=request.client_id[:CLIENT_ID_LENGTH],
             incarnation=worker.incarnation,
             prefill_tokens=work.prefill_tokens + work.media_tokens,
+            weights=self._selector.weights,
         )
 
     def _considered(

@@ -1,4 +1,4 @@
-"""Operations on real engines, through a frontend that other tests share: each leaves them serving."""
+"""Operations on real engines, through a frontend that others share: each leaves them serving."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.conftest import Endpoint, Stack
+from tests.e2e.conftest import Endpoint
 from tests.e2e.lab import ask, image, text, words
 from tests.pictures import data_uri, picture
 
@@ -53,9 +53,9 @@ def exact(decision: dict[str, Any]) -> bool:
 
 
 def test_what_is_predicted_after_caches_were_emptied_is_so(
-    operator: Operator, stack: Stack
+    operator: Operator,
 ) -> None:
-    before, first = operator.ask("operations")
+    before, _ = operator.ask("operations")
     again, second = operator.ask("operations")
     assert second["predicted_cached_tokens"] > 0 and exact(second)
     where = f"/mmrouter/workers/{second['worker_id']}"
