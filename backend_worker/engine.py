@@ -198,6 +198,8 @@ class Engine:
         config = args.create_engine_config()
         check_configuration(config)
         check_launch(config)
+        # vLLM starts and stops that of this process in any threads: PyTorch's second one kills it.
+        config.profiler_config.ignore_frontend = True
         stats = _StatsBoard()
         llm = AsyncLLM.from_vllm_config(
             config,

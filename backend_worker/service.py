@@ -428,7 +428,7 @@ class WorkerService:
         return [partial(self._tell, one) for one in self._sessions.values() if one.account.has_news]
 
     def _tell_all(self) -> None:
-        for session in self._sessions.values():
+        for session in () if self._closed else self._sessions.values():
             self._aside(self._tell(session))
 
     async def _tell(self, session: Session) -> None:

@@ -5,7 +5,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from fastapi import FastAPI
@@ -73,7 +73,7 @@ class Frontend:
     server: Server
     models_parts: AsyncExitStack
     siblings: Siblings | None
-    history: History
+    history: History = field(default_factory=History)
 
     async def serve(self) -> None:
         """Serve until the process is told to stop and has drained.
@@ -114,6 +114,7 @@ class Frontend:
                 MediaAllowances(EarlyStreamErrors(app), self.args.media),
                 self.args.http,
                 several_keys=len(self.args.api_keys) > 1,
+                root_path=self.args.serve.root_path or "",
             )
             await self.gate.open(app, self._with_siblings(served))
             self.server.accept()
@@ -154,6 +155,7 @@ class Frontend:
         status = FleetStatus(own, self.siblings)
         app.include_router(page_routes())
         app.include_router(status_routes(status, several=self.siblings is not None))
+        self.history.share(self.siblings)
         app.include_router(history_routes(self.history))
         app.include_router(worker_metrics_routes(self.fleet.members))
         operating = Operating(self.fleet.members)
@@ -216,16 +218,7 @@ async def open_frontend(
             refresh_tls=args.serve.enable_ssl_refresh,
         )
         yield Frontend(
-            args,
-            media_sender,
-            loader,
-            router,
-            fleet,
-            gate,
-            server,
-            models_parts,
-            siblings,
-            History(siblings),
+            args, media_sender, loader, router, fleet, gate, server, models_parts, siblings
         )
 
 

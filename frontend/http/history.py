@@ -74,14 +74,10 @@ class History:
     """The last steps of this process, and of all together."""
 
     def __init__(
-        self,
-        siblings: Siblings | None,
-        read: Callable[[], Totals] | None = None,
-        clock: Callable[[], float] = time.time,
+        self, read: Callable[[], Totals] | None = None, clock: Callable[[], float] = time.time
     ) -> None:
         """
         Args:
-            siblings: the other processes, if there are any.
             read: what was counted since start; the metrics unless given.
             clock: seconds since the epoch.
         """
@@ -89,6 +85,10 @@ class History:
         self._clock = clock
         self._steps: deque[Step] = deque(maxlen=STEPS)
         self._before = self._read()
+        self._siblings: Siblings | None = None
+
+    def share(self, siblings: Siblings | None) -> None:
+        """Tell the other processes, if there are any, and hear of theirs."""
         self._siblings = siblings
         if siblings is not None:
             siblings.tell(_TOPIC, lambda _: msgspec.json.encode(list(self._steps)))

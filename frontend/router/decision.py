@@ -10,7 +10,7 @@ import msgspec
 
 from common.identity import Incarnation, MmHash, RequestId, Target, WorkerId
 from frontend.router.index import Knowledge
-from frontend.router.selection import TargetLoad, Weights, Work
+from frontend.router.selection import Costs, TargetLoad, Weights, Work
 
 CLIENT_ID_LENGTH = 256
 """Characters of a client's id that are kept: it may be as long as a body may be."""
@@ -43,7 +43,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     queued_prefill_tokens: float
     decode_tokens: float
     cost: float
-    costs: dict[str, float]
+    costs: Costs
 
 
 class Considered(NamedTuple):
@@ -77,7 +77,7 @@ class Considered(NamedTuple):
             queued_prefill_tokens=self.load.prefill_tokens,
             decode_tokens=self.load.decode_tokens,
             cost=self.cost,
-            costs=weights.costs(self.work, self.load)._asdict(),
+            costs=weights.costs(self.work, self.load),
         )
 
 

@@ -66,7 +66,7 @@ class Office:
         return self.town.router.resting.unusable()
 
     def routed(self) -> set[str]:
-        found = set()
+        found = set[str]()
         for number in range(8):
             one = request(prompt(number))
             found.add(self.town.router.route(one).worker_id)

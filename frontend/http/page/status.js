@@ -232,7 +232,7 @@ function drawPlots(history) {
     plot("Requests per second", last(rate("requests"), perSecond), rate("requests")),
     plot("Output tokens per second", last(rate("output_tokens"), perSecond), rate("output_tokens")),
     plot(
-      "Prompt tokens cached, and as predicted", last(realised, percent),
+      "Cached, and as predicted", last(realised, percent),
       realised, ratio("predicted", "prompt_tokens"),
     ),
     plot("First token, mean", last(waits, (value) => `${Math.round(1000 * value)} ms`), waits),
@@ -334,7 +334,7 @@ async function update() {
     drawDecisions(decisions);
     const lost = workers.filter((one) => !one.connected).length;
     if (Date.now() > held) say(
-      `${workers.length} workers` + (lost ? `, ${lost} not connected` : "") +
+      `${workers.length} worker${workers.length === 1 ? "" : "s"}` + (lost ? `, ${lost} not connected` : "") +
         `; ${number(known.blocks)} blocks, ${Math.round(100 * known.exact_share)} % known exactly`,
       lost > 0,
     );

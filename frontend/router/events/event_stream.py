@@ -264,7 +264,7 @@ class EventStream:
 
     def _forget_emptied(self) -> None:
         """Later events were preceded by the one that says it, and what they stored is there."""
-        if not self._standing.ignores() and self._progress.time < self._emptied:
+        if self._emptied > max(self._progress.time, 0.0) and not self._standing.ignores():
             self._blocks.clear()
 
     def _repair(self, cause: str) -> list[Command]:

@@ -18,6 +18,8 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from common.identity import Target
 from frontend.router.modes import Busyness, Choice, Situation
 from frontend.router.selection.load import TargetLoad
@@ -42,7 +44,7 @@ class Work(NamedTuple):
     ship_bytes: int
 
 
-class Costs(NamedTuple):
+class Costs(msgspec.Struct, frozen=True, gc=False):
     """The parts of a cost, each after its weight, in tokens. Their sum is the cost.
 
     Attributes:

@@ -66,6 +66,7 @@ def engine(*, sleep_mode: bool = True, profiler: str | None = "torch") -> Any:
 )
 async def test_it_is_vllms_own(operation: Operation, calls: list[Any]) -> None:
     llm = engine()
+    llm.reset_prefix_cache.return_value = True
     await operate(llm, operation)
     assert llm.mock_calls == calls
 

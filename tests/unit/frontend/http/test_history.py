@@ -20,7 +20,9 @@ class Hours:
 
     def history(self, siblings: Any = None) -> History:
         read: Callable[[], Totals] = lambda: self.totals  # noqa: E731
-        return History(cast(Siblings | None, siblings), read, lambda: self.now)
+        history = History(read, lambda: self.now)
+        history.share(cast(Siblings | None, siblings))
+        return history
 
     def pass_by(self, history: History, **totals: float) -> None:
         self.now += 10
