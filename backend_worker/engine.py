@@ -139,6 +139,8 @@ def with_our_defaults(args: AsyncEngineArgs, given: frozenset[str]) -> AsyncEngi
             setattr(args, name, str(Path(value).absolute()))
     if "prefix_caching_hash_algo" not in given:
         args.prefix_caching_hash_algo = "sha256_cbor"
+    # vLLM starts and stops this process's profiler in any threads: PyTorch's second one kills it.
+    args.profiler_config.ignore_frontend = True
     if "kv_events_config" not in given:
         args.kv_events_config = KVEventsConfig(
             enable_kv_cache_events=True,
@@ -198,8 +200,6 @@ class Engine:
         config = args.create_engine_config()
         check_configuration(config)
         check_launch(config)
-        # vLLM starts and stops that of this process in any threads: PyTorch's second one kills it.
-        config.profiler_config.ignore_frontend = True
         stats = _StatsBoard()
         llm = AsyncLLM.from_vllm_config(
             config,

@@ -5,9 +5,12 @@ from typing import Any
 from unittest.mock import call, create_autospec
 
 import pytest
+from vllm import AsyncEngineArgs
+from vllm.config import ProfilerConfig
 from vllm.exceptions import ProfilerAlreadyActiveError
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from backend_worker.engine import with_our_defaults
 from backend_worker.engine_operations import operate
 from common.errors import OperationRefusedError
 from common.operations import (
@@ -98,3 +101,13 @@ async def test_blocks_in_use_and_profiles_under_way_are_refusals() -> None:
         llm.start_profile.side_effect = error
         with pytest.raises(OperationRefusedError, match="profil"):
             await operate(llm, StartProfile())
+
+
+def test_the_workers_own_process_is_not_profiled() -> None:
+    """vLLM would do it in any threads, and PyTorch's second session there ends the process."""
+    profiler = ProfilerConfig(profiler="torch", torch_profiler_dir="/tmp")
+    assert profiler.should_profile_frontend
+    args = AsyncEngineArgs(profiler_config=profiler)
+    given = frozenset({"profiler_config"})
+    assert not with_our_defaults(args, given).profiler_config.should_profile_frontend
+    with_our_defaults(AsyncEngineArgs(), frozenset())  # without one
