@@ -8,20 +8,17 @@ import asyncio
 import contextlib
 import copy
 import os
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from dataclasses import dataclass
-from graphlib import CycleError, TopologicalSorter
-from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
-import torch
 from vllm import AsyncEngineArgs
 from vllm.config import KVEventsConfig, VllmConfig
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
-from vllm.inputs import EngineInput, embeds_input, mm_input, tokens_input
+from vllm.inputs import EngineInput, embeds_input, tokens_input
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache
-from vllm.multimodal.inputs import MultiModalKwargsItem, PlaceholderRange
+from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.outputs import RequestOutput
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
@@ -30,6 +27,8 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
+from backend_worker.engine_operations import operate
+from backend_worker.media_input import media_input
 from backend_worker.ranks import check_launch, served_ranks
 from backend_worker.render import LocalRenderer, partitioned_hashes
 from common.card import (
@@ -51,6 +50,7 @@ from common.errors import (
 )
 from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash, WorkerId
+from common.operations import Operation
 from common.protocol import MediaPart, Submit
 from common.renderer_patches import patch_renderer
 from common.telemetry import stage
@@ -139,6 +139,8 @@ def with_our_defaults(args: AsyncEngineArgs, given: frozenset[str]) -> AsyncEngi
             setattr(args, name, str(Path(value).absolute()))
     if "prefix_caching_hash_algo" not in given:
         args.prefix_caching_hash_algo = "sha256_cbor"
+    # vLLM starts and stops this process's profiler in any threads: PyTorch's second one kills it.
+    args.profiler_config.ignore_frontend = True
     if "kv_events_config" not in given:
         args.kv_events_config = KVEventsConfig(
             enable_kv_cache_events=True,
@@ -371,6 +373,24 @@ class Engine:
         with contextlib.suppress(EngineGoneError):  # nobody is left to read them
             await answered(self._llm, self._llm.is_sleeping())
 
+    async def operate(self, operation: Operation) -> None:
+        """Do what an operator wants, however long it takes.
+
+        Raises:
+            OperationRefusedError: this engine does not, and nothing was done.
+            EngineGoneError: the engine is dead.
+            Exception: vLLM's, of what failed.
+        """
+        await answered(self._llm, operate(self._llm, operation))
+
+    async def rests(self) -> bool:
+        """Whether it is paused or asleep.
+
+        Raises:
+            EngineGoneError: the engine is dead.
+        """
+        return await answered(self._llm, self._llm.is_sleeping())
+
     def shutdown(self) -> None:
         """Stop the engine processes. Blocks until they are gone."""
         self._llm.shutdown(timeout=SHUTDOWN_S)
@@ -419,49 +439,3 @@ class Engine:
                         self._cache.invalidate(earlier.mm_hash)
                 raise MediaMissingError([part.mm_hash], "evicted")
         return sent
-
-
-def media_input(
-    token_ids: list[int],
-    parts: Sequence[MediaPart],
-    items: Sequence[MultiModalKwargsItem | None],
-    cache_salt: str | None,
-) -> EngineInput:
-    """A prompt with media as AsyncLLM takes it, which keeps them by modality.
-
-    Args:
-        parts: by position; sound and pictures of one video may share theirs.
-        items: what goes to the engine for each.
-
-    Raises:
-        RequestRejectedError: no frontend can have found the parts in this order.
-    """
-    modalities = _modalities(parts)
-    kwargs: dict[str, list[MultiModalKwargsItem | None]] = {name: [] for name in modalities}
-    hashes: dict[str, list[str]] = {name: [] for name in modalities}
-    placeholders: dict[str, list[PlaceholderRange]] = {name: [] for name in modalities}
-    for part, item in zip(parts, items, strict=True):
-        kwargs[part.modality].append(item)
-        hashes[part.modality].append(part.mm_hash)
-        placeholders[part.modality].append(_placeholder(part))
-    return mm_input(token_ids, kwargs, hashes, placeholders, cache_salt=cache_salt)
-
-
-def _modalities(parts: Sequence[MediaPart]) -> list[str]:
-    """The modalities in an order under which vLLM, which sorts media by offset alone,
-    finds them as the frontend did; their order is part of block hashes."""
-    sorter = TopologicalSorter({part.modality: () for part in parts})
-    for one, other in pairwise(parts):
-        if one.offset == other.offset and one.modality != other.modality:
-            sorter.add(other.modality, one.modality)
-    try:
-        return list(sorter.static_order())
-    except CycleError as error:
-        raise RequestRejectedError("the media are in no order that vLLM could keep") from error
-
-
-def _placeholder(part: MediaPart) -> PlaceholderRange:
-    mask = None
-    if part.is_embed is not None:
-        mask = torch.frombuffer(bytearray(part.is_embed), dtype=torch.bool)
-    return PlaceholderRange(offset=part.offset, length=part.length, is_embed=mask)

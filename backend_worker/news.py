@@ -7,6 +7,7 @@ from typing import Final
 
 from backend_worker.engine import RankLoad
 from backend_worker.ledger import Ledger
+from backend_worker.operations import Operations
 from backend_worker.request import ServingEngine
 from backend_worker.session import Session
 from common.protocol import (
@@ -32,8 +33,9 @@ class News:
         ledger: what each frontend has.
     """
 
-    def __init__(self, engine: ServingEngine) -> None:
+    def __init__(self, engine: ServingEngine, operations: Operations) -> None:
         self._engine = engine
+        self._operations = operations
         self._changed = asyncio.Event()
         self.ledger = Ledger(engine.ranks, self._changed.set)
 
@@ -45,6 +47,7 @@ class News:
         coming = list(session.coming)
         session.coming.clear()
         loads, others = self._engine.load(), session.account.others()
+        operations = self._operations
         return Status(
             [
                 RankStatus(rank, load.running, load.waiting, load.kv_usage, *others[rank])
@@ -53,6 +56,9 @@ class News:
             ],
             self._engine.hf_processor_runs,
             coming,
+            operations.state.condition,
+            operations.blocks_emptied,
+            operations.media_emptied,
         )
 
     @staticmethod

@@ -26,6 +26,7 @@ from common.errors import (
     WorkerBusyError,
 )
 from common.identity import MmHash, RequestId
+from common.operations import Operation
 from common.protocol import (
     Ack,
     Failed,
@@ -80,6 +81,10 @@ class ServingEngine(Protocol):
 
     async def settled(self) -> None: ...
 
+    async def operate(self, operation: Operation) -> None: ...
+
+    async def rests(self) -> bool: ...
+
 
 class WorkerRequest:
     """A request that one frontend submitted.
@@ -98,9 +103,11 @@ class WorkerRequest:
         send: Callable[[ToFrontend], Awaitable[None]],
         status: Callable[[], Status],
         entry: Entry,
+        admit: Callable[[], Awaitable[None]],
     ) -> None:
         """
         Args:
+            admit: waits until the engine takes requests, or says why it takes none.
             send: tells the frontend, after waiting for room.
             status: of the worker, as it is now.
             entry: what it counts for with others.
@@ -112,6 +119,7 @@ class WorkerRequest:
         self._send = send
         self._status = status
         self._entry = entry
+        self._admit = admit
         self._received = ReceivedMedia()
         self._acking: asyncio.Task[None] | None = None
         self._supplies: asyncio.Queue[tuple[Supply, Sequence[memoryview]]] = asyncio.Queue(1)
@@ -204,6 +212,7 @@ class WorkerRequest:
             try:
                 with stage("receive"):
                     await self._media_receiver.receive(shipments, media, received)
+                await self._admit()
                 async for output in self._engine.generate(self._submit, received.items):
                     yield output
                 return

@@ -9,7 +9,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 
 import msgspec
@@ -19,6 +19,7 @@ import zmq.asyncio
 from backend_worker.figures import OwnFigures
 from backend_worker.media_receiver import MediaReceiver
 from backend_worker.news import News
+from backend_worker.operations import Operations
 from backend_worker.request import ServingEngine, WorkerRequest, sendable
 from backend_worker.session import Session
 from common.errors import (
@@ -43,6 +44,7 @@ from common.protocol import (
     Hello,
     Leave,
     Offer,
+    Operate,
     Status,
     Submit,
     Supply,
@@ -51,7 +53,7 @@ from common.protocol import (
     ToWorker,
     Welcome,
 )
-from common.supervised import note_failure, supervise
+from common.supervised import note_failure, stop_tasks, supervise
 from common.telemetry import INTERNAL_ERRORS, UNDECODABLE_MESSAGES
 from common.transfer.attachment import Attachment
 from common.transfer.handshake import TransferOffer, parse_offer
@@ -113,7 +115,8 @@ class WorkerService:
         self._incarnation = incarnation
         self._codec: Codec[ToWorker] = Codec(ToWorker)
         self._sessions: dict[bytes, Session] = {}
-        self._news = News(engine)
+        self._operations = Operations(engine, self._send, self._tell_all)
+        self._news = News(engine, self._operations)
         self._figures = OwnFigures(self._send)
         self._draining = False
         self._max_requests = max_requests
@@ -167,8 +170,8 @@ class WorkerService:
         self._closed = True
         # Before the sockets go: pyzmq reads and writes by a pointer that is freed with them,
         # and may by then be another socket's.
-        await _stop(self._loops)
-        await _stop(self._asides)
+        await stop_tasks(self._loops)
+        await stop_tasks(self._asides)
         for session in list(self._sessions.values()):
             # Whoever dies closes the connection without a word.
             goodbye = "" if self._engine.errored else "the worker is shutting down"
@@ -257,6 +260,8 @@ class WorkerService:
                 await self._end_session(session)
             case Offer():
                 self._aside(self._renew_offer(session, parse_offer(message.offer)))
+            case Operate(number, operation):
+                self._aside(self._operations.answer(session, number, operation))
             case AskFigures(number):  # and a Ping says no more than that it came
                 self._aside(self._figures.tell(session, number))
 
@@ -285,6 +290,7 @@ class WorkerService:
             partial(self._send, session),
             partial(self._news.status, session),
             session.account.started(rank, prefill_tokens, prompt_tokens),
+            self._operations.admit,
         )
         others = (other for other in self._sessions.values() if other is not session)
         self._news.spread(submit, rank, others)
@@ -299,7 +305,7 @@ class WorkerService:
             return "it is draining"
         if self.active_requests >= self._max_requests:
             return f"it has {self._max_requests} requests already"
-        return ""
+        return self._operations.state.refusal
 
     async def _refuse(self, session: Session, request_id: RequestId, reason: str) -> None:
         """Nothing of the request was touched, so another worker may have it."""
@@ -421,6 +427,10 @@ class WorkerService:
     def _with_news(self) -> list[Callable[[], Awaitable[None]]]:
         return [partial(self._tell, one) for one in self._sessions.values() if one.account.has_news]
 
+    def _tell_all(self) -> None:
+        for session in () if self._closed else self._sessions.values():
+            self._aside(self._tell(session))
+
     async def _tell(self, session: Session) -> None:
         await self._send(session, self._news.status(session))
 
@@ -449,10 +459,3 @@ class WorkerService:
             if session := self._sessions.get(address):
                 session.last_heard = -math.inf  # so it ends when the clock ticks next
         return True
-
-
-async def _stop(tasks: Iterable[asyncio.Task[None]]) -> None:
-    stopping = list(tasks)
-    for task in stopping:
-        task.cancel()
-    await asyncio.gather(*stopping, return_exceptions=True)

@@ -23,6 +23,7 @@ class Session:
         account: what it has here.
         coming: what others sent here, of which it was not told yet; the oldest make way.
         telling: whether it is being told this worker's metrics.
+        operating: its operations that are not answered yet.
         ended: nothing is sent to it any more.
     """
 
@@ -35,6 +36,7 @@ class Session:
     requests: dict[RequestId, WorkerRequest] = field(default_factory=dict)
     renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
     telling: bool = False
+    operating: int = 0
     ended: bool = False
 
     def untold(self, coming: Sequence[Coming]) -> None:

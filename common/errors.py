@@ -297,6 +297,10 @@ class EngineGoneError(EngineFailedError):
     may_be_deadly = True
 
 
+class OperationRefusedError(MmRouterError):
+    """The worker's engine does not do what an operator wants, and did nothing of it."""
+
+
 class TransferError(MmRouterError):
     """Processed tensors could not be moved from the frontend to a worker."""
 

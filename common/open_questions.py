@@ -15,6 +15,10 @@ class OpenQuestions(Generic[T]):
         self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[T]] = {}
 
+    def __len__(self) -> int:
+        """How many are not answered."""
+        return len(self._waiting)
+
     async def ask(self, send: Callable[[int], Awaitable[None]]) -> T:
         """Wait for the answer, however long it takes; cancelling leaves nothing behind.
 
@@ -37,3 +41,13 @@ class OpenQuestions(Generic[T]):
         waiting = self._waiting.get(number)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
+
+    def fail(self, error: Callable[[], Exception]) -> None:
+        """No answer will come any more.
+
+        Args:
+            error: made for each who waits.
+        """
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(error())

@@ -16,6 +16,8 @@ and, about the worker itself:
 
     AskFigures ────────────────────▶
             ◀──────────────────────── Figures  unless it is still answering another one
+    Operate ───────────────────────▶
+            ◀──────────────────────── Operated when it is done, or at once why it is not
 
 Every request ends with exactly one finished :class:`Output` or one
 :class:`Failed`, and before it one :class:`Ack`, so that a frontend knows when
@@ -46,8 +48,9 @@ from vllm.v1.metrics.stats import RequestStateStats
 
 from common.errors import ProtocolError
 from common.identity import BlockHash, Incarnation, MmHash, RequestId, WorkerId
+from common.operations import LONGEST_MESSAGE, Condition, Operation, Outcome
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 PING_INTERVAL_S = 1.0
 """How often each side says that it is alive."""
@@ -58,6 +61,9 @@ SESSION_TIMEOUT_S = 15.0
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 """Requests or tokens: no more than any machine has."""
+
+Moment: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
+"""Seconds since the epoch; neither infinite nor no number."""
 
 Fraction: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 """From 0 to 1; neither infinite nor no number."""
@@ -87,6 +93,9 @@ NewMedia: TypeAlias = Annotated[
 ]
 """Media items of a prompt, the first ones."""
 
+
+MOST_OPERATIONS = 8
+"""Of one frontend that are not answered yet. A worker does one at a time, and refuses others."""
 
 MOST_FIGURES_BYTES = 4 << 20
 """Of a worker's page of metrics. One of vLLM's engine has some 100 kB."""
@@ -208,11 +217,23 @@ class AskFigures(msgspec.Struct, frozen=True, tag="ask_figures"):
     number: Count
 
 
+class Operate(msgspec.Struct, frozen=True, tag="operate"):
+    """An operator wants something of the worker's engine. One operation at a time is taken, of all
+    frontends; it goes on if the session ends.
+
+    Attributes:
+        number: comes back with the answer.
+    """
+
+    number: Count
+    operation: Operation
+
+
 class Leave(msgspec.Struct, frozen=True, tag="leave"):
     """The frontend ends the session; whatever it still has here is aborted."""
 
 
-ToWorker: TypeAlias = Hello | Offer | Submit | Supply | Abort | Ping | AskFigures | Leave
+ToWorker: TypeAlias = Hello | Offer | Submit | Supply | Abort | Ping | AskFigures | Operate | Leave
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -337,11 +358,18 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
         hf_processor_runs: calls of the HF processor since start.
         coming: what others sent since the last one, oldest first. Where they send much at
             once the oldest are left out: KV events tell of them.
+        condition: whether requests are taken.
+        blocks_emptied: when an operator had KV blocks forgotten, in seconds since the epoch by the
+            worker's clock; 0 if none did. KV events tell it only with the engine's next step.
+        media_emptied: how often an operator had media forgotten.
     """
 
     ranks: list[RankStatus]
     hf_processor_runs: Count
     coming: Annotated[list[Coming], msgspec.Meta(max_length=MOST_COMING)] = []
+    condition: Condition = Condition.SERVING
+    blocks_emptied: Moment = 0.0
+    media_emptied: Count = 0
 
     def check(self, ranks: Collection[int]) -> None:
         """Refuse what is not about just these ranks.
@@ -369,4 +397,19 @@ class Figures(msgspec.Struct, frozen=True, tag="figures"):
     page: Annotated[bytes, msgspec.Meta(max_length=MOST_FIGURES_BYTES)]
 
 
-ToFrontend: TypeAlias = Welcome | Terms | Goodbye | Ack | Nack | Output | Failed | Status | Figures
+class Operated(msgspec.Struct, frozen=True, tag="operated"):
+    """What became of an :class:`Operate`.
+
+    Attributes:
+        number: of the question.
+        message: why it was not done, in a sentence; empty if it was.
+    """
+
+    number: Count
+    outcome: Outcome
+    message: Annotated[str, msgspec.Meta(max_length=LONGEST_MESSAGE)] = ""
+
+
+ToFrontend: TypeAlias = (
+    Welcome | Terms | Goodbye | Ack | Nack | Output | Failed | Status | Figures | Operated
+)

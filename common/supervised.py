@@ -8,7 +8,7 @@ after a pause. No task of this kind ends unseen.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from common.telemetry import TASK_FAILURES
@@ -103,3 +103,11 @@ def is_cancelled() -> bool:
 def _report(task: str, then: str) -> None:
     TASK_FAILURES.labels(task).inc()
     logger.exception("%s failed, %s", task, then)
+
+
+async def stop_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel tasks and wait until they have ended, however they did."""
+    stopping = list(tasks)
+    for task in stopping:
+        task.cancel()
+    await asyncio.gather(*stopping, return_exceptions=True)

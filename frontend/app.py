@@ -5,7 +5,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from fastapi import FastAPI
@@ -28,16 +28,21 @@ from frontend.http import (
     Admission,
     EarlyStreamErrors,
     FleetStatus,
+    History,
     Management,
     MergedMetrics,
+    Operating,
     ReadinessGate,
     RetryAfter,
     Server,
     Status,
     build_vllm_app,
     graceful_shutdown,
+    history_routes,
     manage_routes,
+    operate_routes,
     page_routes,
+    replace_engine_routes,
     status_routes,
     uvicorn_config,
     worker_metrics_routes,
@@ -69,6 +74,7 @@ class Frontend:
     server: Server
     models_parts: AsyncExitStack
     siblings: Siblings | None
+    history: History = field(default_factory=History)
 
     async def serve(self) -> None:
         """Serve until the process is told to stop and has drained.
@@ -87,6 +93,7 @@ class Frontend:
                 delay = supervise("loop delay", measure_loop_delay)
                 tasks = (
                     group.create_task(delay, name="loop delay"),
+                    group.create_task(supervise("history", self.history.run), name="history"),
                     group.create_task(self.fleet.run(), name="discovery"),
                     group.create_task(self._open(), name="open"),
                     group.create_task(leave, name="leave"),
@@ -108,6 +115,7 @@ class Frontend:
                 MediaAllowances(EarlyStreamErrors(app), self.args.media),
                 self.args.http,
                 several_keys=len(self.args.api_keys) > 1,
+                root_path=self.args.serve.root_path or "",
             )
             await self.gate.open(app, self._with_siblings(served))
             self.server.accept()
@@ -150,7 +158,12 @@ class Frontend:
         status = FleetStatus(own, self.siblings)
         app.include_router(page_routes())
         app.include_router(status_routes(status, several=self.siblings is not None))
+        self.history.share(self.siblings)
+        app.include_router(history_routes(self.history))
         app.include_router(worker_metrics_routes(self.fleet.members))
+        operating = Operating(self.fleet.members)
+        replace_engine_routes(app, operating, client.reset_mm_cache)
+        app.include_router(operate_routes(operating))
         management = Management(self.router, self.siblings)
         await management.learn()
         app.include_router(manage_routes(management))

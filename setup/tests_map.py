@@ -31,6 +31,8 @@ THROUGH: Final[Mapping[str, str]] = {
     "common/discovery/known_card.py": "common/discovery/file/test_file.py",
     "common/discovery/renewal.py": "common/discovery/file/test_file.py",
     "frontend/router/drained.py": "frontend/http/test_manage.py",
+    "frontend/router/resting.py": "test_operations_flow.py",
+    "frontend/workers/operations.py": "test_operations_flow.py",
     "common/version.py": "test_packaging.py",
     "common/shell_completion.py": "common/test_shell_completion.py",
     "common/frames.py": "common/transfer/shared_arena/test_keeper.py",

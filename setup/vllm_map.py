@@ -157,6 +157,9 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         ),
         "common/protocol.py": ("vllm.v1.metrics.stats",),
     },
+    "operations of engines": {
+        "backend_worker/engine_operations.py": ("vllm.v1.engine.async_llm",),
+    },
     "detokenizer, for answers that go on elsewhere": {
         "frontend/request/resume.py": ("vllm.v1.engine", "vllm.v1.engine.detokenizer"),
     },

@@ -6,11 +6,13 @@ from frontend.http.api_keys import read_keys
 from frontend.http.drain import graceful_shutdown
 from frontend.http.early_stream_errors import EarlyStreamErrors
 from frontend.http.file_limit import raise_file_limit
+from frontend.http.history import History, history_routes
 from frontend.http.manage import Management, manage_routes
 from frontend.http.merged_metrics import MergedMetrics
+from frontend.http.operate import Operating, operate_routes
 from frontend.http.readiness_gate import ReadinessGate
 from frontend.http.retry_after import RetryAfter
-from frontend.http.server import build_vllm_app, uvicorn_config
+from frontend.http.server import build_vllm_app, replace_engine_routes, uvicorn_config
 from frontend.http.settings import HttpSettings, KeySettings
 from frontend.http.status import FleetStatus, Status, status_routes
 from frontend.http.status_page import page_routes
@@ -22,20 +24,25 @@ __all__ = [
     "Admission",
     "EarlyStreamErrors",
     "FleetStatus",
+    "History",
     "HttpSettings",
     "KeySettings",
     "Management",
     "MergedMetrics",
+    "Operating",
     "ReadinessGate",
     "RetryAfter",
     "Server",
     "Status",
     "build_vllm_app",
     "graceful_shutdown",
+    "history_routes",
     "manage_routes",
+    "operate_routes",
     "page_routes",
     "raise_file_limit",
     "read_keys",
+    "replace_engine_routes",
     "status_routes",
     "uvicorn_config",
     "worker_metrics_routes",

@@ -2,7 +2,8 @@
 
 Every request but a GET and its like takes a place, once its body has arrived: a client that
 sends half of one holds memory of the bodies' own budget, for as long as the body's deadline.
-GETs, such as ``/health`` and ``/v1/models``, are answered from memory and take none.
+GETs, such as ``/health`` and ``/v1/models``, are answered from memory and take none. Nor do admins'
+requests: what an operator does about too much to do must not wait for it.
 """
 
 import time
@@ -19,7 +20,9 @@ from frontend.asgi import (
     error_answer,
     has_body,
     overload_answer,
+    route_path,
 )
+from frontend.http.admin import is_for_admins
 from frontend.http.bodies import Body, BodyReader
 from frontend.http.settings import HttpSettings
 from frontend.http.tenant_quota import TenantQuota
@@ -31,12 +34,16 @@ _FREE = ("GET", "HEAD", "OPTIONS")
 class Admission:
     """ASGI middleware that reads bodies, and answers 408, 413, 415 or 429 instead of passing on."""
 
-    def __init__(self, app: App, settings: HttpSettings, *, several_keys: bool = False) -> None:
+    def __init__(
+        self, app: App, settings: HttpSettings, *, several_keys: bool = False, root_path: str = ""
+    ) -> None:
         """
         Args:
             several_keys: there is more than one API key, so none may take everything.
+            root_path: prefix under which a proxy serves the app.
         """
         self._app = app
+        self._root_path = root_path
         places, memory = settings.max_inflight, settings.body_memory_bytes
         share = settings.key_share if several_keys else 1.0
         self._places = TenantQuota("requests in flight", places, max(1, int(places * share)))
@@ -54,7 +61,8 @@ class Admission:
         if scope["type"] != "http" or (scope["method"] in _FREE and not has_body(scope)):
             await self._app(scope, receive, send)
             return
-        places = self._places if scope["method"] not in _FREE else None
+        free = scope["method"] in _FREE or is_for_admins(route_path(scope, self._root_path))
+        places = None if free else self._places
         tenant = current_tenant.get()
         with Body(self._bodies, tenant) as body:
             try:

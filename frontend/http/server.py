@@ -25,6 +25,7 @@ from common.errors import ConfigurationError, OverloadedError, causes
 from frontend.asgi import error_answer, overload_answer
 from frontend.http import large_json
 from frontend.http.connection import HeadLimits, connections
+from frontend.http.operate import REPLACED, Operating, vllms_routes
 from frontend.http.settings import HttpSettings
 from frontend.tenancy import take_salts_from_bodies
 
@@ -62,6 +63,19 @@ async def build_vllm_app(
     take_salts_from_bodies()
     _handle_errors(app)
     return app
+
+
+def replace_engine_routes(
+    app: FastAPI, operating: Operating, forget_media: Callable[[], Awaitable[None]]
+) -> None:
+    """Put ours in the place of vLLM's routes that concern an engine: ours concern all workers.
+
+    Args:
+        forget_media: lets the frontend forget those that it processed.
+    """
+    kept = [route for route in app.router.routes if getattr(route, "path", "") not in REPLACED]
+    app.router.routes[:] = kept
+    app.include_router(vllms_routes(operating, forget_media, dev_mode=envs.VLLM_SERVER_DEV_MODE))
 
 
 def _handle_errors(app: FastAPI) -> None:

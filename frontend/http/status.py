@@ -91,6 +91,8 @@ class WorkerView(BaseModel):
         circuit: closed, open or half-open; errors and stalls open it for a while.
         circuit_reason: why it is not closed.
         drained: by an operator; it gets no requests from any process that says so.
+        condition: serving, paused or asleep, as the worker reported last; None before its first
+            report. Only one that serves gets requests.
         active_requests: of this frontend.
         running, waiting, hf_processor_runs: over all ranks, and kv_usage of the fullest, as
             the worker reported last; None before its first report.
@@ -106,6 +108,7 @@ class WorkerView(BaseModel):
     circuit: str
     circuit_reason: str
     drained: bool = False
+    condition: str | None = None
     ranks: list[RankView]
     active_requests: int
     running: int | None
@@ -195,6 +198,7 @@ class Status:
             circuit=circuit,
             circuit_reason=circuit_reason,
             drained=self._router.drained.has(card.worker_id, card.incarnation),
+            condition=None if status is None else status.condition,
             ranks=[_rank_view(self._router, member, rank) for rank in card.ranks],
             active_requests=0 if link is None else link.active_requests,
             running=None if status is None else sum(one.running for one in status.ranks),

@@ -201,7 +201,8 @@ class RoutedEngineClient(EngineClient):
         _not_routed("profiling")
 
     async def reset_mm_cache(self) -> None:
-        """Forget processed media. Workers keep theirs: theirs is no shadow of ours."""
+        """Forget processed media. Workers keep theirs, which are asked by ``/reset_mm_cache``:
+        theirs is no shadow of ours."""
         self._preprocessor.clear_media()
         if self._siblings is not None:
             await self._siblings.ask(_FORGET_MEDIA)
@@ -263,4 +264,4 @@ def _forgetting_media(preprocessor: Preprocessor) -> Callable[[bytes], bytes]:
 
 
 def _not_routed(what: str) -> NoReturn:
-    raise as_vllm_error(NotRoutedError(f"{what} concerns a single engine: ask a worker for it"))
+    raise as_vllm_error(NotRoutedError(f"{what} concerns a single engine"))

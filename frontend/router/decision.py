@@ -10,7 +10,7 @@ import msgspec
 
 from common.identity import Incarnation, MmHash, RequestId, Target, WorkerId
 from frontend.router.index import Knowledge
-from frontend.router.selection import TargetLoad, Work
+from frontend.router.selection import Costs, TargetLoad, Weights, Work
 
 CLIENT_ID_LENGTH = 256
 """Characters of a client's id that are kept: it may be as long as a body may be."""
@@ -28,6 +28,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
         ship_bytes: media tensors it would have to be sent.
         active, waiting, queued_prefill_tokens, decode_tokens: its load at that time.
         cost: the sum, in tokens; see ``selector.py``.
+        costs: its parts.
     """
 
     worker_id: WorkerId
@@ -42,6 +43,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     queued_prefill_tokens: float
     decode_tokens: float
     cost: float
+    costs: Costs
 
 
 class Considered(NamedTuple):
@@ -56,8 +58,12 @@ class Considered(NamedTuple):
     load: TargetLoad
     cost: float
 
-    def candidate(self) -> Candidate:
-        """The same with every term named."""
+    def candidate(self, weights: Weights) -> Candidate:
+        """The same with every term named.
+
+        Args:
+            weights: by which the cost was computed.
+        """
         return Candidate(
             worker_id=self.target.worker_id,
             rank=self.target.rank,
@@ -71,6 +77,7 @@ class Considered(NamedTuple):
             queued_prefill_tokens=self.load.prefill_tokens,
             decode_tokens=self.load.decode_tokens,
             cost=self.cost,
+            costs=weights.costs(self.work, self.load),
         )
 
 
@@ -111,6 +118,8 @@ class Decision(msgspec.Struct):
         candidates_total: how many there were.
         prefill_tokens: what it counts as load there until its first output, media included.
         realised_cached_tokens: what its engine reported, once it has.
+        first_token_s: seconds from the decision to the first output, once it was there.
+        weights: by which costs were computed.
         media: how each item reached the worker, once it has.
     """
 
@@ -133,6 +142,8 @@ class Decision(msgspec.Struct):
     client_id: str = ""
     incarnation: Incarnation = Incarnation("")
     prefill_tokens: int = 0
+    first_token_s: float | None = None
+    weights: Weights = Weights()
 
     @property
     def target(self) -> Target:
@@ -142,13 +153,13 @@ class Decision(msgspec.Struct):
     @property
     def candidates(self) -> list[Candidate]:
         """The candidates, cheapest first."""
-        return [one.candidate() for one in self.considered]
+        return [one.candidate(self.weights) for one in self.considered]
 
     def as_json(self) -> dict[str, Any]:
         """The decision as JSON-able builtins, with its candidates, under the client's id."""
         built: dict[str, Any] = msgspec.to_builtins(self)
         built["request_id"] = built.pop("client_id")
-        del built["considered"]
+        del built["considered"], built["weights"]
         return built | {"candidates": msgspec.to_builtins(self.candidates)}
 
 

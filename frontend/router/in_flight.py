@@ -122,6 +122,8 @@ class InFlight:
         routed = self._routed.get(request_id)
         if routed is not None:
             self._ejection.succeeded(routed.decision.worker_id)
+            if routed.decision.first_token_s is None:
+                routed.decision.first_token_s = self._clock() - routed.routed_at
 
     def finished(self, request_id: RequestId, realised_cached_tokens: int | None = None) -> None:
         """A request ended in any way. Unknown and repeated ids are ignored.

@@ -185,6 +185,19 @@ class Roster:
     def _count(self, knowledge: Knowledge) -> int:
         return self.knowledge()[knowledge]
 
+    def blocks_emptied(self, worker_id: WorkerId, at: float) -> None:
+        """A worker had its blocks forgotten; its events tell that with its engine's next step only.
+
+        Args:
+            at: when, by its clock, in seconds since the epoch; 0 for never.
+        """
+        feed, worker = self._feeds.get(worker_id), self._workers.get(worker_id)
+        if feed is not None:
+            feed.emptied(at)
+        elif worker is not None and at:
+            for target in worker.targets:
+                self.indexes.known.clear(target)  # and what is predicted
+
     def served(self, target: Target, routed_at: float) -> None:
         """A request that must have stored blocks ended on a target; its events should follow.
 

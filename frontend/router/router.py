@@ -17,6 +17,7 @@ from frontend.router.hashing import HashMemo, HashScheme
 from frontend.router.in_flight import InFlight
 from frontend.router.modes import Choice
 from frontend.router.request import RoutingRequest
+from frontend.router.resting import Resting
 from frontend.router.roster import Roster
 from frontend.router.selection import Candidates, Ejection, Estimate, Selector, cheapest
 from frontend.router.settings import RouterSettings
@@ -37,6 +38,7 @@ class Router:
         load: what every target has to do; told what workers report.
         ejection: how far workers are trusted; told of links that were lost.
         drained: workers that an operator drains.
+        resting: workers that are paused or asleep; told what they report.
         in_flight: requests routed and not ended; told of first tokens, failures and ends.
         decisions: the last decisions.
     """
@@ -62,6 +64,7 @@ class Router:
             max_s=settings.eject_max_s,
         )
         self.drained = Drained(self.roster.workers)
+        self.resting = Resting()
         self.in_flight = InFlight(settings, clock, self.roster, self.ejection)
         self.decisions = DecisionLog(settings.decisions)
 
@@ -124,13 +127,14 @@ class Router:
 
     def _candidates(self, exclude: Collection[WorkerId], accepted: bool) -> Candidates:
         candidates = self.roster.candidates()
-        if left_out := {*exclude, *self.drained.unusable()}:
+        if left_out := {*exclude, *self.drained.unusable(), *self.resting.unusable()}:
             candidates = candidates.without(left_out)
         if not candidates.targets:
             raise NoWorkerError(
                 "no worker is registered"
                 if not self.roster.workers
-                else "every registered worker is excluded, drained, or failed on this request"
+                else "every registered worker is excluded, drained, paused or asleep, or failed on "
+                "this request"
             )
         return self._fit(candidates, accepted)
 
@@ -186,6 +190,7 @@ class Router:
             client_id=request.client_id[:CLIENT_ID_LENGTH],
             incarnation=worker.incarnation,
             prefill_tokens=work.prefill_tokens + work.media_tokens,
+            weights=self._selector.weights,
         )
 
     def _considered(

@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import msgspec
 import zmq
@@ -34,7 +34,9 @@ from common.errors import (
 )
 from common.identity import Incarnation, RequestId
 from common.open_questions import OpenQuestions
+from common.operations import Condition, Operation
 from common.protocol import (
+    MOST_OPERATIONS,
     PING_INTERVAL_S,
     PROTOCOL_VERSION,
     SESSION_TIMEOUT_S,
@@ -48,6 +50,8 @@ from common.protocol import (
     Leave,
     Nack,
     Offer,
+    Operate,
+    Operated,
     Output,
     Ping,
     Status,
@@ -60,15 +64,13 @@ from common.protocol import (
 )
 from common.supervised import Work, once
 from common.telemetry import UNDECODABLE_MESSAGES
-from common.transfer.base import MediaHandle, join_frames
-from common.transfer.metadata import encode_metadata
+from common.transfer.base import MediaHandle
 from common.undo import undo_on_error
 from common.wire import About, Codec, Frame
 from frontend.workers.backlog import Backlog
+from frontend.workers.dispatch import Answer, Dispatch, ship
 
 logger = logging.getLogger(__name__)
-
-Answer = Ack | Nack | Output | Failed
 
 SEND_QUEUE = 1000
 """Messages that may wait for a worker."""
@@ -87,21 +89,6 @@ YIELD_EVERY = 16
 
 QUIET_S = 3 * PING_INTERVAL_S
 """Silence after which a worker whose link is closed for another reason counts as dead."""
-
-
-class _Dispatch:
-    """One request on its way: the answers not yet read, the memory not yet back."""
-
-    def __init__(self, handles: Iterable[MediaHandle]) -> None:
-        self.answers: asyncio.Queue[Answer | WorkerLostError | SlowClientError] = asyncio.Queue()
-        self.given_up = False
-        self.handles = list(handles)
-        self.since = time.monotonic()
-
-    def release(self) -> None:
-        for handle in self.handles:
-            handle.release()
-        self.handles.clear()
 
 
 class WorkerLink:
@@ -133,9 +120,10 @@ class WorkerLink:
         self._socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
         self._backlog = Backlog(SEND_BYTES)
         self._figures: OpenQuestions[bytes] = OpenQuestions()
+        self._operations: OpenQuestions[Operated] = OpenQuestions()
         with undo_on_error(self._socket.close):  # there may be no file handle for it
             self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._dispatches: dict[RequestId, _Dispatch] = {}
+        self._dispatches: dict[RequestId, Dispatch] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._lost: asyncio.Future[WorkerLostError] = asyncio.get_running_loop().create_future()
         self._last_heard = 0.0
@@ -213,6 +201,18 @@ class WorkerLink:
         """
         return await self._figures.ask(lambda number: self._send(AskFigures(number)))
 
+    async def operate(self, operation: Operation) -> Operated:
+        """Have the worker's engine do something. Waits for as long as it takes; whoever waits no
+        longer does not keep it from happening.
+
+        Raises what :meth:`offer` raises, and WorkerLostError if the worker goes away meanwhile.
+        """
+        if len(self._operations) >= MOST_OPERATIONS:
+            raise WorkerBusyError(f"{MOST_OPERATIONS} operations wait for its answer already")
+        if self._lost.done():
+            raise WorkerLostError(str(self._lost.result()))
+        return await self._operations.ask(lambda number: self._send(Operate(number, operation)))
+
     async def dispatch(
         self, submit: Submit, handles: Sequence[MediaHandle]
     ) -> AsyncGenerator[Answer]:
@@ -229,7 +229,7 @@ class WorkerLink:
             SlowClientError: too many answers wait for whoever iterates.
         """
         request_id = submit.request_id
-        dispatch = _Dispatch(handles)
+        dispatch = Dispatch(handles)
         if request_id in self._dispatches:
             dispatch.release()
             raise DuplicateRequestError(
@@ -251,7 +251,7 @@ class WorkerLink:
             self._dispatches.pop(request_id, None)
 
         with undo_on_error(take_back):
-            shipments, frames = _ship(handles)
+            shipments, frames = ship(handles)
             await self._send(msgspec.structs.replace(submit, shipments=shipments), frames)
         try:
             while not ended:
@@ -280,7 +280,7 @@ class WorkerLink:
                 handle.release()
             return
         dispatch.handles.extend(handles)
-        shipments, frames = _ship(handles)
+        shipments, frames = ship(handles)
         await self._send(Supply(request_id, shipments), frames)
 
     async def lost(self) -> WorkerLostError:
@@ -325,6 +325,8 @@ class WorkerLink:
                     self._on_terms(message.reply)
                 case Figures(number, page):
                     self._figures.answered(number, page)
+                case Operated():
+                    self._operations.answered(message.number, message)
                 case Goodbye():
                     self._lose(message.reason, WorkerLeftError)
                 case Ack() | Nack() | Output() | Failed():
@@ -339,6 +341,8 @@ class WorkerLink:
             UNDECODABLE_MESSAGES.labels("frontend").inc()
             self._lose(str(error), WorkerGarbledError)
             return
+        if status.condition is not Condition.SERVING:
+            self._last_answer = time.monotonic()  # what it has stands still, and it does not
         self._on_status(status)
 
     async def _not_understood(self, about: About, error: ProtocolError) -> None:
@@ -393,6 +397,7 @@ class WorkerLink:
             return
         message = f"worker {self.card.worker_id} was lost: {reason}"
         self._lost.set_result(kind(message))
+        self._operations.fail(lambda: kind(message))
         for dispatch in self._dispatches.values():
             dispatch.release()
             # Whatever came after its last sign of life it can't have died of.
@@ -460,8 +465,3 @@ class WorkerLink:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=200)  # ms: lets the goodbye leave
-
-
-def _ship(handles: Sequence[MediaHandle]) -> tuple[list[bytes], Sequence[Frame]]:
-    metadata, frames = join_frames(handles)
-    return [encode_metadata(each) for each in metadata], frames

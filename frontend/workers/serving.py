@@ -56,6 +56,7 @@ class Serving:
         # From here to the router's knowing of it nothing is awaited that others could use.
         name.holder = member
         name.free.clear()
+        member.status = None  # of an earlier link; what it said is not known any more
         member.gauges = _gauges(card)
         if name.former != card.incarnation:
             self._router.ejection.forget(card.worker_id)
@@ -77,6 +78,7 @@ class Serving:
         name.holder = None
         name.former = member.card.incarnation
         name.free.set()
+        self._router.resting.forget(member.card.worker_id)
         # Whoever waits for the name runs only after the router has forgotten this one.
         await self._router.roster.remove(member.card.worker_id)
         self._members.count()
@@ -107,11 +109,17 @@ class Serving:
                 yield Row(labels, (one.running, one.waiting, one.kv_usage))
 
     def reported(self, member: Member, status: Status) -> None:
-        """How much a worker has to do, and what others sent there."""
+        """How much a worker has to do, whether it takes requests, and what others sent there."""
+        before = member.status
         member.status = status
         if not self._members.serves(member):
             return
         worker_id = member.card.worker_id
+        self._router.resting.reported(worker_id, status.condition)
+        if before is None or before.blocks_emptied != status.blocks_emptied:
+            self._router.roster.blocks_emptied(worker_id, status.blocks_emptied)
+        if before is None or before.media_emptied != status.media_emptied:
+            self._router.media.emptied(worker_id)
         HF_PROCESSOR_RUNS.labels("worker", worker_id).set(status.hf_processor_runs)
         self._router.load.reported(
             worker_id,

@@ -21,6 +21,7 @@ from common.card import Capacity
 from common.discovery.file import FileCardPublisher
 from common.errors import CorruptSegmentError, MediaMissingError
 from common.identity import Incarnation, MmHash, WorkerId
+from common.operations import Operation
 from common.protocol import Submit
 from common.transfer.media_source import MediaSource
 from common.transfer.registry import receivers
@@ -53,6 +54,12 @@ class InstantEngine:
 
     async def settled(self) -> None:
         pass
+
+    async def operate(self, operation: Operation) -> None:
+        self._held.clear()
+
+    async def rests(self) -> bool:
+        return False
 
 
 async def _no_rendering(source: MediaSource) -> tuple[MmHash, MultiModalKwargsItem]:

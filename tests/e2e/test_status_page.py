@@ -112,6 +112,11 @@ def test_it_follows_what_happens_and_a_killed_worker_turns_red(watched: Watched,
     page.click(f"details[data-request={asked}] summary")
     page.wait_for_selector(f"text={asked}")
     assert page.is_visible("#decisions tr.chosen .bar")
+    costs = page.locator("#decisions tr.chosen .bar i").evaluate_all(
+        "parts => parts.map(part => part.className)"
+    )
+    assert costs == ["prefill", "encode", "ship", "load", "decode", "queue"]
+    page.wait_for_selector(f"details[data-request={asked}] summary:text('first token')")
     assert page.locator("#plots figure").count() == 4
     # It fits a narrow screen.
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
@@ -123,6 +128,16 @@ def test_it_follows_what_happens_and_a_killed_worker_turns_red(watched: Watched,
     page.click("button[aria-label='reinstate doomed']")
     page.wait_for_selector("tr[data-worker=doomed] .good:text('closed')")
     watched.ask("seen before")
+    page.click("button[aria-label='pause doomed']")
+    page.wait_for_selector("tr[data-worker=doomed] .warn:text('paused')")
+    page.click("button[aria-label='resume doomed']")
+    page.wait_for_selector("tr[data-worker=doomed] .good:text('closed')")
+    page.click("button[aria-label='sleep doomed']")
+    page.wait_for_selector("#state.bad:text('--enable-sleep-mode')")
+    # What was before a page is opened is on it.
+    page.wait_for_selector("#plots polyline[points*=',']")
+    page.reload()
+    page.wait_for_selector("#plots polyline[points*=',']")
 
     os.kill(worker_pid(watched.cards, "doomed"), signal.SIGKILL)
     page.wait_for_selector("#state.bad, tr[data-worker=doomed] .bad")

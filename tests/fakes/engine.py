@@ -1,7 +1,7 @@
 """An engine that does what a test says."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 
 import torch
@@ -16,6 +16,7 @@ from common.errors import (
     MediaMissingError,
 )
 from common.identity import MmHash
+from common.operations import Operation, Pause, Resume, Sleep, WakeUp, empties_media
 from common.protocol import (
     Submit,
 )
@@ -36,6 +37,9 @@ class ScriptedEngine:
         self.seen: list[dict[MmHash, torch.Tensor]] = []
         self.errored = False
         self.hf_processor_runs = 0
+        self.operations: list[Operation] = []
+        self.operating: Callable[[Operation], Awaitable[None]] = _done
+        self.resting = False
 
     @property
     def ranks(self) -> Sequence[int]:
@@ -71,6 +75,24 @@ class ScriptedEngine:
 
     async def settled(self) -> None:
         self.settled_calls += 1
+
+    async def operate(self, operation: Operation) -> None:
+        self.operations.append(operation)
+        await self.operating(operation)
+        match operation:
+            case Sleep() | Pause():
+                self.resting = True
+            case WakeUp() | Resume():
+                self.resting = False
+        if empties_media(operation):
+            self.held.clear()
+
+    async def rests(self) -> bool:
+        return self.resting
+
+
+async def _done(operation: Operation) -> None:
+    pass
 
 
 def output(text: str, *, finished: bool) -> RequestOutput:

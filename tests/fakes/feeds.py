@@ -36,6 +36,11 @@ class ScriptedFeed:
     def served(self, rank: int, routed_at: float) -> None:
         self.served_since.append(routed_at)
 
+    def emptied(self, at: float) -> None:
+        if at:
+            for blocks in self.blocks.values():
+                blocks.clear()
+
     def tick(self, now: float) -> None:
         pass
 

@@ -11,6 +11,7 @@ from vllm.outputs import CompletionOutput
 from vllm.sampling_params import SamplingParams
 
 from common.identity import BlockHash, Incarnation, MmHash, RequestId, WorkerId
+from common.operations import Outcome, Sleep
 from common.protocol import (
     Abort,
     Ack,
@@ -24,6 +25,8 @@ from common.protocol import (
     Leave,
     MediaPart,
     Nack,
+    Operate,
+    Operated,
     Output,
     Ping,
     RankStatus,
@@ -79,6 +82,7 @@ TO_WORKER: list[msgspec.Struct] = [
     Abort(R),
     Ping(),
     AskFigures(7),
+    Operate(8, Sleep(1, "wait")),
     Leave(),
 ]
 
@@ -96,6 +100,7 @@ TO_FRONTEND: list[msgspec.Struct] = [
     Failed(R, FailureKind.MEDIA, "why"),
     Status([RankStatus(0, 1, 2, 0.5, 3, 4, 5)], 6, [Coming(0, [BlockHash(b"b" * 32)], [H])]),
     Figures(7, b"# TYPE up gauge"),
+    Operated(8, Outcome.REFUSED, "why"),
 ]
 
 

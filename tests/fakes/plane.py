@@ -28,7 +28,8 @@ from common.transfer.nixl.receiver import NixlReceiver
 from common.transfer.nixl_processes.network import NixlNetwork
 from common.transfer.registry import receivers
 from frontend.processing.preprocessor import MediaItem
-from frontend.workers.link import Answer, WorkerLink
+from frontend.workers.dispatch import Answer
+from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
 from tests.fakes.cards import make_card
 from tests.fakes.engine import ScriptedEngine, no_rendering

@@ -33,7 +33,8 @@ from common.protocol import (
 from common.transfer.handshake import TransferOffer
 from common.transfer.registry import receivers
 from common.wire import Codec
-from frontend.workers.link import Answer, WorkerLink
+from frontend.workers.dispatch import Answer
+from frontend.workers.link import WorkerLink
 from tests.fakes.cards import make_card
 from tests.fakes.engine import ScriptedEngine, no_rendering, output
 from tests.waiting import until

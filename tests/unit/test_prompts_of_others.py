@@ -34,7 +34,8 @@ from common.wire import Codec
 from frontend.router import Router
 from frontend.router.index import Knowledge
 from frontend.router.settings import RouterSettings
-from frontend.workers.link import Answer, WorkerLink
+from frontend.workers.dispatch import Answer
+from frontend.workers.link import WorkerLink
 from tests.fakes.cards import make_card
 from tests.fakes.engine import ScriptedEngine, never, no_rendering
 from tests.fakes.routing import Clock, request, worker

@@ -4,12 +4,12 @@
 
 const PERIOD_MS = 2000;
 const STEP_S = 10;
-const STEPS = 36;
+const STEPS = 90;
 const SHOWN = 30;
+const HOLD_MS = 10000;
 
 const find = (id) => document.getElementById(id);
 let key = sessionStorage.getItem("mmrouter-admin-key") || "";
-let firstTokens = [];
 let timer = 0;
 
 function make(name, text = "", className = "") {
@@ -40,26 +40,45 @@ async function get(path) {
   return answer;
 }
 
-async function manage(worker, action) {
+async function post(path) {
+  const headers = key ? { Authorization: `Bearer ${key}` } : {};
+  const answer = await fetch(path, { method: "POST", headers, credentials: "omit" });
+  if (answer.ok) return;
+  const told = await answer.json().catch(() => ({}));
+  const reasons = (told.workers || []).map((one) => one.message).filter(Boolean);
+  throw new Error(reasons.join("; ") || `${path} answers ${answer.status}`);
+}
+
+async function manage(worker, button, routes) {
   try {
-    const headers = key ? { Authorization: `Bearer ${key}` } : {};
-    const path = `mmrouter/workers/${encodeURIComponent(worker)}/${action}`;
-    const answer = await fetch(path, { method: "POST", headers, credentials: "omit" });
-    if (!answer.ok) throw new Error(`${action} of ${worker} answers ${answer.status}`);
+    for (const route of routes) {
+      say(`${button} ${worker} …`);
+      await post(`mmrouter/workers/${encodeURIComponent(worker)}/${route}`);
+    }
     update();
   } catch (error) {
-    say(error.message, true);
+    hold(`${button} ${worker}: ${error.message}`);
   }
 }
 
+// What each button asks for, one after the other.
+const ROUTES = {
+  "wake up": ["wake_up"],
+  "reset caches": ["reset_prefix_cache", "reset_mm_cache"],
+};
+
 function buttons(worker) {
   const out = worker.drained || worker.circuit !== "closed";
+  const condition = { paused: ["resume"], asleep: ["wake up"] }[worker.condition];
   const held = make("span");
-  for (const action of out ? ["reinstate"] : ["drain", "eject"]) {
-    const button = make("button", action);
-    button.dataset.key = `${worker.worker_id} ${action}`;
-    button.setAttribute("aria-label", `${action} ${worker.worker_id}`);
-    button.addEventListener("click", () => manage(worker.worker_id, action));
+  for (const name of [
+    ...(out ? ["reinstate"] : ["drain", "eject"]),
+    ...(condition || ["pause", "sleep"]), "reset caches",
+  ]) {
+    const button = make("button", name);
+    button.dataset.key = `${worker.worker_id} ${name}`;
+    button.setAttribute("aria-label", `${name} ${worker.worker_id}`);
+    button.addEventListener("click", () => manage(worker.worker_id, name, ROUTES[name] || [name]));
     held.append(button, " ");
   }
   return held;
@@ -70,6 +89,9 @@ const json = async (path) => (await get(path)).json();
 function circuit(worker) {
   if (!worker.connected) return make("span", "not connected", "bad");
   if (worker.drained) return make("span", "drained", "warn");
+  if (worker.condition && worker.condition !== "serving") {
+    return make("span", worker.condition, "warn");
+  }
   const kind = { closed: "good", "half-open": "warn" }[worker.circuit] || "bad";
   const reason = worker.circuit_reason ? `: ${worker.circuit_reason}` : "";
   return make("span", worker.circuit + reason, kind);
@@ -165,7 +187,7 @@ function drawMedia(text) {
   );
 }
 
-// Lines over the last six minutes; null where there is nothing to say.
+// Lines over the last quarter of an hour; null where there is nothing to say.
 function plot(title, latest, ...lines) {
   const figure = make("figure");
   const caption = make("figcaption");
@@ -195,66 +217,41 @@ function last(values, show) {
   return value === undefined ? "–" : show(value);
 }
 
-function drawPlots(decisions, text) {
-  const now = Date.now() / 1000;
-  const steps = Array.from({ length: STEPS }, () => ({
-    count: 0, ended: 0, prompt: 0, predicted: 0, realised: 0,
-  }));
-  for (const one of decisions) {
-    const step = steps[STEPS - 1 - Math.floor((now - one.time) / STEP_S)];
-    if (!step) continue;
-    step.count += 1;
-    if (one.realised_cached_tokens === null) continue;
-    step.ended += 1;
-    step.prompt += one.prompt_tokens;
-    step.predicted += one.predicted_cached_tokens;
-    step.realised += one.realised_cached_tokens;
-  }
-  const rates = steps.map((step) => step.count / STEP_S);
-  const share = (name) => steps.map((step) => (step.prompt ? step[name] / step.prompt : null));
+function drawPlots(history) {
+  const end = Math.floor(Date.now() / 1000 / STEP_S) * STEP_S;
+  const at = new Map(history.map((one) => [one.at, one]));
+  const steps = Array.from({ length: STEPS }, (_, place) => at.get(end - (STEPS - 1 - place) * STEP_S));
+  const rate = (name) => steps.map((step) => (step ? step[name] / STEP_S : null));
+  const ratio = (name, of) => steps.map((step) => (step && step[of] ? step[name] / step[of] : null));
   const percent = (value) => `${Math.round(100 * value)} %`;
+  const perSecond = (value) => value.toFixed(1);
 
-  const name = "mmrouter_time_to_first_token_seconds";
-  firstTokens.push({
-    time: now,
-    sum: total(samples(text, `${name}_sum`)),
-    count: total(samples(text, `${name}_count`)),
-  });
-  firstTokens = firstTokens.filter((one) => now - one.time < (STEPS + 1) * STEP_S);
-  const waits = steps.map((_, place) => {
-    const end = now - (STEPS - 1 - place) * STEP_S;
-    const within = firstTokens.filter((one) => one.time <= end && one.time > end - STEP_S - 2);
-    const [first, final] = [within[0], within.at(-1)];
-    const count = first ? final.count - first.count : 0;
-    return count > 0 ? (final.sum - first.sum) / count : null;
-  });
+  const realised = ratio("realised", "prompt_tokens");
+  const waits = ratio("first_token_seconds", "first_tokens");
   find("plots").replaceChildren(
-    plot("Requests per second", last(rates, (value) => value.toFixed(1)), rates),
-    plot("Prompt tokens cached, realised", last(share("realised"), percent), share("realised")),
-    plot("… as predicted", last(share("predicted"), percent), share("predicted")),
+    plot("Requests per second", last(rate("requests"), perSecond), rate("requests")),
+    plot("Output tokens per second", last(rate("output_tokens"), perSecond), rate("output_tokens")),
+    plot(
+      "Cached, and as predicted", last(realised, percent),
+      realised, ratio("predicted", "prompt_tokens"),
+    ),
     plot("First token, mean", last(waits, (value) => `${Math.round(1000 * value)} ms`), waits),
   );
 }
 
 function bar(candidate, most) {
-  const parts = {
-    prefill: candidate.prefill_tokens, encode: candidate.media_tokens,
-    queued: candidate.queued_prefill_tokens, decode: candidate.decode_tokens,
-  };
   const element = make("div", "", "bar");
-  for (const [name, tokens] of Object.entries(parts)) {
+  for (const [name, cost] of Object.entries(candidate.costs)) {
     const part = make("i", "", name);
-    part.style.width = `${(100 * tokens) / most}%`;
-    part.title = `${name}: ${number(tokens)} tokens`;
+    part.style.width = `${(100 * cost) / most}%`;
+    part.title = `${name}: ${number(Math.round(cost))}`;
     element.append(part);
   }
   return element;
 }
 
 function candidates(decision) {
-  const weight = (one) =>
-    one.prefill_tokens + one.media_tokens + one.queued_prefill_tokens + one.decode_tokens;
-  const most = Math.max(1, ...decision.candidates.map(weight));
+  const most = Math.max(1, ...decision.candidates.map((one) => one.cost));
   const table = make("table");
   for (const one of decision.candidates) {
     const line = row([
@@ -268,6 +265,8 @@ function candidates(decision) {
   }
   return table;
 }
+
+const milliseconds = (seconds) => `${Math.round(1000 * seconds)} ms`;
 
 const id = (one) => `${one.time} ${one.request_id} ${one.process || ""}`;
 
@@ -286,7 +285,8 @@ function drawDecisions(decisions) {
         "summary",
         `${new Date(one.time * 1000).toLocaleTimeString()} to ${one.worker_id} / ${one.rank} ` +
           `(${one.reason}): ${number(one.prompt_tokens)} tokens, cached ` +
-          `${number(one.predicted_cached_tokens)} predicted, ${realised} realised`,
+          `${number(one.predicted_cached_tokens)} predicted, ${realised} realised` +
+          (one.first_token_s === null ? "" : `, first token ${milliseconds(one.first_token_s)}`),
       ));
       details.open = open.has(details.dataset.id);
       const fill = () => {
@@ -313,19 +313,28 @@ function say(text, bad) {
   find("state").className = bad ? "bad" : "";
 }
 
+// What went wrong with a button stays until the next one, or for some seconds.
+let held = 0;
+
+function hold(text) {
+  say(text, true);
+  held = Date.now() + HOLD_MS;
+}
+
 async function update() {
   try {
-    const [workers, refused, known, decisions, metrics] = await Promise.all([
+    const [workers, refused, known, history, decisions, metrics] = await Promise.all([
       json("mmrouter/workers"), json("mmrouter/workers/refused"), json("mmrouter/index"),
-      json("mmrouter/decisions?last=1000"), get("metrics").then((answer) => answer.text()),
+      json("mmrouter/history"), json("mmrouter/decisions?last=30"),
+      get("metrics").then((answer) => answer.text()),
     ]);
     drawWorkers(workers, refused);
-    drawPlots(decisions, metrics);
+    drawPlots(history);
     drawMedia(metrics);
     drawDecisions(decisions);
     const lost = workers.filter((one) => !one.connected).length;
-    say(
-      `${workers.length} workers` + (lost ? `, ${lost} not connected` : "") +
+    if (Date.now() > held) say(
+      `${workers.length} worker${workers.length === 1 ? "" : "s"}` + (lost ? `, ${lost} not connected` : "") +
         `; ${number(known.blocks)} blocks, ${Math.round(100 * known.exact_share)} % known exactly`,
       lost > 0,
     );

@@ -69,6 +69,8 @@ class EventStream:
     ) -> None:
         self._label = label
         self._replayable = replayable
+        self._blocks = blocks
+        self._emptied = 0.0
         self._counters = counters = StreamCounters()
         self._watch = watch = Watch(silence_s)
         self._progress = progress = Progress(blocks, label, counters)
@@ -135,6 +137,7 @@ class EventStream:
             return []
         missing = self._live.follow(sequence, payload, now, unaided=phase is Phase.UNAIDED)
         if not missing:
+            self._forget_emptied()
             return []
         # It came before the question, so that the answer must include it.
         self._progress.see(sequence)
@@ -179,6 +182,7 @@ class EventStream:
         replays.whole()
         # The answer is proof of where the worker is, whatever live messages said before.
         self._live.forget_order()
+        self._forget_emptied()  # what was replayed is older
         self._standing.enter(Phase.FOLLOWING)
         commands = self._follow_waiting(now, answered=True)
         if silence:
@@ -209,6 +213,17 @@ class EventStream:
         self._watch.silence_over()
         self._standing.enter(Phase.UNAIDED, why)
         return self._follow_waiting(now, answered=False)
+
+    # What the worker says of itself
+
+    def on_emptied(self, at: float) -> None:
+        """The worker had its blocks forgotten. An event says so too, with the engine's next step.
+
+        Args:
+            at: when, by its clock, in seconds since the epoch; 0 for never.
+        """
+        self._emptied = at
+        self._forget_emptied()
 
     # The clock
 
@@ -246,6 +261,11 @@ class EventStream:
         return self._counters.statistics(self._progress.next)
 
     # From one phase to another
+
+    def _forget_emptied(self) -> None:
+        """Later events were preceded by the one that says it, and what they stored is there."""
+        if self._emptied > max(self._progress.time, 0.0) and not self._standing.ignores():
+            self._blocks.clear()
 
     def _repair(self, cause: str) -> list[Command]:
         """Suspend the blocks and catch up."""

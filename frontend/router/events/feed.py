@@ -29,6 +29,13 @@ class Feed(Protocol):
             routed_at: when it was routed, in monotonic seconds.
         """
 
+    def emptied(self, at: float) -> None:
+        """The worker had its blocks forgotten, on all ranks.
+
+        Args:
+            at: when, by its clock, in seconds since the epoch; 0 for never.
+        """
+
     def tick(self, now: float) -> None:
         """Look at the clock; called a few times a second.
 

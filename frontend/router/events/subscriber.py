@@ -148,6 +148,11 @@ class KvEventSubscriber:
         if rank in self._lines:
             self._lines[rank].stream.on_served(routed_at, self._clock())
 
+    def emptied(self, at: float) -> None:
+        """The worker had its blocks forgotten; see :class:`EventStream`."""
+        for line in self._lines.values():
+            line.stream.on_emptied(at)
+
     def tick(self, now: float) -> None:
         """Look at the clock; to be called a few times a second."""
         for line in self._lines.values():

@@ -5,11 +5,12 @@ from frontend.router.selection.ejection import Ejection
 from frontend.router.selection.estimate import Estimate, Estimator
 from frontend.router.selection.load import BusyThresholds, LoadTracker, Reported, TargetLoad
 from frontend.router.selection.media_placement import MediaPlacement
-from frontend.router.selection.selector import Selector, Work
+from frontend.router.selection.selector import Costs, Selector, Weights, Work
 
 __all__ = [
     "BusyThresholds",
     "Candidates",
+    "Costs",
     "Ejection",
     "Estimate",
     "Estimator",
@@ -18,6 +19,7 @@ __all__ = [
     "Reported",
     "Selector",
     "TargetLoad",
+    "Weights",
     "Work",
     "cheapest",
 ]

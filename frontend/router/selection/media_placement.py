@@ -120,6 +120,12 @@ class MediaPlacement:
                 if mm_hash in held:
                     held.move_to_end(mm_hash)
 
+    def emptied(self, worker_id: WorkerId) -> None:
+        """A worker holds nothing any more. Unknown workers are ignored."""
+        if worker_id in self._held:
+            self.drop(worker_id)
+            self.add(worker_id)
+
     def drop(self, worker_id: WorkerId) -> None:
         """Forget a worker."""
         for mm_hash in self._held.pop(worker_id, ()):

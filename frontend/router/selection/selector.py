@@ -18,6 +18,8 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from common.identity import Target
 from frontend.router.modes import Busyness, Choice, Situation
 from frontend.router.selection.load import TargetLoad
@@ -42,15 +44,64 @@ class Work(NamedTuple):
     ship_bytes: int
 
 
+class Costs(msgspec.Struct, frozen=True, gc=False):
+    """The parts of a cost, each after its weight, in tokens. Their sum is the cost.
+
+    Attributes:
+        prefill, encode, ship: of the request.
+        load, decode, queue: of the target's load.
+    """
+
+    prefill: float
+    encode: float
+    ship: float
+    load: float
+    decode: float
+    queue: float
+
+
+class Weights(NamedTuple):
+    """What a unit of each part costs; see the settings."""
+
+    prefill: float = 1.0
+    encode: float = 1.0
+    ship: float = 1.0
+    load: float = 1.0
+    decode: float = 1.0
+    queue: float = 1.0
+
+    def costs(self, work: Work, load: TargetLoad) -> Costs:
+        """The parts of the cost of a request's work at a target with a load."""
+        return Costs(
+            self.prefill * work.prefill_tokens,
+            self.encode * work.media_tokens,
+            self.ship * work.ship_bytes / _MIB,
+            self.load * load.prefill_tokens,
+            self.decode * load.decode_tokens,
+            self.queue * load.waiting,
+        )
+
+
 class Selector:
     """Chooses among candidates. Keeps only how many times it did, and a generator.
 
     Args:
         settings: mode, weights and temperature.
+
+    Attributes:
+        weights: those of the settings.
     """
 
     def __init__(self, settings: RouterSettings) -> None:
         self._settings = settings
+        self.weights = Weights(
+            settings.prefill_weight,
+            settings.encode_weight,
+            settings.ship_weight,
+            settings.load_weight,
+            settings.decode_weight,
+            settings.queue_weight,
+        )
         self._random = random.Random(settings.seed)
         self._turn = 0
 

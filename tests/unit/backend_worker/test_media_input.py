@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.multimodal.utils import argsort_mm_positions
 
-from backend_worker.engine import media_input
+from backend_worker.media_input import media_input
 from common.errors import RequestRejectedError
 from common.protocol import MediaPart, Submit, ToWorker
 from common.wire import Codec

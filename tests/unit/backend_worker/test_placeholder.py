@@ -1,6 +1,6 @@
 """The place of a media item in a prompt, on its way to the engine."""
 
-from backend_worker.engine import _placeholder
+from backend_worker.media_input import _placeholder
 from common.identity import MmHash
 from common.protocol import MediaPart
 

@@ -53,7 +53,13 @@ class Shop:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    async def ask(self, tenant: Tenant, body: AsyncIterator[bytes] | None, length: int) -> int:
+    async def ask(
+        self,
+        tenant: Tenant,
+        body: AsyncIterator[bytes] | None,
+        length: int,
+        path: str = "/v1/completions",
+    ) -> int:
         """The status that a request gets.
 
         Args:
@@ -72,7 +78,8 @@ class Shop:
 
         headers = [(b"content-length", b"%d" % length)]
         current_tenant.set(tenant)
-        await self.gate({"type": "http", "method": "POST", "headers": headers}, receive, send)
+        scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
+        await self.gate(scope, receive, send)
         (status,) = statuses
         return int(status)
 
@@ -98,6 +105,17 @@ async def test_one_key_of_several_can_not_take_all_places(several_keys: bool) ->
     shop.done.set()
     assert set(await asyncio.gather(*mine, *theirs)) == {200}
     assert await shop.start(ONE) == 200
+
+
+async def test_an_operator_needs_no_place() -> None:
+    shop = Shop(HttpSettings(max_inflight=1), several_keys=False)
+    mine = shop.start(ONE)
+    await until(lambda: shop.started == 1)
+    assert await shop.start(ONE) == 429
+    operator = asyncio.create_task(shop.ask(EVERYBODY, None, 0, "/mmrouter/workers/w0/sleep"))
+    await until(lambda: shop.started == 2)
+    shop.done.set()
+    assert (await mine, await operator) == (200, 200)
 
 
 async def piecewise(count: int, then: asyncio.Event) -> AsyncIterator[bytes]:

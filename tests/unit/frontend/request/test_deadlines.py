@@ -10,7 +10,7 @@ from common.identity import RequestId, WorkerId
 from common.protocol import Ack
 from frontend.request.deadlines import Deadlines
 from frontend.request.settings import FaultSettings
-from frontend.workers.link import Answer
+from frontend.workers.dispatch import Answer
 
 ACK = Ack(RequestId("r"), [])
 NEVER = 1000.0

@@ -125,6 +125,40 @@ def following(*events_before: int, buffer_steps: int = 100) -> Follower:
     return follower
 
 
+# The worker says that its blocks were forgotten; an event follows with the engine's next step
+
+
+def test_what_was_stored_before_is_forgotten_and_what_is_stored_later_is_kept() -> None:
+    follower = following(1, 2)  # at 1000 and 1001, by the worker's clock
+    follower.stream.on_emptied(1002.5)
+    assert follower.lacks(1, 2)
+    follower.receive(follower.publisher.publish(stored(3)))  # at 1002: it was on its way
+    assert follower.lacks(3)
+    follower.receive(follower.publisher.publish(cleared(), stored(4)))
+    assert follower.holds(4) and follower.stream.state == EXACT
+
+
+def test_events_that_overtook_the_workers_word_keep_what_they_stored() -> None:
+    follower = following(1)
+    follower.receive(follower.publisher.publish(cleared(), stored(2)))  # at 1001
+    follower.stream.on_emptied(1000.5)
+    assert follower.holds(2) and follower.lacks(1)
+
+
+def test_a_newcomer_does_not_believe_what_is_replayed_from_before() -> None:
+    publisher = Publisher()
+    publisher.publish(stored(1))
+    follower = Follower(publisher)
+    follower.stream.on_emptied(1000.5)
+    follower.connect()
+    follower.answer()
+    assert follower.lacks(1)
+    follower.receive(publisher.publish(cleared(), stored(2)))
+    follower.wait(0.4)
+    follower.answer()
+    assert follower.holds(2) and follower.stream.state == EXACT
+
+
 # Starting
 
 

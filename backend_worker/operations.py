@@ -1,0 +1,154 @@
+"""What operators have the engine do: one operation at a time, while requests go on or wait.
+
+vLLM's part is ``engine_operations.py``; which operation may follow which, ``engine_state.py``.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from backend_worker.engine_state import EngineState
+from backend_worker.request import ServingEngine, sendable
+from backend_worker.session import Session
+from common.errors import EngineGoneError, OperationRefusedError, WorkerBusyError
+from common.operations import (
+    LONGEST_MESSAGE,
+    Operation,
+    Outcome,
+    StartProfile,
+    StopProfile,
+    empties_blocks,
+    empties_media,
+    name_of,
+)
+from common.protocol import MOST_OPERATIONS, Operated
+
+logger = logging.getLogger(__name__)
+
+WAIT_S: Final = 10.0
+"""How long a request waits for an operation; then another worker may have it."""
+
+
+Send = Callable[[Session, Operated], Awaitable[None]]
+
+
+class Operations:
+    """Carries out operations, and says what they mean for requests.
+
+    Attributes:
+        state: of the engine.
+        blocks_emptied, media_emptied: as in :class:`common.protocol.Status`.
+    """
+
+    def __init__(self, engine: ServingEngine, send: Send, changed: Callable[[], None]) -> None:
+        """
+        Args:
+            send: tells a frontend, after waiting for room.
+            changed: called when frontends should be told, before any request goes on.
+        """
+        self._engine = engine
+        self._send = send
+        self._changed = changed
+        self._running = ""
+        self._open = asyncio.Event()
+        self._open.set()
+        self.state = EngineState()
+        self.blocks_emptied = 0.0
+        self.media_emptied = 0
+
+    async def admit(self) -> None:
+        """Let a request into the engine. What an operation empties nothing may fill meanwhile:
+        the two ends of vLLM's media cache would differ. Where none runs this never suspends.
+
+        Raises:
+            WorkerBusyError: the engine rests, or an operation takes long.
+        """
+        if not self._open.is_set():
+            await self._wait()
+        if refusal := self.state.refusal:
+            raise WorkerBusyError(refusal)
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while not self._open.is_set():
+                    await self._open.wait()
+        except TimeoutError as error:
+            raise WorkerBusyError(f"it is busy with {self._running}") from error
+
+    async def answer(self, session: Session, number: int, operation: Operation) -> None:
+        """Do what a frontend asks for, and say what became of it."""
+        if session.operating >= MOST_OPERATIONS:
+            return  # no frontend of ours asks for so many at once
+        session.operating += 1
+        try:
+            outcome, message = await self.perform(operation)
+            await self._send(session, Operated(number, outcome, sendable(message)))
+        finally:
+            session.operating -= 1
+
+    async def perform(self, operation: Operation) -> tuple[Outcome, str]:
+        """Do one, however long that takes.
+
+        Returns:
+            What became of it, and why it was not done, in a sentence.
+        """
+        name = name_of(operation)
+        if self._running:
+            return Outcome.REFUSED, f"it is busy with {self._running}: one operation at a time"
+        if refusal := self.state.refuses(operation):
+            return Outcome.REFUSED, refusal
+        if self.state.needs_nothing(operation):
+            return Outcome.DONE, ""
+        logger.info("an operator wants %s", name)
+        self._running = name
+        if not isinstance(operation, StartProfile | StopProfile):
+            self._open.clear()
+        try:
+            outcome, message = await self._run(operation)
+        finally:
+            self._running = ""
+            self._changed()
+            self._open.set()
+        if message:
+            logger.warning("%s was not done: %s", name, message)
+        return outcome, message[:LONGEST_MESSAGE]
+
+    async def _run(self, operation: Operation) -> tuple[Outcome, str]:
+        before = self.state
+        self._enter(before.during(operation))
+        error = await self._tried(operation)
+        if isinstance(error, OperationRefusedError):
+            self.state = before
+            return Outcome.REFUSED, str(error)
+        # Also if it failed: nobody knows how far it got.
+        if empties_blocks(operation):
+            self.blocks_emptied = time.time()
+        self.media_emptied += empties_media(operation)
+        try:
+            rests = await self._engine.rests()
+        except EngineGoneError as gone:
+            return Outcome.FAILED, str(gone)
+        if error is None:
+            self.state = self.state.after(operation, rests=rests)
+            return Outcome.DONE, ""
+        if not rests:
+            self.state = before
+        return Outcome.FAILED, f"{type(error).__name__}: {error}"
+
+    async def _tried(self, operation: Operation) -> BaseException | None:
+        """What the engine raises; whatever that is, operators are told."""
+        trying = asyncio.ensure_future(self._engine.operate(operation))
+        try:
+            await asyncio.wait({trying})
+        finally:
+            trying.cancel()
+        return trying.exception()
+
+    def _enter(self, state: EngineState) -> None:
+        if state != self.state:
+            self.state = state
+            self._changed()
+            self._open.set()  # who waits is refused

@@ -1,0 +1,124 @@
+"""What the queries and bodies of operations may say: one function each, from it to the operation.
+
+Names and values are those of vLLM's routes. Two defaults are others under ``/mmrouter``: requests
+that run are waited for rather than ended.
+"""
+
+from collections.abc import Callable, Mapping
+from inspect import signature
+from types import MappingProxyType
+from typing import Annotated, Final, TypeAlias
+
+from fastapi import HTTPException, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from common.operations import (
+    Operation,
+    Pause,
+    PauseMode,
+    ReleaseKvCacheMemory,
+    ReloadWeights,
+    ResetEncoderCache,
+    ResetMmCache,
+    ResetPrefixCache,
+    Resume,
+    Sleep,
+    StartProfile,
+    StopProfile,
+    Tag,
+    WakeUp,
+)
+
+Read: TypeAlias = Callable[..., Operation]
+"""From the parameters of a request, as FastAPI finds them by its signature."""
+
+Level = Annotated[int, Query(ge=0, le=2)]
+Mode = Annotated[PauseMode, Query()]
+Flag = Annotated[bool, Query()]
+
+
+class Profile(BaseModel):
+    """How a profile is taken; without it, as ``--profiler-config`` says."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    profile_prefix: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+    delay_iterations: int | None = Field(None, ge=0, le=1 << 31)
+    max_iterations: int | None = Field(None, ge=0, le=1 << 31)
+
+
+def _sleep(level: Level = 1, mode: Mode = "wait") -> Operation:
+    return Sleep(level, mode)
+
+
+def _vllms_sleep(level: Level = 1, mode: Mode = "abort") -> Operation:
+    return Sleep(level, mode)
+
+
+def _pause(mode: Mode = "wait", clear_cache: Flag = True) -> Operation:
+    return Pause(mode, clear_cache)
+
+
+def _vllms_pause(mode: Mode = "abort", clear_cache: Flag = True) -> Operation:
+    return Pause(mode, clear_cache)
+
+
+def _wake_up(tags: Annotated[list[Tag] | None, Query()] = None) -> Operation:
+    return WakeUp(None if not tags else list(dict.fromkeys(tags)))
+
+
+def _reset_prefix_cache(
+    reset_running_requests: Flag = False, reset_external: Flag = False
+) -> Operation:
+    return ResetPrefixCache(reset_running_requests, reset_external)
+
+
+def _start_profile(profile: Profile | None = None) -> Operation:
+    return StartProfile(**({} if profile is None else profile.model_dump()))
+
+
+def _plain(kind: Callable[[], Operation]) -> Read:
+    def read() -> Operation:
+        return kind()
+
+    return read
+
+
+READS: Final[Mapping[str, Read]] = MappingProxyType(
+    {
+        "sleep": _sleep,
+        "wake_up": _wake_up,
+        "release_kv_cache_memory": _plain(ReleaseKvCacheMemory),
+        "pause": _pause,
+        "resume": _plain(Resume),
+        "reset_prefix_cache": _reset_prefix_cache,
+        "reset_mm_cache": _plain(ResetMmCache),
+        "reset_encoder_cache": _plain(ResetEncoderCache),
+        "start_profile": _start_profile,
+        "stop_profile": _plain(StopProfile),
+        "reload_weights": _plain(ReloadWeights),
+    }
+)
+"""By operation, as ``/mmrouter`` has it."""
+
+VLLMS: Final[Mapping[str, Read]] = MappingProxyType(
+    {name: read for name, read in READS.items() if name != "reload_weights"}
+    | {"sleep": _vllms_sleep, "pause": _vllms_pause}
+)
+"""By operation, as vLLM has it at the root."""
+
+
+def refuse_unknown(request: Request, read: Read, *more: str) -> None:
+    """A misspelt parameter must not leave an engine to a default.
+
+    Args:
+        more: names of parameters besides those of the operation.
+
+    Raises:
+        HTTPException: 422, naming it.
+    """
+    known = {*signature(read).parameters, *more}
+    for name in request.query_params:
+        if name not in known:
+            allowed = ", ".join(sorted(known - {"profile"})) or "none"
+            raise HTTPException(422, f"there is no parameter {name!r}; there is: {allowed}")

@@ -1,0 +1,102 @@
+"""Every route of vLLM's server: how it is served here, or why it is not.
+
+What concerns an engine rather than a request workers do: ``operate.py`` has these routes under
+vLLM's names. A test finds each route of vLLM's in exactly one place.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+_APP: Final = "by vLLM's app"
+
+_SERVED: Final[Mapping[str, str]] = {
+    _APP: """
+        /health /load /version /ping /invocations /tokenize /detokenize /v1/models /v1/completions
+        /v1/chat/completions /v1/chat/completions/batch /v1/responses /v1/systemone
+        /v1/messages /v1/messages/count_tokens /generative_scoring
+    """,
+    "by vLLM's app, which finds nothing, since no responses are stored": """
+        /v1/responses/{response_id} /v1/responses/{response_id}/cancel
+    """,
+    "by vLLM's app, for models that take speech": """
+        /v1/audio/transcriptions /v1/audio/translations
+    """,
+    "by vLLM's app, with --enable-scale-out": """
+        /v1/chat/completions/render /v1/messages/render /v1/completions/render /v1/responses/render
+        /v1/chat/completions/derender /v1/completions/derender /inference/v1/generate
+    """,
+    "by vLLM's app, with --enable-tokenizer-info-endpoint": "/tokenizer_info",
+    "by vLLM's app, if the package cohere is installed": "/cohere/v2/chat /cohere/v2/chat/render",
+    "for all processes of a frontend": "/metrics",
+    "by vLLM's app, unless --disable-fastapi-docs": """
+        /openapi.json /docs /docs/oauth2-redirect /redoc /static
+    """,
+    "by vLLM's app, of this frontend, with VLLM_SERVER_DEV_MODE": "/server_info",
+}
+
+SERVED: Final[Mapping[str, str]] = MappingProxyType(
+    {path: how for how, paths in _SERVED.items() for path in paths.split()}
+)
+"""Routes that work, and how."""
+
+OPERATIONS: Final = frozenset(
+    {
+        "/is_paused",
+        "/is_sleeping",
+        "/pause",
+        "/release_kv_cache_memory",
+        "/reset_encoder_cache",
+        "/reset_mm_cache",
+        "/reset_prefix_cache",
+        "/resume",
+        "/sleep",
+        "/start_profile",
+        "/stop_profile",
+        "/wake_up",
+    }
+)
+"""Routes by which all workers do something."""
+
+_WEIGHTS: Final = (
+    "each engine would need a rank of its own among the trainer's processes, and pickled handles "
+    "would come along: pause the workers and have them read their weights from disk again "
+    "(POST /mmrouter/workers/reload_weights), or replace them one after the other"
+)
+_VERSION: Final = "workers keep no version of their weights: name it in --served-model-name"
+_ADAPTERS: Final = "requests for adapters are not routed yet, so nothing could use one"
+_POOLING: Final = "requests of pooling models are not routed"
+_SCALING: Final = "a fleet is scaled by starting and stopping workers"
+_ABORT: Final = (
+    "clients end their requests by closing the connection; POST /pause?mode=abort ends all"
+)
+_FAULTS: Final = "it is for the ranks of one server; a worker that fails is left by its requests"
+
+_REFUSED: Final[Mapping[str, str]] = {
+    _WEIGHTS: """
+        /init_weight_transfer_engine /shutdown_weight_transfer_engine /start_weight_update
+        /start_draft_weight_update /update_weights /finish_weight_update
+    """,
+    "it is for a trainer's processes, and weight transfer is not routed": "/weight_checker",
+    _VERSION: "/update_weight_version /weight_info",
+    "workers differ in it, and what it is for, weight transfer, is not routed": "/get_world_size",
+    _ADAPTERS: """
+        /v1/load_lora_adapter /v1/unload_lora_adapter /adapters /adapters/{adapter_name}
+    """,
+    _POOLING: """
+        /pooling /classify /v1/embeddings /v2/embed /score /v1/score /rerank /v1/rerank /v2/rerank
+    """,
+    _SCALING: "/scale_elastic_ep /is_scaling_elastic_ep",
+    _ABORT: "/abort_requests /inference/v1/abort_requests",
+    _FAULTS: "/fault_tolerance/apply /fault_tolerance/status",
+    "it has engines call any method by its name; what workers do stands in a closed list": (
+        "/collective_rpc"
+    ),
+    "frontends read KV events, and learn from cards where": "/kv_event_sources",
+    "no WebSocket is spoken": "/v1/realtime",
+}
+
+REFUSED: Final[Mapping[str, str]] = MappingProxyType(
+    {path: reason for reason, paths in _REFUSED.items() for path in paths.split()}
+)
+"""Routes that answer 501, and why."""

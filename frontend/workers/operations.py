@@ -1,0 +1,85 @@
+"""Operations of one worker or of all, and what became of each. Nobody waits for a silent one."""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from common.errors import WorkerBusyError, WorkerLostError
+from common.identity import Incarnation, WorkerId
+from common.operations import Operation, Outcome
+from frontend.workers.members import Member, Members
+
+AT_ONCE: Final = 256
+"""Workers that are asked at the same time."""
+
+
+@dataclass(frozen=True)
+class Performed:
+    """What became of an operation at one run of a worker.
+
+    Attributes:
+        outcome: what the worker said; failed if it said nothing.
+        message: why it was not done, in a sentence; empty if it was.
+        seconds: that it took.
+    """
+
+    worker_id: WorkerId
+    incarnation: Incarnation
+    outcome: Outcome
+    message: str
+    seconds: float
+
+
+def those_called(members: Members, worker_id: WorkerId | None) -> list[Member]:
+    """The worker of an id, whoever serves under it or else whoever has it; all without an id."""
+    shown = members.shown()
+    if worker_id is None:
+        return shown
+    holder = members.holder(worker_id)
+    if holder is not None:
+        return [holder]
+    return [member for member in shown if member.card.worker_id == worker_id][:1]
+
+
+async def perform(
+    members: Iterable[Member], operation: Operation, timeout_s: float
+) -> list[Performed]:
+    """Have workers do something, all at the same time.
+
+    Args:
+        timeout_s: how long each may take.
+
+    Returns:
+        What became of it at each, in their order.
+    """
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def one(member: Member) -> Performed:
+        async with turns:
+            return await _perform(member, operation, timeout_s)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(member), name="operation") for member in members]
+    return [task.result() for task in tasks]
+
+
+async def _perform(member: Member, operation: Operation, timeout_s: float) -> Performed:
+    began = time.monotonic()
+    outcome, message = Outcome.FAILED, ""
+    try:
+        async with asyncio.timeout(timeout_s):
+            if member.link is None:
+                outcome, message = Outcome.REFUSED, "it is not connected"
+            else:
+                answer = await member.link.operate(operation)
+                outcome, message = answer.outcome, answer.message
+    except TimeoutError:
+        message = f"it did not answer in {timeout_s:g} s, and may still do it"
+    except WorkerBusyError as error:
+        outcome, message = Outcome.REFUSED, str(error)
+    except WorkerLostError as error:
+        message = f"{error}; nobody knows whether it was done"
+    seconds = round(time.monotonic() - began, 3)
+    return Performed(member.card.worker_id, member.card.incarnation, outcome, message, seconds)

@@ -1,0 +1,95 @@
+"""The last minutes, kept for a page that is opened later."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import httpx
+from fastapi import FastAPI
+
+from common.telemetry import INTER_TOKEN_LATENCY, TIME_TO_FIRST_TOKEN
+from frontend.http.history import STEPS, History, Totals, history_routes, read_totals
+from frontend.processes import Siblings
+
+
+class Hours:
+    """A clock, and totals, that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.totals = Totals()
+
+    def history(self, siblings: Any = None) -> History:
+        read: Callable[[], Totals] = lambda: self.totals  # noqa: E731
+        history = History(read, lambda: self.now)
+        history.share(cast(Siblings | None, siblings))
+        return history
+
+    def pass_by(self, history: History, **totals: float) -> None:
+        self.now += 10
+        self.totals = self.totals._replace(**totals)
+        history.step()
+
+
+async def test_each_step_has_what_came_since_the_one_before() -> None:
+    hours = Hours()
+    history = hours.history()
+    hours.pass_by(history, requests=3, first_tokens=2, first_token_seconds=0.5)
+    hours.pass_by(history, requests=7)
+    # A worker that left took what it counted along.
+    hours.pass_by(history, requests=5)
+    hours.pass_by(history, requests=6)
+    told = await history.told()
+    assert [one.at for one in told] == [1010, 1020, 1030, 1040]
+    assert [one.requests for one in told] == [3, 4, 0, 1]
+    assert (told[0].first_tokens, told[0].first_token_seconds) == (2, 0.5)
+
+
+async def test_no_more_is_kept_than_is_shown() -> None:
+    hours = Hours()
+    history = hours.history()
+    for number in range(STEPS + 5):
+        hours.pass_by(history, requests=number)
+    assert len(await history.told()) == STEPS
+
+
+class Others:
+    """Siblings that took steps of their own."""
+
+    def __init__(self) -> None:
+        self.tells: dict[str, Any] = {}
+
+    def tell(self, topic: str, tell: Any) -> None:
+        self.tells[topic] = tell
+
+    async def ask(self, topic: str, argument: bytes = b"") -> list[tuple[str, bytes]]:
+        return [(str(each), self.tells[topic](argument)) for each in range(2)]
+
+
+async def test_the_steps_of_all_processes_add_up() -> None:
+    hours = Hours()
+    history = hours.history(Others())
+    hours.now += 3.4  # whenever they look at the clock
+    hours.pass_by(history, requests=2)
+    assert [(one.at, one.requests) for one in await history.told()] == [(1010, 6)]
+
+
+async def test_it_is_json() -> None:
+    hours = Hours()
+    history = hours.history()
+    hours.pass_by(history, predicted=5, prompt_tokens=9)
+    app = FastAPI()
+    app.include_router(history_routes(history))
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://f") as http:
+        (step,) = (await http.get("/mmrouter/history")).json()
+    assert (step["at"], step["predicted"], step["prompt_tokens"]) == (1010, 5, 9)
+
+
+def test_the_metrics_are_read() -> None:
+    before = read_totals()
+    TIME_TO_FIRST_TOKEN.observe(2.5)
+    INTER_TOKEN_LATENCY.observe(0.1, 4)
+    after = read_totals()
+    assert after.first_tokens - before.first_tokens == 1
+    assert after.first_token_seconds - before.first_token_seconds == 2.5
+    assert after.output_tokens - before.output_tokens == 5

@@ -1,0 +1,132 @@
+"""Every route of vLLM's server is served here, done by workers, or refused with a reason."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import vllm
+from fastapi import FastAPI
+from starlette.routing import Mount
+from vllm.config import ProfilerConfig
+from vllm.entrypoints.launchers.app import build_app
+
+from frontend.args import parse
+from frontend.http.operate import REPLACED, Operating, vllms_routes
+from frontend.http.operation_queries import READS, VLLMS
+from frontend.http.server import replace_engine_routes
+from frontend.http.vllm_routes import OPERATIONS, REFUSED, SERVED
+from frontend.workers import Members
+
+_ENTRYPOINTS = Path(vllm.__file__).parent / "entrypoints"
+_METHODS = {"get", "post", "put", "delete", "patch", "head", "websocket", "api_route"}
+
+OTHER_SERVERS = {"launchers/dp_supervisor.py", "cli/preload.py"}
+"""Processes of vLLM's that are none here."""
+
+
+def declared() -> dict[str, str]:
+    """Paths in vLLM's own sources, whatever flag or model they are for, and the file of each."""
+    found: dict[str, str] = {}
+    for file in _ENTRYPOINTS.rglob("*.py"):
+        name = file.relative_to(_ENTRYPOINTS).as_posix()
+        if name not in OTHER_SERVERS:
+            found |= dict.fromkeys(_paths(ast.parse(file.read_text())), name)
+    return found
+
+
+def _paths(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        whose = node.func.value
+        routes = isinstance(whose, ast.Name) and whose.id.endswith(("router", "app"))
+        if not (routes and node.func.attr in _METHODS | {"add_api_route", "mount"} and node.args):
+            continue
+        path = node.args[0]
+        if isinstance(path, ast.Constant) and isinstance(path.value, str):
+            yield path.value
+
+
+def everything(monkeypatch: pytest.MonkeyPatch) -> FastAPI:
+    """vLLM's own app with all that flags and environment add, for a model that generates."""
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+    monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
+    args = parse([]).serve
+    args.enable_fault_tolerance = True
+    args.enable_tokenizer_info_endpoint = True
+    args.enable_scale_out = True
+    args.profiler_config = ProfilerConfig(profiler="torch", torch_profiler_dir="/tmp")
+    return build_app(args, ("generate", "transcription", "realtime"), None)
+
+
+def paths_of(app: FastAPI) -> set[str]:
+    # Metrics and the pages' files are mounted, and have no method of their own.
+    return {str(getattr(route, "path", "")) for route in app.routes}
+
+
+def test_every_route_stands_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new one of vLLM's: serve it, let workers do it, or say in vllm_routes.py why not."""
+    places = [SERVED.keys(), OPERATIONS, REFUSED.keys()]
+    listed = frozenset[str]().union(*places)
+    assert len(listed) == sum(map(len, places))
+    source, built = declared(), paths_of(everything(monkeypatch))
+    assert {path: source.get(path) for path in (source.keys() | built) - listed} == {}
+    gone = listed - source.keys() - built
+    assert gone <= {
+        "/redoc",  # FastAPI's, as /docs is
+        "/docs", "/docs/oauth2-redirect", "/static",  # by the flag for pages
+    }  # fmt: skip
+
+
+def test_every_reason_is_one() -> None:
+    for table in (SERVED, REFUSED):
+        for path, words in table.items():
+            assert path.startswith("/") and len(words) > 10
+
+
+def test_what_concerns_engines_is_ours_and_nothing_else_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app = everything(monkeypatch)
+    before = paths_of(app)
+    replace_engine_routes(app, Operating(Members()), _nothing)
+    assert before <= paths_of(app)
+    for route in app.routes:
+        if isinstance(route, Mount):
+            continue
+        ours = getattr(route, "endpoint", None)
+        of_ours = str(getattr(ours, "__module__", "")).startswith("frontend.")
+        assert of_ours == (getattr(route, "path", "") in REPLACED), route
+
+
+def test_every_operation_has_vllms_name() -> None:
+    posts = OPERATIONS - {"/is_sleeping", "/is_paused"}
+    assert {f"/{name}" for name in VLLMS} == posts
+    assert READS.keys() - VLLMS.keys() == {"reload_weights"}
+
+
+async def _nothing() -> None:
+    pass
+
+
+@pytest.mark.parametrize("dev_mode", [True, False])
+async def test_what_is_refused_says_why_and_what_is_hidden_where(dev_mode: bool) -> None:
+    app = FastAPI()
+    app.include_router(vllms_routes(Operating(Members()), _nothing, dev_mode=dev_mode))
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://f") as http:
+        for path, reason in REFUSED.items():
+            method = "DELETE" if path.endswith("}") else "GET"
+            answer = await http.request(method, path)
+            assert answer.status_code == 501
+            assert answer.json()["detail"] == f"{path} does nothing here: {reason}"
+        for path in OPERATIONS:
+            method = "GET" if path.startswith("/is_") else "POST"
+            answer = await http.request(method, path)
+            if dev_mode or path.endswith("_profile"):
+                assert answer.status_code in (200, 503)  # there is no worker
+            else:
+                assert answer.status_code == 404
+                assert "/mmrouter/workers" in answer.json()["detail"]
