@@ -54,6 +54,7 @@ from common.identity import MmHash, WorkerId
 from common.protocol import MediaPart, Submit
 from common.renderer_patches import patch_renderer
 from common.telemetry import stage
+from common.tracing import headers_onwards
 
 SHUTDOWN_S = 10.0
 """How long engine processes may take to clean up after themselves."""
@@ -333,7 +334,7 @@ class Engine:
             submit.request_id,
             prompt_text=submit.prompt_text,
             lora_request=submit.lora_request,
-            trace_headers=submit.trace_headers,
+            trace_headers=headers_onwards(submit.trace_headers),
             priority=submit.priority,
             data_parallel_rank=self._local_rank(submit.rank),
             session_id=submit.session_id,

@@ -28,9 +28,10 @@ from common.errors import (
 )
 from common.fleet_key import FleetKey
 from common.fleet_sockets import check_bind
-from common.process_settings import configure_logging
+from common.log_lines import configure_logging
 from common.stop_signals import StopSignals
 from common.telemetry import enable_nvtx
+from common.tracing import exporting, prepare
 from common.transfer.arena import reap_orphans
 from common.transfer.choice import indispensable, wanted
 from common.transfer.nixl import NixlReceiver
@@ -50,14 +51,17 @@ def run() -> None:
     its card can't be published where it should be.
     """
     args = parse(sys.argv[1:])
-    configure_vllms_logging(Namespace(logging_config=args.engine.create_logging_config()))
-    configure_logging(args.process.log_level, args.worker_id)
+    configure_logging(args.process.log_setup(args.worker_id))
+    vllms = Namespace(logging_config=args.engine.create_logging_config())
+    configure_vllms_logging(vllms, engine=True)
+    args.engine.logging_config = vllms.logging_config  # for the engine's processes
     for line in args.summary:
         logger.info("in force, %s", line)
     if args.process.nvtx:
         enable_nvtx()
     prepare_environment(args.worker.worker_host)
     try:
+        prepare(args.process.otlp_traces_endpoint, "worker")
         uvloop.run(_run(args))
     except MmRouterError as error:
         logger.error("%s", error)
@@ -76,7 +80,9 @@ async def _run(args: WorkerArgs) -> None:
     reap_orphans()  # of frontends that were killed; the next process cleans up
     engine = await Engine.start(engine_args, args.worker_id)
     try:
-        await _serve(args, engine, key)
+        # Not before, so that the engine's processes are forked without threads that export.
+        with exporting(args.process.otlp_traces_endpoint, args.worker_id):
+            await _serve(args, engine, key)
     finally:
         engine.shutdown()
 

@@ -9,6 +9,7 @@ from frontend.http.file_limit import raise_file_limit
 from frontend.http.manage import Management, manage_routes
 from frontend.http.merged_metrics import MergedMetrics
 from frontend.http.readiness_gate import ReadinessGate
+from frontend.http.request_context import RequestIds, Traced
 from frontend.http.retry_after import RetryAfter
 from frontend.http.server import build_vllm_app, uvicorn_config
 from frontend.http.settings import HttpSettings, KeySettings
@@ -27,9 +28,11 @@ __all__ = [
     "Management",
     "MergedMetrics",
     "ReadinessGate",
+    "RequestIds",
     "RetryAfter",
     "Server",
     "Status",
+    "Traced",
     "build_vllm_app",
     "graceful_shutdown",
     "manage_routes",
