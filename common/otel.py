@@ -223,9 +223,15 @@ class Export:
         """
         # Each of an exporter's retries would be a line; we say it once.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-        self._provider = _provider(_exporter(endpoint), instance)
+        try:
+            exporter = _exporter(endpoint)
+        except Exception as error:  # each of its variables has an exception of its own
+            raise ConfigurationError(
+                f"spans can't be exported to {_shown(endpoint)}: {error}"
+            ) from error
+        self._provider = _provider(exporter, instance)
         install(OtelTracer(self._provider))
-        logger.info("spans go to %s", endpoint.rpartition("@")[2])
+        logger.info("spans go to %s", _shown(endpoint))
 
     def close(self, limit_s: float = CLOSE_S) -> None:
         """Export what is left, for so long at most. vLLM's exporter in this process, if there is
@@ -261,13 +267,18 @@ def prepare_environment(endpoint: str, role: str) -> None:
         )
     if protocol == _HTTP and not endpoint.startswith(("http://", "https://")):
         raise ConfigurationError(
-            f"--otlp-traces-endpoint={endpoint!r} is no URL for {_HTTP}, which is like "
+            f"--otlp-traces-endpoint={_shown(endpoint)} is no URL for {_HTTP}, which is like "
             "http://HOST:4318/v1/traces"
         )
     os.environ[_PROTOCOLS[0]] = protocol
     if "service.name" not in OTELResourceDetector().detect().attributes:
         os.environ["OTEL_SERVICE_NAME"] = f"mmrouter-{role}"
     _provider(None, "").shutdown()
+
+
+def _shown(endpoint: str) -> str:
+    """Without a password."""
+    return endpoint.rpartition("@")[2]
 
 
 def _exporter(endpoint: str) -> SpanExporter:
