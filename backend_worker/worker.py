@@ -52,7 +52,10 @@ def run() -> None:
     """
     args = parse(sys.argv[1:])
     configure_logging(args.process.log_setup(args.worker_id))
-    vllms = Namespace(logging_config=args.engine.create_logging_config())
+    vllms = Namespace(
+        logging_config=args.engine.create_logging_config(),
+        enable_log_requests=args.engine.enable_log_requests,
+    )
     configure_vllms_logging(vllms, engine=True)
     args.engine.logging_config = vllms.logging_config  # for the engine's processes
     for line in args.summary:

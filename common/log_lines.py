@@ -1,12 +1,14 @@
 """Log lines of all our processes: text, or one JSON object each, with the request they are about.
 
 No line has what users wrote, nor where their media are: whoever logs sees to that. vLLM's and the
-HTTP server's own lines in our processes get the same form, unless the user configures vLLM's.
+HTTP server's own lines in our processes get the same form, unless the user configures vLLM's; they
+do quote users, so :class:`Reserved` leaves of those about a request what can't be a user's.
 """
 
 import json
 import logging
 import time
+import traceback
 from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from enum import StrEnum
 from typing import Final
 
 from common import tracing
+from common.errors import causes
 
 OURS: Final = ("common", "frontend", "backend_worker", "mmrouter")
 """Loggers of this project."""
@@ -95,7 +98,45 @@ class JsonLines(logging.Formatter):
             line["span_id"] = span.span_id
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
+        elif record.exc_text:
+            line["exception"] = record.exc_text
         return json.dumps(line)
+
+
+class Reserved(logging.Filter):
+    """Takes out of a line about a request whatever may be its user's: text that was put into the
+    message, and the words of an error, whose type and place are left. Numbers stay.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See logging; all lines pass."""
+        if not current_request.get():
+            return True
+        if record.name == "uvicorn.access":
+            _cut_query(record)
+            return True
+        if isinstance(record.args, tuple):
+            record.args = tuple(_unless_text(each) for each in record.args)
+        elif record.args:
+            record.args = {key: _unless_text(each) for key, each in record.args.items()}
+        if record.exc_info and isinstance(record.exc_info[1], BaseException):
+            record.exc_text = "".join(
+                f"{''.join(traceback.format_tb(error.__traceback__))}{type(error).__name__}\n"
+                for error in causes(record.exc_info[1])
+            ).rstrip()
+            record.exc_info = None
+        return True
+
+
+def _unless_text(value: object) -> object:
+    return value if isinstance(value, int | float) else "…"
+
+
+def _cut_query(record: logging.LogRecord) -> None:
+    """Of uvicorn's client, method, path with its query, version and status."""
+    if isinstance(record.args, tuple) and len(record.args) == 5:
+        client, method, path, version, status = record.args
+        record.args = (client, method, str(path).partition("?")[0], version, status)
 
 
 _in_force: LogSetup | None = None
@@ -127,6 +168,16 @@ def adopt(loggers: Iterable[str]) -> None:
     """Give other loggers' lines the form of ours; their levels and streams stay."""
     if _in_force is None:
         return
-    for name in loggers:
-        for handler in logging.getLogger(name).handlers:
-            handler.setFormatter(_in_force.formatter())
+    for handler in _handlers(loggers):
+        handler.setFormatter(_in_force.formatter())
+
+
+def reserve(loggers: Iterable[str]) -> None:
+    """Take what users wrote out of other loggers' lines; see :class:`Reserved`."""
+    for handler in _handlers(loggers):
+        if not any(isinstance(each, Reserved) for each in handler.filters):
+            handler.addFilter(Reserved())
+
+
+def _handlers(loggers: Iterable[str]) -> list[logging.Handler]:
+    return [handler for name in loggers for handler in logging.getLogger(name).handlers]

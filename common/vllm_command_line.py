@@ -16,7 +16,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from common.config_file import ConfigFile, unknown
 from common.errors import ConfigurationError
 from common.flag_settings import Given
-from common.log_lines import LogFormat, adopt, log_setup
+from common.log_lines import LogFormat, adopt, log_setup, reserve
 from common.process_settings import ProcessSettings
 
 SECRETS = frozenset({"api_key", "hf_token"})
@@ -177,19 +177,28 @@ def configure_vllms_logging(args: Namespace, *, engine: bool = False) -> None:
         engine: whether an engine is to be started, whose processes have vLLM's own formatters only.
     """
     config = configure_logging_from_args(args)
-    if not _left_to_us(args):
-        return
     ours = log_setup()
-    if engine and ours is not None and ours.form is LogFormat.JSON:
-        args.logging_config = replace(config, formatter="json")
-        configure_logging_from_args(args)
-    adopt(("vllm",))
+    if _left_to_us(args):
+        if engine and ours is not None and ours.form is LogFormat.JSON:
+            args.logging_config = replace(config, formatter="json")
+            configure_logging_from_args(args)
+        adopt(("vllm",))
+    _reserve_unless_asked(args, "vllm")
 
 
 def adopt_servers_lines(args: Namespace) -> None:
     """The same for the HTTP server's, once it is configured."""
+    names = ("uvicorn", "uvicorn.access", "uvicorn.error")
     if _left_to_us(args):
-        adopt(("uvicorn", "uvicorn.access", "uvicorn.error"))
+        adopt(names)
+    _reserve_unless_asked(args, *names)
+
+
+def _reserve_unless_asked(args: Namespace, *loggers: str) -> None:
+    """Users' words stay out of lines unless the operator wants requests, or answers, in the log."""
+    asked = ("enable_log_requests", "enable_log_outputs")
+    if not any(getattr(args, name, False) for name in asked):
+        reserve(loggers)
 
 
 def _left_to_us(args: Namespace) -> bool:

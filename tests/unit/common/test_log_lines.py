@@ -18,6 +18,7 @@ from common.log_lines import (
     LogFormat,
     LogLevel,
     LogSetup,
+    Reserved,
     TextLines,
     adopt,
     configure_logging,
@@ -170,3 +171,54 @@ def test_nothing_is_adopted_before_somebody_has_said_how() -> None:
     adopt(("of this test",))
     assert handler.formatter is None
     logger.removeHandler(handler)
+
+
+def reserved(
+    message: str, *args: object, name: str = "vllm.x", error: Exception | None = None
+) -> str:
+    """A line about a request, as text."""
+    exc_info = None if error is None else (type(error), error, error.__traceback__)
+    record = logging.LogRecord(name, logging.ERROR, __file__, 1, message, args, exc_info)
+    token = current_request.set("4f1e")
+    assert Reserved().filter(record)
+    current_request.reset(token)
+    text = TextLines("f").format(record)
+    assert "exception" not in json.loads(JsonLines("f").format(record)) or error is not None
+    return text.partition(": ")[2]
+
+
+def test_of_others_lines_about_a_request_only_numbers_and_places_are_left() -> None:
+    assert reserved("got %s in %d of %.1f s", {"prompt": "canary"}, 3, 0.5) == "got … in 3 of 0.5 s"
+    assert reserved("%(a)s and %(b)d", {"a": "canary", "b": 1}) == "… and 1"
+    assert reserved("nothing to put in: 100%") == "nothing to put in: 100%"
+    try:
+        try:
+            raise ValueError("canary")
+        except ValueError as error:
+            raise KeyError("canary") from error
+    except KeyError as error:
+        text = reserved("failed: %s", error, error=error)
+    assert "KeyError" in text and "ValueError" in text and __file__ in text
+    assert "canary\n" not in text and not text.endswith("canary")
+
+
+def test_what_is_about_no_request_is_left_as_it_is() -> None:
+    record = logging.LogRecord("vllm", logging.INFO, "", 1, "model %s", ("demo",), None)
+    assert Reserved().filter(record)
+    assert record.getMessage() == "model demo"
+
+
+def test_the_servers_line_of_a_request_is_without_its_query() -> None:
+    access = ("127.0.0.1:1", "GET", "/v1/models?key=canary", "1.1", 200)
+    line = reserved('%s - "%s %s HTTP/%s" %d', *access, name="uvicorn.access")
+    assert line == '127.0.0.1:1 - "GET /v1/models HTTP/1.1" 200'
+
+
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize("asked", [True, False])
+def test_who_asks_for_requests_in_the_log_gets_them(asked: bool) -> None:
+    args = Namespace(logging_config=LoggingConfig(), enable_log_requests=asked)
+    configure_vllms_logging(args)
+    configure_vllms_logging(args)
+    (handler,) = logging.getLogger("vllm").handlers
+    assert sum(isinstance(one, Reserved) for one in handler.filters) == (not asked)

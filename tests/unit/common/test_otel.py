@@ -106,7 +106,11 @@ async def test_opentelemetrys_own_variables_are_followed(environment: pytest.Mon
         (NOBODY, {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/json"}, "be sent by 'http/json'"),
         ("localhost:4317", {}, "=localhost:4317 is no URL for http/protobuf"),
         ("user:secret@host", {}, "=host is no URL"),
-        (NOBODY, {"OTEL_EXPORTER_OTLP_COMPRESSION": "rar"}, "be exported to http.*rar"),
+        (
+            NOBODY,
+            {"OTEL_EXPORTER_OTLP_COMPRESSION": "rar", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"},
+            "be exported to http.*rar",
+        ),
         (NOBODY, {"OTEL_BSP_SCHEDULE_DELAY": "-1"}, "an OTEL_ variable is unusable"),
     ],
 )
