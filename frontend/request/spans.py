@@ -7,8 +7,9 @@ user wrote.
 import itertools
 import secrets
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
 from typing import Final
 
 from vllm.sampling_params import SamplingParams
@@ -72,12 +73,10 @@ class CallSpans:
         root.set({MODEL: model, REQUEST_ID: self._request_id, **attributes})
         root.add(PROMPT_TOKENS, prompt_tokens)
 
-    @contextmanager
-    def attempt(self, decision: Decision) -> Iterator[None]:
+    def attempt(self, decision: Decision) -> AbstractContextManager[object]:
         """A worker's part of it. Not the current span: this is left in the middle of a stream."""
         if self._root is None:
-            yield
-            return
+            return nullcontext()
         self._workers.append(decision.worker_id)
         attributes: dict[str, Value] = {
             "mmrouter.worker_id": decision.worker_id,
@@ -88,17 +87,8 @@ class CallSpans:
             "mmrouter.attempt": len(self._workers),
         }
         self._root.set(attributes)
-        self._attempt = attempt = self._root.child("worker", Kind.CLIENT, attributes)
-        error: str | None = None
-        try:
-            yield
-        except BaseException as raised:
-            # A stream that nobody reads on is closed, which is no failure of the worker's.
-            error = "aborted" if isinstance(raised, GeneratorExit) else type(raised).__name__
-            raise
-        finally:
-            self._attempt = None
-            attempt.end(error)
+        self._attempt = self._root.child("worker", Kind.CLIENT, attributes)
+        return _Ending(self._attempt)
 
     def headers(self) -> dict[str, str] | None:
         """What the worker is told."""
@@ -141,3 +131,20 @@ class CallSpans:
                 "mmrouter.workers": tuple(dict.fromkeys(self._workers)),
             }
         )
+
+
+class _Ending(AbstractContextManager[object]):
+    """Ends a span, whatever happens."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # A stream that nobody reads on is closed, which is no failure of the worker's.
+        aborted = kind is GeneratorExit
+        self._span.end("aborted" if aborted else None if kind is None else kind.__name__)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from prometheus_client import REGISTRY
 
 from common import otel, tracing
@@ -98,6 +98,16 @@ async def test_opentelemetrys_own_variables_are_followed(environment: pytest.Mon
         assert "prod" in there.text()
         (span,) = there.spans
         assert span.parent_span_id.hex() == "b" * 16 and attributes(span) == {}
+
+
+def test_a_sampler_that_asks_nobody_overrules_the_client(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
+    environment.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
+    prepare(NOBODY, "frontend")
+    with exporting(NOBODY, "f"):
+        parent = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
+        with span_of_request("request", parent) as span:
+            assert span is not None and not span.recording
 
 
 @pytest.mark.parametrize(
@@ -206,7 +216,7 @@ async def test_a_collector_that_comes_back_is_used_again(
 
 
 async def test_an_exporter_that_raises_is_a_failure() -> None:
-    class Broken(otel.SpanExporter):
+    class Broken(SpanExporter):
         def export(self, spans: object) -> Any:
             raise RuntimeError("canary")
 
