@@ -129,4 +129,5 @@ def _engine_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Giv
     if "model" not in given:
         raise ConfigurationError("MODEL or --model is required")
     pass_level_on(line.ours, engine)
+    engine.otlp_traces_endpoint = ProcessSettings.from_args(line.ours).otlp_traces_endpoint
     return engine, given

@@ -31,6 +31,7 @@ from backend_worker.engine_operations import operate
 from backend_worker.media_input import media_input
 from backend_worker.ranks import check_launch, served_ranks
 from backend_worker.render import LocalRenderer, partitioned_hashes
+from common import telemetry, tracing
 from common.card import (
     CacheSettings,
     Capacity,
@@ -53,7 +54,6 @@ from common.identity import MmHash, WorkerId
 from common.operations import Operation
 from common.protocol import MediaPart, Submit
 from common.renderer_patches import patch_renderer
-from common.telemetry import stage
 
 SHUTDOWN_S = 10.0
 """How long engine processes may take to clean up after themselves."""
@@ -335,7 +335,7 @@ class Engine:
             submit.request_id,
             prompt_text=submit.prompt_text,
             lora_request=submit.lora_request,
-            trace_headers=submit.trace_headers,
+            trace_headers=tracing.headers_onwards(submit.trace_headers),
             priority=submit.priority,
             data_parallel_rank=self._local_rank(submit.rank),
             session_id=submit.session_id,
@@ -414,7 +414,7 @@ class Engine:
         sent = self._inject(submit.media, items)
         return media_input(token_ids, submit.media, sent, submit.cache_salt)
 
-    @stage("inject")
+    @telemetry.stage("inject")
     def _inject(self, parts: list[MediaPart], items: Items) -> list[MultiModalKwargsItem | None]:
         """What goes to the engine for each part: tensors, an address, or None."""
         missing = [p.mm_hash for p in parts if p.mm_hash not in items and not self.holds(p.mm_hash)]

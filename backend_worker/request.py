@@ -15,6 +15,7 @@ from vllm.outputs import RequestOutput
 from backend_worker.engine import Items, RankLoad
 from backend_worker.ledger import Entry
 from backend_worker.media_receiver import MediaReceiver, ReceivedMedia
+from common import tracing
 from common.errors import (
     EngineFailedError,
     EngineGoneError,
@@ -26,6 +27,7 @@ from common.errors import (
     WorkerBusyError,
 )
 from common.identity import MmHash, RequestId
+from common.log_lines import current_request
 from common.operations import Operation
 from common.protocol import (
     Ack,
@@ -39,12 +41,16 @@ from common.protocol import (
     ToFrontend,
 )
 from common.telemetry import INTERNAL_ERRORS, stage
+from common.tracing import span_of_request
 
 logger = logging.getLogger(__name__)
 
 MAX_NACKS = 4
 """Times one request may ask for media before it fails. Each answer can be void
 again: a segment goes stale, or the engine evicts what it was just given."""
+
+LONGEST_ID_SHOWN = 80
+"""Characters of a request's id in log lines and spans; frontends' own have 40 or so."""
 
 SUPPLY_TIMEOUT_S = 30.0
 """How long a request waits for media it asked for."""
@@ -143,6 +149,16 @@ class WorkerRequest:
         asyncio.get_running_loop().call_soon(self.task.cancel)
 
     async def _run(self, media: Sequence[memoryview], ended: Callable[[], object]) -> None:
+        """In a task, so in a context, of its own."""
+        current_request.set(in_log_lines(self._id))
+        with span_of_request("answer", self._submit.trace_headers or {}) as span:
+            if span is not None:
+                span.set({"gen_ai.request.id": self._id[:LONGEST_ID_SHOWN]})
+            await self._answer_and_end(media, ended)
+
+    async def _answer_and_end(
+        self, media: Sequence[memoryview], ended: Callable[[], object]
+    ) -> None:
         failure: Failed | None = None
         try:
             await self._answer(media)
@@ -194,6 +210,8 @@ class WorkerRequest:
             failure = self._mistake(error)
         try:
             if failure is not None:
+                if (span := tracing.current()) is not None:
+                    span.end(failure.kind.value)
                 message = sendable(failure.message)
                 await self._send(msgspec.structs.replace(failure, message=message))
             await self._send(self._status())
@@ -213,8 +231,10 @@ class WorkerRequest:
                 with stage("receive"):
                     await self._media_receiver.receive(shipments, media, received)
                 await self._admit()
-                async for output in self._engine.generate(self._submit, received.items):
-                    yield output
+                # What is current in here is so for whoever iterates, which is this request's task.
+                with stage("generate"):
+                    async for output in self._engine.generate(self._submit, received.items):
+                        yield output
                 return
             except MediaMissingError as error:
                 # What is still in hand is simply given to the engine again.
@@ -257,6 +277,12 @@ class WorkerRequest:
 def sendable(reason: str) -> str:
     """Without what UTF-8 can't carry: errors quote whatever they were about."""
     return reason.encode(errors="replace").decode()
+
+
+def in_log_lines(request_id: RequestId) -> str:
+    """The id as a line may have it: frontends choose it, and a line is one line."""
+    shown = request_id[:LONGEST_ID_SHOWN]
+    return shown if shown.isprintable() else ascii(shown)
 
 
 def _to_wire(request_id: RequestId, output: RequestOutput) -> Output:

@@ -28,10 +28,11 @@ from common.errors import (
 )
 from common.fleet_key import FleetKey
 from common.fleet_sockets import check_bind
-from common.process_settings import configure_logging
+from common.log_lines import configure_logging
 from common.still_busy import still_busy
 from common.stop_signals import StopSignals
 from common.telemetry import enable_nvtx
+from common.tracing import exporting, prepare
 from common.transfer.arena import reap_orphans
 from common.transfer.choice import indispensable, wanted
 from common.transfer.nixl import NixlReceiver
@@ -51,14 +52,20 @@ def run() -> None:
     its card can't be published where it should be.
     """
     args = parse(sys.argv[1:])
-    configure_vllms_logging(Namespace(logging_config=args.engine.create_logging_config()))
-    configure_logging(args.process.log_level, args.worker_id)
+    configure_logging(args.process.log_setup(args.worker_id))
+    vllms = Namespace(
+        logging_config=args.engine.create_logging_config(),
+        enable_log_requests=args.engine.enable_log_requests,
+    )
+    configure_vllms_logging(vllms, engine=True)
+    args.engine.logging_config = vllms.logging_config  # for the engine's processes
     for line in args.summary:
         logger.info("in force, %s", line)
     if args.process.nvtx:
         enable_nvtx()
     prepare_environment(args.worker.worker_host)
     try:
+        prepare(args.process.otlp_traces_endpoint, "worker")
         uvloop.run(_run(args))
     except MmRouterError as error:
         logger.error("%s", error)
@@ -78,7 +85,9 @@ async def _run(args: WorkerArgs) -> None:
     with still_busy(f"loading {engine_args.model}", logger.info):
         engine = await Engine.start(engine_args, args.worker_id)
     try:
-        await _serve(args, engine, key)
+        # Not before, so that the engine's processes are forked without threads that export.
+        with exporting(args.process.otlp_traces_endpoint, args.worker_id):
+            await _serve(args, engine, key)
     finally:
         engine.shutdown()
 

@@ -1,7 +1,5 @@
 """What every process of the fleet is told: its log, its trace, its key, its way out."""
 
-import logging
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -9,18 +7,9 @@ from pydantic import Field, field_validator
 
 from common.flag_settings import FlagSettings
 from common.fleet_key import FleetKey
+from common.log_lines import LogFormat, LogLevel, LogSetup
 
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-
-
-class LogLevel(StrEnum):
-    """Of log lines, as vLLM has them too."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-    CRITICAL = "critical"
 
 
 class ProcessSettings(FlagSettings):
@@ -43,6 +32,15 @@ class ProcessSettings(FlagSettings):
         "VLLM_LOGGING_LEVEL",
     )
 
+    log_format: LogFormat = Field(
+        LogFormat.TEXT, description="log lines as text, or one JSON object each"
+    )
+    otlp_traces_endpoint: str | None = Field(
+        None,
+        description="collector of OpenTelemetry to which spans of requests go, for example "
+        "http://localhost:4317; at a worker the engine's too",
+    )
+
     @field_validator("log_level", mode="before")
     @classmethod
     def _as_vllm_writes_it(cls, level: object) -> object:
@@ -56,17 +54,6 @@ class ProcessSettings(FlagSettings):
         """
         return None if self.fleet_key_file is None else FleetKey.read(self.fleet_key_file)
 
-
-def configure_logging(level: LogLevel, process: str) -> None:
-    """Send our log lines to stderr, each naming the process it comes from."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(
-        logging.Formatter(
-            f"%(levelname)s %(asctime)s [{process}] %(name)s: %(message)s", "%H:%M:%S"
-        )
-    )
-    for package in ("common", "frontend", "backend_worker", "mmrouter"):
-        logger = logging.getLogger(package)
-        logger.setLevel(level.upper())
-        logger.addHandler(handler)
-        logger.propagate = False
+    def log_setup(self, process: str) -> LogSetup:
+        """How a process of this name logs."""
+        return LogSetup(self.log_level, self.log_format, process)

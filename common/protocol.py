@@ -49,6 +49,7 @@ from vllm.v1.metrics.stats import RequestStateStats
 from common.errors import ProtocolError
 from common.identity import BlockHash, Incarnation, MmHash, RequestId, WorkerId
 from common.operations import LONGEST_MESSAGE, Condition, Operation, Outcome
+from common.tracing import TraceHeaders
 
 PROTOCOL_VERSION = 5
 
@@ -163,6 +164,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
         shipments: transfer metadata of the items that come along, each once.
         prompt_embeds: (tokens, hidden) for prompts given as embeddings.
         rank: on which it runs, by the card's numbers; None for any.
+        trace_headers: of the frontend's span, or of the client's if it has none.
         timeout_s: seconds after which nobody wants an answer; None if there is no such.
         prefill_tokens: what it counts as load until its first output, in the frontend's
             estimate: tokens that are not cached, and media tokens to encode.
@@ -182,7 +184,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     priority: int = 0
     rank: int | None = None
     session_id: str | None = None
-    trace_headers: dict[str, str] | None = None
+    trace_headers: TraceHeaders | None = None
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None  # opaque to us: vLLM's own
     timeout_s: float | None = None

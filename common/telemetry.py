@@ -1,4 +1,4 @@
-"""One helper, :func:`stage`, that serves metric, NVTX range and log together.
+"""One helper, :class:`stage`, that serves metric, span, NVTX range and log together.
 
 Also the home of the frontend's and worker's Prometheus metrics, so that their
 names stand in one place. Nothing here decides anything.
@@ -6,10 +6,10 @@ names stand in one place. Nothing here decides anything.
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ContextDecorator
 from functools import cache
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 import nvtx
 from prometheus_client import Counter, Gauge, Histogram
@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from common.buckets import BETWEEN_TOKENS_S, FIRST_TOKEN_S, REQUEST_S, STAGE_S
 from common.live_metrics import Asked, Described, QuickHistogram
+from common.tracing import Span, current, enter
 
 logger = logging.getLogger("mmrouter")
 
@@ -257,6 +258,9 @@ EJECTED_WORKERS = Gauge(
     "mmrouter_ejected_workers", "Workers that are out, or on trial, after errors or stalls"
 )
 BUSY_WORKERS = Gauge("mmrouter_busy_workers", "Workers that get no more requests for the moment")
+SPANS = Counter(
+    "mmrouter_spans", "Spans of requests by whether the collector has taken them", ["outcome"]
+)
 WORKER_PAGES_MISSING = Counter(
     "mmrouter_worker_pages_missing",
     "Workers whose own metrics were asked for and are not shown, by reason",
@@ -284,6 +288,8 @@ def forget_worker(worker_id: str) -> None:
 
 _nvtx_enabled = False
 
+NVTX_DOMAIN: Final = "mmrouter"
+
 
 def enable_nvtx() -> None:
     """Emit an NVTX range per stage from now on. Off by default."""
@@ -297,24 +303,50 @@ def _seconds(stage_name: str) -> Histogram:
     return STAGE_SECONDS.labels(stage_name)
 
 
-@contextmanager
-def stage(name: str) -> Iterator[None]:
-    """Time a stage: one observation of ``mmrouter_stage_seconds``, one NVTX range
-    (if enabled) and one debug line. An error is counted and re-raised.
+class stage(ContextDecorator):
+    """Time a stage: one observation of ``mmrouter_stage_seconds``, one span in the request's trace,
+    one NVTX range in a domain of our own (if enabled) and one debug line. An error is counted and
+    re-raised. For ``with``, or for all of a function.
 
-    Args:
-        name: short constant, the ``stage`` label. Never put a request id in it.
+    Ranges have a beginning and an end of their own, so those of requests may overlap.
     """
-    started = time.perf_counter()
-    handle = nvtx.start_range(f"mmrouter.{name}") if _nvtx_enabled else None
-    try:
-        yield
-    except BaseException as error:
-        STAGE_FAILURES.labels(name, type(error).__name__).inc()
-        raise
-    finally:
-        elapsed = time.perf_counter() - started
-        if handle is not None:
-            nvtx.end_range(handle)
+
+    def __init__(self, name: str) -> None:
+        """
+        Args:
+            name: short constant, the ``stage`` label. Never put a request id in it.
+        """
+        self._name = name
+
+    def _recreate_cm(self) -> Self:
+        return type(self)(self._name)
+
+    def __enter__(self) -> Span | None:
+        """Begin. The span, which more may be said of, if the request is traced."""
+        self._range = nvtx.start_range(self._name, domain=NVTX_DOMAIN) if _nvtx_enabled else None
+        self._parent = parent = current()
+        self._span: Span | None = None
+        if parent is not None and parent.recording:
+            self._span = parent.child(self._name)
+            enter(self._span)
+        self._started = time.perf_counter()
+        return self._span
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End, whatever happened."""
+        elapsed = time.perf_counter() - self._started
+        name = self._name
+        if kind is not None:
+            STAGE_FAILURES.labels(name, kind.__name__).inc()
         _seconds(name).observe(elapsed)
         logger.debug("%s took %.3f ms", name, elapsed * 1e3)
+        if self._span is not None:
+            enter(self._parent)
+            self._span.end(None if kind is None else kind.__name__)
+        if self._range is not None:
+            nvtx.end_range(self._range)

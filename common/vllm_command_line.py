@@ -7,6 +7,7 @@ import argparse
 import json
 from argparse import Namespace
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from vllm.logger import configure_logging_from_args
@@ -15,6 +16,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from common.config_file import ConfigFile, unknown
 from common.errors import ConfigurationError
 from common.flag_settings import Given
+from common.log_lines import LogFormat, adopt, log_setup, reserve
 from common.process_settings import ProcessSettings
 
 SECRETS = frozenset({"api_key", "hf_token"})
@@ -172,9 +174,42 @@ def pass_level_on(ours: Namespace, args: Namespace) -> None:
         args.log_level = ProcessSettings.from_args(ours).log_level.upper()
 
 
-def configure_vllms_logging(args: Namespace) -> None:
-    """Let vLLM's lines of this process be as its arguments say, which get what was made of them."""
-    configure_logging_from_args(args)
+def configure_vllms_logging(args: Namespace, *, engine: bool = False) -> None:
+    """Let vLLM's lines of this process be as its arguments say, which get what was made of them;
+    and like ours where they say nothing of it.
+
+    Args:
+        engine: whether an engine is to be started, whose processes have vLLM's own formatters only.
+    """
+    config = configure_logging_from_args(args)
+    ours = log_setup()
+    if _left_to_us(args):
+        if engine and ours is not None and ours.form is LogFormat.JSON:
+            args.logging_config = replace(config, formatter="json")
+            configure_logging_from_args(args)
+        adopt(("vllm",))
+    _reserve_unless_asked(args, "vllm")
+
+
+def adopt_servers_lines(args: Namespace) -> None:
+    """The same for the HTTP server's, once it is configured."""
+    names = ("uvicorn", "uvicorn.access", "uvicorn.error")
+    if _left_to_us(args):
+        adopt(names)
+    _reserve_unless_asked(args, *names)
+
+
+def _reserve_unless_asked(args: Namespace, *loggers: str) -> None:
+    """Users' words stay out of lines unless the operator wants requests, or answers, in the log."""
+    asked = ("enable_log_requests", "enable_log_outputs")
+    if not any(getattr(args, name, False) for name in asked):
+        reserve(loggers)
+
+
+def _left_to_us(args: Namespace) -> bool:
+    """Whether vLLM's arguments say nothing of what lines look like."""
+    config = getattr(args, "logging_config", None)
+    return config is None or (config.pylogging_config_file is None and config.formatter == "text")
 
 
 def _flag(name: str) -> str:

@@ -84,6 +84,7 @@ ENGINE_AT_FRONTEND: Final[Mapping[str, str]] = MappingProxyType(
         "logging_config": "of vLLM's lines in this process",
         "log_config_file": "of vLLM's lines in this process",
         "log_level": "of mmrouter's lines and vLLM's in this process",
+        "otlp_traces_endpoint": "spans of requests here; workers need it for theirs",
         "shutdown_timeout": "another name of --drain-timeout",
     }
 )

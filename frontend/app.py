@@ -17,6 +17,7 @@ from common.loop_delay import measure_loop_delay
 from common.still_busy import still_busy
 from common.stop_signals import StopSignals
 from common.supervised import supervise
+from common.tracing import enabled
 from common.transfer.choice import TransferMode
 from common.undo import made_in_thread, undo_on_error
 from common.vllm_versions import INSTALLED
@@ -33,9 +34,11 @@ from frontend.http import (
     MergedMetrics,
     Operating,
     ReadinessGate,
+    RequestIds,
     RetryAfter,
     Server,
     Status,
+    Traced,
     build_vllm_app,
     graceful_shutdown,
     history_routes,
@@ -117,7 +120,7 @@ class Frontend:
                 several_keys=len(self.args.api_keys) > 1,
                 root_path=self.args.serve.root_path or "",
             )
-            await self.gate.open(app, self._with_siblings(served))
+            await self.gate.open(app, self._with_siblings(Traced(served) if enabled() else served))
             self.server.accept()
             if self.siblings is not None:
                 self.siblings.serving()
@@ -150,7 +153,12 @@ class Frontend:
 
     async def _make_app(self, preprocessor: Preprocessor) -> FastAPI:
         runner = RequestRunner(
-            preprocessor, self.fleet, self.router, self.media_sender, self.args.faults
+            preprocessor,
+            self.fleet,
+            self.router,
+            self.media_sender,
+            self.args.faults,
+            model=preprocessor.card.served_model_names[0],
         )
         client = RoutedEngineClient(preprocessor, self.fleet, self.router, runner, self.siblings)
         app = await build_vllm_app(client, self.args.serve, preprocessor.tasks, self.server)
@@ -243,11 +251,13 @@ def _guarded(app: App, args: FrontendArgs) -> App:
     serve = args.serve
     if serve.uds is None and leaves_host(f"tcp://{serve.host}:{serve.port}") and not args.api_keys:
         logger.warning("anybody who reaches %s may use this API: set --api-key-file", serve.host)
-    return AdminGuard(
-        app,
-        args.api_keys,
-        args.admin_keys,
-        root_path=serve.root_path or "",
-        unix_socket=serve.uds is not None,
-        isolate=args.keys.isolate_api_keys,
+    return RequestIds(
+        AdminGuard(
+            app,
+            args.api_keys,
+            args.admin_keys,
+            root_path=serve.root_path or "",
+            unix_socket=serve.uds is not None,
+            isolate=args.keys.isolate_api_keys,
+        )
     )

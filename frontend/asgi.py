@@ -1,6 +1,6 @@
 """ASGI's own types, and an error answer in vLLM's shape. Nothing here decides anything."""
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextvars import ContextVar
 from http import HTTPStatus
 from typing import Any, Final, TypeAlias
@@ -19,6 +19,9 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 arrived: Final[ContextVar[float | None]] = ContextVar("arrived", default=None)
 """When the request that this task works on was there as a whole, by ``time.perf_counter``."""
+
+engine_calls: Final[ContextVar[Iterator[int] | None]] = ContextVar("engine calls", default=None)
+"""Numbers the engine's calls of the HTTP request that this task works on."""
 
 RETRY_AFTER_S = 1
 """When to try again, if nobody knows better."""

@@ -2,14 +2,16 @@
 
 import logging
 import os
+import secrets
 import sys
 from collections.abc import Callable, Coroutine
 
 import uvloop
 
 from common.errors import MmRouterError
-from common.process_settings import configure_logging
+from common.log_lines import configure_logging
 from common.telemetry import enable_nvtx
+from common.tracing import exporting, prepare
 from common.vllm_command_line import configure_vllms_logging
 from frontend.app import serve
 from frontend.args import FrontendArgs, parse
@@ -30,9 +32,9 @@ def main(run: Run = serve) -> None:
     """
     siblings = Siblings.join()
     args = parse(sys.argv[1:])
-    configure_vllms_logging(args.serve)
     name = "frontend" if siblings is None else f"frontend {siblings.name}"
-    configure_logging(args.process.log_level, name)
+    configure_logging(args.process.log_setup(name))
+    configure_vllms_logging(args.serve)
     if siblings is None or siblings.name == "0":
         for line in args.summary:
             logger.info("in force, %s", line)
@@ -41,7 +43,9 @@ def main(run: Run = serve) -> None:
     os.environ.setdefault("VLLM_MEDIA_CONNECTOR", CONNECTOR_NAME)
     raise_file_limit(args.http.max_connections)
     try:
-        uvloop.run(run(args, siblings))
+        prepare(args.process.otlp_traces_endpoint, "frontend")
+        with exporting(args.process.otlp_traces_endpoint, f"{name} {secrets.token_hex(4)}"):
+            uvloop.run(run(args, siblings))
     except MmRouterError as error:
         logger.error("%s", error)
         sys.exit(error.exit_status)

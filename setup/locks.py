@@ -62,7 +62,7 @@ class Lock:
 
 CPU = Lock(
     "cpu.txt",
-    ("cpu", "nixl", "kubernetes", "test"),
+    ("cpu", "nixl", "kubernetes", "otel", "test"),
     "torch is PyTorch's CPU build, which is not on PyPI (see README.md); its hashes are in\n"
     "torch-cpu.sha256. setup/cpu_torch.py removes torchaudio and torchcodec where they can't load.",
     # What intel-openmp needs on Linux; its file for Windows, which uv reads, does not say so.
@@ -73,7 +73,7 @@ CPU = Lock(
 )
 CUDA = Lock(
     "cuda.txt",
-    ("cuda", "nixl", "kubernetes", "test"),
+    ("cuda", "nixl", "kubernetes", "otel", "test"),
     "Resolved without downloading the packages, on a machine without a GPU: nobody has installed\n"
     "or run this list as a whole.",
 )

@@ -8,12 +8,15 @@ import asyncio
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, Generic, TypeVar
 
+from common.tracing import current, link_to
+
 T = TypeVar("T")
 
 
 class _Flight(Generic[T]):
     def __init__(self, task: asyncio.Task[T]) -> None:
         self.task = task
+        self.span = current()  # of whoever started it
         self.passengers = 0
         self.waiters = 0
 
@@ -55,6 +58,7 @@ class SingleFlight(Generic[T]):
             flight = self._flights.get(key)
             if flight is None:
                 return await self._board(key, self._start(key, start))
+            link_to(flight.span)
             try:
                 return await self._board(key, flight)
             except self._not_shared:

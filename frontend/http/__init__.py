@@ -11,6 +11,7 @@ from frontend.http.manage import Management, manage_routes
 from frontend.http.merged_metrics import MergedMetrics
 from frontend.http.operate import Operating, operate_routes
 from frontend.http.readiness_gate import ReadinessGate
+from frontend.http.request_context import RequestIds, Traced
 from frontend.http.retry_after import RetryAfter
 from frontend.http.server import build_vllm_app, replace_engine_routes, uvicorn_config
 from frontend.http.settings import HttpSettings, KeySettings
@@ -31,9 +32,11 @@ __all__ = [
     "MergedMetrics",
     "Operating",
     "ReadinessGate",
+    "RequestIds",
     "RetryAfter",
     "Server",
     "Status",
+    "Traced",
     "build_vllm_app",
     "graceful_shutdown",
     "history_routes",

@@ -22,6 +22,7 @@ from vllm.tasks import SupportedTask
 from vllm.tool_parsers import ToolParserManager
 
 from common.errors import ConfigurationError, OverloadedError, causes
+from common.vllm_command_line import adopt_servers_lines
 from frontend.asgi import error_answer, overload_answer
 from frontend.http import large_json
 from frontend.http.connection import HeadLimits, connections
@@ -167,6 +168,7 @@ def uvicorn_config(app: object, args: Namespace, settings: HttpSettings) -> uvic
     if log_config is not None:
         config.log_config = log_config
         config.configure_logging()
+    adopt_servers_lines(args)
     try:
         config.load()
     except OSError as error:  # that of TLS is one

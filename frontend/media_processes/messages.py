@@ -19,6 +19,7 @@ from enum import Enum
 
 from common.card import WorkerCard
 from common.identity import MmHash
+from common.log_lines import LogSetup
 from common.transfer.arena import ArenaOffer
 from frontend.media_limits import FetchPolicy
 
@@ -32,12 +33,14 @@ class StartUp:
         serve_args: vLLM's API server arguments.
         policy: limits on decoding.
         arena: where to write tensors; None if there is none.
+        log: as the frontend logs; None to log as Python does by itself.
     """
 
     card: WorkerCard
     serve_args: Namespace
     policy: FetchPolicy
     arena: ArenaOffer | None
+    log: LogSetup | None = None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from prometheus_client import REGISTRY, generate_latest
 from common.command_line import ConfigSettings, read_command_line
 from common.errors import ArenaUnavailableError, ConfigurationError
 from common.flag_aliases import FRONTEND
-from common.process_settings import ProcessSettings, configure_logging
+from common.log_lines import configure_logging
+from common.process_settings import ProcessSettings
 from common.python_command import python_command
 from common.stop_signals import StopSignals
 from common.supervised import CALM_S, FIRST_PAUSE_S, LONGEST_PAUSE_S
@@ -273,7 +274,7 @@ def run_processes(argv: Sequence[str]) -> int | None:
         return None
     if count == 1 or {"-h", "--help"} & set(rest):
         return None
-    configure_logging(process.log_level, "frontend")
+    configure_logging(process.log_setup("frontend"))
 
     command = [*python_command("frontend"), *argv]
 

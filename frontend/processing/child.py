@@ -5,9 +5,11 @@ places that the frontend gives it. It ends when the frontend does.
 """
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -16,9 +18,11 @@ from vllm.exceptions import VLLMClientError
 
 from common.errors import UnsupportedItemError
 from common.hf_processor_runs import HfProcessorRuns
+from common.log_lines import configure_logging
 from common.renderer_patches import patch_renderer
 from common.transfer.arena import ArenaMapping, EncodedItem, SegmentLayout, write_parts
 from common.transfer.codec import encode
+from common.vllm_command_line import configure_vllms_logging
 from frontend.fetch import decode, limit_decoders
 from frontend.media_limits import FetchPolicy, MediaError
 from frontend.media_processes import (
@@ -52,6 +56,10 @@ class Child:
         """Take the order and get ready for it: seconds."""
         self._connection = connection
         order: StartUp = connection.recv()
+        if order.log is not None:
+            name = f"{order.log.process} media {os.getpid()}"
+            configure_logging(replace(order.log, process=name))
+            configure_vllms_logging(order.serve_args)
         limit_decoders(order.policy)
         self._policy: FetchPolicy = order.policy
         self._arena = None if order.arena is None else _map(order)

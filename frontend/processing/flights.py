@@ -20,6 +20,7 @@ from vllm.exceptions import VLLMClientError
 
 from common.errors import MmRouterError, OverloadedError
 from common.telemetry import PREPROCESSED
+from common.tracing import current, link_to
 from frontend.fetch import MISLED_DECODER_ERRORS
 from frontend.media_limits import RequestLimitError
 from frontend.processing.backends import Backend
@@ -45,6 +46,7 @@ class _Flight:
     def __init__(self) -> None:
         self.waiters = 0
         self.outcome: asyncio.Future[Processed] = asyncio.get_running_loop().create_future()
+        self.span = current()  # of the request that it was made for
 
 
 class Flights:
@@ -73,6 +75,8 @@ class Flights:
             if flight is None:
                 flight = self._flights[key] = _Flight()
                 seats.fresh.append(key)
+            else:
+                link_to(flight.span)
             if flight.waiters:
                 PREPROCESSED.labels("shared").inc()
             seats.take(key, flight)

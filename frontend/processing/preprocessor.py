@@ -28,6 +28,7 @@ from common.card import WorkerCard
 from common.errors import ConfigurationError, RequestRejectedError
 from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash, MmIdentifier
+from common.log_lines import log_setup
 from common.protocol import MediaPart
 from common.transfer.arena import ArenaAccess
 from common.transfer.media_source import MediaSource
@@ -135,7 +136,8 @@ class Preprocessor:
         store = _make_store(arena, self.model_config)
         backend: Backend
         if settings.workers:
-            order = StartUp(self.card, serve_args, loader.policy, arena.offer if arena else None)
+            offer = arena.offer if arena else None
+            order = StartUp(self.card, serve_args, loader.policy, offer, log_setup())
             self._pool = ProcessPool(
                 order, settings.workers, store, self.hf_runs, loader.budgets.decoding
             )

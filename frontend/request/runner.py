@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
@@ -38,6 +37,7 @@ from frontend.request.deadlines import Deadlines
 from frontend.request.failures import failure
 from frontend.request.retry import Attempts, RetryBudget
 from frontend.request.settings import FaultSettings
+from frontend.request.spans import CallSpans, new_request_id
 from frontend.request.state import RequestState
 from frontend.router import (
     Decision,
@@ -139,7 +139,14 @@ class RequestRunner:
         router: Router,
         media_sender: MediaSender,
         faults: FaultSettings,
+        *,
+        model: str = "",
     ) -> None:
+        """
+        Args:
+            model: its name, for traces.
+        """
+        self._model = model
         self._processor = processor
         self._workers = workers
         self._router = router
@@ -156,19 +163,23 @@ class RequestRunner:
         """
         lifecycle = Lifecycle()
         outcome = "aborted"  # unless we get to say something else
-        own_id = RequestId(secrets.token_hex(16))  # no client can guess or choose it
+        own_id = new_request_id()
+        spans = CallSpans(own_id, request.trace_headers)
+        state: RequestState | None = None
         try:
             prompt = await self._process(request, own_id)
-            state = self._begin(request, own_id, prompt, lifecycle)
+            state = self._begin(request, own_id, prompt, lifecycle, spans)
             while not lifecycle.ended:
                 routing = await self._hash(state)
                 decision = await self._select(state, routing)
                 try:
-                    link, handles = await self._send_media(state, decision)
-                    answers = self._dispatch(state, decision, link, handles)
-                    async with aclosing(self._stream(state, decision, link, answers)) as outputs:
-                        async for output in outputs:
-                            yield output
+                    with spans.attempt(decision):
+                        link, handles = await self._send_media(state, decision)
+                        answers = self._dispatch(state, decision, link, handles)
+                        stream = self._stream(state, decision, link, answers)
+                        async with aclosing(stream) as outputs:
+                            async for output in outputs:
+                                yield output
                 except MmRouterError as error:
                     self._router.in_flight.failed(decision, error)
                     await state.failed(decision.worker_id, error)
@@ -181,6 +192,7 @@ class RequestRunner:
             if not lifecycle.ended:
                 lifecycle.on(Event.CANCEL)
             REQUESTS.labels(outcome).inc()
+            spans.ended(outcome, state.completion_tokens if state is not None else 0)
 
     def _begin(
         self,
@@ -188,8 +200,9 @@ class RequestRunner:
         own_id: RequestId,
         prompt: ProcessedPrompt,
         lifecycle: Lifecycle,
+        spans: CallSpans,
     ) -> RequestState:
-        headers = request.trace_headers
+        spans.submitted(self._model, len(prompt.token_ids or ()), request.sampling_params)
         return RequestState(
             Submit(
                 request_id=own_id,
@@ -205,7 +218,6 @@ class RequestRunner:
                 priority=request.priority,
                 rank=request.rank,
                 session_id=request.session_id,
-                trace_headers=dict(headers) if headers else None,
                 reasoning_ended=request.reasoning_ended,
                 reasoning_parser_kwargs=request.reasoning_parser_kwargs,
             ),
@@ -215,6 +227,7 @@ class RequestRunner:
             Attempts(self._faults.migration_limit, self.retry_budget),
             Deadlines(self._faults),
             self._processor.tokenizer,
+            spans,
         )
 
     async def _process(self, request: GenerateRequest, own_id: RequestId) -> ProcessedPrompt:
@@ -330,6 +343,7 @@ class RequestRunner:
                     self._router.in_flight.new_blocks(decision.request_id)[:MOST_NEW_BLOCKS]
                 ),
                 timeout_s=state.deadlines.left_s(),
+                trace_headers=state.spans.headers(),
             ),
             handles,
         )
@@ -361,6 +375,7 @@ class RequestRunner:
                             if cached_tokens is None:
                                 cached_tokens = answer.num_cached_tokens or 0
                                 self._router.in_flight.first_token(decision.request_id)
+                                state.spans.first_output(cached_tokens)
                             output = state.answer(answer)
                             if output is not None:
                                 yield output

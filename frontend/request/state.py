@@ -27,6 +27,7 @@ from frontend.processing import ProcessedPrompt
 from frontend.request.deadlines import Deadlines
 from frontend.request.resume import Beginning, Continuation, GeneratedSoFar, Resume, plan_resume
 from frontend.request.retry import Attempts
+from frontend.request.spans import CallSpans
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class RequestState:
         attempts: Attempts,
         deadlines: Deadlines,
         tokenizer: TokenizerLike | None,
+        spans: CallSpans,
     ) -> None:
         """
         Args:
@@ -66,6 +68,7 @@ class RequestState:
         self.lifecycle = lifecycle
         self.attempts = attempts
         self.deadlines = deadlines
+        self.spans = spans
         self.resume: Resume = Beginning(submit)
         self._original = submit
         self._arrived = arrived.get() or time.perf_counter()
@@ -90,6 +93,7 @@ class RequestState:
         logger.warning("request %s goes to another worker: %s", self._name, error)
         if not self.lifecycle.answered:
             RETRIES.labels(type(error).__name__).inc()
+            self.spans.moves(worker_id, error, "retry")
             return
         self.resume = await asyncio.to_thread(
             plan_resume,
@@ -103,6 +107,12 @@ class RequestState:
         elif isinstance(self.resume, Continuation):
             self._place = self._generated.length
         MIGRATIONS.labels(self.resume.how).inc()
+        self.spans.moves(worker_id, error, self.resume.how)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Of the answer so far."""
+        return self._generated.length
 
     @property
     def _name(self) -> str:

@@ -21,7 +21,10 @@ from setup.vllm_map import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore:--log-config-file is deprecated")
 
-READ_BEFORE = {"config", "api_server_count", "log_level", "trust_remote_code", "shutdown_timeout"}
+READ_BEFORE = {
+    *("config", "api_server_count", "log_level", "otlp_traces_endpoint"),
+    *("trust_remote_code", "shutdown_timeout"),
+}
 """By our own parser, or as another name of ours."""
 
 SAMPLES = ("1", "0.5", "x", "{}", "[]", '["x"]', "a=b", "auto", "int8", "1,2", "0-1")

@@ -1,5 +1,6 @@
 """Processes for media: real ones, which die for real."""
 
+import json
 import os
 import signal
 import time
@@ -17,6 +18,7 @@ from common.card import WorkerCard
 from common.errors import ArenaFullError, OverloadedError
 from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash
+from common.log_lines import LogFormat, LogLevel, LogSetup
 from common.transfer.arena.access import Lease, ReservedSegment
 from common.transfer.arena.arena import Arena
 from common.transfer.arena.segment import SegmentLayout
@@ -136,16 +138,25 @@ def fill(arena: Arena) -> list[Lease]:
         return leases
 
 
-def test_without_an_arena_tensors_are_kept_in_private_memory(
-    card: WorkerCard, serve_args: Namespace, vllm_renderer: BaseRenderer, shared: Pool
+def test_without_an_arena_tensors_are_kept_in_private_memory_and_lines_are_the_frontends(
+    card: WorkerCard,
+    serve_args: Namespace,
+    vllm_renderer: BaseRenderer,
+    shared: Pool,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     store = PrivateStore(1.0)
-    pool = ProcessPool(StartUp(card, serve_args, POLICY, None), 1, store, shared.runs, budget())
+    log = LogSetup(LogLevel.DEBUG, LogFormat.JSON, "frontend")
+    order = StartUp(card, serve_args, POLICY, None, log)
+    pool = ProcessPool(order, 1, store, shared.runs, budget())
     try:
         (made,) = pool.submit(batch_of(image("a")), wanted, allowance()).result(60)
         assert store.get(made.mm_hash) is not None
+        names = {f"frontend media {pid}" for pid in pool.pids}
     finally:
         pool.close()
+    lines = [line for text in capfd.readouterr() for line in text.splitlines()]
+    assert {json.loads(line)["process"] for line in lines if line.startswith("{")} == names
 
 
 def test_bad_media_are_told_apart(shared: Pool) -> None:

@@ -1,0 +1,150 @@
+"""What the trace of a request says of one ``generate`` call: who answered, why there, how much.
+
+The names are vLLM's where it has the same figure; a test compares them. Nothing here is what the
+user wrote.
+"""
+
+import itertools
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Final
+
+from vllm.sampling_params import SamplingParams
+
+from common import tracing
+from common.errors import MmRouterError
+from common.identity import RequestId, WorkerId
+from common.log_lines import current_request
+from common.tracing import Kind, Span, Value
+from frontend.asgi import arrived, engine_calls
+from frontend.router import Decision
+
+PROMPT_TOKENS: Final = "gen_ai.usage.prompt_tokens"
+COMPLETION_TOKENS: Final = "gen_ai.usage.completion_tokens"
+FIRST_TOKEN: Final = "gen_ai.latency.time_to_first_token"
+WHOLE: Final = "gen_ai.latency.e2e"
+MODEL: Final = "gen_ai.response.model"
+REQUEST_ID: Final = "gen_ai.request.id"
+PARAMETERS: Final[Mapping[str, str]] = {
+    "gen_ai.request.max_tokens": "max_tokens",
+    "gen_ai.request.temperature": "temperature",
+    "gen_ai.request.top_p": "top_p",
+    "gen_ai.request.n": "n",
+}
+"""Attributes, and the sampling parameter of each."""
+
+
+def new_request_id() -> RequestId:
+    """An id that no client can guess or choose. All of one HTTP request begin alike, as do the log
+    lines about it.
+    """
+    base = current_request.get() or secrets.token_hex(16)
+    number = next(engine_calls.get() or itertools.count())
+    return RequestId(f"{base}.{number}" if number else base)
+
+
+class CallSpans:
+    """The spans of one ``generate`` call: what it adds to that of its HTTP request, and a child for
+    each worker that it is given to. Without a trace it does nothing.
+    """
+
+    def __init__(self, request_id: RequestId, given: Mapping[str, str] | None) -> None:
+        """
+        Args:
+            request_id: ours.
+            given: headers of the client's trace, if the server found some.
+        """
+        self._request_id = request_id
+        self._given = given
+        self._root = tracing.current()
+        self._attempt: Span | None = None
+        self._workers: list[WorkerId] = []
+        self._begun = arrived.get() or time.perf_counter()
+
+    def submitted(self, model: str, prompt_tokens: int, params: SamplingParams) -> None:
+        """The prompt is ready to be routed."""
+        if (root := self._root) is None or not root.recording:
+            return
+        said = {name: getattr(params, field) for name, field in PARAMETERS.items()}
+        attributes = {name: value for name, value in said.items() if value is not None}
+        root.set({MODEL: model, REQUEST_ID: self._request_id, **attributes})
+        root.add(PROMPT_TOKENS, prompt_tokens)
+
+    def attempt(self, decision: Decision) -> AbstractContextManager[object]:
+        """A worker's part of it. Not the current span: this is left in the middle of a stream."""
+        if self._root is None:
+            return nullcontext()
+        self._workers.append(decision.worker_id)
+        attributes: dict[str, Value] = {
+            "mmrouter.worker_id": decision.worker_id,
+            "mmrouter.rank": decision.rank,
+            "mmrouter.reason": decision.reason,
+            "mmrouter.index": decision.index,
+            "mmrouter.predicted_cached_tokens": decision.predicted_cached_tokens,
+            "mmrouter.attempt": len(self._workers),
+        }
+        self._root.set(attributes)
+        self._attempt = self._root.child("worker", Kind.CLIENT, attributes)
+        return _Ending(self._attempt)
+
+    def headers(self) -> dict[str, str] | None:
+        """What the worker is told."""
+        if self._attempt is not None:
+            return self._attempt.headers()
+        return tracing.clean(self._given or {}) or None
+
+    def first_output(self, cached_tokens: int) -> None:
+        """A worker has begun to answer."""
+        if self._root is None or self._attempt is None:
+            return
+        said: dict[str, Value] = {
+            FIRST_TOKEN: time.perf_counter() - self._begun,
+            "mmrouter.realised_cached_tokens": cached_tokens,
+        }
+        self._attempt.set(said)
+        if len(self._workers) == 1:
+            self._root.set(said)
+
+    def moves(self, worker_id: WorkerId, error: MmRouterError, how: str) -> None:
+        """It goes on at another worker.
+
+        Args:
+            how: ``retry`` before any output; else how the answer goes on.
+        """
+        if self._root is not None:
+            failed = {"mmrouter.worker_id": worker_id, "error.type": type(error).__name__}
+            name = "retry" if how == "retry" else "migration"
+            self._root.event(name, {**failed, "mmrouter.how": how})
+
+    def ended(self, outcome: str, completion_tokens: int) -> None:
+        """It is over."""
+        if self._root is None or not self._root.recording:
+            return
+        self._root.add(COMPLETION_TOKENS, completion_tokens)
+        self._root.set(
+            {
+                WHOLE: time.perf_counter() - self._begun,
+                "mmrouter.outcome": outcome,
+                "mmrouter.workers": tuple(dict.fromkeys(self._workers)),
+            }
+        )
+
+
+class _Ending(AbstractContextManager[object]):
+    """Ends a span, whatever happens."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # A stream that nobody reads on is closed, which is no failure of the worker's.
+        aborted = kind is GeneratorExit
+        self._span.end("aborted" if aborted else None if kind is None else kind.__name__)
