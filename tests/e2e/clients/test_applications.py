@@ -19,7 +19,7 @@ from tests.e2e.clients.programs.outcomes import Endpoint as Given
 from tests.e2e.clients.programs.outcomes import outcome
 from tests.e2e.clients.running import ENVIRONMENT, client_command
 from tests.e2e.conftest import Endpoint, Stack
-from tests.e2e.processes import HttpServer, environment
+from tests.e2e.processes import HttpServer, engine_pid, environment, paused
 from tests.ports import free_port
 from tests.waiting import until
 
@@ -33,11 +33,15 @@ async def test_open_webui(ours: Given, theirs: Given, name: str) -> None:
     assert mine == other
 
 
-async def test_what_open_webui_stops_is_aborted(ours: Given, router: Endpoint) -> None:
-    await open_webui.stopped(ours)
-    await until(
-        lambda: not any(w["active_requests"] or w["running"] for w in router.workers().values())
-    )
+async def test_what_open_webui_stops_is_aborted(
+    stack: Stack, ours: Given, router: Endpoint
+) -> None:
+    engines = [engine_pid(stack.discovery, name) for name in router.workers()]
+    async with open_webui.begun(ours) as stop:
+        with paused(*engines):  # or it could come to its end
+            stop()
+            await until(lambda: not any(w["active_requests"] for w in router.workers().values()))
+    await until(lambda: not any(w["running"] for w in router.workers().values()))
 
 
 # LiteLLM's proxy

@@ -7,7 +7,7 @@ and the follow-ups as answers of one piece. What it keeps to itself (``metadata`
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -127,10 +127,11 @@ async def a_broken_picture(at: Endpoint) -> object:
     return [status, kind, json.loads(text)]
 
 
-async def stopped(at: Endpoint) -> None:
-    """A user presses stop after the first words: the answer is closed."""
+@asynccontextmanager
+async def begun(at: Endpoint) -> AsyncIterator[Callable[[], None]]:
+    """A chat with its first words. Yields how a user stops it: the answer is closed."""
     body = chat(at, max_tokens=3000, ignore_eos=True)
     async with session_of(at, chat=True) as session:
         reply = await session.post(f"{at.url}/v1/chat/completions", data=json.dumps(body))
         await reply.content.readline()
-        reply.close()
+        yield reply.close
