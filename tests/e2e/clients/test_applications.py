@@ -113,16 +113,16 @@ def test_litellm_proxy(litellm_proxy: Given, ours: Given, name: str) -> None:
 def test_vllm_bench_serve(stack: Stack, tmp_path: Path) -> None:
     done = subprocess.run(
         [
-            sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve",
+            sys.executable, "-m", "tests.e2e.clients.programs.bench_serve",
             f"--base-url={stack.frontend.url}", "--backend=openai-chat",
             "--endpoint=/v1/chat/completions", "--model=demo", f"--tokenizer={stack.model}",
             "--dataset-name=random-mm", "--num-prompts=4", "--random-input-len=16",
             "--random-output-len=4", "--random-mm-base-items-per-request=1",
-            "--random-mm-limit-mm-per-prompt={\"image\": 1, \"video\": 0}",
+            '--random-mm-limit-mm-per-prompt={"image": 1, "video": 0}',
             "--random-mm-bucket-config={(56, 56, 1): 1.0}", "--num-warmups=0",
             "--save-result", f"--result-dir={tmp_path}", "--result-filename=result.json",
         ],
-        env=environment(),
+        env=environment() | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=300,
