@@ -36,6 +36,7 @@ PIP_INSTALL_LOCK := $(PIP_INSTALL) --require-hashes --only-binary :all: -r
 ENVIRONMENT := .venv/.mmrouter-$(DEVICE)
 BENCH_ENVIRONMENT := $(ENVIRONMENT)-bench
 DOCS_ENVIRONMENT := $(ENVIRONMENT)-docs
+CLIENTS_ENVIRONMENT := .venv-clients/.mmrouter
 
 .PHONY: help setup run test fuzz chaos check fix docs site locks demo-model clean distclean check-simgpu
 .PHONY: bench-router bench-router-scale bench-join bench-transfer bench-last-hop
@@ -49,7 +50,7 @@ help: ## list the targets
 	@echo "examples/launch/agg_multimodal_router.sh --help lists works as an environment variable."
 	@echo "DEVICE=cpu or cuda chooses the build of vLLM (here: $(DEVICE))."
 
-setup: $(ENVIRONMENT) ## prepare .venv
+setup: $(ENVIRONMENT) $(CLIENTS_ENVIRONMENT) ## prepare .venv, and .venv-clients for the tests
 
 $(VENV_PYTHON):
 	@for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
@@ -83,7 +84,7 @@ run: export ENGINE_ARGS := $(ENGINE_ARGS)
 run: $(ENVIRONMENT) $(if $(filter $(DEMO_MODEL),$(MODEL)),demo-model) ## start workers and the frontend, until Ctrl-C
 	@exec examples/launch/agg_multimodal_router.sh
 
-test: $(ENVIRONMENT) ## run the whole test suite
+test: $(ENVIRONMENT) $(CLIENTS_ENVIRONMENT) ## run the whole test suite
 	@$(VENV_PYTHON) -m pytest $(PYTEST_PARALLEL) --durations=10 $(PYTEST_ARGS)
 
 fuzz: $(ENVIRONMENT) ## run the unit tests with inputs that nobody has tried yet
@@ -126,6 +127,15 @@ $(BENCH_ENVIRONMENT): $(ENVIRONMENT) locks/bench.txt
 	@$(PIP_INSTALL_LOCK) locks/bench.txt --quiet
 	@touch $@
 
+# Quiet but for what is wrong: it is 90 small packages.
+$(CLIENTS_ENVIRONMENT): locks/clients.txt | $(ENVIRONMENT)
+	@echo "Installing the clients that the tests try."
+	@rm -rf .venv-clients
+	@$(VENV_PYTHON) -m venv --without-pip .venv-clients
+	@$(VENV_PYTHON) -m pip --python .venv-clients/bin/python install --disable-pip-version-check \
+	    --no-deps --require-hashes --only-binary :all: --quiet -r locks/clients.txt
+	@touch $@
+
 bench-router: $(BENCH_ENVIRONMENT) ## measure routing decisions against the peer's router
 	@$(VENV_PYTHON) -m tests.benchmarks.bench_router $(BENCH_ARGS)
 
@@ -160,5 +170,5 @@ clean: ## remove what running and testing left
 	rm -rf .runs .site $(DEMO_MODEL) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
 	find backend_worker common examples frontend setup tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean ## and .venv
-	rm -rf .venv
+distclean: clean ## and .venv, .venv-clients
+	rm -rf .venv .venv-clients

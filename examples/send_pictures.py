@@ -1,17 +1,20 @@
 """Sends a few pictures through a running mmrouter and shows where each one went.
 
-    python examples/send_pictures.py [--url http://127.0.0.1:8000] [--stream]
+    python examples/send_pictures.py [--url http://127.0.0.1:8000] [--stream] [--html FILE]
 
 The first picture is sent twice, then another one: the second request should find the same worker,
-tokens in its cache and no tensor bytes to move.
+tokens in its cache and no tensor bytes to move. ``--html`` writes a page with the pictures beside
+the worker that answered, for a browser.
 """
 
 import argparse
 import base64
+import html
 import io
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 from openai import APIConnectionError, APIStatusError, OpenAI
@@ -79,7 +82,23 @@ def table(rows: list[tuple[str, ...]]) -> str:
     )
 
 
-def run(url: str, stream: bool, size: int) -> None:
+def page(rows: list[tuple[str, ...]], pictures: list[list[str]]) -> str:
+    """The same table for a browser, with the pictures that each request sent."""
+    head, *body = rows
+    lines = ["<tr>" + "".join(f"<th>{cell}</th>" for cell in ("pictures", *head)) + "</tr>"]
+    for row, shown in zip(body, pictures, strict=True):
+        images = "".join(f'<img src="{picture}" alt="" width="96">' for picture in shown)
+        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in row)
+        lines.append(f"<tr><td>{images}</td>{cells}</tr>")
+    style = "body{font-family:sans-serif} td,th{padding:.4em;text-align:left}"
+    table = "\n".join(lines)
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>mmrouter</title>'
+        f"<style>{style}</style><table>{table}</table></html>\n"
+    )
+
+
+def run(url: str, stream: bool, size: int, to: Path | None) -> None:
     client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     model = client.models.list().data[0].id
     circle, square = draw("navy", "circle", size), draw("darkred", "square", size)
@@ -105,6 +124,9 @@ def run(url: str, stream: bool, size: int) -> None:
         known = ("-" if figure is None else str(figure) for figure in figures)
         rows.append((title, *known, f"{answer.seconds:.2f}", answer.text[:32]))
     print(table(rows))
+    if to is not None:
+        to.write_text(page(rows, [pictures for _, pictures in requests]))
+        print(f"{to} shows the pictures")
 
 
 def main() -> int:
@@ -112,9 +134,10 @@ def main() -> int:
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--stream", action="store_true", help="show the answers as they come")
     parser.add_argument("--size", type=int, default=448, help="pixels a side of each picture")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the pictures")
     options = parser.parse_args()
     try:
-        run(options.url.rstrip("/"), options.stream, options.size)
+        run(options.url.rstrip("/"), options.stream, options.size, options.html)
     except (APIConnectionError, httpx.ConnectError):
         print(f"nobody answers at {options.url}: is it running (make run)?", file=sys.stderr)
         return 1

@@ -91,7 +91,33 @@ DOCS = Lock(
     whole=False,
     beside=(CPU.name, CUDA.name),
 )
-LOCKS = (CPU, CUDA, BENCH, DOCS)
+CLIENTS = Lock(
+    "clients.txt",
+    ("clients",),
+    "For .venv-clients, an environment beside the others.",
+    whole=False,
+    # LiteLLM's proxy starts and serves without them: other servers, clouds, data bases, and what
+    # belongs to paid features.
+    without=(
+        "azure-identity",
+        "azure-storage-blob",
+        "boto3",
+        "granian",
+        "gunicorn",
+        "hf-xet",
+        "hiredis",
+        "inquirerpy",
+        "litellm-enterprise",
+        "litellm-proxy-extras",
+        "polars",
+        "pynacl",
+        "pyroscope-io",
+        "restrictedpython",
+        "rq",
+        "tomlkit",
+    ),
+)
+LOCKS = (CPU, CUDA, BENCH, DOCS, CLIENTS)
 
 ENTRY = re.compile(
     r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^ ;\\]+)(?: ; (?P<marker>[^\\]+?))?"
