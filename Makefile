@@ -50,7 +50,7 @@ help: ## list the targets
 	@echo "examples/launch/agg_multimodal_router.sh --help lists works as an environment variable."
 	@echo "DEVICE=cpu or cuda chooses the build of vLLM (here: $(DEVICE))."
 
-setup: $(ENVIRONMENT) $(CLIENTS_ENVIRONMENT) ## prepare .venv, and .venv-clients for the tests
+setup: $(ENVIRONMENT) ## prepare .venv
 
 $(VENV_PYTHON):
 	@for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
