@@ -19,6 +19,7 @@ LISTS = {
     **{
         str(script.relative_to(ROOT)): rf"^# +ROUTER_MODE +{_NAMES} \({RouterSettings().mode}\)$"
         for script in (ROOT / "examples" / "launch").glob("*.sh")
+        if "ROUTER_MODE" in script.read_text()
     },
 }
 """Where modes are listed, and what finds the list there."""
