@@ -1,5 +1,5 @@
-"""The launch script as a user runs it: to the curl that it prints and what the quickstart has, and
-out with Ctrl-C. tests/unit/deploy has the other scripts."""
+"""The launch scripts as a user runs them: to the curl that they print, the first also to what the
+quickstart has, and out with Ctrl-C. tests/unit/deploy has their variables."""
 
 import re
 import secrets
@@ -9,26 +9,49 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from common import fleet_key
 from tests.e2e.processes import Process, environment, shared_memory_of
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "examples" / "launch" / "agg_multimodal_router.sh"
+SCRIPTS = ROOT / "examples" / "launch"
+READY = "Ctrl-C stops everything"
 
 
-def start(model: Path, directory: Path, **variables: str) -> Process:
-    return Process(
-        "launch-script",
-        [str(SCRIPT)],
-        directory / "launch.log",
-        MODEL=str(model),
-        WORKERS="1",
-        PORT=str(free_port()),
-        ENGINE_ARGS="--served-model-name demo",
-        RUN_DIR=str(directory / "run"),
-        MMROUTER_PYTHON=sys.executable,
-        **variables,
+def start(
+    model: Path, directory: Path, script: str = "agg_multimodal_router.sh", **variables: str
+) -> Process:
+    defaults = {
+        "MODEL": str(model),
+        "WORKERS": "1",
+        "PORT": str(free_port()),
+        "ENGINE_ARGS": "--served-model-name demo",
+        "RUN_DIR": str(directory / script),
+        "MMROUTER_PYTHON": sys.executable,
+    }
+    log = directory / f"{script}.log"
+    return Process(script, [str(SCRIPTS / script)], log, **defaults | variables)
+
+
+def wait_until_ready(script: Process) -> str:
+    """What it has printed by then."""
+    deadline = time.monotonic() + 420
+    while READY not in script.tail(500):
+        script.check_alive()
+        assert time.monotonic() < deadline, script.tail()
+        time.sleep(0.5)
+    return script.tail(500)
+
+
+def try_the_curl(printed: str) -> None:
+    (curl,) = re.findall(r"^\s*(curl .*?)(?:\n\s*\n|\Z)", printed, re.M | re.S)
+    answer = subprocess.run(
+        ["bash", "-c", curl], capture_output=True, text=True, timeout=60, check=False
     )
+    assert answer.returncode == 0, answer.stderr
+    assert '"content"' in answer.stdout, answer.stdout
 
 
 def living(mark: str) -> list[int]:
@@ -48,18 +71,8 @@ def test_it_serves_until_ctrl_c_and_leaves_nothing(model: Path, tmp_path: Path) 
     mark = secrets.token_hex(8)
     script = start(model, tmp_path, MARK=mark)
     try:
-        deadline = time.monotonic() + 420
-        while "Ctrl-C stops everything" not in script.tail(200):
-            script.check_alive()
-            assert time.monotonic() < deadline, script.tail()
-            time.sleep(0.5)
-        printed = script.tail(500)
-        (curl,) = re.findall(r"^\s*(curl .*?)(?:\n\s*\n|\Z)", printed, re.M | re.S)
-        answer = subprocess.run(
-            ["bash", "-c", curl], capture_output=True, text=True, timeout=60, check=False
-        )
-        assert answer.returncode == 0, answer.stderr
-        assert '"content"' in answer.stdout, answer.stdout
+        printed = wait_until_ready(script)
+        try_the_curl(printed)
 
         said = [run_as_pasted(lines, url_of(printed)) for lines in quickstart()]
         assert len(said) == 3
@@ -73,6 +86,38 @@ def test_it_serves_until_ctrl_c_and_leaves_nothing(model: Path, tmp_path: Path) 
         assert not shared_memory_of(*pids)
     finally:
         script.stop()
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("two_ranks.sh",), ("several_frontends.sh",), ("worker_host.sh", "frontend_host.sh")],
+    ids=" and ".join,
+)
+def test_other_ways_of_running(model: Path, tmp_path: Path, names: tuple[str, ...]) -> None:
+    mark = secrets.token_hex(8)
+    variables = {"MARK": mark, "PORT": ""}  # any free one, of which scripts may need several
+    if len(names) > 1:
+        fleet_key.new(tmp_path / "fleet.key")
+        variables |= {
+            "DISCOVERY": str(tmp_path / "cards"),
+            "FLEET_KEY_FILE": str(tmp_path / "fleet.key"),
+            "WORKER_HOST": "127.0.0.1",
+        }
+    scripts: list[Process] = []
+    try:
+        for name in names:
+            scripts.append(start(model, tmp_path, name, **variables))
+        printed = [wait_until_ready(script) for script in scripts][-1]
+        try_the_curl(printed)
+        pids = set(living(mark))
+        for script in scripts:
+            script.signal(signal.SIGINT)
+            script.wait()
+        assert living(mark) == []
+        assert not shared_memory_of(*pids)
+    finally:
+        for script in scripts:
+            script.stop()
 
 
 def quickstart() -> list[str]:
