@@ -112,7 +112,13 @@ def streams(*names: str) -> dict[str, io.StringIO]:
 
 @pytest.mark.usefixtures("restored")
 @pytest.mark.parametrize("form", list(LogFormat))
-def test_vllms_and_the_servers_lines_look_like_ours(form: LogFormat) -> None:
+def test_vllms_and_the_servers_lines_look_like_ours(
+    form: LogFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As they are before any server ran in this process; uvicorn's configuration does not say.
+    for name in ("uvicorn.error", "uvicorn.access"):
+        monkeypatch.setattr(logging.getLogger(name), "propagate", True)
+        monkeypatch.setattr(logging.getLogger(name), "disabled", False)
     configure_logging(setup(form))
     assert log_setup() == setup(form)
     args = Namespace(logging_config=LoggingConfig(pylogging_config_file=None))
