@@ -1,4 +1,4 @@
-"""Programs in the clients' own environment, which ``make setup`` prepares beside vLLM's."""
+"""Programs in the clients' own environment, which ``make test`` prepares beside vLLM's."""
 
 import json
 import os
