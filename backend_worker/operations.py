@@ -146,9 +146,10 @@ class Operations:
             return Outcome.FAILED, str(unknown)
         if error is None:
             self.state = self.state.after(operation, rests=rests)
-            if isinstance(operation, Sleep | Pause) and operation.mode == "wait":
+            waited = isinstance(operation, Sleep | Pause) and operation.mode == "wait"
+            if waited and (refusal := self.state.refusal):
                 # vLLM waits for those that hold blocks; others would stay in its queue.
-                self._leave(self.state.refusal)
+                self._leave(refusal)
             return Outcome.DONE, ""
         if not rests:
             self.state = before

@@ -1,8 +1,9 @@
 """Log lines of all our processes: text, or one JSON object each, with the request they are about.
 
-No line has what users wrote, nor where their media are: whoever logs sees to that. vLLM's and the
-HTTP server's own lines in our processes get the same form, unless the user configures vLLM's; they
-do quote users, so :class:`Reserved` leaves of those about a request what can't be a user's.
+Our own lines are to have nothing that users wrote, nor where their media are: whoever logs sees to
+that. vLLM's and the HTTP server's lines in our processes get the same form, unless the user
+configures vLLM's; they do quote users, so :class:`Reserved` leaves of those about a request what
+can't be a user's. docs/operations.md says what that does not cover.
 """
 
 import json

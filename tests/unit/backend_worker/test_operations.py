@@ -121,6 +121,17 @@ async def test_what_an_engine_left_in_its_queue_goes_to_other_workers(mode: Paus
     assert desk.left == (["it is paused"] if mode == "wait" else [])
 
 
+async def test_an_engine_that_does_not_rest_keeps_its_requests() -> None:
+    desk = Desk()
+
+    async def rests() -> bool:
+        return False
+
+    desk.engine.rests = rests  # type: ignore[method-assign]
+    assert await desk.do(Pause("wait")) == [Outcome.DONE]
+    assert desk.left == []
+
+
 async def test_nothing_stands_still_in_an_engine_that_gives_its_weights_up() -> None:
     desk = Desk()
     assert await desk.do(Sleep(2, "keep")) == [Outcome.REFUSED]
