@@ -104,7 +104,7 @@ def awaited(urls: list[str], logs: dict[str, Path]) -> str:
 
 def shared_memory(sessions: set[int]) -> list[str]:
     """Segments in /dev/shm that any process of these sessions has mapped or open."""
-    found = set()
+    found: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
             # After the command's name, which is in brackets: state, parent, group, session.
