@@ -77,6 +77,7 @@ class RequestState:
         self._place = 0  # tokens of the answer that the worker which has it now said or was told
         self._generated = GeneratedSoFar()
         self._gathered: RequestOutput | None = None
+        self._waits = False
         self._cached_tokens: int | None = None
         self._cache_creation_tokens: int | None = None
         lifecycle.on(Event.PREPARED)
@@ -88,6 +89,7 @@ class RequestState:
             MmRouterError: it may not.
         """
         place, self._place = self._place, 0
+        self._waits = False
         self.attempts.failed(worker_id, error, place=place)
         self.lifecycle.on(Event.WORKER_FAILED)
         logger.warning("request %s goes to another worker: %s", self._name, error)
@@ -128,7 +130,9 @@ class RequestState:
         Raises:
             DeadlineExceededError: the request's own time is over before that.
         """
-        logger.warning("request %s waits before it goes on", self._name)
+        if not self._waits:
+            logger.warning("request %s waits before it goes on", self._name)
+        self._waits = True
         left = self.deadlines.left_s()
         late = math.inf if left is None else asyncio.get_running_loop().time() + left
         try:
