@@ -4,6 +4,7 @@ read at once.
 
 from frontend.media_processes.deadline import Deadline
 from frontend.media_processes.messages import (
+    FORK,
     Answer,
     BatchFailed,
     Fault,
@@ -16,9 +17,9 @@ from frontend.media_processes.messages import (
     Wants,
     Written,
 )
-from frontend.media_processes.parent import end_with_parent
 
 __all__ = [
+    "FORK",
     "Answer",
     "BatchFailed",
     "Deadline",
@@ -31,5 +32,4 @@ __all__ = [
     "StartUp",
     "Wants",
     "Written",
-    "end_with_parent",
 ]

@@ -16,12 +16,17 @@ Over a socket pair that nobody else has, so these may be pickled. In turns:
 from argparse import Namespace
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 from common.card import WorkerCard
 from common.identity import MmHash
 from common.log_lines import LogSetup
 from common.transfer.arena import ArenaOffer
 from frontend.media_limits import FetchPolicy
+
+FORK: Final = b"fork"
+"""What a fork server is told, with the file descriptor that the child gets. It answers with the
+child's pid, and its pidfd."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A process that decodes and processes media for a frontend: ``child FILE_DESCRIPTOR``.
+"""A process that decodes and processes media for a frontend, forked by its fork server.
 
 It has a renderer of its own and writes tensors straight into the frontend's arena, at
 places that the frontend gives it. It ends when the frontend does.
@@ -37,7 +37,6 @@ from frontend.media_processes import (
     StartUp,
     Wants,
     Written,
-    end_with_parent,
 )
 from frontend.processing.batch import Batch, Processed, process
 from frontend.processing.renderer import build_renderer
@@ -154,14 +153,9 @@ def _map(order: StartUp) -> ArenaMapping:
     return ArenaMapping.open(order.arena, writable=True)
 
 
-def main() -> None:
+def main(descriptor: int) -> None:
     """Serve the frontend at the other end of a socket pair."""
-    end_with_parent()
     # Ctrl-C reaches the whole group; the frontend says when it is over.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    connection: Connection[Any, Any] = Connection(descriptor)
     Child(connection).serve()
-
-
-if __name__ == "__main__":
-    main()

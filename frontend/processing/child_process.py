@@ -7,23 +7,19 @@ down, so that whoever reads from it or writes to it sees it gone.
 import contextlib
 import logging
 import os
+import select
+import signal
 import socket
-import subprocess
+import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from common.python_command import python_command
 from frontend.media_processes import Deadline, Ready, StartUp
 from frontend.processing.errors import ProcessHungError, ProcessLostError
+from frontend.processing.forks import START_S, Forks
 
 logger = logging.getLogger(__name__)
-
-COMMAND: Final = python_command("frontend.processing.child")
-"""Starts it, with the number of its end of a socket pair."""
-
-START_S: Final = 120.0
-"""Seconds within which it is ready."""
 
 LOST: Final = (EOFError, OSError)
 """How a connection says that the process at its other end is gone."""
@@ -32,27 +28,27 @@ _STOP_S: Final = 5.0
 
 
 class ChildProcess:
-    """One process, as the thread that talks to it sees it."""
+    """One process, as the thread that talks to it sees it.
 
-    def __init__(self, order: StartUp) -> None:
+    Attributes:
+        pid: for the log.
+    """
+
+    def __init__(self, order: StartUp, forks: Forks) -> None:
         """Start it; it isn't ready yet. Raises ProcessLostError if that can't be done."""
         self._socket, theirs = socket.socketpair()
         with theirs:
             try:
-                self._popen = subprocess.Popen(
-                    [*COMMAND, str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
-                )
-            except OSError as error:
+                forked = forks.fork(theirs)
+            except ProcessLostError:
                 self._socket.close()
-                raise ProcessLostError(f"a process for media can't be started: {error}") from error
+                raise
+        self.pid = forked.pid
+        self._pidfd = forked.pidfd
+        self._closing = threading.Lock()
+        self._closed = False
         self.connection: Connection[Any, Any] = Connection(os.dup(self._socket.fileno()))
         self._order = order
-
-    @property
-    def pid(self) -> int:
-        """For the log."""
-        return self._popen.pid
 
     def wait_until_ready(self) -> None:
         """Raises ProcessLostError if it ends instead, or takes too long."""
@@ -83,21 +79,17 @@ class ChildProcess:
 
     def kill(self) -> None:
         """End it at once, also if it is stopped; whoever talks to it sees it gone."""
-        self._popen.kill()
+        self._signal(signal.SIGKILL)
         # For the case that the kernel can't end it now: it may wait for a disk.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
         """End it; whoever talks to it sees it gone. May be called twice."""
-        self._popen.terminate()
-        try:
-            self._popen.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
+        self._signal(signal.SIGTERM)
+        if not self._ended():
             self.kill()
-            try:
-                self._popen.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
+            if not self._ended():
                 logger.error("process %d can't be killed: leaving it behind", self.pid)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -106,3 +98,24 @@ class ChildProcess:
         """Close the connection, once nobody uses it any more. May be called twice."""
         self.connection.close()
         self._socket.close()
+        with self._closing:
+            if not self._closed:
+                os.close(self._pidfd)
+            self._closed = True
+
+    def _signal(self, number: signal.Signals) -> None:
+        with self._closing:
+            if not self._closed:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._pidfd, number)
+
+    def _ended(self) -> bool:
+        """Whether it ends within seconds."""
+        with self._closing:
+            if self._closed:
+                return True
+            watched = os.dup(self._pidfd)  # another thread may close it meanwhile
+        try:
+            return bool(select.select([watched], [], [], _STOP_S)[0])
+        finally:
+            os.close(watched)

@@ -22,6 +22,7 @@ from frontend.processing.errors import (
     ProcessLostError,
 )
 from frontend.processing.exchange import Exchange
+from frontend.processing.forks import Forks
 from frontend.processing.store import ProcessedStore
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,8 @@ class ProcessPool:
         self._replacing = threading.Lock()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._closed = False
-        self._processes = dict(enumerate(_start(order, count)))
+        self._forks = Forks()
+        self._processes = dict(enumerate(_start(order, count, self._forks)))
         logger.info("media are processed by processes %s", ", ".join(map(str, self.pids)))
         self._threads = [
             threading.Thread(target=self._serve, args=(index,), name=f"media-{index}", daemon=True)
@@ -113,6 +115,7 @@ class ProcessPool:
 
     def close(self) -> None:
         """End all processes. Batches under way fail."""
+        self._forks.refuse()  # so that nobody waits for a replacement
         with self._replacing:
             self._closed = True
         for _ in self._threads:
@@ -123,6 +126,7 @@ class ProcessPool:
             thread.join()
         for process in self._processes.values():
             process.close()
+        self._forks.close()
         while not self._jobs.empty():
             job = self._jobs.get()
             if job is not None and job.outcome.set_running_or_notify_cancel():
@@ -169,7 +173,7 @@ class ProcessPool:
             PREPROCESS_RESTARTS.inc()
             logger.warning("process %d, which processes media, %s: replacing it", lost.pid, why)
             try:
-                fresh = self._processes[index] = ChildProcess(self._order)
+                fresh = self._processes[index] = ChildProcess(self._order, self._forks)
             except ProcessLostError as error:
                 # The next batch finds the lost one closed and tries again.
                 raise ProcessingFailedError(str(error)) from error
@@ -180,18 +184,20 @@ class ProcessPool:
             raise ProcessingFailedError(str(error)) from error
 
 
-def _start(order: StartUp, count: int) -> list[ChildProcess]:
+def _start(order: StartUp, count: int, forks: Forks) -> list[ChildProcess]:
     """Processes that are ready. Raises ConfigurationError if they don't start."""
     processes: list[ChildProcess] = []
     try:
         for _ in range(count):
-            processes.append(ChildProcess(order))
+            processes.append(ChildProcess(order, forks))
         with ThreadPoolExecutor(count) as threads:
             for ready in [threads.submit(each.wait_until_ready) for each in processes]:
                 ready.result()
     except ProcessLostError as error:
+        forks.refuse()
         for process in processes:
             process.end()
             process.close()
+        forks.close()
         raise ConfigurationError(f"{error}: see its messages above") from error
     return processes

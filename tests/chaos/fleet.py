@@ -193,8 +193,11 @@ class Frontend:
     @property
     def media_pids(self) -> list[int]:
         """Of the processes that process media for it."""
-        children = psutil.Process(self.process.pid).children()
-        return [each.pid for each in children if "frontend.processing.child" in each.cmdline()]
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        servers = {
+            each.pid for each in children if "frontend.media_processes.fork_server" in each.cmdline()
+        }
+        return [each.pid for each in children if each.ppid() in servers]
 
     async def _samples(self) -> list[Sample]:
         async with self._fleet.http.get(f"{self.url}/metrics") as reply:

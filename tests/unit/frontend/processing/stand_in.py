@@ -3,14 +3,12 @@
 Without vLLM, which takes many seconds to import.
 """
 
-import sys
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 from frontend.media_processes.messages import Answer, BatchFailed, Fault, Ready, Wants
-from frontend.media_processes.parent import end_with_parent
 
 
 @dataclass(frozen=True)
@@ -31,10 +29,9 @@ class Told:
     modality: str = "image"
 
 
-def main() -> None:
+def main(descriptor: int) -> None:
     """Serve the frontend at the other end of a socket pair."""
-    end_with_parent()
-    connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    connection: Connection[Any, Any] = Connection(descriptor)
     connection.recv()
     connection.send(Ready())
     while True:
@@ -52,9 +49,3 @@ def main() -> None:
                 break
         if granted:
             connection.send(BatchFailed(Fault.INVALID, "done as told"))
-
-
-if __name__ == "__main__":
-    from tests.unit.frontend.processing import stand_in
-
-    stand_in.main()

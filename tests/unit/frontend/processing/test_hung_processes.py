@@ -21,7 +21,7 @@ from frontend.media_limits.errors import RefusedError, RequestLimitError
 from frontend.media_limits.policy import FetchPolicy
 from frontend.media_processes.deadline import Deadline
 from frontend.media_processes.messages import StartUp
-from frontend.processing import child_process
+from frontend.processing import child_process, forks
 from frontend.processing.batch import Batch
 from frontend.processing.errors import ProcessingFailedError
 from frontend.processing.pool import ProcessPool
@@ -31,7 +31,11 @@ from tests.unit.frontend.processing.stand_in import Told
 
 MEGAPIXEL = 1_000_000
 
-STAND_IN = [sys.executable, "-m", "tests.unit.frontend.processing.stand_in"]
+STAND_IN = "tests.unit.frontend.processing.stand_in"
+
+
+def descendants() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
 
 
 def restarts() -> float:
@@ -73,7 +77,7 @@ class Pool:
 
 @pytest.fixture(autouse=True)
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_process, "COMMAND", STAND_IN)
+    monkeypatch.setattr(forks, "MODULE", STAND_IN)
 
 
 @pytest.fixture
@@ -110,7 +114,7 @@ HUNG = """
 import threading
 from tests.unit.frontend.processing import test_hung_processes as hung
 from tests.unit.frontend.processing.stand_in import Told
-hung.child_process.COMMAND = hung.STAND_IN
+hung.forks.MODULE = hung.STAND_IN
 one = hung.Pool(decode_timeout_s=1000)
 one.submit(Told(hangs=True))
 print(one.pid, flush=True)
@@ -182,15 +186,56 @@ def test_closing_ends_also_with_a_process_that_was_stopped() -> None:
 
 def test_a_process_that_never_gets_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_process, "START_S", 0.2)
-    monkeypatch.setattr(child_process, "COMMAND", ["sleep", "1000"])
+    monkeypatch.setattr(forks, "MODULE", "tests.unit.frontend.processing.silent_stand_in")
+    before = descendants()
     with pytest.raises(ConfigurationError, match=r"did not start within 0.2 s"):
         Pool()
-    children = psutil.Process().children()
-    assert not [each for each in children if each.name() == "sleep"]
+    assert descendants() == before
+
+
+def test_a_fork_server_that_never_gets_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "START_S", 0.2)
+    monkeypatch.setattr(forks, "COMMAND", ["sh", "-c", "sleep 1000"])
+    before = descendants()
+    with pytest.raises(ConfigurationError, match=r"did not start within 0.2 s"):
+        Pool()
+    assert descendants() == before
+
+
+def test_a_fork_server_that_can_not_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "MODULE", "tests.there.is.no.such.module")
+    with pytest.raises(ConfigurationError, match="did not start"):
+        Pool()
+
+
+def test_a_fork_server_that_dies_takes_nobody_along_and_is_started_again(one: Pool) -> None:
+    before = one.pid
+    server = psutil.Process(before).parent()
+    assert server is not None
+    server.kill()
+    assert one.does(Told())
+    assert (one.pid, one.restarts) == (before, 0)
+    os.kill(before, signal.SIGKILL)
+    assert one.does(Told())
+    assert one.pid != before
+
+
+def test_closing_while_a_fork_server_does_not_answer(one: Pool) -> None:
+    server = psutil.Process(one.pid).parent()
+    assert server is not None
+    server.suspend()
+    os.kill(one.pid, signal.SIGKILL)
+    waiting = one.submit(Told())
+    while one.restarts == 0:
+        time.sleep(0.01)
+    one.pool.close()
+    with pytest.raises(ProcessingFailedError):
+        waiting(0)
+    assert not server.is_running()
 
 
 def test_a_process_that_can_not_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_process, "COMMAND", ["/there/is/no/such/program"])
+    monkeypatch.setattr(forks, "COMMAND", ["/there/is/no/such/program"])
     with pytest.raises(ConfigurationError, match="can't be started"):
         Pool()
 
@@ -199,7 +244,10 @@ def test_a_process_that_can_not_be_replaced_now_is_later(
     one: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as without:
-        without.setattr(child_process, "COMMAND", ["/there/is/no/such/program"])
+        without.setattr(forks, "COMMAND", ["/there/is/no/such/program"])
+        server = psutil.Process(one.pid).parent()
+        assert server is not None
+        server.kill()
         os.kill(one.pid, signal.SIGKILL)
         for _ in range(2):
             with pytest.raises(ProcessingFailedError, match="can't be started"):

@@ -1,0 +1,81 @@
+"""Imports once what processes for media need, and forks each of them: ``fork_server MODULE FD``.
+
+Importing vLLM takes ten seconds of CPU and hundreds of megabytes; a fork takes neither. Each child
+runs ``MODULE.main(FILE_DESCRIPTOR)``. Python's own fork server listens on a socket in a directory
+and looks for modules in the current one; this one knows nobody but the frontend that started it,
+which holds the other end of the socket FD: :mod:`frontend.processing.forks`.
+"""
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+
+from frontend.media_processes.messages import FORK
+from frontend.media_processes.parent import end_with
+
+
+def main() -> None:
+    """Fork for the frontend until it is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the frontend
+    frontend = os.pidfd_open(os.getppid())
+    module = importlib.import_module(sys.argv[1])
+    client = socket.socket(fileno=int(sys.argv[2]))
+    # What was imported stays: children need not copy it when they look for garbage.
+    gc.collect()
+    gc.freeze()
+    connection = _serve(client)
+    if connection is not None:
+        client.close()
+        end_with(frontend)
+        module.main(connection)
+
+
+def _serve(client: socket.socket) -> int | None:
+    """Returns in each child, with its file descriptor; in the server itself, at the very end: when
+    the frontend asks no more, and the last child has ended."""
+    children: dict[int, int] = {}  # pid by pidfd
+    poll = select.poll()
+    poll.register(client, select.POLLIN)
+    asked = True
+    while asked or children:
+        for descriptor, _ in poll.poll():
+            if descriptor in children:
+                poll.unregister(descriptor)
+                os.waitpid(children.pop(descriptor), 0)
+                os.close(descriptor)
+                continue
+            given = _asked(client)
+            if given is None:
+                poll.unregister(client)
+                asked = False
+                continue
+            pid = os.fork()
+            if pid == 0:
+                for each in children:
+                    os.close(each)
+                return given
+            os.close(given)
+            pidfd = os.pidfd_open(pid)
+            children[pidfd] = pid
+            poll.register(pidfd, select.POLLIN)
+            with contextlib.suppress(OSError):  # the frontend is gone, and so is the child, soon
+                socket.send_fds(client, [str(pid).encode()], [pidfd])
+    return None
+
+
+def _asked(client: socket.socket) -> int | None:
+    """The file descriptor for a child that is wanted; None if there won't be any more."""
+    try:
+        message, given, _, _ = socket.recv_fds(client, len(FORK), 1)
+    except ConnectionError:
+        return None
+    return given[0] if message else None
+
+
+if __name__ == "__main__":
+    main()
