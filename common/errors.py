@@ -16,9 +16,12 @@ LONGEST_VALUE: Final = 400
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """An error, the one that it came from, and so on to the first."""
+    """An error, the one that it came from, and so on to the first. Each once: nothing keeps an
+    error from being its own cause."""
     each: BaseException | None = error
-    while each is not None:
+    seen: set[int] = set()
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
         yield each
         each = each.__cause__ or each.__context__
 

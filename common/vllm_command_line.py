@@ -39,13 +39,15 @@ class VllmParser(FlexibleArgumentParser):
             refusal: why an argument of vLLM's means nothing here, by its name with underscores;
                 None if it does.
         """
-        super().__init__(prog=prog)
+        # Half of a flag would not be told from one of ours, nor from another name of it.
+        super().__init__(prog=prog, allow_abbrev=False)
         self.ours = frozenset(ours)
         self.refusal = refusal
 
     def error(self, message: str) -> NoReturn:
         """See argparse, which would end the process."""
-        raise ConfigurationError(message)
+        said, _, _ = message.partition("For further information visit ")  # Pydantic's
+        raise ConfigurationError(" ".join(said.split()))
 
     def parse_known_args(
         self, args: Sequence[str] | None = None, namespace: Namespace | None = None
@@ -145,6 +147,8 @@ def read_vllms(
             where = f"{file.path}: {key}"
             found |= {name: Given("file", where, one) for name, one in said.items()}
     for name, one in found.items():
+        if _flag(name) in parser.ours:  # of which ours was not told: something is wrong with it
+            raise ConfigurationError(f"{one.where} must be written in full, and has no fields")
         if (reason := parser.refusal(name)) is not None:
             raise ConfigurationError(f"{one.where} means nothing here: {reason}")
     return parser.parse_args(words), found

@@ -201,6 +201,8 @@ def _serve_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Give
         raise ConfigurationError(
             "--h11-max-incomplete-event-size and --h11-max-header-count must be 1 or more"
         )
+    if not 0 <= serve.port < 1 << 16:  # the C library would take the rest of a division
+        raise ConfigurationError("--port must be 0 to 65535")
     tls = ("ssl_keyfile", "ssl_ca_certs", "ssl_ciphers", "enable_ssl_refresh", "ssl_cert_reqs")
     if not serve.ssl_certfile and (without := [name for name in tls if getattr(serve, name)]):
         raise ConfigurationError(
@@ -219,6 +221,10 @@ def _serve_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Give
 
 def _api_keys(serve: Namespace, settings: KeySettings) -> list[str]:
     """All keys that users may show, each once; none if nobody needs one."""
+    if not all(serve.api_key or ()):
+        raise ConfigurationError(
+            "--api-key is empty, which would let everybody in: leave it out if that is meant"
+        )
     keys = [key for key in serve.api_key or [envs.VLLM_API_KEY] if key]
     if settings.api_key_file is not None:
         keys += read_keys(settings.api_key_file)

@@ -300,7 +300,9 @@ class RequestRunner:
                 until = min(patience, now() + error.wait_s)
             except NoWorkerError as error:
                 if self._workers.closed or now() >= patience or not accepted:
-                    raise state.attempts.take_failure() or error from error
+                    if (failure := state.attempts.take_failure()) is None:
+                        raise
+                    raise failure from error
                 # An arrival wakes it; that a worker is resumed, reinstated or less busy does not.
                 until = min(patience, now() + LOOK_S)
             await state.wait(arrival, until)

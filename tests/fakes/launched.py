@@ -75,6 +75,9 @@ def _play(directory: Path, call: Call) -> None:
 def _serve(call: Call, cards: Path) -> None:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if "--api-key-file" in call.argv and self.path != "/health":
+                self._answer({}, 401)
+                return
             workers = [{"worker_id": path.name} for path in cards.iterdir()]
             body: dict[str, object] = {
                 "/v1/models": {"data": [{"id": "demo"}]},

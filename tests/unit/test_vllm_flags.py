@@ -206,6 +206,8 @@ def test_vllms_flags_may_stand_in_the_file(at_frontend: VllmParser) -> None:
     [
         ({"prot": 8000}, "--prot is unknown; did you mean --port?"),
         ({"port": "many"}, "port='many' is unusable: argument --port: "),
+        ({"logging_config": {"a": 1}}, "logging-config={'a': 1} is unusable: argument --logging"),
+        ({"config.x": 1}, "config.x must be written in full, and has no fields"),
         ({"port": True}, "port=True is unusable: argument --port: "),
         ({"port": None, "grpc": 5}, "grpc=5 is unusable: it is either true or false"),
         ({"max_model_len": 5}, "max-model-len means nothing here: frontends learn it"),

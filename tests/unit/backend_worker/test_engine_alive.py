@@ -69,3 +69,15 @@ async def test_a_dead_engine_has_settled() -> None:
 
     dead = SimpleNamespace(errored=True, is_sleeping=is_sleeping)
     await asyncio.wait_for(Engine.settled(SimpleNamespace(_llm=dead)), 60)  # type: ignore[arg-type]
+
+
+async def test_an_engine_whose_ranks_disagree_has_settled() -> None:
+    """One sleeps and one does not, as after a sleep that failed: all answered nevertheless."""
+
+    async def is_sleeping() -> bool:
+        raise RuntimeError("Engines returned different is_sleeping results: [True, False]")
+
+    ranks = SimpleNamespace(errored=False, is_sleeping=is_sleeping)
+    await Engine.settled(SimpleNamespace(_llm=ranks))  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="different"):
+        await Engine.rests(SimpleNamespace(_llm=ranks))  # type: ignore[arg-type]

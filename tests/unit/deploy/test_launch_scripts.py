@@ -93,6 +93,18 @@ def test_one_host_serves_the_curl_that_it_prints_and_passes_the_transfer_mode_on
         assert {worker.worker_id for worker in one.workers} == {"worker-0", "worker-1"}
 
 
+def test_a_frontend_that_asks_for_a_key_is_served_without_a_curl(tmp_path: Path) -> None:
+    """The script has no key, so it can't ask for the model's name. That is not its end."""
+    variables = {"WORKERS": "1", "FRONTEND_ARGS": "--api-key-file keys"}
+    with launched(tmp_path / "one", "agg_multimodal_router.sh", **variables) as one:
+        one.until(READY)
+        printed = one.process.log.read_text()
+        assert "/v1/models answered with status 401" in printed
+        assert "The frontend says more to whoever has its key" in printed
+        assert not re.search(r"^\s*curl ", printed, re.M)
+        one.process.check_alive()
+
+
 def test_what_is_awaited_is_said(tmp_path: Path) -> None:
     cards = tmp_path / "cards"
     cards.mkdir()

@@ -2,14 +2,42 @@
 ``tests/e2e/test_status_page.py``.
 """
 
+import json
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
-from frontend.http import AdminGuard, page_routes
+from frontend.http import AdminGuard, page_routes, status_page
+from frontend.http.history import STEP_S, STEPS
 from frontend.http.status_page import PAGE
+
+NODE = shutil.which("node")
+
+DRAW = """
+const [script, wrong, history] = JSON.parse(require("fs").readFileSync(0, "utf8"));
+const element = () => new Proxy(Object.assign(() => {}, { append() {}, setAttribute() {} }), {
+  get: (held, name) => (name in held ? held[name] : element()), set: () => true,
+  apply: () => element(),
+});
+class Clock extends Date { static now() { return wrong; } }
+const context = {
+  document: element(), sessionStorage: { getItem: () => "" }, fetch: () => new Promise(() => {}),
+  setTimeout() {}, clearTimeout() {}, Date: Clock, history, drawn: null,
+};
+const vm = require("vm");
+vm.runInNewContext(script + `
+const shown = [];
+plot = (title, latest, ...lines) => shown.push([title, latest, lines]);
+drawPlots(history);
+drawn = JSON.stringify(shown);`, context);
+console.log(context.drawn);
+"""
+"""Draws plots with the page's own script, in a browser's place whose clock is wrong."""
 
 
 def client(root_path: str = "") -> httpx.AsyncClient:
@@ -51,3 +79,27 @@ async def test_names_are_put_in_as_text_only() -> None:
         js = (await http.get("/status/status.js")).text
     for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
         assert way not in js
+
+
+@pytest.mark.skipif(NODE is None, reason="runs the page's script: install Node.js")
+@pytest.mark.parametrize("wrong_by", [-86_400, 0, 86_400])
+def test_plots_end_with_the_servers_last_step_whatever_the_browsers_clock_says(
+    wrong_by: int,
+) -> None:
+    end = 1_700_000_000
+    counts = {"output_tokens": 0, "prompt_tokens": 0, "predicted": 0, "realised": 0}
+    waits = {"first_tokens": 0, "first_token_seconds": 0}
+    history = [
+        {"at": at, "requests": requests, **counts, **waits}
+        # One was lost between the two, as where a process hung.
+        for at, requests in ((end - 2 * STEP_S, 20), (end, 50))
+    ]
+    script = Path(status_page.__file__).with_name("page") / "status.js"
+    given = json.dumps([script.read_text(), 1000 * (end + wrong_by), history])
+    done = subprocess.run(
+        [str(NODE), "-e", DRAW], input=given, capture_output=True, text=True, check=True
+    )
+    plots = json.loads(done.stdout)
+    title, latest, (requests,) = plots[0]
+    assert (title, latest, len(plots)) == ("Requests per second", "5.0", 4)
+    assert requests == [None] * (STEPS - 3) + [2, None, 5]

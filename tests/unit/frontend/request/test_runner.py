@@ -3,6 +3,7 @@ links, sessions, routing, retries, seams."""
 
 import asyncio
 import gc
+import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
@@ -24,6 +25,7 @@ from common.errors import (
     TransferError,
     WorkerBusyError,
     WorkerDiedError,
+    causes,
 )
 from common.identity import Incarnation, WorkerId
 from common.operations import Condition
@@ -213,8 +215,12 @@ async def test_a_request_goes_on_where_a_pause_sent_it_away(lab: Lab, steps: int
     resting = lab.router.resting
     resting.reported(WorkerId("w0"), Condition.PAUSED)
     asking = asyncio.create_task(lab.ask())
-    with pytest.raises(GracefulHTTPError, match="paused or asleep"):
+    with pytest.raises(GracefulHTTPError, match="paused or asleep") as refused:
         await asking  # one that no worker has accepted does not wait
+    # The server follows causes, on its event loop, to where they end.
+    chain = list(itertools.islice(causes(refused.value), 9))
+    assert [type(one) for one in chain] == [GracefulHTTPError, NoWorkerError]
+    assert chain[1].__cause__ is None
     resting.reported(WorkerId("w0"), Condition.SERVING)
     asking = asyncio.create_task(lab.ask())
     await until(lambda: len(lab.asked) == 1)
