@@ -194,9 +194,8 @@ class Frontend:
     def media_pids(self) -> list[int]:
         """Of the processes that process media for it."""
         children = psutil.Process(self.process.pid).children(recursive=True)
-        servers = {
-            each.pid for each in children if "frontend.media_processes.fork_server" in each.cmdline()
-        }
+        server = "frontend.media_processes.fork_server"
+        servers = {each.pid for each in children if server in each.cmdline()}
         return [each.pid for each in children if each.ppid() in servers]
 
     async def _samples(self) -> list[Sample]:
