@@ -7,14 +7,12 @@ media are already processed, and reads how busy it is. Knows no sockets.
 import asyncio
 import contextlib
 import copy
-import os
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from vllm import AsyncEngineArgs
-from vllm.config import KVEventsConfig, VllmConfig
+from vllm.config import VllmConfig
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.inputs import EngineInput, embeds_input, tokens_input
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache
@@ -27,9 +25,10 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
+from backend_worker.engine_config import USAGE, engine_config
 from backend_worker.engine_operations import operate
 from backend_worker.media_input import media_input
-from backend_worker.ranks import check_launch, served_ranks
+from backend_worker.ranks import served_ranks
 from backend_worker.render import LocalRenderer, partitioned_hashes
 from common import telemetry, tracing
 from common.card import (
@@ -40,7 +39,6 @@ from common.card import (
     ModelSettings,
     OutputSettings,
 )
-from common.engine_arguments import check_arguments, check_configuration
 from common.engine_settings import engine_settings, model_settings, output_settings
 from common.errors import (
     EngineFailedError,
@@ -112,45 +110,6 @@ class _StatsBoard:
         return {rank.rank: rank.scheduler for rank in self._ranks}
 
 
-def prepare_environment(host: str) -> None:
-    """Set what vLLM reads from the environment, unless the user did. Before anything
-    else: engine processes inherit it.
-
-    Args:
-        host: address on which KV events are served.
-    """
-    os.environ.setdefault("VLLM_HOST_IP", host)
-    # Whole block hashes in events: 64 bits of them could be another image's.
-    os.environ.setdefault("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "0")
-
-
-def with_our_defaults(args: AsyncEngineArgs, given: frozenset[str]) -> AsyncEngineArgs:
-    """The engine arguments with what routing needs, unless the user said otherwise.
-
-    Args:
-        args: as vLLM's own parser made them; changed in place and returned.
-        given: names of the arguments that the user gave.
-    """
-    for name in ("model", "tokenizer", "hf_config_path", "generation_config"):
-        # The frontend reads them too, from another working directory perhaps, and the
-        # model's name enters every media hash.
-        value = getattr(args, name)
-        if value not in (None, "auto", "vllm") and Path(value).is_dir():
-            setattr(args, name, str(Path(value).absolute()))
-    if "prefix_caching_hash_algo" not in given:
-        args.prefix_caching_hash_algo = "sha256_cbor"
-    # vLLM starts and stops this process's profiler in any threads: PyTorch's second one kills it.
-    args.profiler_config.ignore_frontend = True
-    if "kv_events_config" not in given:
-        args.kv_events_config = KVEventsConfig(
-            enable_kv_cache_events=True,
-            publisher="zmq",
-            endpoint="tcp://*:0",
-            replay_endpoint="tcp://*:0",
-        )
-    return args
-
-
 async def answered(llm: AsyncLLM, call: Awaitable[_Answer]) -> _Answer:
     """An engine's answer. vLLM would wait for ever for that of an engine that died.
 
@@ -196,13 +155,11 @@ class Engine:
             EngineGoneError: the engine died right after it had started.
             Whatever vLLM raises when a model can't be loaded: the caller ends.
         """
-        check_arguments(args)
-        config = args.create_engine_config()
-        check_configuration(config)
-        check_launch(config)
+        config = engine_config(args)
         stats = _StatsBoard()
         llm = AsyncLLM.from_vllm_config(
             config,
+            usage_context=USAGE,
             stat_loggers=[stats],
             enable_log_requests=args.enable_log_requests,
             disable_log_stats=args.disable_log_stats,

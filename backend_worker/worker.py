@@ -12,7 +12,8 @@ from collections.abc import Coroutine
 import uvloop
 
 from backend_worker.args import WorkerArgs, parse
-from backend_worker.engine import Engine, prepare_environment, with_our_defaults
+from backend_worker.engine import Engine
+from backend_worker.engine_config import prepare_environment, with_our_defaults
 from backend_worker.event_publisher import fleet_events
 from backend_worker.media_receiver import MediaReceiver
 from backend_worker.service import WorkerService

@@ -21,6 +21,7 @@ from vllm.v1.core import kv_cache_utils
 
 from backend_worker import worker
 from backend_worker.engine import Items, RankLoad
+from backend_worker.engine_config import engine_config
 from common import engine_settings
 from common.card import (
     CacheSettings,
@@ -68,7 +69,7 @@ class LetterEngine:
 
     @classmethod
     async def start(cls, args: AsyncEngineArgs, worker_id: WorkerId) -> "LetterEngine":
-        return cls(args, args.create_engine_config())
+        return cls(args, engine_config(args))
 
     def shutdown(self) -> None:
         self._publisher.shutdown()
