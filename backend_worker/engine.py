@@ -38,8 +38,14 @@ from common.card import (
     KvEventSource,
     ModelSettings,
     OutputSettings,
+    PrefixReuse,
 )
-from common.engine_settings import engine_settings, model_settings, output_settings
+from common.engine_settings import (
+    engine_settings,
+    model_settings,
+    output_settings,
+    prefix_reuse,
+)
 from common.errors import (
     EngineFailedError,
     EngineGoneError,
@@ -222,6 +228,10 @@ class Engine:
             none_hash=hash_function(resolve_none_hash_seed(hash_function)).hex(),
             enable_prefix_caching=bool(config.enable_prefix_caching),
         )
+
+    def prefix_reuse(self) -> PrefixReuse:
+        """How much it takes from its KV cache."""
+        return prefix_reuse(self._llm.vllm_config)
 
     def capacity(self) -> Capacity:
         """Size of one rank."""

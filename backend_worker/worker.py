@@ -153,6 +153,7 @@ async def make_card(
         environment=environment_settings(),
         engine=engine.engine_settings(),
         cache=engine.cache_settings(),
+        reuse=engine.prefix_reuse(),
         capacity=engine.capacity(),
         ranks=engine.ranks,
         request_endpoint=endpoint,

@@ -20,7 +20,7 @@ from pydantic import (
 from common.errors import CardError, CardIncompatibleError
 from common.identity import Incarnation, WorkerId
 
-CARD_VERSION = 3
+CARD_VERSION = 4
 
 MAX_RANKS = 4096
 
@@ -146,6 +146,22 @@ class CacheSettings(_Frozen):
     enable_prefix_caching: bool
 
 
+class PrefixReuse(_Frozen):
+    """How much an engine takes from its KV cache of what is there. Differs between workers
+    without harm.
+
+    Attributes:
+        drops_last_block: it computes the last block of a hit again, for its drafting layers.
+        drops_in_windows: it does so in groups of layers with a window too, where there are others.
+        keeps_tails: of groups of layers with a window or a state it keeps what a repeated prompt
+            needs, and not all that it computed.
+    """
+
+    drops_last_block: bool
+    drops_in_windows: bool
+    keeps_tails: bool
+
+
 class Capacity(_Frozen):
     """How much one rank can do. Differs between workers without harm."""
 
@@ -199,6 +215,7 @@ class WorkerCard(_Frozen):
     environment: EnvironmentSettings
     engine: EngineSettings
     cache: CacheSettings
+    reuse: PrefixReuse
     capacity: Capacity
     ranks: list[Rank] = Field(min_length=1, max_length=MAX_RANKS)
     request_endpoint: str

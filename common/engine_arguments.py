@@ -29,6 +29,11 @@ ON_CARD: Mapping[str, str] = MappingProxyType(
         "decode_context_parallel_size": "cache.block_size",
         "enable_prefix_caching": "cache.enable_prefix_caching",
         "prefix_caching_hash_algo": "cache.hash_algorithm",
+        "speculative_config": "reuse.drops_last_block",
+        "spec_method": "reuse.drops_last_block",
+        "spec_model": "reuse.drops_last_block",
+        "spec_tokens": "reuse.drops_last_block",
+        "prefix_cache_retention_interval": "reuse.keeps_tails",
         "max_num_seqs": "capacity.max_num_seqs",
         "max_num_batched_tokens": "capacity.max_num_batched_tokens",
         "data_parallel_size": "ranks",
@@ -112,7 +117,7 @@ _REASONS: Mapping[str, str] = {
         pt_load_map_location weight_transfer_config
     """,
     _CACHING: """
-        kv_cache_dtype prefix_cache_retention_interval gpu_memory_utilization
+        kv_cache_dtype gpu_memory_utilization
         kv_cache_memory_bytes num_gpu_blocks_override disable_hybrid_kv_cache_manager
         kv_cache_dtype_skip_layers mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size
         prefix_match_unit mamba_cache_mode enable_mamba_shared_prefix_checkpoint
@@ -132,7 +137,7 @@ _REASONS: Mapping[str, str] = {
         enable_mixed_moe_lora_format enable_moe_shared_loras max_lora_cls_labels
     """,
     _POOLING: "io_processor_plugin pooler_config",
-    _CHECKED: "speculative_config spec_method spec_model spec_tokens diffusion_config",
+    _CHECKED: "diffusion_config",
     _TELEMETRY: """
         disable_log_stats aggregate_engine_logging show_hidden_metrics_for_version
         otlp_traces_endpoint collect_detailed_traces per_request_spec_decode_metrics

@@ -30,6 +30,7 @@ from common.card import (
     KvEventSource,
     ModelSettings,
     OutputSettings,
+    PrefixReuse,
 )
 from common.identity import WorkerId
 from common.protocol import Submit
@@ -103,6 +104,9 @@ class LetterEngine:
             none_hash=bytes(kv_cache_utils.NONE_HASH).hex(),
             enable_prefix_caching=True,
         )
+
+    def prefix_reuse(self) -> PrefixReuse:
+        return engine_settings.prefix_reuse(self._config)
 
     def capacity(self) -> Capacity:
         return Capacity(num_blocks=BLOCKS, max_num_seqs=64, max_num_batched_tokens=8192)
