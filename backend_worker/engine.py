@@ -25,6 +25,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
+from backend_worker.adapters import Adapters
 from backend_worker.engine_config import USAGE, engine_config
 from backend_worker.engine_operations import operate
 from backend_worker.media_input import media_input
@@ -47,6 +48,7 @@ from common.engine_settings import (
     prefix_reuse,
 )
 from common.errors import (
+    ConfigurationError,
     EngineFailedError,
     EngineGoneError,
     MediaMissingError,
@@ -138,8 +140,14 @@ class Engine:
     """An AsyncLLM that takes prompts with processed media."""
 
     def __init__(
-        self, args: AsyncEngineArgs, llm: AsyncLLM, stats: _StatsBoard, worker_id: WorkerId
+        self,
+        args: AsyncEngineArgs,
+        llm: AsyncLLM,
+        stats: _StatsBoard,
+        worker_id: WorkerId,
+        adapters: Adapters,
     ) -> None:
+        self.adapters = adapters
         self._stats = stats
         self._args = args
         self._llm = llm
@@ -152,15 +160,18 @@ class Engine:
         self._copies_items = isinstance(self._cache, MultiModalProcessorOnlyCache)
 
     @classmethod
-    async def start(cls, args: AsyncEngineArgs, worker_id: WorkerId) -> "Engine":
+    async def start(
+        cls, args: AsyncEngineArgs, worker_id: WorkerId, adapters: Adapters
+    ) -> "Engine":
         """Start the engine processes and wait until they can serve.
 
         Raises:
-            ConfigurationError: an argument that frontends can't follow, or a launch under
-                which the ranks can't be served.
+            ConfigurationError: an argument that frontends can't follow, a launch under
+                which the ranks can't be served, or an adapter that can't be loaded.
             EngineGoneError: the engine died right after it had started.
             Whatever vLLM raises when a model can't be loaded: the caller ends.
         """
+        adapters.check(enabled=args.enable_lora, taken=_served_names(args))
         config = engine_config(args)
         stats = _StatsBoard()
         llm = AsyncLLM.from_vllm_config(
@@ -173,10 +184,11 @@ class Engine:
         try:
             # Joins the warm-up, drops its dummy items.
             await answered(llm, llm.reset_mm_cache())
-        except EngineGoneError:
+            await adapters.load(lambda adapter: answered(llm, llm.add_lora(adapter)))
+        except (EngineGoneError, ConfigurationError):
             llm.shutdown()
             raise
-        return cls(args, llm, stats, worker_id)
+        return cls(args, llm, stats, worker_id, adapters)
 
     @property
     def errored(self) -> bool:
@@ -202,8 +214,7 @@ class Engine:
 
     def served_model_names(self) -> list[str]:
         """Names under which users ask for the model."""
-        names = self._args.served_model_name or self._args.model
-        return [names] if isinstance(names, str) else list(names)
+        return _served_names(self._args)
 
     def model_settings(self) -> ModelSettings:
         """What a frontend needs to make the same tokens and media hashes."""
@@ -301,7 +312,7 @@ class Engine:
             submit.sampling_params,
             submit.request_id,
             prompt_text=submit.prompt_text,
-            lora_request=submit.lora_request,
+            lora_request=self.adapters.named(submit.lora_request),
             trace_headers=tracing.headers_onwards(submit.trace_headers),
             priority=submit.priority,
             data_parallel_rank=self._local_rank(submit.rank),
@@ -407,3 +418,8 @@ class Engine:
                         self._cache.invalidate(earlier.mm_hash)
                 raise MediaMissingError([part.mm_hash], "evicted")
         return sent
+
+
+def _served_names(args: AsyncEngineArgs) -> list[str]:
+    names = args.served_model_name or args.model
+    return [names] if isinstance(names, str) else list(names)

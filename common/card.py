@@ -24,6 +24,8 @@ CARD_VERSION = 4
 
 MAX_RANKS = 4096
 
+MAX_ADAPTERS = 1024
+
 Rank: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 16)]  # vLLM names engines by two bytes
 
 
@@ -146,6 +148,20 @@ class CacheSettings(_Frozen):
     enable_prefix_caching: bool
 
 
+class Adapter(_Frozen):
+    """A LoRA adapter; fields are those of vLLM's ``--lora-modules``.
+
+    Attributes:
+        name: by which users ask for it.
+        path: where the worker has it. It enters block hashes beside the name.
+    """
+
+    name: Annotated[str, AfterValidator(_name)]
+    path: str = Field(min_length=1, max_length=4096)
+    base_model_name: Annotated[str, AfterValidator(_name)] | None = None
+    is_3d_lora_weight: bool = False
+
+
 class PrefixReuse(_Frozen):
     """How much an engine takes from its KV cache of what is there. Differs between workers
     without harm.
@@ -200,6 +216,7 @@ class WorkerCard(_Frozen):
     Attributes:
         ranks: the data-parallel ranks that it serves, ascending. Those of one group of workers
             are numbered over the whole group.
+        adapters: what it serves beside the model. Workers may have others.
         fleet_key: fingerprint of the key that its sockets demand; None if they are plain.
     """
 
@@ -217,6 +234,7 @@ class WorkerCard(_Frozen):
     cache: CacheSettings
     reuse: PrefixReuse
     capacity: Capacity
+    adapters: list[Adapter] = Field(default=[], max_length=MAX_ADAPTERS)
     ranks: list[Rank] = Field(min_length=1, max_length=MAX_RANKS)
     request_endpoint: str
     kv_event_sources: list[KvEventSource]

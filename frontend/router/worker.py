@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.identity import Incarnation, Target, WorkerId
-from frontend.router.hashing import HashScheme
+from frontend.router.hashing import HashScheme, LoraKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ class RoutableWorker:
             does with EAGLE and MTP drafting.
         drops_in_windows: whether it does so in groups of layers with a window too, where there
             are groups of others.
+        adapters: that requests may ask it for.
         keeps_tails: whether groups of layers with a window or a state keep only what a repeated
             prompt needs; otherwise all that they computed.
     """
@@ -63,6 +64,7 @@ class RoutableWorker:
     drops_last_block: bool = False
     drops_in_windows: bool = True
     keeps_tails: bool = True
+    adapters: frozenset[LoraKey] = frozenset()
 
     @property
     def scheme(self) -> HashScheme:

@@ -20,6 +20,7 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
 
 from backend_worker import worker
+from backend_worker.adapters import Adapters
 from backend_worker.engine import Items, RankLoad
 from backend_worker.engine_config import engine_config
 from common import engine_settings
@@ -56,6 +57,7 @@ class LetterEngine:
     errored = False
     hf_processor_runs = 0
     ranks = (0,)
+    adapters = Adapters()
 
     def __init__(self, args: AsyncEngineArgs, config: VllmConfig) -> None:
         self._args = args
@@ -69,8 +71,12 @@ class LetterEngine:
         self._running = 0
 
     @classmethod
-    async def start(cls, args: AsyncEngineArgs, worker_id: WorkerId) -> "LetterEngine":
-        return cls(args, engine_config(args))
+    async def start(
+        cls, args: AsyncEngineArgs, worker_id: WorkerId, adapters: Adapters
+    ) -> "LetterEngine":
+        made = cls(args, engine_config(args))
+        made.adapters = adapters
+        return made
 
     def shutdown(self) -> None:
         self._publisher.shutdown()
