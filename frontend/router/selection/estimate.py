@@ -91,8 +91,7 @@ class Estimator:
                 for blocks, targets in held:
                     self._add_overlap(elsewhere, request, blocks, targets)
                 for target, blocks in self._in_all_groups(scheme, chain, most):
-                    worker = self._workers[target.worker_id]
-                    elsewhere[target] = _work(request, blocks, worker.block_size, request.media)
+                    elsewhere[target] = _work(request, blocks, scheme.block_size, request.media)
         holders = [self._media.holders(need.mm_hash, now) for need in request.media]
         for worker_id in set().union(*holders):
             worker = self._workers.get(worker_id)

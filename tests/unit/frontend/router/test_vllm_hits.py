@@ -113,7 +113,7 @@ class Engine:
 
     def _step(self, request: Request, tokens: int, cached: int = 0, blocks: object = None) -> None:
         self._cache.new_step_starts()
-        allocated = self._cache.allocate_slots(request, tokens, cached, blocks)  # type: ignore[arg-type]
+        allocated = self._cache.allocate_slots(request, tokens, cached, blocks)
         assert allocated is not None
         request.num_computed_tokens += cached + tokens
 
