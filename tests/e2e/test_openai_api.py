@@ -92,7 +92,7 @@ def test_tokens_in_and_tokens_out(router: Endpoint, plain: Endpoint) -> None:
     rendered = both(router, plain, "/v1/chat/completions/render", question)
     assert rendered[0]["token_ids"] == rendered[1]["token_ids"]
     sampling = {"max_tokens": 6, "temperature": 0}
-    answers = []
+    answers: list[Any] = []
     for made in rendered:
         assert made["features"]["kwargs_data"]["image"][0]
         body = {

@@ -60,7 +60,7 @@ def theirs(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> VllmConfig:
     create = AsyncEngineArgs.create_engine_config
 
     def stop(args: AsyncEngineArgs, *given: object, **named: object) -> VllmConfig:
-        made.append(create(args, *given, **named))  # type: ignore[arg-type]
+        made.append(create(args, *given, **named))
         raise Made
 
     with monkeypatch.context() as patched:
