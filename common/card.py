@@ -39,6 +39,13 @@ def _name(name: str) -> str:
     return name
 
 
+def _on_one_line(path: str) -> str:
+    """It stands in log lines."""
+    if not path.isprintable():
+        raise ValueError("it has characters that can't be printed")
+    return path
+
+
 def _shown(text: str) -> str:
     """What anybody may have written, as the log and users may see it: short, and on one line."""
     short = text[:LONGEST_NAME]
@@ -157,7 +164,7 @@ class Adapter(_Frozen):
     """
 
     name: Annotated[str, AfterValidator(_name)]
-    path: str = Field(min_length=1, max_length=4096)
+    path: Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_on_one_line)]
     base_model_name: Annotated[str, AfterValidator(_name)] | None = None
     is_3d_lora_weight: bool = False
 
