@@ -8,6 +8,7 @@ from typing import Final
 
 from vllm import AsyncEngineArgs
 
+from backend_worker.adapters import Adapters, read_adapter
 from backend_worker.settings import WorkerNixlSettings, WorkerSettings
 from common.command_line import CommandLine, ConfigSettings, flags_of, read_command_line
 from common.discovery.base import Discovery
@@ -42,6 +43,7 @@ class WorkerArgs:
 
     Attributes:
         engine: vLLM's arguments, as its own parser made them.
+        adapters: that the engine is to load.
         engine_given: names of the engine arguments that the user gave.
         worker_id: as given, or one that is new.
         incarnation: this run of the process.
@@ -50,6 +52,7 @@ class WorkerArgs:
     """
 
     engine: AsyncEngineArgs
+    adapters: Adapters
     engine_given: frozenset[str]
     worker_id: WorkerId
     incarnation: Incarnation
@@ -82,6 +85,7 @@ def parse(argv: list[str]) -> WorkerArgs:
         engine, given = _engine_args(parser.prog, line)
         return WorkerArgs(
             engine=AsyncEngineArgs.from_cli_args(engine),
+            adapters=Adapters(engine.lora_modules),
             engine_given=frozenset(given),
             worker_id=WorkerId(worker.worker_id or f"worker-{incarnation[:8]}"),
             incarnation=incarnation,
@@ -102,9 +106,21 @@ def completion(shell: str) -> str:
     ours = VllmParser("ours", (), refusal_at_worker)
     add_all(ours, GROUPS)
     vllms = VllmParser("vllm", (), refusal_at_worker)
-    AsyncEngineArgs.add_cli_args(vllms)
+    add_vllms(vllms)
     return completion_of(
         "mmrouter-worker", (*ours.actions, *vllms.actions), refusal_at_worker, shell, model=True
+    )
+
+
+def add_vllms(parser: VllmParser) -> None:
+    """vLLM's flags of an engine, and the one of its server that concerns the engine."""
+    AsyncEngineArgs.add_cli_args(parser)
+    parser.add_argument(
+        "--lora-modules",
+        nargs="+",
+        type=read_adapter,
+        default=[],
+        help="LoRA adapters, each as name=path or JSON, as `vllm serve` takes them",
     )
 
 
@@ -116,7 +132,7 @@ def _engine_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Giv
     """
     parser = VllmParser(prog, flags_of(GROUPS), refusal_at_worker)
     parser.add_argument("model_tag", nargs="?")  # as `vllm serve` has it
-    AsyncEngineArgs.add_cli_args(parser)
+    add_vllms(parser)
     engine, given = read_vllms(parser, line.rest, line.file)
     if (tag := given.pop("model_tag", None)) is not None:
         if "model" in given and given["model"].value != tag.value:

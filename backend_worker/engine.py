@@ -7,14 +7,12 @@ media are already processed, and reads how busy it is. Knows no sockets.
 import asyncio
 import contextlib
 import copy
-import os
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from vllm import AsyncEngineArgs
-from vllm.config import KVEventsConfig, VllmConfig
+from vllm.config import VllmConfig
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.inputs import EngineInput, embeds_input, tokens_input
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache
@@ -27,9 +25,11 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
+from backend_worker.adapters import Adapters
+from backend_worker.engine_config import USAGE, engine_config
 from backend_worker.engine_operations import operate, refuses
 from backend_worker.media_input import media_input
-from backend_worker.ranks import check_launch, served_ranks
+from backend_worker.ranks import served_ranks
 from backend_worker.render import LocalRenderer, partitioned_hashes
 from common import telemetry, tracing
 from common.card import (
@@ -39,10 +39,16 @@ from common.card import (
     KvEventSource,
     ModelSettings,
     OutputSettings,
+    PrefixReuse,
 )
-from common.engine_arguments import check_arguments, check_configuration
-from common.engine_settings import engine_settings, model_settings, output_settings
+from common.engine_settings import (
+    engine_settings,
+    model_settings,
+    output_settings,
+    prefix_reuse,
+)
 from common.errors import (
+    ConfigurationError,
     EngineFailedError,
     EngineGoneError,
     MediaMissingError,
@@ -112,45 +118,6 @@ class _StatsBoard:
         return {rank.rank: rank.scheduler for rank in self._ranks}
 
 
-def prepare_environment(host: str) -> None:
-    """Set what vLLM reads from the environment, unless the user did. Before anything
-    else: engine processes inherit it.
-
-    Args:
-        host: address on which KV events are served.
-    """
-    os.environ.setdefault("VLLM_HOST_IP", host)
-    # Whole block hashes in events: 64 bits of them could be another image's.
-    os.environ.setdefault("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "0")
-
-
-def with_our_defaults(args: AsyncEngineArgs, given: frozenset[str]) -> AsyncEngineArgs:
-    """The engine arguments with what routing needs, unless the user said otherwise.
-
-    Args:
-        args: as vLLM's own parser made them; changed in place and returned.
-        given: names of the arguments that the user gave.
-    """
-    for name in ("model", "tokenizer", "hf_config_path", "generation_config"):
-        # The frontend reads them too, from another working directory perhaps, and the
-        # model's name enters every media hash.
-        value = getattr(args, name)
-        if value not in (None, "auto", "vllm") and Path(value).is_dir():
-            setattr(args, name, str(Path(value).absolute()))
-    if "prefix_caching_hash_algo" not in given:
-        args.prefix_caching_hash_algo = "sha256_cbor"
-    # vLLM starts and stops this process's profiler in any threads: PyTorch's second one kills it.
-    args.profiler_config.ignore_frontend = True
-    if "kv_events_config" not in given:
-        args.kv_events_config = KVEventsConfig(
-            enable_kv_cache_events=True,
-            publisher="zmq",
-            endpoint="tcp://*:0",
-            replay_endpoint="tcp://*:0",
-        )
-    return args
-
-
 async def answered(llm: AsyncLLM, call: Awaitable[_Answer]) -> _Answer:
     """An engine's answer. vLLM would wait for ever for that of an engine that died.
 
@@ -173,8 +140,14 @@ class Engine:
     """An AsyncLLM that takes prompts with processed media."""
 
     def __init__(
-        self, args: AsyncEngineArgs, llm: AsyncLLM, stats: _StatsBoard, worker_id: WorkerId
+        self,
+        args: AsyncEngineArgs,
+        llm: AsyncLLM,
+        stats: _StatsBoard,
+        worker_id: WorkerId,
+        adapters: Adapters,
     ) -> None:
+        self.adapters = adapters
         self._stats = stats
         self._args = args
         self._llm = llm
@@ -187,22 +160,23 @@ class Engine:
         self._copies_items = isinstance(self._cache, MultiModalProcessorOnlyCache)
 
     @classmethod
-    async def start(cls, args: AsyncEngineArgs, worker_id: WorkerId) -> "Engine":
+    async def start(
+        cls, args: AsyncEngineArgs, worker_id: WorkerId, adapters: Adapters
+    ) -> "Engine":
         """Start the engine processes and wait until they can serve.
 
         Raises:
-            ConfigurationError: an argument that frontends can't follow, or a launch under
-                which the ranks can't be served.
+            ConfigurationError: an argument that frontends can't follow, a launch under
+                which the ranks can't be served, or an adapter that can't be loaded.
             EngineGoneError: the engine died right after it had started.
             Whatever vLLM raises when a model can't be loaded: the caller ends.
         """
-        check_arguments(args)
-        config = args.create_engine_config()
-        check_configuration(config)
-        check_launch(config)
+        adapters.check(enabled=args.enable_lora, taken=_served_names(args))
+        config = engine_config(args)
         stats = _StatsBoard()
         llm = AsyncLLM.from_vllm_config(
             config,
+            usage_context=USAGE,
             stat_loggers=[stats],
             enable_log_requests=args.enable_log_requests,
             disable_log_stats=args.disable_log_stats,
@@ -210,10 +184,11 @@ class Engine:
         try:
             # Joins the warm-up, drops its dummy items.
             await answered(llm, llm.reset_mm_cache())
-        except EngineGoneError:
+            await adapters.load(lambda adapter: answered(llm, llm.add_lora(adapter)))
+        except (EngineGoneError, ConfigurationError):
             llm.shutdown()
             raise
-        return cls(args, llm, stats, worker_id)
+        return cls(args, llm, stats, worker_id, adapters)
 
     @property
     def errored(self) -> bool:
@@ -239,8 +214,7 @@ class Engine:
 
     def served_model_names(self) -> list[str]:
         """Names under which users ask for the model."""
-        names = self._args.served_model_name or self._args.model
-        return [names] if isinstance(names, str) else list(names)
+        return _served_names(self._args)
 
     def model_settings(self) -> ModelSettings:
         """What a frontend needs to make the same tokens and media hashes."""
@@ -265,6 +239,10 @@ class Engine:
             none_hash=hash_function(resolve_none_hash_seed(hash_function)).hex(),
             enable_prefix_caching=bool(config.enable_prefix_caching),
         )
+
+    def prefix_reuse(self) -> PrefixReuse:
+        """How much it takes from its KV cache."""
+        return prefix_reuse(self._llm.vllm_config)
 
     def capacity(self) -> Capacity:
         """Size of one rank."""
@@ -334,7 +312,7 @@ class Engine:
             submit.sampling_params,
             submit.request_id,
             prompt_text=submit.prompt_text,
-            lora_request=submit.lora_request,
+            lora_request=self.adapters.named(submit.lora_request),
             trace_headers=tracing.headers_onwards(submit.trace_headers),
             priority=submit.priority,
             data_parallel_rank=self._local_rank(submit.rank),
@@ -444,3 +422,8 @@ class Engine:
                         self._cache.invalidate(earlier.mm_hash)
                 raise MediaMissingError([part.mm_hash], "evicted")
         return sent
+
+
+def _served_names(args: AsyncEngineArgs) -> list[str]:
+    names = args.served_model_name or args.model
+    return [names] if isinstance(names, str) else list(names)

@@ -12,7 +12,8 @@ from collections.abc import Coroutine
 import uvloop
 
 from backend_worker.args import WorkerArgs, parse
-from backend_worker.engine import Engine, prepare_environment, with_our_defaults
+from backend_worker.engine import Engine
+from backend_worker.engine_config import prepare_environment, with_our_defaults
 from backend_worker.event_publisher import fleet_events
 from backend_worker.media_receiver import MediaReceiver
 from backend_worker.service import WorkerService
@@ -83,7 +84,7 @@ async def _run(args: WorkerArgs) -> None:
         await publisher.check(args.worker_id, args.incarnation)
     reap_orphans()  # of frontends that were killed; the next process cleans up
     with still_busy(f"loading {engine_args.model}", logger.info):
-        engine = await Engine.start(engine_args, args.worker_id)
+        engine = await Engine.start(engine_args, args.worker_id, args.adapters)
     try:
         # Not before, so that the engine's processes are forked without threads that export.
         with exporting(args.process.otlp_traces_endpoint, args.worker_id):
@@ -152,7 +153,9 @@ async def make_card(
         environment=environment_settings(),
         engine=engine.engine_settings(),
         cache=engine.cache_settings(),
+        reuse=engine.prefix_reuse(),
         capacity=engine.capacity(),
+        adapters=list(engine.adapters.known),
         ranks=engine.ranks,
         request_endpoint=endpoint,
         kv_event_sources=engine.kv_event_sources(),

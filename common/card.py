@@ -20,9 +20,11 @@ from pydantic import (
 from common.errors import CardError, CardIncompatibleError
 from common.identity import Incarnation, WorkerId
 
-CARD_VERSION = 3
+CARD_VERSION = 4
 
 MAX_RANKS = 4096
+
+MAX_ADAPTERS = 1024
 
 Rank: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 16)]  # vLLM names engines by two bytes
 
@@ -35,6 +37,13 @@ def _name(name: str) -> str:
     if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
         raise ValueError(f"it is not a name of up to {LONGEST_NAME} printable characters")
     return name
+
+
+def _on_one_line(path: str) -> str:
+    """It stands in log lines."""
+    if not path.isprintable():
+        raise ValueError("it has characters that can't be printed")
+    return path
 
 
 def _shown(text: str) -> str:
@@ -146,6 +155,36 @@ class CacheSettings(_Frozen):
     enable_prefix_caching: bool
 
 
+class Adapter(_Frozen):
+    """A LoRA adapter; fields are those of vLLM's ``--lora-modules``.
+
+    Attributes:
+        name: by which users ask for it.
+        path: where the worker has it. It enters block hashes beside the name.
+    """
+
+    name: Annotated[str, AfterValidator(_name)]
+    path: Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_on_one_line)]
+    base_model_name: Annotated[str, AfterValidator(_name)] | None = None
+    is_3d_lora_weight: bool = False
+
+
+class PrefixReuse(_Frozen):
+    """How much an engine takes from its KV cache of what is there. Differs between workers
+    without harm.
+
+    Attributes:
+        drops_last_block: it computes the last block of a hit again, for its drafting layers.
+        drops_in_windows: it does so in groups of layers with a window too, where there are others.
+        keeps_tails: of groups of layers with a window or a state it keeps what a repeated prompt
+            needs, and not all that it computed.
+    """
+
+    drops_last_block: bool
+    drops_in_windows: bool
+    keeps_tails: bool
+
+
 class Capacity(_Frozen):
     """How much one rank can do. Differs between workers without harm."""
 
@@ -184,6 +223,7 @@ class WorkerCard(_Frozen):
     Attributes:
         ranks: the data-parallel ranks that it serves, ascending. Those of one group of workers
             are numbered over the whole group.
+        adapters: what it serves beside the model. Workers may have others.
         fleet_key: fingerprint of the key that its sockets demand; None if they are plain.
     """
 
@@ -199,7 +239,9 @@ class WorkerCard(_Frozen):
     environment: EnvironmentSettings
     engine: EngineSettings
     cache: CacheSettings
+    reuse: PrefixReuse
     capacity: Capacity
+    adapters: list[Adapter] = Field(default=[], max_length=MAX_ADAPTERS)
     ranks: list[Rank] = Field(min_length=1, max_length=MAX_RANKS)
     request_endpoint: str
     kv_event_sources: list[KvEventSource]

@@ -29,6 +29,11 @@ ON_CARD: Mapping[str, str] = MappingProxyType(
         "decode_context_parallel_size": "cache.block_size",
         "enable_prefix_caching": "cache.enable_prefix_caching",
         "prefix_caching_hash_algo": "cache.hash_algorithm",
+        "speculative_config": "reuse.drops_last_block",
+        "spec_method": "reuse.drops_last_block",
+        "spec_model": "reuse.drops_last_block",
+        "spec_tokens": "reuse.drops_last_block",
+        "prefix_cache_retention_interval": "reuse.keeps_tails",
         "max_num_seqs": "capacity.max_num_seqs",
         "max_num_batched_tokens": "capacity.max_num_batched_tokens",
         "data_parallel_size": "ranks",
@@ -42,7 +47,9 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "watermark_config": "frontends prepare requests without it, so that answers would bear "
         "no watermark, and its secret key is not for cards",
         "default_mm_loras": "vLLM's server chooses adapters by a request's media, and frontends "
-        "route no adapters, so that answers would come from the plain model",
+        "by name alone, so that answers would come from the plain model",
+        "enable_tower_connector_lora": "what an encoder makes of media would be another for each "
+        "adapter, and frontends name media by their content alone",
         "mm_encoder_only": "there would be no language model to answer",
         "ec_transfer_config": "frontends know no split into encoding and answering",
         "reasoning_parser_plugin": "frontends load no plug-ins",
@@ -60,7 +67,7 @@ _PLACEMENT = "the devices and processes of the engine"
 _LOADING = "how the engine gets its weights, of which frontends have none"
 _CACHING = "how the engine keeps its KV cache; events tell what is in it, and the card the sizes"
 _SCHEDULING = "the engine's own queue; the worker says how long it is"
-_ADAPTERS = "no adapters are routed"
+_ADAPTERS = "how the engine keeps its adapters; which it has stands on the card"
 _POOLING = "no pooling is routed"
 _CHECKED = "workers check it themselves, and refuse the request"
 _TELEMETRY = "what the worker logs and measures"
@@ -112,7 +119,7 @@ _REASONS: Mapping[str, str] = {
         pt_load_map_location weight_transfer_config
     """,
     _CACHING: """
-        kv_cache_dtype prefix_cache_retention_interval gpu_memory_utilization
+        kv_cache_dtype gpu_memory_utilization
         kv_cache_memory_bytes num_gpu_blocks_override disable_hybrid_kv_cache_manager
         kv_cache_dtype_skip_layers mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size
         prefix_match_unit mamba_cache_mode enable_mamba_shared_prefix_checkpoint
@@ -128,11 +135,11 @@ _REASONS: Mapping[str, str] = {
     """,
     _ADAPTERS: """
         enable_lora max_loras max_lora_rank fully_sharded_loras max_cpu_loras lora_dtype
-        lora_target_modules enable_tower_connector_lora specialize_active_lora
+        lora_target_modules specialize_active_lora
         enable_mixed_moe_lora_format enable_moe_shared_loras max_lora_cls_labels
     """,
     _POOLING: "io_processor_plugin pooler_config",
-    _CHECKED: "speculative_config spec_method spec_model spec_tokens diffusion_config",
+    _CHECKED: "diffusion_config",
     _TELEMETRY: """
         disable_log_stats aggregate_engine_logging show_hidden_metrics_for_version
         otlp_traces_endpoint collect_detailed_traces per_request_spec_decode_metrics
@@ -154,7 +161,7 @@ IRRELEVANT: Mapping[str, str] = MappingProxyType(
 """Arguments that are irrelevant to a frontend, because …"""
 
 IDLE: Mapping[str, str] = MappingProxyType(
-    {name: reason for name, reason in IRRELEVANT.items() if reason in (_ADAPTERS, _POOLING)}
+    {name: reason for name, reason in IRRELEVANT.items() if reason == _POOLING}
     | {"aggregate_engine_logging": "workers write no statistics on the log"}
 )
 """Those that would do nothing in a worker either, since nobody asks for it."""

@@ -15,6 +15,7 @@ from common.card import (
     EnvironmentSettings,
     ModelSettings,
     OutputSettings,
+    PrefixReuse,
 )
 
 
@@ -100,4 +101,16 @@ def engine_settings(args: AsyncEngineArgs) -> EngineSettings:
             each if isinstance(each, str) else f"{each.__module__}:{each.__qualname__}"
             for each in processors
         ],
+    )
+
+
+def prefix_reuse(config: VllmConfig) -> PrefixReuse:
+    """How much an engine takes from its KV cache."""
+    drafting = config.speculative_config
+    return PrefixReuse(
+        drops_last_block=drafting is not None and drafting.use_eagle_block_drop(),
+        # The last layer of those of MTP says which group is dropped in, and hardly any has a
+        # window. Else vLLM drops in all groups.
+        drops_in_windows=drafting is not None and drafting.method != "mtp",
+        keeps_tails=config.cache_config.prefix_cache_retention_interval is not None,
     )

@@ -58,7 +58,6 @@ SERVER_REFUSED: Final[Mapping[str, str]] = MappingProxyType(
         "headless": "a frontend has no engine; start workers on each node",
         "grpc": "the frontend speaks HTTP only",
         "grpc_port": "the frontend speaks HTTP only",
-        "lora_modules": "no adapters are routed",
         "data_parallel_supervisor_port": _OTHER_SERVERS,
         "dp_supervisor_probe_interval_s": _OTHER_SERVERS,
         "dp_supervisor_probe_timeout_s": _OTHER_SERVERS,
@@ -68,6 +67,11 @@ SERVER_REFUSED: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """Arguments of the server that no frontend takes."""
+
+SERVER_AT_WORKER: Final[Mapping[str, str]] = MappingProxyType(
+    {"lora_modules": "adapters, which frontends learn from cards"}
+)
+"""Arguments of the server that workers take in its place, and how."""
 
 ENGINE_AT_FRONTEND: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -99,7 +103,7 @@ def refusal_at_frontend(name: str) -> str | None:
         return None
     if name in engine_arguments.REFUSED:
         return engine_arguments.REFUSED[name]
-    if name in engine_arguments.ON_CARD:
+    if name in engine_arguments.ON_CARD or name in SERVER_AT_WORKER:
         return "frontends learn it from the workers, so give it to them"
     reason = engine_arguments.IRRELEVANT.get(name)
     return reason and f"it is for workers, if at all: {reason}"

@@ -46,6 +46,7 @@ from frontend.http import (
     operate_routes,
     page_routes,
     replace_engine_routes,
+    share_adapters,
     status_routes,
     uvicorn_config,
     worker_metrics_routes,
@@ -162,6 +163,7 @@ class Frontend:
         )
         client = RoutedEngineClient(preprocessor, self.fleet, self.router, runner, self.siblings)
         app = await build_vllm_app(client, self.args.serve, preprocessor.tasks, self.server)
+        share_adapters(app, self.fleet.adapters)
         own = Status(self.fleet, self.router, self.media_sender)
         status = FleetStatus(own, self.siblings)
         app.include_router(page_routes())

@@ -145,6 +145,9 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "data-parallel ranks": {
         "backend_worker/ranks.py": ("vllm.config",),
     },
+    "configuration of the engine": {
+        "backend_worker/engine_config.py": ("vllm", "vllm.config", "vllm.usage.usage_lib"),
+    },
     "engine, its media cache and statistics": {
         "backend_worker/engine.py": (
             "vllm",

@@ -13,7 +13,12 @@ from frontend.http.operate import Operating, operate_routes
 from frontend.http.readiness_gate import ReadinessGate
 from frontend.http.request_context import RequestIds, Traced
 from frontend.http.retry_after import RetryAfter
-from frontend.http.server import build_vllm_app, replace_engine_routes, uvicorn_config
+from frontend.http.server import (
+    build_vllm_app,
+    replace_engine_routes,
+    share_adapters,
+    uvicorn_config,
+)
 from frontend.http.settings import HttpSettings, KeySettings
 from frontend.http.status import FleetStatus, Status, status_routes
 from frontend.http.status_page import page_routes
@@ -46,6 +51,7 @@ __all__ = [
     "raise_file_limit",
     "read_keys",
     "replace_engine_routes",
+    "share_adapters",
     "status_routes",
     "uvicorn_config",
     "worker_metrics_routes",

@@ -30,6 +30,7 @@ from frontend.http.operate import REPLACED, Operating, vllms_routes
 from frontend.http.settings import HttpSettings
 from frontend.http.vllm_routes import POOLING
 from frontend.tenancy import take_salts_from_bodies
+from frontend.workers import Adapters
 
 Handler: TypeAlias = Callable[[Request, Exception], Awaitable[Response]]
 
@@ -65,6 +66,13 @@ async def build_vllm_app(
     take_salts_from_bodies()
     _handle_errors(app)
     return app
+
+
+def share_adapters(app: FastAPI, adapters: Adapters) -> None:
+    """Let vLLM's server know the workers' adapters: it lists them, and asks for them by name."""
+    models = app.state.openai_serving_models
+    adapters.reserve(model.name for model in models.base_model_paths)
+    models.lora_requests = adapters.requests
 
 
 def replace_engine_routes(

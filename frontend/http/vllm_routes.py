@@ -64,7 +64,7 @@ _WEIGHTS: Final = (
     "(POST /mmrouter/workers/reload_weights), or replace them one after the other"
 )
 _VERSION: Final = "workers keep no version of their weights: name it in --served-model-name"
-_ADAPTERS: Final = "requests for adapters are not routed yet, so nothing could use one"
+_ADAPTERS: Final = "workers load their adapters when they start, with --lora-modules"
 _POOLING: Final = "requests of pooling models are not routed"
 _SCALING: Final = "a fleet is scaled by starting and stopping workers"
 _ABORT: Final = (

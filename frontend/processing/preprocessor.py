@@ -176,8 +176,9 @@ class Preprocessor:
         would end an engine and for media that are only named by a hash.
         """
         prompt = await self._with_own_hashes(prompt)
+        # Which adapters there are the workers know; the configuration here has none.
         request: EngineCoreRequest = await self.input_processor.process_inputs_async(
-            request_id, prompt, params, self.tasks, lora_request=lora_request
+            request_id, prompt, params, self.tasks
         )
         text = prompt.get("prompt") if isinstance(prompt, dict) else None
         return ProcessedPrompt(
@@ -185,7 +186,7 @@ class Preprocessor:
             media=[self._media_item(feature) for feature in request.mm_features or []],
             prompt_text=text if isinstance(text, str) else None,
             cache_salt=request.cache_salt,
-            lora_request=request.lora_request,
+            lora_request=lora_request,
             prompt_embeds=request.prompt_embeds,
             prompt_is_token_ids=request.prompt_is_token_ids,
         )

@@ -234,8 +234,8 @@ class RoutedEngineClient(EngineClient):
         return False
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Adapters are not routed yet."""
-        _not_routed("LoRA adapters")
+        """Workers load their adapters when they start."""
+        _not_routed("loading LoRA adapters")
 
     async def pause_generation(
         self, *, mode: PauseMode = "abort", clear_cache: bool = True

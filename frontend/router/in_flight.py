@@ -6,6 +6,7 @@ settles that, and tells what the worker is worth.
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from common.errors import MmRouterError
@@ -80,8 +81,12 @@ class InFlight:
         if worker.prefix_caching:
             exact = decision.index == Knowledge.EXACT
             # Blocks known from events need no prediction beside them.
-            new = hashes[worker.scheme][decision.overlap_blocks if exact else 0 :]
-            self._predict(request_id, decision.target, new, decision.index, now)
+            chain = hashes[worker.scheme]
+            new = chain[decision.overlap_blocks if exact else 0 :]
+            indexes, resumes_at = self._roster.indexes, worker.resumes_at(decision.prompt_tokens)
+            peek = worker.window_peek(alone=not indexes.known.holdings(decision.target))
+            tails = indexes.windows.tails(decision.target, chain, resumes_at, peek)
+            self._predict(request_id, decision.target, new, decision.index, now, tails)
         if request.media:
             mm_hashes = [need.mm_hash for need in request.media]
             self._roster.media.touch(worker_id, mm_hashes)
@@ -165,8 +170,10 @@ class InFlight:
         hashes: Sequence[BlockHash],
         knowledge: str,
         now: float,
+        tails: Mapping[int, Sequence[BlockHash]] = MappingProxyType({}),
     ) -> None:
         exact = knowledge == Knowledge.EXACT
         settings = self._settings
         lifetime_s = settings.predict_ttl_s if exact else settings.approximate_ttl_s
-        self._roster.indexes.predicted.predict(request_id, target, hashes, lifetime_s, now)
+        predicted = self._roster.indexes.predicted
+        predicted.predict(request_id, target, hashes, lifetime_s, now, tails)

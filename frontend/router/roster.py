@@ -196,7 +196,7 @@ class Roster:
             feed.emptied(at)
         elif worker is not None and at:
             for target in worker.targets:
-                self.indexes.known.clear(target)  # and what is predicted
+                self.indexes.clear(target)
 
     def served(self, target: Target, routed_at: float) -> None:
         """A request that must have stored blocks ended on a target; its events should follow.

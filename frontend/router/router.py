@@ -13,7 +13,7 @@ from common.telemetry import stage
 from frontend.router.decision import CLIENT_ID_LENGTH, Considered, Decision, DecisionLog
 from frontend.router.drained import Drained
 from frontend.router.events import FeedMaker, ZmqFeeds
-from frontend.router.hashing import HashMemo, HashScheme
+from frontend.router.hashing import HashMemo, HashScheme, LoraKey
 from frontend.router.in_flight import InFlight
 from frontend.router.modes import Choice
 from frontend.router.request import RoutingRequest
@@ -107,7 +107,7 @@ class Router:
             RequestRejectedError: the prompt can't be hashed.
         """
         started = time.perf_counter()
-        candidates = self._candidates(exclude, accepted)
+        candidates = self._candidates([*exclude, *self._without(request.lora)], accepted)
         hashes = self.hash(request)
         with stage("match"):
             estimate = self.roster.estimator.estimate(request, hashes, self._clock())
@@ -120,6 +120,20 @@ class Router:
         self.decisions.add(decision)
         decision.micros = (time.perf_counter() - started) * 1e6
         return decision
+
+    def _without(self, adapter: LoraKey | None) -> list[WorkerId]:
+        """Workers that lack the adapter that a request asks for.
+
+        Raises:
+            NoWorkerError: all do.
+        """
+        if adapter is None:
+            return []
+        workers = self.roster.workers
+        lacking = [name for name, one in workers.items() if adapter not in one.adapters]
+        if lacking and len(lacking) == len(workers):
+            raise NoWorkerError(f"no worker has the adapter {adapter.name} any more")
+        return lacking
 
     def check_room(self) -> None:
         """Raises what :meth:`route` would raise now, before there is a prompt."""

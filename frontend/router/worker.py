@@ -1,9 +1,10 @@
 """What the router must know of a worker. Building it from a card is the fleet's task."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.identity import Incarnation, Target, WorkerId
-from frontend.router.hashing import HashScheme
+from frontend.router.hashing import HashScheme, LoraKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,11 @@ class RoutableWorker:
         prefix_caching: whether it reuses blocks at all.
         drops_last_block: whether its engine recomputes the last block of a hit, as it
             does with EAGLE and MTP drafting.
+        drops_in_windows: whether it does so in groups of layers with a window too, where there
+            are groups of others.
+        adapters: that requests may ask it for.
+        keeps_tails: whether groups of layers with a window or a state keep only what a repeated
+            prompt needs; otherwise all that they computed.
     """
 
     worker_id: WorkerId
@@ -56,11 +62,36 @@ class RoutableWorker:
     max_num_seqs: int = 0
     prefix_caching: bool = True
     drops_last_block: bool = False
+    drops_in_windows: bool = True
+    keeps_tails: bool = True
+    adapters: frozenset[LoraKey] = frozenset()
 
     @property
     def scheme(self) -> HashScheme:
         """How its blocks are hashed."""
         return HashScheme(self.block_size, self.hash_algorithm, self.none_hash)
+
+    def resumes_at(self, prompt_tokens: int) -> Sequence[int]:
+        """At which blocks a later prompt may go on from one of so many tokens.
+
+        Groups of layers with a window or a state keep what is needed for that, and drop the rest.
+        Source: ``replay_boundaries`` of vLLM 0.32.0.
+        """
+        whole = prompt_tokens // self.block_size
+        if not self.keeps_tails:
+            return range(1, whole + 1)
+        last = max(0, prompt_tokens - 1) // self.block_size
+        if self.drops_last_block:
+            return sorted({max(0, last - 1), max(0, whole - 1)})
+        return (last,)
+
+    def window_peek(self, *, alone: bool) -> int:
+        """How many blocks beyond its end a hit needs in groups of layers with a window.
+
+        Args:
+            alone: whether there are no other groups.
+        """
+        return int(self.drops_last_block and (alone or self.drops_in_windows))
 
     @property
     def targets(self) -> tuple[Target, ...]:

@@ -20,6 +20,7 @@ from common.identity import Incarnation, WorkerId
 from common.supervised import supervise
 from common.telemetry import INTERNAL_ERRORS
 from frontend.router import Router
+from frontend.workers.adapters import Adapters
 from frontend.workers.contract import Contract
 from frontend.workers.keeper import Keeper
 from frontend.workers.link import WorkerLink
@@ -107,6 +108,11 @@ class Fleet:
         """Whether a worker came, or came back, after a moment: monotonic seconds."""
         holder = self.members.holder(worker_id)
         return holder is not None and holder.joined > moment
+
+    @property
+    def adapters(self) -> Adapters:
+        """Those of the workers that serve."""
+        return self._serving.adapters
 
     @property
     def arrival(self) -> asyncio.Event:

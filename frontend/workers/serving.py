@@ -18,7 +18,8 @@ from common.identity import Target, WorkerId
 from common.live_metrics import Row
 from common.protocol import Status
 from common.telemetry import HF_PROCESSOR_RUNS, RANK_LOAD, RANK_REQUESTS, forget_worker
-from frontend.router import EventSource, Reported, RoutableWorker, Router
+from frontend.router import EventSource, LoraKey, Reported, RoutableWorker, Router
+from frontend.workers.adapters import Adapters
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
 from frontend.workers.members import Member, Members, Name
@@ -37,6 +38,7 @@ class Serving:
 
     Attributes:
         arrival: set once the next worker has joined.
+        adapters: those of the workers that serve.
     """
 
     def __init__(self, members: Members, router: Router, media_sender: MediaSender) -> None:
@@ -44,6 +46,7 @@ class Serving:
         self._router = router
         self._media_sender = media_sender
         self.arrival = asyncio.Event()
+        self.adapters = Adapters()
         RANK_LOAD.set_function(self._rank_load)
 
     async def join(self, member: Member, name: Name, link: WorkerLink) -> None:
@@ -62,6 +65,7 @@ class Serving:
             self._router.ejection.forget(card.worker_id)
         choice = self._media_sender.connect(card.worker_id, link.reply, link.offer)
         await self._router.roster.add(_routable(card))
+        self.adapters.joined(card)
         self.arrival.set()
         self.arrival = asyncio.Event()
         self._members.count()
@@ -78,6 +82,7 @@ class Serving:
         name.holder = None
         name.former = member.card.incarnation
         name.free.set()
+        self.adapters.left(member.card.worker_id)
         self._router.resting.forget(member.card.worker_id)
         # Whoever waits for the name runs only after the router has forgotten this one.
         await self._router.roster.remove(member.card.worker_id)
@@ -188,4 +193,8 @@ def _routable(card: WorkerCard) -> RoutableWorker:
         kv_tokens=card.capacity.num_blocks * card.cache.block_size,
         max_num_seqs=card.capacity.max_num_seqs,
         prefix_caching=card.cache.enable_prefix_caching,
+        drops_last_block=card.reuse.drops_last_block,
+        drops_in_windows=card.reuse.drops_in_windows,
+        keeps_tails=card.reuse.keeps_tails,
+        adapters=frozenset(LoraKey(one.name, one.path) for one in card.adapters),
     )

@@ -118,8 +118,8 @@ def stack(model: Path, tmp_path_factory: pytest.TempPathFactory, let_go: LetGo) 
     discovery = tmp_path_factory.mktemp("discovery")
     logs = tmp_path_factory.mktemp("logs")
     workers = {name: start_worker(name, model, discovery, logs) for name in WORKERS}
-    frontend = start_frontend("frontend", discovery, logs)
-    plain = start_plain_vllm(model, logs)
+    frontend = start_frontend("frontend", discovery, logs, "--enable-scale-out")
+    plain = start_plain_vllm(model, logs, "--enable-scale-out")
     try:
         wait_for_workers(frontend, list(workers.values()))
         plain.wait_for_status(200)

@@ -86,6 +86,37 @@ def test_completions(router: Endpoint, plain: Endpoint) -> None:
     ]
 
 
+def test_tokens_in_and_tokens_out(router: Endpoint, plain: Endpoint) -> None:
+    """What one renders both answer alike, with the picture's tensors and without a picture."""
+    question = {"model": "demo", "messages": picture_question("tokens")}
+    rendered = both(router, plain, "/v1/chat/completions/render", question)
+    assert rendered[0]["token_ids"] == rendered[1]["token_ids"]
+    sampling = {"max_tokens": 6, "temperature": 0}
+    answers: list[Any] = []
+    for made in rendered:
+        assert made["features"]["kwargs_data"]["image"][0]
+        body = {
+            "model": "demo",
+            "token_ids": made["token_ids"],
+            "features": made["features"],
+            "sampling_params": sampling,
+        }
+        answers += both(router, plain, "/inference/v1/generate", body)
+    words = {"model": "demo", "token_ids": list(range(5, 80)), "sampling_params": sampling}
+    said = [answer["choices"][0]["token_ids"] for answer in answers]
+    assert said[0] and said == [said[0]] * 4
+    ours, theirs = both(router, plain, "/inference/v1/generate", words)
+    assert ours["choices"][0]["token_ids"] == theirs["choices"][0]["token_ids"]
+    ours, theirs = both(router, plain, "/inference/v1/generate", words)
+    for answer in (ours, theirs):
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 64
+    refused = [
+        endpoint.http.post("/inference/v1/generate", json=words | {"model": "nobody"})
+        for endpoint in (router, plain)
+    ]
+    assert [answer.status_code for answer in refused] == [404, 404]
+
+
 def test_completions_stream(router: Endpoint) -> None:
     common: Any = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
     whole = router.openai.completions.create(**common)

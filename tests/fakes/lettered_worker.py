@@ -20,7 +20,9 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
 
 from backend_worker import worker
+from backend_worker.adapters import Adapters
 from backend_worker.engine import Items, RankLoad
+from backend_worker.engine_config import engine_config
 from common import engine_settings
 from common.card import (
     CacheSettings,
@@ -29,6 +31,7 @@ from common.card import (
     KvEventSource,
     ModelSettings,
     OutputSettings,
+    PrefixReuse,
 )
 from common.identity import WorkerId
 from common.protocol import Submit
@@ -54,6 +57,7 @@ class LetterEngine:
     errored = False
     hf_processor_runs = 0
     ranks = (0,)
+    adapters = Adapters()
 
     def __init__(self, args: AsyncEngineArgs, config: VllmConfig) -> None:
         self._args = args
@@ -67,8 +71,12 @@ class LetterEngine:
         self._running = 0
 
     @classmethod
-    async def start(cls, args: AsyncEngineArgs, worker_id: WorkerId) -> "LetterEngine":
-        return cls(args, args.create_engine_config())
+    async def start(
+        cls, args: AsyncEngineArgs, worker_id: WorkerId, adapters: Adapters
+    ) -> "LetterEngine":
+        made = cls(args, engine_config(args))
+        made.adapters = adapters
+        return made
 
     def shutdown(self) -> None:
         self._publisher.shutdown()
@@ -102,6 +110,9 @@ class LetterEngine:
             none_hash=bytes(kv_cache_utils.NONE_HASH).hex(),
             enable_prefix_caching=True,
         )
+
+    def prefix_reuse(self) -> PrefixReuse:
+        return engine_settings.prefix_reuse(self._config)
 
     def capacity(self) -> Capacity:
         return Capacity(num_blocks=BLOCKS, max_num_seqs=64, max_num_batched_tokens=8192)

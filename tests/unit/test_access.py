@@ -14,7 +14,7 @@ from vllm.distributed.kv_events import EventPublisherFactory, KVEventBatch
 from zmq.utils import z85
 
 from backend_worker.args import parse
-from backend_worker.engine import with_our_defaults
+from backend_worker.engine_config import with_our_defaults
 from backend_worker.event_publisher import FleetEventPublisher, FleetEventsConfig, fleet_events
 from backend_worker.media_receiver import MediaReceiver
 from backend_worker.service import WorkerService

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import vllm
-from vllm import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 
 from backend_worker import args as worker
@@ -38,7 +37,7 @@ def parser_of(groups: tuple[object, ...], refusal: Refusal, *, server: bool) -> 
         make_arg_parser(parser)
     else:
         parser.add_argument("model_tag", nargs="?")
-        AsyncEngineArgs.add_cli_args(parser)
+        worker.add_vllms(parser)
     return parser
 
 
@@ -83,6 +82,7 @@ def test_every_flag_is_in_one_place(at_frontend: VllmParser, at_worker: VllmPars
     assert vllm_flags.SERVER.keys() | vllm_flags.SERVER_REFUSED.keys() == server
     assert not vllm_flags.SERVER.keys() & vllm_flags.SERVER_REFUSED.keys()
     assert vllm_flags.ENGINE_AT_FRONTEND.keys() <= names(at_worker)
+    assert vllm_flags.SERVER_AT_WORKER.keys() <= names(at_frontend) & names(at_worker)
     assert engine_arguments.IDLE.keys() <= engine_arguments.IRRELEVANT.keys()
 
 

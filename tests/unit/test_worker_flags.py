@@ -15,9 +15,9 @@ from vllm import AsyncEngineArgs, envs
 from vllm.config import MultiModalConfig, VllmConfig
 
 from backend_worker import args as worker_args
-from backend_worker.engine import with_our_defaults
+from backend_worker.engine_config import engine_config, with_our_defaults
 from common.card import WorkerCard, check_compatible
-from common.engine_arguments import IRRELEVANT, check_arguments, check_configuration
+from common.engine_arguments import IRRELEVANT, check_arguments
 from common.engine_settings import (
     engine_settings,
     environment_settings,
@@ -62,9 +62,7 @@ def worker(model: Path, *flags: str) -> tuple[VllmConfig, WorkerCard]:
     """What vLLM makes of a worker's flags, and the card."""
     args = worker_args.parse([f"--model={model}", *flags])
     engine: AsyncEngineArgs = with_our_defaults(args.engine, args.engine_given)
-    check_arguments(engine)
-    config = engine.create_engine_config()
-    check_configuration(config)
+    config = engine_config(engine)
     card = make_card().model_copy(
         update={
             "served_model_names": [config.model_config.served_model_name],

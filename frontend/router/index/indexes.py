@@ -38,7 +38,14 @@ class BlockIndexes(NamedTuple):
         """Blocks of a target that events announced, summed over its cache groups."""
         return self.known.holdings(target) + self.windows.holdings(target)
 
+    def clear(self, target: Target) -> None:
+        """Forget the blocks of a target, predicted ones included."""
+        self.known.clear(target)
+        for windows in (self.windows, self.predicted.windows):
+            windows.clear(target)
+
     def drop(self, worker_id: WorkerId) -> None:
         """Forget a worker with all its ranks."""
         self.known.drop(worker_id)
-        self.windows.drop(worker_id)
+        for windows in (self.windows, self.predicted.windows):
+            windows.drop(worker_id)

@@ -6,12 +6,14 @@ together go to the same worker. Real knowledge is in ``kv_index.py``.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from common.identity import BlockHash, RequestId, Target
 from frontend.router.index.kv_index import KvIndex
 from frontend.router.index.slots import SlotTable, bits
+from frontend.router.index.windows import WindowIndex
 
 _EXPIRED_PER_PREDICTED = 8
 """Old requests forgotten with every new one: more than one, so that forgetting wins."""
@@ -22,6 +24,7 @@ class _Prediction(NamedTuple):
     epoch: int
     slots: int
     hashes: Sequence[BlockHash]
+    tails: Mapping[int, Sequence[BlockHash]]
     expires: float
 
 
@@ -49,6 +52,8 @@ class Predictions:
 
     def __init__(self, slots: SlotTable, max_blocks: int) -> None:
         self.index = KvIndex(slots)
+        self.windows = WindowIndex()
+        """Predicted blocks of groups in which a hit needs only the last few."""
         self._slots = slots
         self._max_blocks = max_blocks
         self._blocks = 0
@@ -64,27 +69,33 @@ class Predictions:
         hashes: Sequence[BlockHash],
         lifetime_s: float,
         now: float,
+        tails: Mapping[int, Sequence[BlockHash]] = MappingProxyType({}),
     ) -> None:
         """A prompt's blocks will be on a target, for ``lifetime_s`` seconds at least.
 
         Args:
             hashes: the blocks; the sequence is kept and must not change.
             now: monotonic seconds.
+            tails: those that will be in each group in which a hit needs only the last few;
+                kept as well.
         """
         self.forget(request_id)
         self.expire(now, _EXPIRED_PER_PREDICTED)
-        if not hashes or target not in self._slots or len(hashes) > self._max_blocks:
+        blocks = _count(hashes, tails)
+        if not blocks or target not in self._slots or blocks > self._max_blocks:
             return
-        while self._blocks + len(hashes) > self._max_blocks:
+        while self._blocks + blocks > self._max_blocks:
             self._drop_oldest()
         slots = self._slots.mask(target)
         for slot in bits(slots):
             self.index.store_slot(slot, hashes)
+        for group, tail in tails.items():
+            self.windows.store(target, tail, group, 1)
         ledger = self._ledgers.setdefault(lifetime_s, OrderedDict())
         epoch = self._slots.epoch(target)
-        ledger[request_id] = _Prediction(target, epoch, slots, hashes, now + lifetime_s)
+        ledger[request_id] = _Prediction(target, epoch, slots, hashes, tails, now + lifetime_s)
         self._lifetimes[request_id] = lifetime_s
-        self._blocks += len(hashes)
+        self._blocks += blocks
 
     def of(self, request_id: RequestId) -> Sequence[BlockHash]:
         """The blocks that are predicted for a request; none for an unknown id."""
@@ -97,11 +108,13 @@ class Predictions:
         if lifetime_s is None:
             return
         prediction = self._ledgers[lifetime_s].pop(request_id)
-        self._blocks -= len(prediction.hashes)
+        self._blocks -= _count(prediction.hashes, prediction.tails)
         # Slots given up since took these predictions with them.
         if self._slots.epoch(prediction.target) == prediction.epoch:
             for slot in bits(prediction.slots):
                 self.index.remove_slot(slot, prediction.hashes)
+            for group, tail in prediction.tails.items():
+                self.windows.remove(prediction.target, tail, group)
 
     def evicted(self, target: Target, hashes: Sequence[BlockHash]) -> None:
         """A target dropped blocks, whoever predicted them there."""
@@ -142,3 +155,7 @@ class Predictions:
         ledger = min(ledgers, key=lambda one: next(iter(one.values())).expires)
         self.forget(next(iter(ledger)))
         self._expired += 1
+
+
+def _count(hashes: Sequence[BlockHash], tails: Mapping[int, Sequence[BlockHash]]) -> int:
+    return len(hashes) + sum(map(len, tails.values()))

@@ -54,8 +54,7 @@ class TargetBlocks:
 
     def clear(self) -> None:
         """Forget everything, predictions included."""
-        self._index.clear(self._target)
-        self._windows.clear(self._target)
+        self._indexes.clear(self._target)
         self._offloaded.clear()
 
     def suspend(self) -> None:
@@ -100,7 +99,9 @@ class TargetBlocks:
             )
         else:
             needed = max(1, -(-(change.window - 1) // self._block_size))
-            self._windows.store(self._target, hashes, change.group, needed)
+            # States, whose window is one token, are of no drafting layers.
+            peeks = change.window > 1
+            self._windows.store(self._target, hashes, change.group, needed, peeks=peeks)
 
     def _remove(self, change: Removed) -> None:
         hashes: Sequence[BlockHash] = change.hashes
@@ -109,6 +110,7 @@ class TargetBlocks:
             self._offloaded.difference_update((change.group, one) for one in hashes)
         if self._windows.knows(self._target, change.group):
             self._windows.remove(self._target, hashes, change.group)
+            self._predictions.windows.remove(self._target, hashes, change.group, all_copies=True)
             return
         self._index.remove(self._target, hashes, change.group)
         self._predictions.evicted(self._target, hashes)

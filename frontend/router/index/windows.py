@@ -4,7 +4,7 @@ Sliding-window layers and recurrent states: such a group drops blocks that no hi
 use any more, so it can only shorten a hit found in ``kv_index.py``, never make one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from common.identity import BlockHash, Target, WorkerId
@@ -13,6 +13,7 @@ from common.identity import BlockHash, Target, WorkerId
 @dataclass(slots=True)
 class _Group:
     needed: int
+    peeks: bool
     copies: dict[BlockHash, int] = field(default_factory=dict)
 
 
@@ -26,35 +27,56 @@ class WindowIndex:
         """Targets that have such groups."""
         return list(self._groups)
 
+    def groups(self, target: Target) -> int:
+        """How many such groups a target has."""
+        return len(self._groups.get(target, ()))
+
     def knows(self, target: Target, group: int) -> bool:
         """Whether the target stored blocks in this group."""
         return group in self._groups.get(target, ())
 
-    def store(self, target: Target, hashes: Iterable[BlockHash], group: int, needed: int) -> None:
+    def store(
+        self,
+        target: Target,
+        hashes: Iterable[BlockHash],
+        group: int,
+        needed: int,
+        *,
+        peeks: bool = True,
+    ) -> None:
         """Note that a target holds blocks in a windowed group.
 
         Args:
-            needed: how many blocks before its end a hit needs.
+            needed: how many blocks before its end a hit needs, at least 1.
+            peeks: whether an engine that drops the last block of a hit does so in this group.
         """
-        entry = self._groups.setdefault(target, {}).setdefault(group, _Group(needed))
+        entry = self._groups.setdefault(target, {}).setdefault(group, _Group(needed, peeks))
         for block in hashes:
             entry.copies[block] = entry.copies.get(block, 0) + 1
 
-    def remove(self, target: Target, hashes: Iterable[BlockHash], group: int) -> None:
-        """Note that a target dropped one copy of each block. Unknown ones are ignored."""
+    def remove(
+        self,
+        target: Target,
+        hashes: Iterable[BlockHash],
+        group: int,
+        *,
+        all_copies: bool = False,
+    ) -> None:
+        """Note that a target dropped one copy of each block, or all. Unknown ones are ignored."""
         entry = self._groups.get(target, {}).get(group)
         if entry is None:
             return
         for block in hashes:
             copies = entry.copies.get(block, 0)
-            if copies > 1:
+            if copies > 1 and not all_copies:
                 entry.copies[block] = copies - 1
             elif copies:
                 del entry.copies[block]
 
     def clear(self, target: Target) -> None:
-        """Forget the blocks of a target."""
-        self._groups.pop(target, None)
+        """Forget the blocks of a target. That it has such groups stays known."""
+        for group in self._groups.get(target, {}).values():
+            group.copies.clear()
 
     def drop(self, worker_id: WorkerId) -> None:
         """Forget a worker with all its ranks."""
@@ -65,27 +87,72 @@ class WindowIndex:
         """Blocks of a target, summed over its windowed groups."""
         return sum(len(group.copies) for group in self._groups.get(target, {}).values())
 
-    def trim(self, target: Target, hashes: Sequence[BlockHash], depth: int) -> int:
+    def tails(
+        self, target: Target, hashes: Sequence[BlockHash], ends: Sequence[int], peek: int
+    ) -> dict[int, list[BlockHash]]:
+        """What a target keeps in each of its groups for hits of the given lengths.
+
+        Args:
+            hashes: a prompt's blocks.
+            ends: lengths of hits, in blocks.
+            peek: see :meth:`trim`.
+        """
+        kept: dict[int, list[BlockHash]] = {}
+        for number, group in self._groups.get(target, {}).items():
+            ahead = peek if group.peeks else 0
+            kept[number] = list(
+                dict.fromkeys(
+                    block
+                    for end in ends
+                    for block in hashes[max(0, end - group.needed) : end + ahead]
+                )
+            )
+        return kept
+
+    def trim(
+        self,
+        target: Target,
+        hashes: Sequence[BlockHash],
+        depth: int,
+        peek: int = 0,
+        indexes: "Sequence[WindowIndex] | None" = None,
+    ) -> int:
         """The longest hit of at most ``depth`` blocks that every windowed group allows.
 
         A group allows a hit whose last ``needed`` blocks it holds; one shorter than that
         it allows if it holds all of it. Groups shorten in turn until all agree. Source:
         ``SlidingWindowManager.find_longest_cache_hit`` of vLLM 0.32.0.
+
+        Args:
+            hashes: the blocks that the engine looks at.
+            peek: how many blocks beyond its end a hit needs too: 1 where the engine drops the
+                last block that it finds.
+            indexes: a block counts as held if one of these has it; this one unless given.
         """
-        groups = self._groups.get(target, {}).values()
+        groups = self._groups.get(target, {})
+        shelves = [one._groups.get(target, {}) for one in indexes or (self,)]
         agreed = False
         while depth and not agreed:
             before = depth
-            for group in groups:
-                depth = _trim(group, hashes, depth)
+            for number, group in groups.items():
+                held = [shelf[number].copies for shelf in shelves if number in shelf]
+                ahead = peek if group.peeks else 0
+                depth = _trim(held, group.needed + ahead, hashes, depth, ahead)
             agreed = depth == before
         return depth
 
 
-def _trim(group: _Group, hashes: Sequence[BlockHash], depth: int) -> int:
+def _trim(
+    held: Sequence[Container[BlockHash]],
+    needed: int,
+    hashes: Sequence[BlockHash],
+    depth: int,
+    ahead: int,
+) -> int:
     run = 0
-    for position in range(depth - 1, -1, -1):
-        run = run + 1 if hashes[position] in group.copies else 0
-        if run >= group.needed:
-            return position + run
-    return run
+    for position in range(min(len(hashes), depth + ahead) - 1, -1, -1):
+        block = hashes[position]
+        run = run + 1 if any(block in one for one in held) else 0
+        if run >= needed:
+            return position + run - ahead
+    return max(0, run - ahead)

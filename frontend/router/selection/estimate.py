@@ -48,11 +48,13 @@ class Estimator:
 
     def __init__(self, indexes: BlockIndexes, media: MediaPlacement) -> None:
         self._known = indexes.known
-        self._predicted = indexes.predicted.index
+        self._predicted = indexes.predicted
         self._windows = indexes.windows
+        self._slots = indexes.slots
         self._media = media
         self._workers: Mapping[WorkerId, RoutableWorker] = {}
         self._typical: RoutableWorker | None = None
+        self._drops = False
 
     def set_fleet(self, workers: Mapping[WorkerId, RoutableWorker]) -> None:
         """Estimate for these workers from now on."""
@@ -63,6 +65,7 @@ class Estimator:
         }
         # Where all workers are of one kind, equal overlaps are equal work.
         self._typical = next(iter(kinds.values())) if len(kinds) == 1 else None
+        self._drops = any(one.drops_last_block for one in workers.values())
 
     def estimate(
         self,
@@ -80,8 +83,15 @@ class Estimator:
         elsewhere: dict[Target, Work] = {}
         if request.reads_cache:
             for scheme, chain in hashes.items():
-                for blocks, targets in self._overlaps(scheme, chain, len(request.token_ids)):
+                # An engine always computes the last prompt token, for its logits, and computes
+                # whole blocks: a prompt held to its last token hits one block less. Source:
+                # ``KVCacheManager.get_computed_blocks`` of vLLM 0.32.0.
+                most = max(0, len(request.token_ids) - 1) // scheme.block_size
+                held = self._known.match_groups(chain[:most], self._predicted.index)
+                for blocks, targets in held:
                     self._add_overlap(elsewhere, request, blocks, targets)
+                for target, blocks in self._in_all_groups(scheme, chain, most):
+                    elsewhere[target] = _work(request, blocks, scheme.block_size, request.media)
         holders = [self._media.holders(need.mm_hash, now) for need in request.media]
         for worker_id in set().union(*holders):
             worker = self._workers.get(worker_id)
@@ -116,31 +126,45 @@ class Estimator:
                 usable = _usable(worker, blocks)
                 elsewhere[target] = _work(request, usable, worker.block_size, request.media)
 
-    def _overlaps(
-        self, scheme: HashScheme, chain: list[BlockHash], prompt_tokens: int
-    ) -> Iterable[tuple[int, Sequence[Target]]]:
-        """Leading blocks that an engine can reuse, with the targets that hold so many.
+    def _in_all_groups(
+        self, scheme: HashScheme, chain: list[BlockHash], most: int
+    ) -> Iterable[tuple[Target, int]]:
+        """What a hit comes to on those targets whose cache has groups that differ in it.
 
-        An engine always computes the last prompt token, for its logits, and computes
-        whole blocks: a prompt held to its last token hits one block less. Source:
-        ``KVCacheManager.get_computed_blocks`` of vLLM 0.32.0.
+        Args:
+            most: blocks of the longest hit.
         """
-        usable = chain[: max(0, prompt_tokens - 1) // scheme.block_size]
-        windowed = self._windows.targets()
-        if not windowed:
-            return self._known.match_groups(usable, self._predicted)
-        overlaps = self._known.match(usable, self._predicted)
-        known = self._known.match(usable)
-        for target in windowed:
-            depth = known.get(target, 0)
-            if not self._known.holdings(target) and self._known.matches(target):
-                # Windowed groups are all it has: no full prefix is needed.
-                depth = len(usable)
-            depth = self._windows.trim(target, usable, depth)
-            # Predicted blocks beyond what is known are in all groups, or in none.
-            if overlaps.get(target, 0) == known.get(target, 0):
-                overlaps[target] = depth
-        return [(depth, [target]) for target, depth in overlaps.items()]
+        targets = self._with_groups(scheme)
+        depths = self._known.match(chain, self._predicted.index) if targets else {}
+        for target in targets:
+            worker = self._workers[target.worker_id]
+            windows = self._windows.groups(target)
+            every = self._slots.mask(target).bit_count() if self._known.holdings(target) else 0
+            # With one group alone vLLM looks at no block beyond the longest hit.
+            looked_at = chain if windows + every > 1 else chain[:most]
+            # Where windowed groups are all it has, no full prefix is needed.
+            depth = max(0, depths.get(target, 0) - worker.drops_last_block) if every else most
+            if windows:
+                indexes = [self._predicted.windows]
+                if self._known.matches(target):
+                    indexes.append(self._windows)
+                peek = worker.window_peek(alone=not every)
+                depth = self._windows.trim(target, looked_at, min(depth, most), peek, indexes)
+            yield target, min(depth, most)
+
+    def _with_groups(self, scheme: HashScheme) -> list[Target]:
+        """Targets with groups in which a hit needs its last blocks only; and where the last
+        block is dropped, those with several groups of any kind."""
+        targets = dict.fromkeys(self._windows.targets())
+        if self._drops:
+            targets |= dict.fromkeys(self._slots.owners(self._slots.grouped & self._slots.live))
+        return [
+            target
+            for target in targets
+            if (worker := self._workers.get(target.worker_id)) is not None
+            and worker.prefix_caching
+            and worker.scheme == scheme
+        ]
 
 
 def _usable(worker: RoutableWorker, blocks: int) -> int:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from backend_worker.args import parse
-from backend_worker.engine import with_our_defaults
+from backend_worker.engine_config import with_our_defaults
 from common.transfer.choice import TransferMode
 from common.transfer.nixl_processes.network import NixlNetwork
 
@@ -89,7 +89,11 @@ def test_nixl_stays_on_this_host_unless_it_is_told(monkeypatch: pytest.MonkeyPat
         (["m", "--model", "n"], {}, "the model is m and, by --model, n: give one"),
         (["m", "n"], {}, "unexpected argument 'n'"),
         (["m", "--api-key", "k"], {}, "--api-key means nothing here: it is the server's"),
-        (["m", "--enable-lora"], {}, "--enable-lora means nothing here: no adapters are routed"),
+        (
+            ["m", "--pooler-config={}"],
+            {},
+            "--pooler-config means nothing here: no pooling is routed",
+        ),
         (["m", "--headless"], {}, "--data-parallel-hybrid-lb"),
         (["--model", "m", "--nixl-interface", "all"], {}, "must name devices"),
         (["--model", "m", "--nixl-interface", "^lo"], {}, "must name devices"),

@@ -1,4 +1,5 @@
-"""A salt reaches media by every route of vLLM's own app; only the engine is made up."""
+"""A salt reaches media by every route of vLLM's own app, and an adapter the engine; only that is
+made up."""
 
 import asyncio
 from argparse import Namespace
@@ -10,24 +11,27 @@ import pytest
 import pytest_asyncio
 import uvicorn
 from starlette.requests import Request
+from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
 
 from common.cache_partition import hash_within, partition_of
-from common.card import WorkerCard
+from common.card import Adapter, WorkerCard
 from common.errors import MmRouterError
-from common.identity import MmHash, RequestId
+from common.identity import MmHash, RequestId, WorkerId
 from common.transfer.arena.arena import Arena
 from frontend.args import parse
 from frontend.asgi import App
 from frontend.fetch.connector import CONNECTOR_NAME, register
 from frontend.fetch.loader import MediaLoader
 from frontend.http.api_keys import ApiKeyGuard
-from frontend.http.server import build_vllm_app
+from frontend.http.server import build_vllm_app, share_adapters
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing.preprocessor import Preprocessor, ProcessedPrompt
 from frontend.processing.settings import PreprocessSettings
 from frontend.request.engine_client import RoutedEngineClient
 from frontend.vllm_errors import as_vllm_error
+from frontend.workers import Adapters
+from tests.fakes.cards import make_card
 from tests.pictures import data_uri, picture
 
 URL = data_uri(picture("salted"))
@@ -47,11 +51,17 @@ class Engine(RoutedEngineClient):
         pass
 
     async def generate(
-        self, prompt: Any, sampling_params: Any, request_id: str, **_: Any
+        self,
+        prompt: Any,
+        sampling_params: Any,
+        request_id: str,
+        *,
+        lora_request: LoRARequest | None = None,
+        **_: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         try:
             processed = await self._preprocessor.process(
-                prompt, sampling_params, RequestId(request_id), None
+                prompt, sampling_params, RequestId(request_id), lora_request
             )
         except MmRouterError as error:
             raise as_vllm_error(error) from error
@@ -173,6 +183,28 @@ async def test_a_hash_that_a_client_sends_finds_nothing(app: App, engine: Engine
     assert "image 1 is only named by a hash" in reply.text
 
 
+async def test_an_adapter_is_asked_for_by_every_route(app: App, engine: Engine) -> None:
+    adapters = Adapters()
+    share_adapters(app, adapters)  # type: ignore[arg-type]
+    story = Adapter(name="story", path="/s")
+    adapters.joined(make_card("a", adapters=[story]))
+    engine._preprocessor.hf_runs.reset()
+    for path, body in ROUTES:
+        for model in ("story", "demo"):
+            reply = await post(app, path, body(False), model=model)
+            assert reply.status_code == 200, reply.text
+    asked = [prompt.lora_request for prompt in engine.prompts]
+    assert [one and (one.lora_name, one.lora_path) for one in asked] == [
+        ("story", "/s"),
+        None,
+    ] * len(ROUTES)
+    assert len(set(hashes(engine))) == engine._preprocessor.hf_runs.total == 1
+    adapters.left(WorkerId("a"))
+    for path, body in ROUTES:
+        reply = await post(app, path, body(True), model="story")
+        assert reply.status_code == 404, reply.text
+
+
 def hashes(engine: Engine) -> list[MmHash]:
     return [medium.part.mm_hash for prompt in engine.prompts for medium in prompt.media]
 
@@ -183,11 +215,17 @@ async def ask(app: App, path: str, body: dict[str, Any], key: str = "") -> None:
     assert "word" in reply.text or "token_ids" in reply.text
 
 
-async def post(app: App, path: str, body: dict[str, Any], key: str = "") -> httpx.Response:
+async def post(
+    app: App, path: str, body: dict[str, Any], key: str = "", model: str = "demo"
+) -> httpx.Response:
     transport = httpx.ASGITransport(app)
-    headers = {"Authorization": f"Bearer {key}"}
+    # By /invocations the body's model counts for nothing, in vLLM.
+    headers = {
+        "Authorization": f"Bearer {key}",
+        "X-Amzn-SageMaker-Adapter-Identifier": model,
+    }
     async with (
         asyncio.timeout(60),
         httpx.AsyncClient(transport=transport, base_url="http://x", headers=headers) as http,
     ):
-        return await http.post(path, json=body | {"model": "demo"})
+        return await http.post(path, json=body | {"model": model})

@@ -86,6 +86,24 @@ def test_predictions_for_slots_given_up_are_not_taken_back_from_their_successors
     assert store.index.match(blocks(1)) == {}
 
 
+def test_blocks_of_windows_are_predicted_and_forgotten_with_the_rest() -> None:
+    store, slots = predictions(max_blocks=5)
+    store.predict(RequestId("1"), A, blocks(1, 2), 5.0, 0.0, {1: blocks(2)})
+    store.predict(RequestId("2"), A, blocks(), 5.0, 0.0, {1: blocks(2)})
+    assert store.statistics().blocks == 4
+    assert store.windows.holdings(A) == 1
+    store.forget(RequestId("1"))
+    assert store.windows.holdings(A) == 1
+    slots.renew(A)
+    store.windows.clear(A)
+    predict(store, "3", A, blocks(2))
+    store.predict(RequestId("4"), A, [], 5.0, 0.0, {1: blocks(2)})
+    store.forget(RequestId("2"))  # of the slots before
+    assert store.windows.holdings(A) == 1
+    store.predict(RequestId("5"), A, blocks(7, 8, 9), 5.0, 0.0, {1: blocks(9)})
+    assert store.statistics().blocks == 5
+
+
 def test_nothing_is_left_behind() -> None:
     store, _ = predictions(max_blocks=50)
     for number in range(2000):

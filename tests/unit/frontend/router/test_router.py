@@ -14,6 +14,7 @@ from common.errors import ConfigurationError, NoWorkerError, RequestRejectedErro
 from common.identity import Incarnation, MmHash, RequestId, Target, WorkerId
 from common.telemetry import DECISIONS, PREDICTED_CACHED_TOKENS, REALISED_CACHED_TOKENS
 from frontend.router.events.subscriber import EventSource
+from frontend.router.hashing import LoraKey
 from frontend.router.index.index_state import Knowledge
 from frontend.router.modes import RouterMode
 from frontend.router.request import RoutingRequest
@@ -143,6 +144,18 @@ async def test_drafting_engines_recompute_one_more_block(fleet: MakeRouter) -> N
     router = await fleet(worker("a", drops_last_block=True))
     serve(router, request(prompt(1)))
     assert router.route(request([*prompt(1), 5])).predicted_cached_tokens == 7 * BLOCK
+
+
+async def test_a_request_for_an_adapter_goes_where_it_is(fleet: MakeRouter) -> None:
+    story = LoraKey("story", "/s")
+    router = await fleet("a", worker("b", adapters=frozenset({story})), "c")
+    for seed in range(5):
+        assert router.route(request(prompt(seed), lora=story)).worker_id == "b"
+    with pytest.raises(NoWorkerError, match="excluded"):
+        router.route(request(prompt(1), lora=story), exclude=[WorkerId("b")])
+    with pytest.raises(NoWorkerError, match="no worker has the adapter story"):
+        router.route(request(prompt(1), lora=LoraKey("story", "/elsewhere")))
+    assert router.route(request(prompt(1)), exclude=[WorkerId("b")]).worker_id in ("a", "c")
 
 
 async def test_requests_that_do_not_read_the_cache_predict_nothing(fleet: MakeRouter) -> None:

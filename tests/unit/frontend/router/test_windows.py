@@ -49,13 +49,38 @@ def test_copies_are_counted() -> None:
     windows.remove(A, HASHES[:1], 5)
 
 
+def test_an_engine_that_drops_the_last_block_needs_one_more() -> None:
+    assert held((2, [3, 4, 5])).trim(A, HASHES, 6, peek=1) == 5
+    assert held((2, [3, 4, 5])).trim(A, HASHES, 4, peek=1) == 0
+    assert held((2, [0, 1])).trim(A, HASHES, 6, peek=1) == 1
+    assert held((2, [3, 4, 5])).trim(A, HASHES[:5], 6, peek=1) == 0
+    windows = WindowIndex()
+    windows.store(A, HASHES[4:5], 0, 1, peeks=False)
+    assert windows.trim(A, HASHES, 6, peek=1) == 5
+
+
+def test_what_is_predicted_counts_beside_what_is_known() -> None:
+    known, predicted = held((2, [4])), held((2, [5]))
+    assert known.trim(A, HASHES, 8, indexes=[known]) == 0
+    assert known.trim(A, HASHES, 8, indexes=[known, predicted]) == 6
+
+
+def test_what_is_kept_for_later_prompts() -> None:
+    windows = held((2, []))
+    windows.store(A, [], 1, 1, peeks=False)
+    assert windows.tails(A, HASHES, [5], 0) == {0: HASHES[3:5], 1: HASHES[4:5]}
+    assert windows.tails(A, HASHES, [5], 1) == {0: HASHES[3:6], 1: HASHES[4:5]}
+    assert windows.tails(A, HASHES, [0], 0) == {0: [], 1: []}
+    assert windows.tails(A, HASHES, range(1, 5), 0) == {0: HASHES[:4], 1: HASHES[:4]}
+
+
 def test_forgetting() -> None:
     windows = held((1, [0]), (2, [0, 1]))
     assert windows.holdings(A) == 3
     assert windows.knows(A, 1)
     windows.clear(A)
     assert windows.holdings(A) == 0
-    assert not windows.targets()
+    assert windows.targets() == [A]
     windows = held((1, [0]))
     windows.drop(A.worker_id)
     assert not windows.targets()

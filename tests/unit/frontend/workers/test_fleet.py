@@ -13,7 +13,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
 from backend_worker.engine import Items
-from common.card import HostIdentity, WorkerCard, WorkerState
+from common.card import Adapter, HostIdentity, WorkerCard, WorkerState
 from common.discovery.base import CardGone, CardPresent, CardRefused
 from common.errors import (
     CardError,
@@ -26,6 +26,7 @@ from common.identity import BlockHash, Incarnation, RequestId, Target, WorkerId
 from common.protocol import Coming, Output, RankStatus, Status, Submit, Terms
 from common.telemetry import INTERNAL_ERRORS, REFUSED_CARDS, TASK_FAILURES, WORKERS
 from common.transfer.handshake import TransferReply
+from frontend.router import LoraKey, RoutingRequest
 from frontend.router.selection.ejection import Circuit
 from frontend.workers import serving
 from frontend.workers.link import WorkerLink
@@ -87,6 +88,21 @@ async def test_a_worker_whose_link_lives_stays_whatever_became_of_its_card(town:
     # Not only once discovery says something again.
     assert WORKERS.labels("connected")._value.get() == 0
     assert WORKERS.labels("disconnected")._value.get() == 0
+
+
+async def test_adapters_come_and_go_with_their_worker(town: Town) -> None:
+    story = Adapter(name="story", path="/s")
+    card = town.card(adapters=[story])
+    town.news.say(CardPresent(card))
+    await until(lambda: "story" in town.fleet.adapters.requests)
+    key = LoraKey("story", "/s")
+    asked = RoutingRequest(RequestId("1"), [1, 2], lora=key)
+    assert town.router.route(asked).worker_id == "w0"
+    # It still serves, with other words on its card, as when it drains.
+    town.news.say(CardPresent(card.model_copy(update={"adapters": []})))
+    town.news.say(CardPresent(card.model_copy(update={"state": WorkerState.DRAINING})))
+    await until(lambda: not town.fleet.adapters.requests)
+    assert not town.fleet.connected
 
 
 async def test_a_worker_without_a_link_goes_with_its_card(town: Town) -> None:

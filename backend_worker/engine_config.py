@@ -1,0 +1,86 @@
+"""How a worker's engine is configured: as ``vllm serve`` configures its own for the same flags,
+but for what stands in ``ON_PURPOSE``.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from vllm import AsyncEngineArgs
+from vllm.config import KVEventsConfig, VllmConfig
+from vllm.usage.usage_lib import UsageContext
+
+from backend_worker.ranks import check_launch
+from common.engine_arguments import check_arguments, check_configuration
+
+USAGE: Final = UsageContext.OPENAI_API_SERVER
+"""As whom vLLM sees a worker. It chooses the sizes of batches by that, where nobody gave them."""
+
+ON_PURPOSE: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "cache_config.prefix_caching_hash_algo": "frontends make the same hashes, which they could "
+        "not of Python's pickles; what the user gives stays",
+        "kv_events_config": "they tell frontends what is cached; what the user gives stays",
+        "profiler_config.ignore_frontend": "vLLM starts and stops this process's profiler in any "
+        "threads: PyTorch's second one kills it",
+        "parallel_config._api_process_count": "a worker is one process; with several ranks "
+        "`vllm serve` starts a server for each",
+        "parallel_config._api_process_rank": "as above",
+    }
+)
+"""Fields of vLLM's configuration that are others in a worker than in ``vllm serve``: the reason."""
+
+
+def prepare_environment(host: str) -> None:
+    """Set what vLLM reads from the environment, unless the user did. Before anything
+    else: engine processes inherit it.
+
+    Args:
+        host: address on which KV events are served.
+    """
+    os.environ.setdefault("VLLM_HOST_IP", host)
+    # Whole block hashes in events: 64 bits of them could be another image's.
+    os.environ.setdefault("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "0")
+
+
+def with_our_defaults(args: AsyncEngineArgs, given: frozenset[str]) -> AsyncEngineArgs:
+    """The engine arguments with what routing needs, unless the user said otherwise.
+
+    Args:
+        args: as vLLM's own parser made them; changed in place and returned.
+        given: names of the arguments that the user gave.
+    """
+    for name in ("model", "tokenizer", "hf_config_path", "generation_config"):
+        # The frontend reads them too, from another working directory perhaps, and the
+        # model's name enters every media hash.
+        value = getattr(args, name)
+        if value not in (None, "auto", "vllm") and Path(value).is_dir():
+            setattr(args, name, str(Path(value).absolute()))
+    if "prefix_caching_hash_algo" not in given:
+        args.prefix_caching_hash_algo = "sha256_cbor"
+    args.profiler_config.ignore_frontend = True
+    if "kv_events_config" not in given:
+        args.kv_events_config = KVEventsConfig(
+            enable_kv_cache_events=True,
+            publisher="zmq",
+            endpoint="tcp://*:0",
+            replay_endpoint="tcp://*:0",
+        )
+    return args
+
+
+def engine_config(args: AsyncEngineArgs) -> VllmConfig:
+    """What vLLM makes of them.
+
+    Raises:
+        ConfigurationError: an argument that frontends can't follow, or a launch under
+            which the ranks can't be served.
+        Whatever vLLM raises of arguments that are wrong.
+    """
+    check_arguments(args)
+    config = args.create_engine_config(USAGE)
+    check_configuration(config)
+    check_launch(config)
+    return config

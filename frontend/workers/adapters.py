@@ -1,0 +1,84 @@
+"""The LoRA adapters that workers serve, as vLLM's server looks them up: by name.
+
+Workers may have different ones. If two mean other files by one name, the one that came first counts
+until its last worker has left.
+"""
+
+import itertools
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from vllm.lora.request import LoRARequest
+
+from common.card import Adapter, WorkerCard
+from common.identity import WorkerId
+
+logger = logging.getLogger(__name__)
+
+CONFLICT: Final = "adapter %s is at %s on worker %s, which gets no requests for it: others have %s"
+
+
+class Adapters:
+    """Those of the workers that serve.
+
+    Attributes:
+        requests: what vLLM's server attaches to a request for an adapter, by the adapter's name.
+            It is changed in place, since vLLM's server keeps it.
+    """
+
+    def __init__(self) -> None:
+        self.requests: dict[str, LoRARequest] = {}
+        self._of: dict[WorkerId, Sequence[Adapter]] = {}
+        self._offers: dict[str, dict[Adapter, int]] = {}
+        self._reserved: frozenset[str] = frozenset()
+        self._ids = itertools.count(1)
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """Names that no adapter may have: those of the model."""
+        self._reserved = frozenset(names)
+        for name in self._reserved:
+            self.requests.pop(name, None)
+
+    def joined(self, card: WorkerCard) -> None:
+        """A worker serves."""
+        self.left(card.worker_id)
+        self._of[card.worker_id] = card.adapters
+        for adapter in card.adapters:
+            offers = self._offers.setdefault(adapter.name, {})
+            offers[adapter] = offers.get(adapter, 0) + 1
+            self._choose(adapter.name)
+            chosen = self.requests.get(adapter.name)
+            if chosen is not None and chosen.lora_path != adapter.path:
+                place = (adapter.path, card.worker_id, chosen.lora_path)
+                logger.warning(CONFLICT, adapter.name, *place)
+
+    def left(self, worker_id: WorkerId) -> None:
+        """A worker does not serve any longer. Others are ignored."""
+        for adapter in self._of.pop(worker_id, ()):
+            offers = self._offers[adapter.name]
+            offers[adapter] -= 1
+            if not offers[adapter]:
+                del offers[adapter]
+            self._choose(adapter.name)
+
+    def _choose(self, name: str) -> None:
+        """Which files a name stands for."""
+        offers = self._offers[name]
+        if not offers:
+            del self._offers[name]
+            self.requests.pop(name, None)
+            return
+        chosen = self.requests.get(name)
+        if name in self._reserved or (
+            chosen is not None and any(one.path == chosen.lora_path for one in offers)
+        ):
+            return
+        first = next(iter(offers))
+        self.requests[name] = LoRARequest(
+            lora_name=name,
+            lora_int_id=next(self._ids),  # workers have numbers of their own
+            lora_path=first.path,
+            base_model_name=first.base_model_name,
+            is_3d_lora_weight=first.is_3d_lora_weight,
+        )

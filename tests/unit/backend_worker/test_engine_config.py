@@ -1,0 +1,153 @@
+"""A worker's engine is configured as that of ``vllm serve``, which is asked here itself: each
+field of both configurations is compared. No engine."""
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from transformers import PretrainedConfig
+from vllm import AsyncEngineArgs
+from vllm.config import VllmConfig
+from vllm.entrypoints.cli import serve
+from vllm.entrypoints.launchers.api_server import entry
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.platforms import current_platform
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from backend_worker.args import parse
+from backend_worker.engine_config import ON_PURPOSE, engine_config, with_our_defaults
+
+REPOSITORY = Path(__file__).parents[3]
+
+DRAWN = {
+    "instance_id",
+    "parallel_config._data_parallel_master_port_list",
+    "parallel_config.data_parallel_master_port",
+}
+"""Random names and free ports, which each process draws for itself."""
+
+ALWAYS = {
+    "cache_config.prefix_caching_hash_algo",
+    "kv_events_config",
+    "profiler_config.ignore_frontend",
+}
+"""What is another in every worker; the rest of ``ON_PURPOSE`` with several ranks only."""
+
+
+class Made(Exception):
+    """vLLM has made its configuration, and need not start."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    script = REPOSITORY / "examples" / "demo_model.py"
+    subprocess.run([sys.executable, str(script), str(directory)], check=True, timeout=120)
+    return directory
+
+
+def ours(flags: list[str]) -> VllmConfig:
+    args = parse(flags)
+    return engine_config(with_our_defaults(args.engine, args.engine_given))
+
+
+def theirs(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> VllmConfig:
+    """That of vLLM's command, which gets as far as its configuration."""
+    made: list[VllmConfig] = []
+    create = AsyncEngineArgs.create_engine_config
+
+    def stop(args: AsyncEngineArgs, *given: object, **named: object) -> VllmConfig:
+        made.append(create(args, *given, **named))
+        raise Made
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AsyncEngineArgs, "create_engine_config", stop)
+        for module in (serve, entry):
+            patched.setattr(module, "setup_server", lambda *_, **__: ("", None))
+            patched.setattr(module.signal, "signal", lambda *_: None)
+        args = make_arg_parser(FlexibleArgumentParser()).parse_args(flags)
+        with pytest.raises(Made):
+            serve.ServeSubcommand.cmd(args)
+    return made[0]
+
+
+def differences(one: object, other: object, where: str = "") -> Iterator[str]:
+    """Paths of the fields that differ; those of fields with fields are followed."""
+    if dataclasses.is_dataclass(one) and type(one) is type(other):
+        for name in vars(one).keys() | vars(other).keys():
+            path = f"{where}.{name}" if where else name
+            yield from differences(vars(one).get(name), vars(other).get(name), path)
+    elif isinstance(one, PretrainedConfig) and type(one) is type(other):
+        if one.to_dict() != other.to_dict():  # type: ignore[attr-defined]
+            yield where
+    elif one != other:
+        yield where
+
+
+@pytest.fixture
+def big_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM chooses its sizes as on an H100; all else is as on this machine."""
+    platform = type(current_platform)
+    choose = AsyncEngineArgs.get_batch_defaults
+
+    def as_on_a_gpu(world_size: int) -> object:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(platform, "is_cpu", lambda self: False)
+            patched.setattr(platform, "get_device_total_memory", lambda self, device_id=0: 80 << 30)
+            patched.setattr(platform, "get_device_name", lambda self, device_id=0: "NVIDIA H100")
+            return choose(world_size)
+
+    monkeypatch.setattr(AsyncEngineArgs, "get_batch_defaults", staticmethod(as_on_a_gpu))
+
+
+FLAGS: list[list[str]] = [
+    [],
+    ["--max-model-len=512", "--no-enable-chunked-prefill"],
+    ["--performance-mode=throughput"],
+    ["--runner=pooling", "--convert=embed"],
+    ['--speculative-config={"method": "ngram", "num_speculative_tokens": 2}'],
+    ["--reasoning-parser=qwen3"],
+]
+
+
+@pytest.mark.parametrize("flags", FLAGS, ids=lambda flags: " ".join(flags) or "no flags")
+def test_an_engine_is_configured_as_that_of_vllms_server(
+    model: Path, flags: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = [f"--model={model}", *flags]
+    found = set(differences(ours(flags), theirs(flags, monkeypatch)))
+    assert found - DRAWN == ALWAYS
+
+
+@pytest.mark.usefixtures("big_gpu")
+def test_it_is_on_a_big_gpu_too(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = [f"--model={model}"]
+    here, there = ours(flags), theirs(flags, monkeypatch)
+    assert set(differences(here, there)) - DRAWN == ALWAYS
+    sizes = here.scheduler_config
+    assert (sizes.max_num_batched_tokens, sizes.max_num_seqs) == (8192, 1024)
+
+
+def test_what_is_another_with_several_ranks_has_a_reason(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = [f"--model={model}", "--data-parallel-size=2"]
+    found = set(differences(ours(flags), theirs(flags, monkeypatch)))
+    assert found - DRAWN == ON_PURPOSE.keys()
+
+
+def test_what_the_user_gives_is_as_in_vllms_server(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = [
+        f"--model={model}",
+        "--prefix-caching-hash-algo=sha256",
+        '--kv-events-config={"enable_kv_cache_events": false}',
+        "--max-num-seqs=7",
+        "--max-num-batched-tokens=4097",
+    ]
+    found = set(differences(ours(flags), theirs(flags, monkeypatch)))
+    assert found - DRAWN == {"profiler_config.ignore_frontend"}

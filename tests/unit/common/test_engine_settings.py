@@ -1,0 +1,62 @@
+"""What a card says of an engine's KV cache, from vLLM's own configuration of it. No engine."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import LlamaConfig
+
+from backend_worker.args import parse
+from backend_worker.engine_config import engine_config, with_our_defaults
+from common.card import PrefixReuse
+from common.engine_settings import prefix_reuse
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The configuration of a model, and of one that drafts for it."""
+    directory = tmp_path_factory.mktemp("models")
+    sizes = {"hidden_size": 128, "num_attention_heads": 2, "num_hidden_layers": 1}
+    for name in ("model", "draft"):
+        LlamaConfig(architectures=["LlamaForCausalLM"], **sizes).save_pretrained(directory / name)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("drafting", "drops"),
+    [
+        (None, False),
+        (NGRAM, False),
+        ({"method": "eagle", "model": "draft", "num_speculative_tokens": 2}, True),
+        (
+            {
+                "method": "eagle",
+                "model": "draft",
+                "num_speculative_tokens": 2,
+                "disable_eagle_block_drop": True,
+            },
+            False,
+        ),
+    ],
+)
+def test_drafting_from_hidden_states_drops_the_last_block(
+    model: Path, drafting: dict[str, object] | None, drops: bool
+) -> None:
+    flags = [f"--model={model / 'model'}", "--skip-tokenizer-init"]
+    if drafting is not None:
+        if "model" in drafting:
+            drafting = drafting | {"model": str(model / "draft")}
+        flags.append(f"--speculative-config={json.dumps(drafting)}")
+    args = parse(flags)
+    config = engine_config(with_our_defaults(args.engine, args.engine_given))
+    assert prefix_reuse(config) == PrefixReuse(
+        drops_last_block=drops, drops_in_windows=drafting is not None, keeps_tails=True
+    )
+
+
+def test_what_windows_keep_is_the_flags(model: Path) -> None:
+    args = parse([f"--model={model / 'model'}", "--skip-tokenizer-init"])
+    args.engine.prefix_cache_retention_interval = None  # ``--prefix-cache-retention-interval=None``
+    assert not prefix_reuse(engine_config(args.engine)).keeps_tails
