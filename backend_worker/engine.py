@@ -345,12 +345,9 @@ class Engine:
         produced = False
         try:
             async for output in outputs:
-                failed = any(one.finish_reason == "error" for one in output.outputs)
-                # AsyncLLM drops what its engine misses from its own cache.
-                missing = [mm_hash for mm_hash in cached if failed and not self.holds(mm_hash)]
-                if missing and not produced:
-                    raise MediaMissingError(missing, "engine_evicted")
-                produced = True
+                if not produced:
+                    self._check_evicted(output, cached)
+                    produced = True
                 yield output
         except VLLMClientError as error:
             raise RequestRejectedError(str(error)) from error
@@ -394,6 +391,14 @@ class Engine:
     def shutdown(self) -> None:
         """Stop the engine processes. Blocks until they are gone."""
         self._llm.shutdown(timeout=SHUTDOWN_S)
+
+    def _check_evicted(self, first: RequestOutput, cached: list[MmHash]) -> None:
+        """Raises MediaMissingError if a request failed since the engine had evicted its media."""
+        if any(one.finish_reason == "error" for one in first.outputs):
+            # AsyncLLM drops what its engine misses from its own cache.
+            missing = [mm_hash for mm_hash in cached if not self.holds(mm_hash)]
+            if missing:
+                raise MediaMissingError(missing, "engine_evicted")
 
     def _local_rank(self, rank: int | None) -> int | None:
         """The number of a rank among those behind this AsyncLLM, which vLLM asks for."""

@@ -35,6 +35,7 @@ from common.protocol import (
     FailureKind,
     Nack,
     Output,
+    Outputs,
     Status,
     Submit,
     Supply,
@@ -107,6 +108,7 @@ class WorkerRequest:
         engine: ServingEngine,
         media_receiver: MediaReceiver,
         send: Callable[[ToFrontend], Awaitable[None]],
+        put: Callable[[Output], Awaitable[None]],
         status: Callable[[], Status],
         entry: Entry,
         admit: Callable[[], Awaitable[None]],
@@ -115,6 +117,7 @@ class WorkerRequest:
         Args:
             admit: waits until the engine takes requests, or says why it takes none.
             send: tells the frontend, after waiting for room.
+            put: tells it an output with others', after waiting until the last one has left.
             status: of the worker, as it is now.
             entry: what it counts for with others.
         """
@@ -123,11 +126,13 @@ class WorkerRequest:
         self._engine = engine
         self._media_receiver = media_receiver
         self._send = send
+        self._put = put
         self._status = status
         self._entry = entry
         self._admit = admit
         self._received = ReceivedMedia()
         self._acking: asyncio.Task[None] | None = None
+        self._unsendable: ProtocolError | None = None
         self._supplies: asyncio.Queue[tuple[Supply, Sequence[memoryview]]] = asyncio.Queue(1)
 
     def start(self, media: Sequence[memoryview], ended: Callable[[], object]) -> None:
@@ -148,6 +153,11 @@ class WorkerRequest:
         """Cancel it in a later turn: if it never began it would never say that it ended."""
         asyncio.get_running_loop().call_soon(self.task.cancel)
 
+    def unsendable(self, error: ProtocolError) -> None:
+        """An output that was put can't be sent, so the answer has a hole: end it."""
+        self._unsendable = error
+        self.abort()
+
     async def _run(self, media: Sequence[memoryview], ended: Callable[[], object]) -> None:
         """In a task, so in a context, of its own."""
         current_request.set(in_log_lines(self._id))
@@ -163,11 +173,7 @@ class WorkerRequest:
         try:
             await self._answer(media)
         except asyncio.CancelledError:
-            failure = (
-                self._failed(FailureKind.ENGINE_DEAD, "the worker's engine died")
-                if self._engine.errored
-                else self._failed(FailureKind.ABORTED, "aborted")
-            )
+            failure = self._cancelled()
         except TimeoutError:
             failure = self._failed(FailureKind.LATE, "the request's time was over")
         except tuple(_FAILURES) as error:
@@ -189,11 +195,14 @@ class WorkerRequest:
                     self._received.verify()
                     self._acking = asyncio.create_task(self._ack())
                     await asyncio.shield(self._acking)
-                if output.finished:
-                    self._entry.ended()
-                    # Before the end, so that whoever saw the end saw the counts too.
-                    await self._send(self._status())
-                await self._send(_to_wire(self._id, output))
+                if not output.finished:
+                    await self._put(_to_wire(self._id, output))
+                    continue
+                self._entry.ended()
+                # Before the end, so that whoever saw the end saw the counts too.
+                await self._send(self._status())
+                # By itself: the end has left before this request counts as ended.
+                await self._send(Outputs([_to_wire(self._id, output)]))
 
     async def _finish(self, failure: Failed | None, ended: Callable[[], object]) -> None:
         self._entry.ended()  # the engine has done with it, however long its frontend takes
@@ -265,6 +274,13 @@ class WorkerRequest:
         held = [p.mm_hash for p in self._submit.media if self._engine.holds(p.mm_hash)]
         await self._send(Ack(self._id, list(dict.fromkeys(held))))
 
+    def _cancelled(self) -> Failed:
+        if self._unsendable is not None:
+            return self._failed(FailureKind.PROTOCOL, str(self._unsendable))
+        if self._engine.errored:
+            return self._failed(FailureKind.ENGINE_DEAD, "the worker's engine died")
+        return self._failed(FailureKind.ABORTED, "aborted")
+
     def _failed(self, kind: FailureKind, message: str) -> Failed:
         return Failed(self._id, kind, message)
 
@@ -291,7 +307,7 @@ def _to_wire(request_id: RequestId, output: RequestOutput) -> Output:
         output.outputs,
         output.finished,
         output.prompt_logprobs,
-        output.metrics,
+        output.metrics if output.finished else None,
         output.num_cached_tokens,
         output.num_cache_creation_tokens,
         output.kv_transfer_params,

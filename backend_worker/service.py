@@ -32,6 +32,7 @@ from common.fleet_sockets import REFUSALS, Gate, count_refusals
 from common.identity import Incarnation, RequestId, WorkerId
 from common.loop_delay import measure_loop_delay
 from common.protocol import (
+    MOST_OUTPUTS,
     PING_INTERVAL_S,
     PROTOCOL_VERSION,
     SESSION_TIMEOUT_S,
@@ -45,6 +46,8 @@ from common.protocol import (
     Leave,
     Offer,
     Operate,
+    Output,
+    Outputs,
     Status,
     Submit,
     Supply,
@@ -288,6 +291,7 @@ class WorkerService:
             self._engine,
             self._media_receiver,
             partial(self._send, session),
+            partial(self._put, session),
             partial(self._news.status, session),
             session.account.started(rank, prefill_tokens, prompt_tokens),
             self._operations.admit,
@@ -392,7 +396,10 @@ class WorkerService:
         """
         if session.ended:
             return
+        if reason:
+            await self._send_outputs(session)  # what was said before comes before the end
         session.ended = True
+        session.outbox.close()
         if self._sessions.get(session.address) is session:
             del self._sessions[session.address]
         if reason:
@@ -435,14 +442,53 @@ class WorkerService:
         await self._send(session, self._news.status(session))
 
     async def _send(self, session: Session, message: ToFrontend) -> None:
-        """Send, after waiting for room for as long as the session lasts. Not for a Status:
-        another one follows.
+        """Send, behind the outputs that wait, after waiting for room for as long as the session
+        lasts. Not for a Status: another one follows.
         """
-        while not session.ended and not await self._send_now(session.address, message):
+        while not session.ended and not (
+            await self._send_outputs(session) and await self._send_now(session.address, message)
+        ):
             if isinstance(message, Status):
                 session.untold(message.coming)
                 return
             await asyncio.sleep(FULL_PAUSE_S)
+
+    async def _put(self, session: Session, output: Output) -> None:
+        """Send an output with those that other requests get in the same step: they say so in the
+        same turn of the event loop, in which the task that sends them does not begin yet.
+        """
+        await session.outbox.put(output)
+        if session.outbox and not session.flushing:
+            session.flushing = True
+            self._aside(self._flush(session))
+
+    async def _flush(self, session: Session) -> None:
+        try:
+            while not session.ended:
+                if await self._send_outputs(session):
+                    return
+                await asyncio.sleep(FULL_PAUSE_S)
+        except Exception:
+            await self._end_session(session)  # or its requests would wait for ever
+            raise
+        finally:
+            session.flushing = False
+
+    async def _send_outputs(self, session: Session) -> bool:
+        """Send the outputs that wait if there is room; says whether none is left. Never waits."""
+        most = MOST_OUTPUTS
+        while outputs := session.outbox.first(most):
+            try:
+                if not await self._send_now(session.address, Outputs(outputs)):
+                    return False
+            except ProtocolError as error:
+                if most > 1:
+                    most = 1  # one of them has no encoding: find out which
+                    continue
+                if request := session.requests.get(outputs[0].request_id):
+                    request.unsendable(error)
+            session.outbox.take_out(outputs)
+        return True
 
     async def _send_now(self, address: bytes, message: ToFrontend) -> bool:
         """Send if there is room; says whether there was. Never waits."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from backend_worker.ledger import Account
+from backend_worker.outbox import Outbox
 from backend_worker.request import WorkerRequest
 from common.identity import Incarnation, RequestId
 from common.protocol import MOST_COMING, Coming
@@ -22,6 +23,8 @@ class Session:
         last_heard: monotonic seconds.
         account: what it has here.
         coming: what others sent here, of which it was not told yet; the oldest make way.
+        outbox: outputs that leave for it together.
+        flushing: whether somebody sees to it that they do.
         telling: whether it is being told this worker's metrics.
         operating: its operations that are not answered yet.
         ended: nothing is sent to it any more.
@@ -34,6 +37,8 @@ class Session:
     account: Account
     coming: deque[Coming] = field(default_factory=lambda: deque(maxlen=MOST_COMING))
     requests: dict[RequestId, WorkerRequest] = field(default_factory=dict)
+    outbox: Outbox = field(default_factory=Outbox)
+    flushing: bool = False
     renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
     telling: bool = False
     operating: int = 0

@@ -53,6 +53,7 @@ from common.protocol import (
     Operate,
     Operated,
     Output,
+    Outputs,
     Ping,
     Status,
     Submit,
@@ -66,9 +67,10 @@ from common.supervised import Work, once
 from common.telemetry import UNDECODABLE_MESSAGES
 from common.transfer.base import MediaHandle
 from common.undo import undo_on_error
-from common.wire import About, Codec, Frame
+from common.wire import Codec, Frame
 from frontend.workers.backlog import Backlog
 from frontend.workers.dispatch import Answer, Dispatch, ship
+from frontend.workers.legible import Illegible, legible_outputs
 
 logger = logging.getLogger(__name__)
 
@@ -316,7 +318,7 @@ class WorkerLink:
                 message = self._codec.decode(frames)[0]
             except ProtocolError as error:
                 UNDECODABLE_MESSAGES.labels("frontend").inc()
-                await self._not_understood(self._codec.about(frames), error)
+                await self._not_understood(frames, error)
                 continue
             match message:
                 case Status():
@@ -329,7 +331,11 @@ class WorkerLink:
                     self._operations.answered(message.number, message)
                 case Goodbye():
                     self._lose(message.reason, WorkerLeftError)
-                case Ack() | Nack() | Output() | Failed():
+                case Outputs(outputs):
+                    for output in outputs:
+                        await self._deliver(output)
+                    await asyncio.sleep(0)  # a turn for those that wait for them
+                case Ack() | Nack() | Failed():
                     await self._deliver(message)
                 case Welcome():
                     pass  # only an answer to Hello, which open() reads
@@ -345,10 +351,31 @@ class WorkerLink:
             self._last_answer = time.monotonic()  # what it has stands still, and it does not
         self._on_status(status)
 
-    async def _not_understood(self, about: About, error: ProtocolError) -> None:
+    async def _not_understood(self, frames: Sequence[memoryview], error: ProtocolError) -> None:
         """An answer is missing now: end what waits for it, the request or all of them."""
+        about = self._codec.about(frames)
+        if about.type != Outputs.__struct_config__.tag:
+            last = about.type == Failed.__struct_config__.tag
+            await self._miss(RequestId(about.request_id), error, last=last)
+            return
+        try:
+            outputs = legible_outputs(frames)
+        except ProtocolError as worse:
+            self._lose(f"a message of it can't be read: {worse}", WorkerGarbledError)
+            return
+        for output in outputs:
+            if isinstance(output, Illegible):
+                await self._miss(output.request_id, error, last=output.finished)
+            else:
+                await self._deliver(output)
+
+    async def _miss(self, request_id: RequestId, error: ProtocolError, *, last: bool) -> None:
+        """An answer of a request can't be read.
+
+        Args:
+            last: whether the worker has ended the request with it.
+        """
         reason = f"a message of it can't be read: {error}"
-        request_id = RequestId(about.request_id)
         dispatch = self._dispatches.get(request_id)
         if dispatch is None:
             self._lose(reason, WorkerGarbledError)
@@ -359,7 +386,7 @@ class WorkerLink:
             dispatch.answers.put_nowait(
                 WorkerGarbledError(f"worker {self.card.worker_id}: {reason}")
             )
-        if about.finished or about.type == Failed.__struct_config__.tag:
+        if last:
             dispatch.release()
             del self._dispatches[request_id]
         else:

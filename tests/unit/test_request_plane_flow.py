@@ -16,6 +16,7 @@ from common.errors import (
     SlowClientError,
     WorkerBusyError,
     WorkerDiedError,
+    WorkerLeftError,
     WorkerStalledError,
 )
 from common.identity import Incarnation, RequestId, WorkerId
@@ -24,6 +25,7 @@ from common.protocol import (
     Failed,
     FailureKind,
     Output,
+    Outputs,
     Ping,
     Submit,
     ToFrontend,
@@ -141,6 +143,98 @@ async def test_a_frontend_that_reads_slowly_holds_up_only_its_own_requests(plane
     again = asyncio.create_task(plane.link._read())
     assert len(await slow) == 101
     again.cancel()
+
+
+async def test_the_outputs_of_one_step_travel_in_one_message(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, end, sizes = asyncio.Event(), asyncio.Event(), list[int]()
+
+    async def stepping(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        yield output("first", finished=False)
+        await step.wait()
+        yield output("second", finished=False)
+        await end.wait()
+        yield output("last", finished=True)
+
+    send_now = plane.service._send_now
+
+    async def counted(address: bytes, message: ToFrontend) -> bool:
+        if isinstance(message, Outputs) and any(
+            one.outputs[0].text == "second" for one in message.outputs
+        ):
+            sizes.append(len(message.outputs))
+        return await send_now(address, message)
+
+    monkeypatch.setattr(plane.service, "_send_now", counted)
+    plane.engine.script = stepping
+    answers = [plane.dispatch(name=f"r{number}") for number in range(MAX_REQUESTS)]
+    for each in answers:
+        assert isinstance(await anext(each), Ack)
+        assert isinstance(await anext(each), Output)
+    step.set()
+    await until(lambda: sum(sizes) == MAX_REQUESTS)
+    end.set()
+    for each in answers:
+        said = [one.outputs[0].text for one in await collect(each) if isinstance(one, Output)]
+        assert said == ["second", "last"]
+    assert sizes == [MAX_REQUESTS]
+
+
+@pytest.mark.parametrize("most", [1, 2, 128])
+async def test_an_output_that_cannot_be_sent_ends_its_request_and_no_other(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr("backend_worker.service.MOST_OUTPUTS", most)
+    step = asyncio.Event()
+
+    async def half_a_letter(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        yield output("first", finished=False)
+        await step.wait()
+        yield output("\ud83d" if submit.request_id == "bad" else "fine", finished=False)
+        if submit.request_id == "bad":
+            await asyncio.Event().wait()
+        yield output("last", finished=True)
+
+    plane.engine.script = half_a_letter
+    running = {
+        name: asyncio.create_task(collect(plane.dispatch(name=name)))
+        for name in ("one", "bad", "two", "three")
+    }
+    await until(lambda: plane.engine.running == len(running))
+    step.set()
+    for name, answers in running.items():
+        last = (await answers)[-1]
+        if name == "bad":
+            assert isinstance(last, Failed) and last.kind is FailureKind.PROTOCOL
+            assert "can't be sent" in last.message
+        else:
+            assert isinstance(last, Output) and last.finished
+    assert plane.engine.aborted == 1
+    await until(lambda: plane.service.active_requests == 0)
+
+
+async def test_a_session_whose_outputs_cannot_leave_ends(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or its requests would wait for ever for the one before to leave."""
+    send_now = plane.service._send_now
+
+    async def broken(address: bytes, message: ToFrontend) -> bool:
+        if isinstance(message, Outputs):
+            raise LookupError("ours")
+        return await send_now(address, message)
+
+    async def one_output(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        yield output("first", finished=False)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(plane.service, "_send_now", broken)
+    plane.engine.script = one_output
+    asking = asyncio.create_task(collect(plane.dispatch()))
+    with pytest.raises(WorkerLeftError, match="no session"):
+        await asking
+    await until(lambda: plane.service.active_requests == 0)
 
 
 async def test_a_client_that_does_not_read_is_given_up(
