@@ -1,15 +1,23 @@
-"""Outputs that leave for one frontend in one message: all of one step of the engine. No I/O.
+"""Outputs that leave for one frontend in one message: all of one step of the engine.
 
 What a message costs is mostly per message: encoding, socket, waking whoever reads. A step gives
 each running request an output at the same time, so they share one.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Coroutine
 from itertools import islice
+from typing import Final, TypeAlias
 
+from common.errors import ProtocolError
 from common.identity import RequestId
-from common.protocol import Output
+from common.protocol import MOST_OUTPUTS, Output, Outputs
+
+FULL_PAUSE_S: Final = 0.01
+"""How often a full queue is looked at again: a socket can't tell that one of its peers
+has room."""
+
+Unsendable: TypeAlias = Callable[[ProtocolError], object]
 
 
 class Outbox:
@@ -17,35 +25,69 @@ class Outbox:
     merges what follows, so a frontend that reads slowly holds up only its own requests.
     """
 
-    def __init__(self) -> None:
-        self._waiting: dict[RequestId, Output] = {}
+    def __init__(
+        self,
+        send: Callable[[Outputs], Awaitable[bool]],
+        aside: Callable[[Coroutine[None, None, None]], object],
+    ) -> None:
+        """
+        Args:
+            send: sends if there is room, without waiting; says whether there was.
+            aside: runs what takes time in a task.
+        """
+        self._send = send
+        self._aside = aside
+        self._waiting: dict[RequestId, tuple[Output, Unsendable]] = {}
         self._left = asyncio.Event()
+        self._sending = False
         self._closed = False
 
-    def __bool__(self) -> bool:
-        """Whether something waits to be sent."""
-        return bool(self._waiting)
+    async def put(self, output: Output, unsendable: Unsendable) -> None:
+        """Send an output once the one before it has left, with those that other requests get in
+        the same step: they put theirs in the same turn of the event loop, in which the task that
+        sends them does not begin yet. Does nothing once this is closed.
 
-    async def put(self, output: Output) -> None:
-        """Add an output once the one before it has left. Does nothing once it is closed."""
+        Args:
+            unsendable: told if it has no encoding, and will never be sent.
+        """
         while output.request_id in self._waiting:
             self._left.clear()
             await self._left.wait()
-        if not self._closed:
-            self._waiting[output.request_id] = output
+        if self._closed:
+            return
+        self._waiting[output.request_id] = output, unsendable
+        if not self._sending:
+            self._sending = True
+            self._aside(self._send_soon())
 
-    def first(self, most: int) -> list[Output]:
-        """So many, or what there is, in the order in which they came. They stay here."""
-        return list(islice(self._waiting.values(), most))
-
-    def take_out(self, outputs: Iterable[Output]) -> None:
-        """They were sent, or never will be."""
-        for output in outputs:
-            self._waiting.pop(output.request_id, None)
-        self._left.set()
+    async def send(self) -> bool:
+        """Send what waits if there is room; says whether nothing waits any more. Never waits."""
+        most = MOST_OUTPUTS
+        while first := list(islice(self._waiting.values(), most)):
+            try:
+                if not await self._send(Outputs([output for output, _ in first])):
+                    return False
+            except ProtocolError as error:
+                if most > 1:
+                    most = 1  # one of them has no encoding: find out which
+                    continue
+                first[0][1](error)
+            for output, _ in first:
+                self._waiting.pop(output.request_id, None)
+            self._left.set()
+        return True
 
     def close(self) -> None:
-        """Nobody will be sent anything any more, and nobody waits."""
+        """Nothing will be sent any more, and nobody waits."""
         self._closed = True
         self._waiting.clear()
         self._left.set()
+
+    async def _send_soon(self) -> None:
+        try:
+            while True:
+                if await self.send():
+                    return
+                await asyncio.sleep(FULL_PAUSE_S)
+        finally:
+            self._sending = False

@@ -15,6 +15,7 @@ from vllm.outputs import RequestOutput
 from backend_worker.engine import Items, RankLoad
 from backend_worker.ledger import Entry
 from backend_worker.media_receiver import MediaReceiver, ReceivedMedia
+from backend_worker.outbox import Outbox
 from common import tracing
 from common.errors import (
     EngineFailedError,
@@ -108,7 +109,7 @@ class WorkerRequest:
         engine: ServingEngine,
         media_receiver: MediaReceiver,
         send: Callable[[ToFrontend], Awaitable[None]],
-        put: Callable[[Output], Awaitable[None]],
+        outbox: Outbox,
         status: Callable[[], Status],
         entry: Entry,
         admit: Callable[[], Awaitable[None]],
@@ -117,7 +118,7 @@ class WorkerRequest:
         Args:
             admit: waits until the engine takes requests, or says why it takes none.
             send: tells the frontend, after waiting for room.
-            put: tells it an output with others', after waiting until the last one has left.
+            outbox: for what leaves with others' outputs.
             status: of the worker, as it is now.
             entry: what it counts for with others.
         """
@@ -126,7 +127,7 @@ class WorkerRequest:
         self._engine = engine
         self._media_receiver = media_receiver
         self._send = send
-        self._put = put
+        self._outbox = outbox
         self._status = status
         self._entry = entry
         self._admit = admit
@@ -153,8 +154,8 @@ class WorkerRequest:
         """Cancel it in a later turn: if it never began it would never say that it ended."""
         asyncio.get_running_loop().call_soon(self.task.cancel)
 
-    def unsendable(self, error: ProtocolError) -> None:
-        """An output that was put can't be sent, so the answer has a hole: end it."""
+    def _end_garbled(self, error: ProtocolError) -> None:
+        """An output can't be sent, so the answer has a hole."""
         self._unsendable = error
         self.abort()
 
@@ -196,7 +197,7 @@ class WorkerRequest:
                     self._acking = asyncio.create_task(self._ack())
                     await asyncio.shield(self._acking)
                 if not output.finished:
-                    await self._put(_to_wire(self._id, output))
+                    await self._outbox.put(_to_wire(self._id, output), self._end_garbled)
                     continue
                 self._entry.ended()
                 # Before the end, so that whoever saw the end saw the counts too.

@@ -20,6 +20,7 @@ from backend_worker.figures import OwnFigures
 from backend_worker.media_receiver import MediaReceiver
 from backend_worker.news import News
 from backend_worker.operations import Operations
+from backend_worker.outbox import FULL_PAUSE_S, Outbox
 from backend_worker.request import ServingEngine, WorkerRequest, sendable
 from backend_worker.session import Session
 from common.errors import (
@@ -32,7 +33,6 @@ from common.fleet_sockets import REFUSALS, Gate, count_refusals
 from common.identity import Incarnation, RequestId, WorkerId
 from common.loop_delay import measure_loop_delay
 from common.protocol import (
-    MOST_OUTPUTS,
     PING_INTERVAL_S,
     PROTOCOL_VERSION,
     SESSION_TIMEOUT_S,
@@ -46,8 +46,6 @@ from common.protocol import (
     Leave,
     Offer,
     Operate,
-    Output,
-    Outputs,
     Status,
     Submit,
     Supply,
@@ -67,10 +65,6 @@ logger = logging.getLogger(__name__)
 SEND_QUEUE = 1000
 """Messages that may wait for one frontend. Requests wait when it is full, and the engine
 merges their outputs meanwhile; other frontends don't notice."""
-
-FULL_PAUSE_S = 0.01
-"""How often a full queue is looked at again: a socket can't tell that one of its peers
-has room."""
 
 CLOSE_S = 10.0
 """How long the engine may take to let go of the requests of a worker that closes."""
@@ -291,7 +285,7 @@ class WorkerService:
             self._engine,
             self._media_receiver,
             partial(self._send, session),
-            partial(self._put, session),
+            session.outbox,
             partial(self._news.status, session),
             session.account.started(rank, prefill_tokens, prompt_tokens),
             self._operations.admit,
@@ -359,9 +353,11 @@ class WorkerService:
             raise
         if previous := self._sessions.get(address):
             await self._end_session(previous)
-        session = Session(
-            address, hello.frontend_id, attachment, time.monotonic(), self._news.ledger.open()
+        account, outbox = (
+            self._news.ledger.open(),
+            Outbox(partial(self._send_now, address), self._aside),
         )
+        session = Session(address, hello.frontend_id, attachment, time.monotonic(), account, outbox)
         self._sessions[address] = session
         logger.info("frontend %s connected", hello.frontend_id)
         await self._send(
@@ -397,7 +393,7 @@ class WorkerService:
         if session.ended:
             return
         if reason:
-            await self._send_outputs(session)  # what was said before comes before the end
+            await session.outbox.send()  # what was said before comes before the end
         session.ended = True
         session.outbox.close()
         if self._sessions.get(session.address) is session:
@@ -446,49 +442,12 @@ class WorkerService:
         lasts. Not for a Status: another one follows.
         """
         while not session.ended and not (
-            await self._send_outputs(session) and await self._send_now(session.address, message)
+            await session.outbox.send() and await self._send_now(session.address, message)
         ):
             if isinstance(message, Status):
                 session.untold(message.coming)
                 return
             await asyncio.sleep(FULL_PAUSE_S)
-
-    async def _put(self, session: Session, output: Output) -> None:
-        """Send an output with those that other requests get in the same step: they say so in the
-        same turn of the event loop, in which the task that sends them does not begin yet.
-        """
-        await session.outbox.put(output)
-        if session.outbox and not session.flushing:
-            session.flushing = True
-            self._aside(self._flush(session))
-
-    async def _flush(self, session: Session) -> None:
-        try:
-            while not session.ended:
-                if await self._send_outputs(session):
-                    return
-                await asyncio.sleep(FULL_PAUSE_S)
-        except Exception:
-            await self._end_session(session)  # or its requests would wait for ever
-            raise
-        finally:
-            session.flushing = False
-
-    async def _send_outputs(self, session: Session) -> bool:
-        """Send the outputs that wait if there is room; says whether none is left. Never waits."""
-        most = MOST_OUTPUTS
-        while outputs := session.outbox.first(most):
-            try:
-                if not await self._send_now(session.address, Outputs(outputs)):
-                    return False
-            except ProtocolError as error:
-                if most > 1:
-                    most = 1  # one of them has no encoding: find out which
-                    continue
-                if request := session.requests.get(outputs[0].request_id):
-                    request.unsendable(error)
-            session.outbox.take_out(outputs)
-        return True
 
     async def _send_now(self, address: bytes, message: ToFrontend) -> bool:
         """Send if there is room; says whether there was. Never waits."""

@@ -22,9 +22,8 @@ class Session:
         attachment: its hold on the frontend's memory.
         last_heard: monotonic seconds.
         account: what it has here.
-        coming: what others sent here, of which it was not told yet; the oldest make way.
         outbox: outputs that leave for it together.
-        flushing: whether somebody sees to it that they do.
+        coming: what others sent here, of which it was not told yet; the oldest make way.
         telling: whether it is being told this worker's metrics.
         operating: its operations that are not answered yet.
         ended: nothing is sent to it any more.
@@ -35,10 +34,9 @@ class Session:
     attachment: Attachment
     last_heard: float
     account: Account
+    outbox: Outbox
     coming: deque[Coming] = field(default_factory=lambda: deque(maxlen=MOST_COMING))
     requests: dict[RequestId, WorkerRequest] = field(default_factory=dict)
-    outbox: Outbox = field(default_factory=Outbox)
-    flushing: bool = False
     renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
     telling: bool = False
     operating: int = 0

@@ -22,11 +22,22 @@ class Dispatch:
         self.handles = list(handles)
         self.since = time.monotonic()
 
+    def give_up(self, error: WorkerLostError | SlowClientError) -> None:
+        """Nothing more of its answers is wanted. The second and later calls do nothing."""
+        if not self.given_up:
+            self.given_up = True
+            self.answers.put_nowait(error)
+
     def release(self) -> None:
         """Give the memory back. The second and later calls do nothing."""
         for handle in self.handles:
             handle.release()
         self.handles.clear()
+
+
+def is_last(answer: Answer) -> bool:
+    """Whether the worker has ended a request with it."""
+    return isinstance(answer, Failed) or (isinstance(answer, Output) and answer.finished)
 
 
 def ship(handles: Sequence[MediaHandle]) -> tuple[list[bytes], Sequence[Frame]]:

@@ -69,8 +69,8 @@ from common.transfer.base import MediaHandle
 from common.undo import undo_on_error
 from common.wire import Codec, Frame
 from frontend.workers.backlog import Backlog
-from frontend.workers.dispatch import Answer, Dispatch, ship
-from frontend.workers.legible import Illegible, legible_outputs
+from frontend.workers.dispatch import Answer, Dispatch, is_last, ship
+from frontend.workers.legible import Missing, legible
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ class WorkerLink:
         try:
             async with asyncio.timeout(SESSION_TIMEOUT_S):
                 await self._send(Hello(PROTOCOL_VERSION, self._frontend_id, offer))
-                answer = await self._receive()
+                answer = self._codec.decode(await self._receive_frames())[0]
         except ProtocolVersionError:
             raise
         except (TimeoutError, ProtocolError, WorkerBusyError) as error:
@@ -261,9 +261,7 @@ class WorkerLink:
                 if isinstance(answer, WorkerLostError | SlowClientError):
                     ended = True
                     raise answer
-                ended = isinstance(answer, Failed) or (
-                    isinstance(answer, Output) and answer.finished
-                )
+                ended = is_last(answer)
                 yield answer
         finally:
             if not ended and not self._lost.done():
@@ -352,41 +350,22 @@ class WorkerLink:
         self._on_status(status)
 
     async def _not_understood(self, frames: Sequence[memoryview], error: ProtocolError) -> None:
-        """An answer is missing now: end what waits for it, the request or all of them."""
-        about = self._codec.about(frames)
-        if about.type != Outputs.__struct_config__.tag:
-            last = about.type == Failed.__struct_config__.tag
-            await self._miss(RequestId(about.request_id), error, last=last)
-            return
-        try:
-            outputs = legible_outputs(frames)
-        except ProtocolError as worse:
-            self._lose(f"a message of it can't be read: {worse}", WorkerGarbledError)
-            return
-        for output in outputs:
-            if isinstance(output, Illegible):
-                await self._miss(output.request_id, error, last=output.finished)
+        """Answers are missing now: end what waits for them, some requests or all of them."""
+        for answer in legible(self._codec, frames):
+            if isinstance(answer, Output):
+                await self._deliver(answer)
             else:
-                await self._deliver(output)
+                await self._miss(answer, f"a message of it can't be read: {error}")
 
-    async def _miss(self, request_id: RequestId, error: ProtocolError, *, last: bool) -> None:
-        """An answer of a request can't be read.
-
-        Args:
-            last: whether the worker has ended the request with it.
-        """
-        reason = f"a message of it can't be read: {error}"
+    async def _miss(self, missing: Missing, reason: str) -> None:
+        request_id = missing.request_id
         dispatch = self._dispatches.get(request_id)
         if dispatch is None:
             self._lose(reason, WorkerGarbledError)
             return
         logger.warning("worker %s, request %s: %s", self.card.worker_id, request_id, reason)
-        if not dispatch.given_up:
-            dispatch.given_up = True
-            dispatch.answers.put_nowait(
-                WorkerGarbledError(f"worker {self.card.worker_id}: {reason}")
-            )
-        if last:
+        dispatch.give_up(WorkerGarbledError(f"worker {self.card.worker_id}: {reason}"))
+        if missing.last:
             dispatch.release()
             del self._dispatches[request_id]
         else:
@@ -399,7 +378,7 @@ class WorkerLink:
             return
         if isinstance(answer, Ack):
             dispatch.release()
-        if isinstance(answer, Failed) or (isinstance(answer, Output) and answer.finished):
+        if is_last(answer):
             dispatch.release()
             del self._dispatches[answer.request_id]
         if dispatch.given_up:
@@ -407,10 +386,7 @@ class WorkerLink:
         if dispatch.answers.qsize() < UNREAD_ANSWERS:
             dispatch.answers.put_nowait(answer)
             return
-        dispatch.given_up = True
-        dispatch.answers.put_nowait(
-            SlowClientError(f"the client left {UNREAD_ANSWERS} answers unread")
-        )
+        dispatch.give_up(SlowClientError(f"the client left {UNREAD_ANSWERS} answers unread"))
         await self._abort(answer.request_id)
 
     async def _abort(self, request_id: RequestId) -> None:
@@ -461,9 +437,6 @@ class WorkerLink:
             await asyncio.sleep(0.01)
         self._last_heard = time.monotonic()  # by closing; so what it has it had till now
         self._lose("it closed the connection", WorkerDiedError)
-
-    async def _receive(self) -> ToFrontend:
-        return self._codec.decode(await self._receive_frames())[0]
 
     async def _receive_frames(self) -> list[memoryview]:
         frames = await self._socket.recv_multipart(copy=False)
