@@ -64,6 +64,15 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "frontend/asgi.py": ("vllm.entrypoints.serve.engine.protocol",),
         "frontend/http/early_stream_errors.py": ("vllm.entrypoints.serve.engine.protocol",),
     },
+    "events of streams": {
+        "frontend/http/stream_chunks.py": (
+            "vllm.entrypoints.generate.base.protocol",
+            "vllm.entrypoints.openai.chat_completion.protocol",
+            "vllm.entrypoints.openai.chat_completion.serving",
+            "vllm.entrypoints.openai.completion.protocol",
+            "vllm.entrypoints.openai.completion.serving",
+        ),
+    },
     "`EngineClient`": {
         "frontend/http/server.py": ("vllm.engine.protocol",),
         "frontend/request/engine_client.py": (
