@@ -134,6 +134,8 @@ class WorkerRequest:
         self._received = ReceivedMedia()
         self._acking: asyncio.Task[None] | None = None
         self._unsendable: ProtocolError | None = None
+        self._left = ""
+        self._computed = False
         self._supplies: asyncio.Queue[tuple[Supply, Sequence[memoryview]]] = asyncio.Queue(1)
 
     def start(self, media: Sequence[memoryview], ended: Callable[[], object]) -> None:
@@ -153,6 +155,12 @@ class WorkerRequest:
     def abort(self) -> None:
         """Cancel it in a later turn: if it never began it would never say that it ended."""
         asyncio.get_running_loop().call_soon(self.task.cancel)
+
+    def leave(self, reason: str) -> None:
+        """Let another worker have it, or what is left of it, unless all of it is computed."""
+        if not self._computed:
+            self._left = reason
+            self.abort()
 
     def _end_garbled(self, error: ProtocolError) -> None:
         """An output can't be sent, so the answer has a hole."""
@@ -199,6 +207,7 @@ class WorkerRequest:
                 if not output.finished:
                     await self._outbox.put(_to_wire(self._id, output), self._end_garbled)
                     continue
+                self._computed = True
                 self._entry.ended()
                 # Before the end, so that whoever saw the end saw the counts too.
                 await self._send(self._status())
@@ -280,6 +289,8 @@ class WorkerRequest:
             return self._failed(FailureKind.PROTOCOL, str(self._unsendable))
         if self._engine.errored:
             return self._failed(FailureKind.ENGINE_DEAD, "the worker's engine died")
+        if self._left:
+            return self._failed(FailureKind.BUSY, self._left)
         return self._failed(FailureKind.ABORTED, "aborted")
 
     def _failed(self, kind: FailureKind, message: str) -> Failed:
