@@ -27,6 +27,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
+from backend_worker import direct_outputs
 from backend_worker.engine_operations import operate
 from backend_worker.media_input import media_input
 from backend_worker.ranks import check_launch, served_ranks
@@ -201,6 +202,7 @@ class Engine:
         check_configuration(config)
         check_launch(config)
         stats = _StatsBoard()
+        direct_outputs.install()
         llm = AsyncLLM.from_vllm_config(
             config,
             stat_loggers=[stats],

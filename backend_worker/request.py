@@ -12,6 +12,7 @@ from typing import Final, Protocol
 import msgspec
 from vllm.outputs import RequestOutput
 
+from backend_worker.direct_outputs import take_outputs
 from backend_worker.engine import Items, RankLoad
 from backend_worker.ledger import Entry
 from backend_worker.media_receiver import MediaReceiver, ReceivedMedia
@@ -134,6 +135,7 @@ class WorkerRequest:
         self._received = ReceivedMedia()
         self._acking: asyncio.Task[None] | None = None
         self._unsendable: ProtocolError | None = None
+        self._waits = False  # for an output of the engine, and has none in hand
         self._left = ""
         self._computed = False
         self._supplies: asyncio.Queue[tuple[Supply, Sequence[memoryview]]] = asyncio.Queue(1)
@@ -196,23 +198,50 @@ class WorkerRequest:
             await asyncio.shield(self._finish(failure, ended))
 
     async def _answer(self, media: Sequence[memoryview]) -> None:
+        take_outputs(self._take)
         outputs = self._outputs(media)
-        async with asyncio.timeout(self._submit.timeout_s), contextlib.aclosing(outputs):
-            async for output in outputs:
-                if self._acking is None:
-                    self._entry.first_output()
-                    self._received.verify()
-                    self._acking = asyncio.create_task(self._ack())
-                    await asyncio.shield(self._acking)
-                if not output.finished:
-                    await self._outbox.put(_to_wire(self._id, output), self._end_garbled)
-                    continue
-                self._computed = True
-                self._entry.ended()
-                # Before the end, so that whoever saw the end saw the counts too.
-                await self._send(self._status())
-                # By itself: the end has left before this request counts as ended.
-                await self._send(Outputs([_to_wire(self._id, output)]))
+        try:
+            async with asyncio.timeout(self._submit.timeout_s), contextlib.aclosing(outputs):
+                async for output in outputs:
+                    self._waits = False
+                    if self._acking is None:
+                        self._entry.first_output()
+                        self._received.verify()
+                        self._acking = asyncio.create_task(self._ack())
+                        await asyncio.shield(self._acking)
+                    if output.finished:
+                        await self._say_last(output)
+                    else:
+                        self._check_sendable()
+                        await self._outbox.put(_to_wire(self._id, output), self._end_garbled)
+                    self._waits = True
+        finally:
+            self._waits = False
+
+    def _take(self, output: RequestOutput) -> bool:
+        """Send an output that is not the last one, as vLLM makes it and without waking the task,
+        if that waits for it and the one before has left; says whether it did.
+        """
+        return (
+            self._waits
+            and self._unsendable is None
+            and self._outbox.offer(_to_wire(self._id, output), self._end_garbled)
+        )
+
+    async def _say_last(self, output: RequestOutput) -> None:
+        """By itself: it has left before this request counts as ended."""
+        self._computed = True
+        self._entry.ended()
+        # Before the end, so that whoever saw the end saw the counts too.
+        await self._send(self._status())
+        await self._outbox.left(self._id)
+        self._check_sendable()
+        await self._send(Outputs([_to_wire(self._id, output)]))
+
+    def _check_sendable(self) -> None:
+        """Raises ProtocolError if an output could not be sent: what follows would hide the hole."""
+        if self._unsendable is not None:
+            raise self._unsendable
 
     async def _finish(self, failure: Failed | None, ended: Callable[[], object]) -> None:
         self._entry.ended()  # the engine has done with it, however long its frontend takes

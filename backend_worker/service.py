@@ -358,10 +358,8 @@ class WorkerService:
             raise
         if previous := self._sessions.get(address):
             await self._end_session(previous)
-        account, outbox = (
-            self._news.ledger.open(),
-            Outbox(partial(self._send_now, address), self._aside),
-        )
+        account = self._news.ledger.open()
+        outbox = Outbox(lambda outputs: self._send_now(address, outputs), self._aside)
         session = Session(address, hello.frontend_id, attachment, time.monotonic(), account, outbox)
         self._sessions[address] = session
         logger.info("frontend %s connected", hello.frontend_id)

@@ -166,6 +166,12 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         ),
         "common/protocol.py": ("vllm.v1.metrics.stats",),
     },
+    "where an engine leaves its outputs": {
+        "backend_worker/direct_outputs.py": (
+            "vllm.v1.engine",
+            "vllm.v1.engine.output_processor",
+        ),
+    },
     "operations of engines": {
         "backend_worker/engine_operations.py": ("vllm.v1.engine.async_llm",),
     },

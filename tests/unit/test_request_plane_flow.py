@@ -213,6 +213,20 @@ async def test_an_output_that_cannot_be_sent_ends_its_request_and_no_other(
     await until(lambda: plane.service.active_requests == 0)
 
 
+async def test_an_answer_with_a_hole_does_not_end_well(plane: Plane) -> None:
+    async def half_a_letter(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        yield output("first", finished=False)
+        yield output("\ud83d", finished=False)
+        yield output("last", finished=True)
+
+    plane.engine.script = half_a_letter
+    answers = await collect(plane.dispatch())
+    assert [type(one) for one in answers] == [Ack, Output, Failed]
+    last = answers[-1]
+    assert isinstance(last, Failed) and last.kind is FailureKind.PROTOCOL
+    await until(lambda: plane.service.active_requests == 0)
+
+
 async def test_outputs_that_could_not_leave_leave_later(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,8 @@ import asyncio
 from collections.abc import Coroutine
 
 import pytest
+from vllm.logprobs import FlatLogprobs, Logprob
+from vllm.outputs import CompletionOutput
 
 from backend_worker import outbox as module
 from backend_worker.outbox import Outbox
@@ -64,6 +66,23 @@ async def test_a_message_has_no_more_than_a_frontend_reads(
         await line.put(an_output(name))
     assert await line.outbox.send()
     assert [len(each) for each in line.sent] == [2, 2, 1]
+
+
+async def test_many_log_probabilities_leave_by_themselves(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frontend decodes a message in one go."""
+    monkeypatch.setattr(module, "MOST_LOGPROBS", 3)
+    position = {token: Logprob(0.5) for token in (1, 2)}
+    flat = FlatLogprobs()
+    flat.extend([position, None, position])
+    for name, logprobs in {"a": [position], "b": flat, "c": [position], "d": None}.items():
+        said = CompletionOutput(0, "x", [1], None, logprobs)
+        await line.put(Output(RequestId(name), [said], False))
+    await line.put(Output(RequestId("prompt"), [], False, [None, position, position]))
+    assert await line.outbox.send()
+    sent = [[one.request_id for one in message] for message in line.sent]
+    assert sent == [["a"], ["b"], ["c", "d"], ["prompt"]]
 
 
 async def test_a_request_waits_until_its_last_output_has_left(line: Line) -> None:
