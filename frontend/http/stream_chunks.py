@@ -17,6 +17,7 @@ from vllm.entrypoints.openai.chat_completion import protocol as chat
 from vllm.entrypoints.openai.chat_completion import serving as chat_serving
 from vllm.entrypoints.openai.completion import protocol as completion
 from vllm.entrypoints.openai.completion import serving as completion_serving
+from vllm.parser import abstract_parser
 
 Model: TypeAlias = Any
 """What vLLM puts there: Pydantic's models, or nothing."""
@@ -67,9 +68,9 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
 
 
 class _Chunk(msgspec.Struct, kw_only=True):
-    id: str
-    object: str
-    created: int
+    id: str | UnsetType = UNSET
+    object: str | UnsetType = UNSET
+    created: int | UnsetType = UNSET
     model: str
     choices: list[Model]
     usage: Model = UNSET
@@ -114,12 +115,29 @@ _MADE_IN: Final[dict[type[msgspec.Struct], ModuleType]] = {
     CompletionChunk: completion_serving,
 }
 _JUST_CONTENT: Final = {"content"}
+_new: Final = object.__new__
+_set: Final = object.__setattr__
 
 
 def install() -> None:
     """Let all streams of this process be made so."""
     for ours, module in _MADE_IN.items():
         vars(module)[STANDS_FOR[ours].__name__] = ours
+    # Parsers ask messages what they have and change them, so theirs stay vLLM's.
+    vars(abstract_parser)[DeltaMessage.__name__] = quick_message
+
+
+def quick_message(content: Text = UNSET, **others: Model) -> DeltaMessage:
+    """As the constructor makes it; just content, which nearly all have, without its validators."""
+    if others or content is UNSET:
+        return DeltaMessage(**(others if content is UNSET else {"content": content, **others}))
+    message = _new(DeltaMessage)
+    fields = {"role": None, "content": content, "reasoning": None, "tool_calls": []}
+    _set(message, "__dict__", fields)
+    _set(message, "__pydantic_fields_set__", {"content"})
+    _set(message, "__pydantic_extra__", {})
+    _set(message, "__pydantic_private__", None)
+    return message
 
 
 def as_vllms(value: Model) -> Model:

@@ -20,14 +20,20 @@ from vllm.entrypoints.openai.completion import serving as completion_serving
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.parser import abstract_parser
 
 from frontend.http import stream_chunks
-from frontend.http.stream_chunks import STANDS_FOR, ChatChoice, ChatChunk, Delta, as_vllms
-
-NAMES = sorted(
-    {(module, STANDS_FOR[ours].__name__) for ours, module in stream_chunks._MADE_IN.items()},
-    key=lambda pair: pair[1],
+from frontend.http.stream_chunks import (
+    STANDS_FOR,
+    ChatChoice,
+    ChatChunk,
+    Delta,
+    as_vllms,
+    quick_message,
 )
+
+NAMES = [(module, STANDS_FOR[ours].__name__) for ours, module in stream_chunks._MADE_IN.items()]
+NAMES.append((abstract_parser, "DeltaMessage"))
 
 
 @pytest.fixture
@@ -79,6 +85,26 @@ def test_any_text_is_written_as_pydantic_writes_it(
     assert type(theirs.choices[0].delta) is DeltaMessage
     assert chunk.model_dump_json(exclude_unset=True) == theirs.model_dump_json(exclude_unset=True)
     assert chunk.model_dump_json() == theirs.model_dump_json()
+
+
+@pytest.mark.parametrize("fields", [{"content": "a"}, {"content": ""}, {"reasoning": "a"}, {}])
+def test_a_parsers_message_is_as_its_constructor_makes_it(fields: dict[str, Any]) -> None:
+    ours, theirs = quick_message(**fields), DeltaMessage(**fields)
+    for message in (ours, theirs):
+        assert message == DeltaMessage(**fields)
+    assert type(ours) is DeltaMessage and vars(ours) == vars(theirs)
+    assert list(vars(ours)) == list(vars(theirs))
+    for exact in (True, False):
+        json = theirs.model_dump_json(exclude_unset=exact)
+        assert ours.model_dump_json(exclude_unset=exact) == json
+    assert ours.model_fields_set == theirs.model_fields_set
+    assert ours.model_extra == theirs.model_extra
+    assert ours.model_copy(deep=True) == theirs
+    for message in (ours, theirs):
+        message.content = None
+        message.tool_calls.append(_call(0))
+    assert ours.model_dump_json(exclude_unset=True) == theirs.model_dump_json(exclude_unset=True)
+    assert not quick_message(content="b").tool_calls
 
 
 def test_what_is_no_part_of_an_event_is_refused() -> None:
