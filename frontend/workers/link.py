@@ -257,7 +257,7 @@ class WorkerLink:
             await self._send(msgspec.structs.replace(submit, shipments=shipments), frames)
         try:
             while not ended:
-                answer = await dispatch.answers.get()
+                answer = await dispatch.next()
                 if isinstance(answer, WorkerLostError | SlowClientError):
                     ended = True
                     raise answer
@@ -330,11 +330,10 @@ class WorkerLink:
                 case Goodbye():
                     self._lose(message.reason, WorkerLeftError)
                 case Outputs(outputs):
-                    for output in outputs:
-                        await self._deliver(output)
+                    await self._deliver(outputs)
                     await asyncio.sleep(0)  # a turn for those that wait for them
                 case Ack() | Nack() | Failed():
-                    await self._deliver(message)
+                    await self._deliver([message])
                 case Welcome():
                     pass  # only an answer to Hello, which open() reads
 
@@ -353,7 +352,7 @@ class WorkerLink:
         """Answers are missing now: end what waits for them, some requests or all of them."""
         for answer in legible(self._codec, frames):
             if isinstance(answer, Output):
-                await self._deliver(answer)
+                await self._deliver([answer])
             else:
                 await self._miss(answer, f"a message of it can't be read: {error}")
 
@@ -371,23 +370,24 @@ class WorkerLink:
         else:
             await self._abort(request_id)
 
-    async def _deliver(self, answer: Answer) -> None:
+    async def _deliver(self, answers: Sequence[Answer]) -> None:
         self._last_answer = time.monotonic()
-        dispatch = self._dispatches.get(answer.request_id)
-        if dispatch is None:
-            return
-        if isinstance(answer, Ack):
-            dispatch.release()
-        if is_last(answer):
-            dispatch.release()
-            del self._dispatches[answer.request_id]
-        if dispatch.given_up:
-            return
-        if dispatch.answers.qsize() < UNREAD_ANSWERS:
-            dispatch.answers.put_nowait(answer)
-            return
-        dispatch.give_up(SlowClientError(f"the client left {UNREAD_ANSWERS} answers unread"))
-        await self._abort(answer.request_id)
+        for answer in answers:
+            dispatch = self._dispatches.get(answer.request_id)
+            if dispatch is None:
+                continue
+            last = is_last(answer)
+            if last or isinstance(answer, Ack):
+                dispatch.release()
+            if last:
+                del self._dispatches[answer.request_id]
+            if dispatch.given_up:
+                continue
+            if dispatch.unread < UNREAD_ANSWERS:
+                dispatch.put(answer)
+                continue
+            dispatch.give_up(SlowClientError(f"the client left {UNREAD_ANSWERS} answers unread"))
+            await self._abort(answer.request_id)
 
     async def _abort(self, request_id: RequestId) -> None:
         try:
@@ -406,7 +406,7 @@ class WorkerLink:
             # Whatever came after its last sign of life it can't have died of.
             unread = kind is WorkerDiedError and dispatch.since > self._last_heard
             # One for each: by its traceback an error keeps the request alive.
-            dispatch.answers.put_nowait((WorkerLostError if unread else kind)(message))
+            dispatch.put((WorkerLostError if unread else kind)(message))
         self._dispatches.clear()
 
     async def _keep_time(self) -> None:

@@ -142,4 +142,4 @@ async def test_nothing_is_taken_behind_the_end_of_a_request() -> None:
 async def _first_output(plane: Plane, collector: DirectCollector) -> None:
     dispatch = plane.link._dispatches[RequestId("r")]
     collector.put(output("first", finished=False))
-    await until(lambda: collector.output is None and not dispatch.answers.qsize())
+    await until(lambda: collector.output is None and not dispatch.unread)
