@@ -15,11 +15,13 @@ from typing import TypeVar
 
 from vllm import AsyncEngineArgs
 from vllm.config import KVEventsConfig, VllmConfig
+from vllm.envs import enable_envs_cache
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.inputs import EngineInput, embeds_input, tokens_input
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.outputs import RequestOutput
+from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -215,6 +217,10 @@ class Engine:
         except EngineGoneError:
             llm.shutdown()
             raise
+        # As vLLM does it in its engine's process, not in this one: its variables are read from
+        # the environment at each token, and what was loaded is looked through for garbage.
+        enable_envs_cache()
+        freeze_gc_heap()
         return cls(args, llm, stats, worker_id)
 
     @property

@@ -73,6 +73,10 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.openai.completion.serving",
             "vllm.parser",
         ),
+        "frontend/http/straight_streams.py": (
+            "vllm.entrypoints.openai.chat_completion",
+            "vllm.entrypoints.openai.completion",
+        ),
     },
     "`EngineClient`": {
         "frontend/http/server.py": ("vllm.engine.protocol",),
@@ -159,7 +163,9 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "backend_worker/engine.py": (
             "vllm",
             "vllm.config",
+            "vllm.envs",
             "vllm.multimodal.cache",
+            "vllm.utils.gc_utils",
             "vllm.v1.engine.async_llm",
             "vllm.v1.engine.exceptions",
             "vllm.v1.metrics.loggers",
