@@ -13,7 +13,8 @@ from vllm.v1.engine import async_llm
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 Take: TypeAlias = Callable[[RequestOutput], bool]
-"""Says whether it took an output; otherwise it is left for the task."""
+"""Says whether it took an output; otherwise it is left for the task. Raises nothing: an error would
+end all requests of the engine."""
 
 _take: Final[ContextVar[Take | None]] = ContextVar("who takes outputs", default=None)
 
@@ -44,13 +45,6 @@ class DirectCollector(RequestOutputCollector):
             or self.output is not None
             or not isinstance(output, RequestOutput)
             or output.finished
+            or not self._take(output)
         ):
-            super().put(output)
-            return
-        try:
-            taken = self._take(output)
-        except Exception as error:  # noqa: BLE001  # ends this request; raised, it would end all
-            super().put(error)
-            return
-        if not taken:
             super().put(output)

@@ -30,7 +30,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
 from backend_worker import direct_outputs
-from backend_worker.engine_operations import operate
+from backend_worker.engine_operations import operate, refuses
 from backend_worker.media_input import media_input
 from backend_worker.ranks import check_launch, served_ranks
 from backend_worker.render import LocalRenderer, partitioned_hashes
@@ -379,11 +379,15 @@ class Engine:
         with contextlib.suppress(EngineGoneError, RuntimeError):
             await answered(self._llm, self._llm.is_sleeping())
 
+    def refuses(self, operation: Operation) -> str:
+        """Why it never does what an operator wants; empty if it does."""
+        return refuses(self._llm, operation)
+
     async def operate(self, operation: Operation) -> None:
         """Do what an operator wants, however long it takes.
 
         Raises:
-            OperationRefusedError: this engine does not, and nothing was done.
+            OperationRefusedError: it can't be done now, and nothing was done.
             EngineGoneError: the engine is dead.
             Exception: vLLM's, of what failed.
         """

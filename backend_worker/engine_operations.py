@@ -21,13 +21,12 @@ from common.operations import (
 
 
 async def operate(llm: AsyncLLM, operation: Operation) -> None:
-    """Do one operation, however long it takes.
+    """Do one operation that the engine does not refuse, however long it takes.
 
     Raises:
-        OperationRefusedError: this engine does not do it, and nothing was done.
+        OperationRefusedError: it can't be done now, and nothing was done.
         Exception: vLLM's, of what failed.
     """
-    _check(llm, operation)
     match operation:
         case Sleep(level, mode):
             await llm.sleep(level, mode)
@@ -57,16 +56,18 @@ async def operate(llm: AsyncLLM, operation: Operation) -> None:
             await _reload_weights(llm)
 
 
-def _check(llm: AsyncLLM, operation: Operation) -> None:
+def refuses(llm: AsyncLLM, operation: Operation) -> str:
+    """Why an engine that was started so does not do an operation; empty if it does."""
     config = llm.vllm_config
     match operation:
         case Sleep(level) if level and not config.model_config.enable_sleep_mode:
             why = "the worker runs without --enable-sleep-mode, so no memory would be given back; "
-            raise OperationRefusedError(why + "level 0 only pauses")
+            return why + "level 0 only pauses"
         case ReleaseKvCacheMemory() if not config.model_config.enable_sleep_mode:
-            raise OperationRefusedError("the worker runs without --enable-sleep-mode")
+            return "the worker runs without --enable-sleep-mode"
         case StartProfile() | StopProfile() if config.profiler_config.profiler is None:
-            raise OperationRefusedError("the worker runs without --profiler-config")
+            return "the worker runs without --profiler-config"
+    return ""
 
 
 async def _start_profile(llm: AsyncLLM, start: StartProfile) -> None:

@@ -59,6 +59,7 @@ class News:
             operations.state.condition,
             operations.blocks_emptied,
             operations.media_emptied,
+            operations.stands_still,
         )
 
     @staticmethod

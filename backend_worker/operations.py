@@ -15,6 +15,7 @@ from backend_worker.session import Session
 from common.errors import EngineGoneError, OperationRefusedError, WorkerBusyError
 from common.operations import (
     LONGEST_MESSAGE,
+    Condition,
     Operation,
     Outcome,
     Pause,
@@ -62,12 +63,23 @@ class Operations:
         self._send = send
         self._changed = changed
         self._leave = leave
-        self._running = ""
+        self._running: Operation | None = None
+        self._ended = asyncio.Event()  # the running one
+        self._hurrying = False
         self._open = asyncio.Event()
         self._open.set()
         self.state = EngineState()
         self.blocks_emptied = 0.0
         self.media_emptied = 0
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether requests that are here get no output until an operator says so. What is being
+        waited for runs on."""
+        if self.state.condition is Condition.SERVING:
+            return False
+        running = self._running
+        return not (isinstance(running, Sleep | Pause) and running.mode != "keep")
 
     async def admit(self) -> None:
         """Let a request into the engine. What an operation empties nothing may fill meanwhile:
@@ -87,7 +99,7 @@ class Operations:
                 while not self._open.is_set():
                     await self._open.wait()
         except TimeoutError as error:
-            raise WorkerBusyError(f"it is busy with {self._running}") from error
+            raise WorkerBusyError(self._busy) from error
 
     async def answer(self, session: Session, number: int, operation: Operation) -> None:
         """Do what a frontend asks for, and say what became of it."""
@@ -107,8 +119,12 @@ class Operations:
             What became of it, and why it was not done, in a sentence.
         """
         name = name_of(operation)
-        if self._running:
-            return Outcome.REFUSED, f"it is busy with {self._running}: one operation at a time"
+        if refusal := self._engine.refuses(operation):
+            return Outcome.REFUSED, refusal
+        if self._hurries(operation):
+            await self._hurry()
+        if self._running is not None:
+            return Outcome.REFUSED, f"{self._busy}: one operation at a time"
         if refusal := self.state.refuses(operation):
             return Outcome.REFUSED, refusal
         if self.state.needs_nothing(operation):
@@ -116,18 +132,47 @@ class Operations:
         if isinstance(operation, WakeUp) and operation.tags is not None:
             operation = WakeUp(self.state.asleep_of(operation.tags))
         logger.info("an operator wants %s", name)
-        self._running = name
+        self._running = operation
+        self._ended.clear()
         if not isinstance(operation, StartProfile | StopProfile):
             self._open.clear()
         try:
             outcome, message = await self._run(operation)
         finally:
-            self._running = ""
+            self._running = None
+            self._ended.set()
             self._changed()
             self._open.set()
         if message:
             logger.warning("%s was not done: %s", name, message)
         return outcome, message[:LONGEST_MESSAGE]
+
+    @property
+    def _busy(self) -> str:
+        return (
+            "it is idle" if self._running is None else f"it is busy with {name_of(self._running)}"
+        )
+
+    def _hurries(self, operation: Operation) -> bool:
+        """Whether an operation ends the requests that the running one waits for."""
+        running = self._running
+        return (
+            isinstance(operation, Sleep | Pause)
+            and operation.mode == "abort"
+            and isinstance(running, Sleep | Pause)
+            and running.mode == "wait"
+            and not self._hurrying
+        )
+
+    async def _hurry(self) -> None:
+        """End what the running one waits for. An engine that hangs ends neither."""
+        self._hurrying = True
+        try:
+            if error := await self._tried(Pause("abort", clear_cache=False)):
+                logger.warning("requests that are waited for could not be ended: %r", error)
+            await self._ended.wait()
+        finally:
+            self._hurrying = False
 
     async def _run(self, operation: Operation) -> tuple[Outcome, str]:
         before = self.state

@@ -358,9 +358,9 @@ class WorkerService:
             raise
         if previous := self._sessions.get(address):
             await self._end_session(previous)
-        account = self._news.ledger.open()
         outbox = Outbox(lambda outputs: self._send_now(address, outputs), self._aside)
-        session = Session(address, hello.frontend_id, attachment, time.monotonic(), account, outbox)
+        now, account = time.monotonic(), self._news.ledger.open()
+        session = Session(address, hello.frontend_id, attachment, now, account, outbox)
         self._sessions[address] = session
         logger.info("frontend %s connected", hello.frontend_id)
         await self._send(
@@ -441,9 +441,7 @@ class WorkerService:
         await self._send(session, self._news.status(session))
 
     async def _send(self, session: Session, message: ToFrontend) -> None:
-        """Send, behind the outputs that wait, after waiting for room for as long as the session
-        lasts. Not for a Status: another one follows.
-        """
+        """Send behind outputs that wait, once there is room. A Status waits for none: more follow."""
         while not session.ended and not (
             await session.outbox.send() and await self._send_now(session.address, message)
         ):

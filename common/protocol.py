@@ -52,7 +52,7 @@ from common.identity import BlockHash, Incarnation, MmHash, RequestId, WorkerId
 from common.operations import LONGEST_MESSAGE, Condition, Operation, Outcome
 from common.tracing import TraceHeaders
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 PING_INTERVAL_S = 1.0
 """How often each side says that it is alive."""
@@ -378,6 +378,7 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
         blocks_emptied: when an operator had KV blocks forgotten, in seconds since the epoch by the
             worker's clock; 0 if none did. KV events tell it only with the engine's next step.
         media_emptied: how often an operator had media forgotten.
+        stands_still: requests that are here get no output until an operator says so.
     """
 
     ranks: list[RankStatus]
@@ -386,6 +387,7 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     condition: Condition = Condition.SERVING
     blocks_emptied: Moment = 0.0
     media_emptied: Count = 0
+    stands_still: bool = False
 
     def check(self, ranks: Collection[int]) -> None:
         """Refuse what is not about just these ranks.

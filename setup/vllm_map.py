@@ -71,11 +71,11 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.openai.chat_completion.serving",
             "vllm.entrypoints.openai.completion.protocol",
             "vllm.entrypoints.openai.completion.serving",
-            "vllm.parser",
+            "vllm.parser.abstract_parser",
         ),
         "frontend/http/straight_streams.py": (
-            "vllm.entrypoints.openai.chat_completion",
-            "vllm.entrypoints.openai.completion",
+            "vllm.entrypoints.openai.chat_completion.api_router",
+            "vllm.entrypoints.openai.completion.api_router",
         ),
     },
     "`EngineClient`": {
@@ -175,7 +175,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     },
     "where an engine leaves its outputs": {
         "backend_worker/direct_outputs.py": (
-            "vllm.v1.engine",
+            "vllm.v1.engine.async_llm",
             "vllm.v1.engine.output_processor",
         ),
     },

@@ -32,10 +32,15 @@ def install(middleware: Iterable[Middleware]) -> None:
     Args:
         middleware: the layers.
     """
-    names = {f"{each.cls.__module__}.{each.cls.__name__}" for each in middleware}
-    if names <= _HEADS_ONLY:
+    classes: list[object] = [each.cls for each in middleware]
+    if all(_name(each) in _HEADS_ONLY for each in classes):
         for module in (chat, completion):
             vars(module)["StreamingResponse"] = StraightStream
+
+
+def _name(layer: object) -> str:
+    """Of a class; what else makes layers is none of those that are known."""
+    return f"{layer.__module__}.{layer.__qualname__}" if isinstance(layer, type) else ""
 
 
 def offer_way(scope: Scope) -> list[Send]:

@@ -132,7 +132,12 @@ def quick_message(content: Text = UNSET, **others: Model) -> DeltaMessage:
     if others or content is UNSET:
         return DeltaMessage(**(others if content is UNSET else {"content": content, **others}))
     message = _new(DeltaMessage)
-    fields = {"role": None, "content": content, "reasoning": None, "tool_calls": []}
+    fields: dict[str, Model] = {
+        "role": None,
+        "content": content,
+        "reasoning": None,
+        "tool_calls": [],
+    }
     _set(message, "__dict__", fields)
     _set(message, "__pydantic_fields_set__", {"content"})
     _set(message, "__pydantic_extra__", {})

@@ -4,7 +4,7 @@ Works on one renderer's processor, in whichever process that lives.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from vllm.multimodal.inputs import MultiModalKwargsItem
@@ -15,6 +15,7 @@ from vllm.utils.torch_utils import set_default_torch_num_threads
 
 from common.cache_partition import SHARED, Partition, hash_within
 from common.identity import MmHash
+from common.log_lines import current_request
 from frontend.fetch import Content
 
 
@@ -52,12 +53,14 @@ class Batch:
         media: in the order of the request.
         options: of the request.
         partition: whose it is; part of hashes.
+        request: our id of the one that it was begun for, for log lines.
     """
 
     modality: str
     media: Sequence[Medium]
     options: MediaOptions
     partition: Partition = SHARED
+    request: str = field(default_factory=current_request.get)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from vllm.exceptions import VLLMClientError
 
 from common.errors import UnsupportedItemError
 from common.hf_processor_runs import HfProcessorRuns
-from common.log_lines import configure_logging
+from common.log_lines import configure_logging, current_request
 from common.renderer_patches import patch_renderer
 from common.transfer.arena import ArenaMapping, EncodedItem, SegmentLayout, write_parts
 from common.transfer.codec import encode
@@ -78,10 +78,14 @@ class Child:
             except (EOFError, ConnectionResetError):
                 return
             before = self._runs.total
+            # Lines of vLLM's have nothing that users wrote then, with an id or without.
+            about = current_request.set(batch.request or "-")
             try:
                 outcome = self._process(batch)
             except _DeniedError:
                 continue
+            finally:
+                current_request.reset(about)
             if isinstance(outcome, BatchFailed):
                 self._connection.send(outcome)
                 continue

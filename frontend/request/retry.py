@@ -11,11 +11,13 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from common.errors import (
     EnginesDiedError,
     MmRouterError,
     RetryBudgetError,
+    WorkerBusyError,
     causes,
 )
 from common.identity import WorkerId
@@ -36,6 +38,10 @@ RECENT_S = 30.0
 
 FLOOR = 10.0
 """Retries that are allowed even if there were no other requests lately."""
+
+BUSY_S = 1.0
+"""For so long a request leaves a worker alone that refused it for what it had to do, or because it
+was paused: unlike one that failed, it may take the request soon."""
 
 
 class RetryBudget:
@@ -79,29 +85,38 @@ class RetryBudget:
         self._as_of = now
 
 
+class _Tried(NamedTuple):
+    """A try that failed: when the worker was given the request, and until when it is left alone."""
+
+    given: float
+    until: float
+
+
 class Attempts:
     """The workers that one request was given to.
 
     Attributes:
-        tried: those that failed, and when each was given the request: monotonic seconds.
-            What joined under its name after that is another one.
         count: how often one failed.
     """
 
-    def __init__(self, limit: int, budget: RetryBudget) -> None:
+    def __init__(
+        self, limit: int, budget: RetryBudget, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """
         Args:
             limit: how often it may be given to another one.
+            clock: monotonic seconds.
         """
         self._limit = limit
         self._budget = budget
+        self._clock = clock
         self._last: MmRouterError | None = None
         self._owes = False
         self._waits = False
         self._deaths = 0
         self._died_at = 0
-        self._given = time.monotonic()
-        self.tried: dict[WorkerId, float] = {}
+        self._given = clock()
+        self._tried: dict[WorkerId, _Tried] = {}
         self.count = 0
         budget.request()
 
@@ -117,7 +132,9 @@ class Attempts:
             MmRouterError: the error itself, since another try would fail as well, or
                 there were enough.
         """
-        self.tried[worker_id] = self._given
+        busy = isinstance(error, WorkerBusyError)
+        until = self._clock() + BUSY_S if busy else math.inf
+        self._tried[worker_id] = _Tried(self._given, until)
         self.count += 1
         if not error.retryable or self.count > self._limit:
             raise error
@@ -138,7 +155,7 @@ class Attempts:
             RetryBudgetError: too many requests were tried again lately. Says how long
                 to wait, and is counted once a try.
         """
-        self._given = time.monotonic()
+        self._given = self._clock()
         if self._last is None or not self._owes:
             return
         wait_s = self._budget.take()
@@ -149,6 +166,20 @@ class Attempts:
             self._waits = True
             raise RetryBudgetError(self._last, wait_s)
         self._owes = self._waits = False
+
+    def failed_on(self, joined_since: Callable[[WorkerId, float], bool]) -> set[WorkerId]:
+        """Workers that are not to be given the request now.
+
+        Args:
+            joined_since: whether a worker joined after a moment, monotonic seconds: what did
+                so under the name of one that failed is another one.
+        """
+        now = self._clock()
+        return {
+            worker_id
+            for worker_id, tried in self._tried.items()
+            if now < tried.until and not joined_since(worker_id, tried.given)
+        }
 
     def take_failure(self) -> MmRouterError | None:
         """Why the last one failed; to be raised, so it is not kept any longer."""

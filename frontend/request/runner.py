@@ -53,6 +53,9 @@ from frontend.workers import Answer, MediaSender, WorkerLink
 HASH_INLINE_TOKENS = 4096
 """Longer prompts are hashed in a thread: at 32 k tokens it takes milliseconds."""
 
+LOOK_S = 0.5
+"""A request that waits for a worker looks so often whether one may be had."""
+
 LONGEST_ID = 1024
 """Characters of what a client calls its request. Every event of a stream repeats it: one of
 16 MB would stop the event loop at each token."""
@@ -285,11 +288,7 @@ class RequestRunner:
         patience = now() + self._faults.worker_wait_s
         while True:
             arrival = self._workers.arrival
-            failed = {
-                worker_id
-                for worker_id, moment in state.attempts.tried.items()
-                if not self._workers.joined_since(worker_id, moment)
-            }
+            failed = state.attempts.failed_on(self._workers.joined_since)
             try:
                 self._workers.check_available()
                 state.attempts.pay()
@@ -302,7 +301,8 @@ class RequestRunner:
             except NoWorkerError as error:
                 if self._workers.closed or now() >= patience or not accepted:
                     raise state.attempts.take_failure() or error from error
-                until = patience
+                # An arrival wakes it; that a worker is resumed, reinstated or less busy does not.
+                until = min(patience, now() + LOOK_S)
             await state.wait(arrival, until)
 
     async def _send_media(

@@ -89,6 +89,7 @@ class RequestState:
         self._place = 0  # tokens of the answer that the worker which has it now said or was told
         self._generated = GeneratedSoFar()
         self._gathered: RequestOutput | None = None
+        self._waits = False
         lifecycle.on(Event.PREPARED)
 
     async def failed(self, worker_id: WorkerId, error: MmRouterError) -> None:
@@ -98,6 +99,7 @@ class RequestState:
             MmRouterError: it may not.
         """
         place, self._place = self._place, 0
+        self._waits = False
         self.attempts.failed(worker_id, error, place=place)
         self.lifecycle.on(Event.WORKER_FAILED)
         logger.warning("request %s goes to another worker: %s", self._name, error)
@@ -138,7 +140,9 @@ class RequestState:
         Raises:
             DeadlineExceededError: the request's own time is over before that.
         """
-        logger.warning("request %s waits before it goes on", self._name)
+        if not self._waits:
+            logger.warning("request %s waits before it goes on", self._name)
+        self._waits = True
         left = self.deadlines.left_s()
         late = math.inf if left is None else asyncio.get_running_loop().time() + left
         try:

@@ -34,7 +34,7 @@ from common.errors import (
 )
 from common.identity import Incarnation, RequestId
 from common.open_questions import OpenQuestions
-from common.operations import Condition, Operation
+from common.operations import Operation
 from common.protocol import (
     MOST_OPERATIONS,
     PING_INTERVAL_S,
@@ -344,8 +344,8 @@ class WorkerLink:
             UNDECODABLE_MESSAGES.labels("frontend").inc()
             self._lose(str(error), WorkerGarbledError)
             return
-        if status.condition is not Condition.SERVING:
-            self._last_answer = time.monotonic()  # what it has stands still, and it does not
+        if status.stands_still:
+            self._last_answer = time.monotonic()  # what it has does, it does not hang
         self._on_status(status)
 
     async def _not_understood(self, frames: Sequence[memoryview], error: ProtocolError) -> None:

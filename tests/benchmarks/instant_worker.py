@@ -55,6 +55,9 @@ class InstantEngine:
     async def settled(self) -> None:
         pass
 
+    def refuses(self, operation: Operation) -> str:
+        return ""
+
     async def operate(self, operation: Operation) -> None:
         self._held.clear()
 

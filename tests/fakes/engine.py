@@ -38,6 +38,7 @@ class ScriptedEngine:
         self.errored = False
         self.hf_processor_runs = 0
         self.operations: list[Operation] = []
+        self.refusal = ""
         self.operating: Callable[[Operation], Awaitable[None]] = _done
         self.resting = False
 
@@ -75,6 +76,9 @@ class ScriptedEngine:
 
     async def settled(self) -> None:
         self.settled_calls += 1
+
+    def refuses(self, operation: Operation) -> str:
+        return self.refusal
 
     async def operate(self, operation: Operation) -> None:
         self.operations.append(operation)

@@ -12,7 +12,7 @@ from vllm.sampling_params import SamplingParams
 
 from common.card import WorkerCard
 from common.discovery.base import CardPresent
-from common.errors import NoWorkerError
+from common.errors import NoWorkerError, WorkerStalledError
 from common.identity import MmHash, RequestId, WorkerId
 from common.operations import Condition, Operation, ResetMmCache, Sleep
 from common.protocol import Failed, FailureKind, Operate, Submit
@@ -206,6 +206,24 @@ async def test_requests_that_stand_still_are_no_stall(office: Office) -> None:
     await until(link._lost.done)
     await asyncio.gather(waiting, return_exceptions=True)
     await answers.aclose()
+
+
+async def test_an_engine_that_hangs_under_a_pause_that_waits_is_a_stall(office: Office) -> None:
+    async def operating(operation: Operation) -> None:
+        await asyncio.Event().wait()
+
+    link = office.town.fleet.link(W0)
+    link._stall_s = 0.5
+    office.first.engine.script = never
+    office.first.engine.operating = operating
+    submit = Submit(RequestId("r"), [1, 2], SamplingParams(), [], [])
+    async with aclosing(link.dispatch(submit, [])) as answers:
+        waiting = asyncio.create_task(_all(answers))
+        await until(lambda: office.first.engine.running == 1)
+        status, body = await office.post("/mmrouter/workers/w0/pause?mode=wait")
+        assert (status, outcomes(body)) == (502, {"w0": "failed"})
+        with pytest.raises(WorkerStalledError):
+            await waiting
 
 
 async def test_a_worker_that_never_answers_keeps_nobody(office: Office) -> None:

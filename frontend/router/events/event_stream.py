@@ -41,6 +41,10 @@ from frontend.router.index import IndexState
 
 logger = logging.getLogger(__name__)
 
+STRAGGLING_S = 5.0
+"""So long after a worker said that its blocks were forgotten, events that look older by its clock
+are taken for some that were on their way. Later, its clock was rather set back."""
+
 _ASKING = (Phase.REPAIRING, Phase.CHECKING)
 """While a replay is under way that live events wait for."""
 
@@ -71,6 +75,7 @@ class EventStream:
         self._replayable = replayable
         self._blocks = blocks
         self._emptied = 0.0
+        self._stragglers_until = float("-inf")
         self._counters = counters = StreamCounters()
         self._watch = watch = Watch(silence_s)
         self._progress = progress = Progress(blocks, label, counters)
@@ -137,7 +142,8 @@ class EventStream:
             return []
         missing = self._live.follow(sequence, payload, now, unaided=phase is Phase.UNAIDED)
         if not missing:
-            self._forget_emptied()
+            if now < self._stragglers_until:
+                self._forget_emptied()
             return []
         # It came before the question, so that the answer must include it.
         self._progress.see(sequence)
@@ -216,13 +222,14 @@ class EventStream:
 
     # What the worker says of itself
 
-    def on_emptied(self, at: float) -> None:
+    def on_emptied(self, at: float, now: float) -> None:
         """The worker had its blocks forgotten. An event says so too, with the engine's next step.
 
         Args:
             at: when, by its clock, in seconds since the epoch; 0 for never.
         """
         self._emptied = at
+        self._stragglers_until = now + STRAGGLING_S
         self._forget_emptied()
 
     # The clock

@@ -150,8 +150,9 @@ class KvEventSubscriber:
 
     def emptied(self, at: float) -> None:
         """The worker had its blocks forgotten; see :class:`EventStream`."""
+        now = self._clock()
         for line in self._lines.values():
-            line.stream.on_emptied(at)
+            line.stream.on_emptied(at, now)
 
     def tick(self, now: float) -> None:
         """Look at the clock; to be called a few times a second."""

@@ -52,17 +52,6 @@ async def test_all_but_the_last_are_offered_in_order() -> None:
     assert (await collector.get()).finished
 
 
-async def test_a_mistake_ends_one_request() -> None:
-    def take(one: RequestOutput) -> bool:
-        raise RuntimeError("a mistake of ours")
-
-    take_outputs(take)
-    collector = a_collector()
-    collector.put(output("a", finished=False))
-    with pytest.raises(RuntimeError, match="of ours"):
-        await collector.get()
-
-
 async def test_without_anybody_to_take_them_they_wait() -> None:
     collector = await asyncio.create_task(_made_elsewhere())
     collector.put(output("a", finished=False))

@@ -193,6 +193,81 @@ async def test_one_operation_at_a_time_and_none_is_forgotten() -> None:
     assert await desk.do(Resume()) == [Outcome.DONE]
 
 
+async def test_what_the_engine_never_does_takes_it_out_for_no_moment() -> None:
+    desk = Desk()
+    desk.engine.refusal = "no sleep mode"
+    assert await desk.operations.perform(Sleep(2, "wait")) == (Outcome.REFUSED, "no sleep mode")
+    assert (desk.changes, desk.engine.operations) == ([], [])
+
+
+ABORT, WAIT = Pause("abort"), Pause("wait")
+
+
+@pytest.mark.parametrize("second", [ABORT, Sleep(1, "abort")])
+async def test_who_does_not_wait_any_longer_aborts(second: Operation) -> None:
+    """What the first operation waits for ends, then it is the second's turn."""
+    desk = Desk()
+    begun, aborted = asyncio.Event(), asyncio.Event()
+
+    async def operating(operation: Operation) -> None:
+        if operation == WAIT:
+            begun.set()
+            await aborted.wait()
+        aborted.set()
+
+    desk.engine.operating = operating
+    first = asyncio.create_task(desk.operations.perform(WAIT))
+    await begun.wait()
+    assert not desk.operations.stands_still
+    assert (await desk.operations.perform(Pause("wait")))[0] is Outcome.REFUSED
+    assert (await desk.operations.perform(Resume()))[0] is Outcome.REFUSED
+    assert await desk.operations.perform(second) == (Outcome.DONE, "")
+    assert await first == (Outcome.DONE, "")
+    assert desk.engine.operations == [WAIT, Pause("abort", clear_cache=False), second]
+    assert desk.operations.stands_still
+
+
+async def test_an_engine_that_hangs_under_a_wait_is_not_hurried_by_many() -> None:
+    desk = Desk()
+    stuck = asyncio.Event()
+
+    async def operating(operation: Operation) -> None:
+        await stuck.wait()
+
+    desk.engine.operating = operating
+    asked = [asyncio.create_task(desk.operations.perform(WAIT))]
+    await until(lambda: len(desk.engine.operations) == 1)
+    asked += [asyncio.create_task(desk.operations.perform(ABORT)) for _ in range(20)]
+    await until(lambda: sum(one.done() for one in asked) == 19)
+    assert len(desk.engine.operations) == 2
+    asked[1].cancel()  # whoever asked for it, another may
+    await asyncio.gather(asked[1], return_exceptions=True)
+    again = asyncio.create_task(desk.operations.perform(ABORT))
+    await until(lambda: len(desk.engine.operations) == 3)
+    stuck.set()
+    assert [await asked[0], await again] == [(Outcome.DONE, ""), (Outcome.DONE, "")]
+
+
+@pytest.mark.parametrize(
+    ("operation", "stands"), [(Pause("keep"), True), (ABORT, False), (Sleep(0, "wait"), False)]
+)
+async def test_requests_stand_still_once_nothing_ends_them(
+    operation: Operation, stands: bool
+) -> None:
+    desk = Desk()
+    assert not desk.operations.stands_still
+    task, go_on = await desk.hold(operation)
+    assert desk.operations.stands_still is stands
+    go_on.set()
+    await task
+    assert desk.operations.stands_still
+    task, go_on = await desk.hold(Resume())
+    assert desk.operations.stands_still
+    go_on.set()
+    await task
+    assert not desk.operations.stands_still
+
+
 async def test_what_the_engine_refuses_changes_nothing() -> None:
     desk = Desk()
     desk.engine.operating = raising(OperationRefusedError("no sleep mode"))

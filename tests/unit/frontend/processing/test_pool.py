@@ -1,12 +1,15 @@
 """Processes for media: real ones, which die for real."""
 
+import dataclasses
 import json
 import os
+import pickle
 import signal
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -18,7 +21,7 @@ from common.card import WorkerCard
 from common.errors import ArenaFullError, OverloadedError
 from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash
-from common.log_lines import LogFormat, LogLevel, LogSetup
+from common.log_lines import LogFormat, LogLevel, LogSetup, current_request
 from common.transfer.arena.access import Lease, ReservedSegment
 from common.transfer.arena.arena import Arena
 from common.transfer.arena.segment import SegmentLayout
@@ -28,8 +31,9 @@ from frontend.fetch.content import Content
 from frontend.media_limits.budget import Budget, MediaBudgets
 from frontend.media_limits.errors import RefusedError, RequestLimitError
 from frontend.media_limits.policy import FetchPolicy
-from frontend.media_processes.messages import StartUp
+from frontend.media_processes.messages import BatchFailed, Fault, StartUp
 from frontend.processing.batch import Batch, MediaOptions, Medium, Processed, process
+from frontend.processing.child import Child
 from frontend.processing.errors import AbandonedError, ProcessingFailedError
 from frontend.processing.pool import ProcessPool
 from frontend.processing.store import ArenaStore, PrivateStore
@@ -157,6 +161,37 @@ def test_without_an_arena_tensors_are_kept_in_private_memory_and_lines_are_the_f
         pool.close()
     lines = [line for text in capfd.readouterr() for line in text.splitlines()]
     assert {json.loads(line)["process"] for line in lines if line.startswith("{")} == names
+
+
+def test_lines_about_a_batch_are_of_the_request_that_it_was_begun_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is logged meanwhile, by whatever library, has nothing that users wrote."""
+    token = current_request.set("4f1e")
+    begun = batch_of(image("a"))
+    current_request.reset(token)
+    assert pickle.loads(pickle.dumps(begun)).request == "4f1e"
+    batches = [begun, dataclasses.replace(begun, request="")]
+    seen: list[str] = []
+
+    class Connection:
+        def recv(self) -> Batch:
+            if not batches:
+                raise EOFError
+            return batches.pop(0)
+
+        def send(self, told: BatchFailed) -> None:
+            assert not current_request.get()
+
+    def process(self: Child, batch: Batch) -> BatchFailed:
+        seen.append(current_request.get())
+        return BatchFailed(Fault.INVALID, "")
+
+    monkeypatch.setattr(Child, "_process", process)
+    child = Child.__new__(Child)
+    child._connection, child._runs = Connection(), SimpleNamespace(total=0)  # type: ignore[assignment]
+    child.serve()
+    assert seen == ["4f1e", "-"]
 
 
 def test_bad_media_are_told_apart(shared: Pool) -> None:

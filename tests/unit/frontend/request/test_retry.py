@@ -3,9 +3,9 @@
 import pytest
 from prometheus_client import REGISTRY
 
-from common.errors import EngineFailedError, RetryBudgetError, WorkerLostError
+from common.errors import EngineFailedError, RetryBudgetError, WorkerBusyError, WorkerLostError
 from common.identity import WorkerId
-from frontend.request.retry import FLOOR, RECENT_S, Attempts, RetryBudget
+from frontend.request.retry import BUSY_S, FLOOR, RECENT_S, Attempts, RetryBudget
 
 
 class Clock:
@@ -73,9 +73,33 @@ def test_one_request_is_tried_as_often_as_the_limit_says() -> None:
     attempts = Attempts(2, RetryBudget(1.0))
     attempts.failed(WorkerId("a"), WorkerLostError("gone"))
     attempts.failed(WorkerId("b"), WorkerLostError("gone too"))
-    assert attempts.tried.keys() == {"a", "b"} and attempts.count == 2
+    assert attempts.failed_on(lambda *_: False) == {"a", "b"} and attempts.count == 2
     with pytest.raises(WorkerLostError, match="gone again"):
         attempts.failed(WorkerId("c"), WorkerLostError("gone again"))
+
+
+def test_a_worker_that_was_busy_is_left_alone_for_a_while_only() -> None:
+    clock = Clock()
+    attempts = Attempts(3, RetryBudget(1.0), clock)
+    attempts.failed(WorkerId("busy"), WorkerBusyError("it is paused"))
+    attempts.failed(WorkerId("lost"), WorkerLostError("gone"))
+    assert attempts.failed_on(lambda *_: False) == {"busy", "lost"}
+    clock.now += BUSY_S
+    assert attempts.failed_on(lambda *_: False) == {"lost"}
+    attempts.failed(WorkerId("busy"), WorkerBusyError("still"))
+    assert attempts.failed_on(lambda *_: False) == {"busy", "lost"}
+
+
+def test_who_joined_after_it_was_given_the_request_is_another_one() -> None:
+    clock = Clock()
+    attempts = Attempts(3, RetryBudget(1.0), clock)
+    clock.now += 1
+    attempts.pay()
+    attempts.failed(WorkerId("a"), WorkerLostError("gone"))
+    joined = clock.now - 0.5
+    assert attempts.failed_on(lambda _, since: joined > since) == {"a"}
+    joined = clock.now + 0.5
+    assert attempts.failed_on(lambda _, since: joined > since) == set()
 
 
 def test_no_limit_means_no_retry() -> None:

@@ -21,10 +21,12 @@ from backend_worker.service import WorkerService
 from common.errors import (
     EngineGoneError,
     NoWorkerError,
+    TransferError,
     WorkerBusyError,
     WorkerDiedError,
 )
-from common.identity import WorkerId
+from common.identity import Incarnation, WorkerId
+from common.operations import Condition
 from common.protocol import Submit, ToFrontend
 from frontend.request.deadlines import Deadlines
 from frontend.request.retry import FURTHER, RetryBudget
@@ -176,7 +178,7 @@ async def until_all_failed(lab: Lab) -> "asyncio.Task[list[RequestOutput]]":
     """A request that every worker there is failed on, each after a few steps. None died: then
     the second would have been the last."""
     for name, engine in lab.engines.items():
-        engine.script = lab.speaking(name, 3, WorkerBusyError(f"{name} failed"))
+        engine.script = lab.speaking(name, 3, TransferError(f"{name} failed"))
     asking = asyncio.create_task(lab.ask())
     await until(lambda: len(lab.asked) == 2)
     await until(lambda: not any(link.active_requests for link in lab.links.values()))
@@ -193,6 +195,47 @@ async def test_a_request_that_lost_all_workers_waits_for_one(lab: Lab, name: str
     outputs = await asking
     assert text(outputs) == ANSWER and ids(outputs) == lab.model.answer
     assert [asked for asked, _ in lab.asked][2:] == [name]
+
+
+async def test_a_worker_that_was_busy_is_asked_again(lab: Lab) -> None:
+    """It is the only one, so there is no other to go to, and none joins."""
+    await lab.remove("w1")
+    lab.disturb(0, WorkerBusyError("too much to do"))
+    assert text(await lab.ask()) == ANSWER
+    assert [asked for asked, _ in lab.asked] == ["w0", "w0"]
+
+
+@pytest.mark.parametrize("steps", [0, 9])
+async def test_a_request_goes_on_where_a_pause_sent_it_away(lab: Lab, steps: int) -> None:
+    """Once the worker serves again, which is no arrival."""
+    await lab.remove("w1")
+    lab.disturb(steps, WorkerBusyError("it is paused"))
+    resting = lab.router.resting
+    resting.reported(WorkerId("w0"), Condition.PAUSED)
+    asking = asyncio.create_task(lab.ask())
+    with pytest.raises(GracefulHTTPError, match="paused or asleep"):
+        await asking  # one that no worker has accepted does not wait
+    resting.reported(WorkerId("w0"), Condition.SERVING)
+    asking = asyncio.create_task(lab.ask())
+    await until(lambda: len(lab.asked) == 1)
+    resting.reported(WorkerId("w0"), Condition.PAUSED)
+    await until(lambda: not any(link.active_requests for link in lab.links.values()))
+    resting.reported(WorkerId("w0"), Condition.SERVING)
+    assert text(await asking) == ANSWER
+    assert [asked for asked, _ in lab.asked] == ["w0", "w0"]
+
+
+async def test_a_request_goes_on_where_an_operator_lets_it(lab: Lab) -> None:
+    """Its worker fails while the other is drained, which is then reinstated."""
+    drained = lab.router.drained
+    drained.add(WorkerId("w1"), Incarnation("w1"))
+    lab.engines["w0"].script = lab.speaking("w0", 3, TransferError("w0 failed"))
+    asking = asyncio.create_task(lab.ask())
+    await until(lambda: len(lab.asked) == 1)
+    await until(lambda: not any(link.active_requests for link in lab.links.values()))
+    drained.remove(WorkerId("w1"))
+    assert text(await asking) == ANSWER
+    assert [asked for asked, _ in lab.asked] == ["w0", "w1"]
 
 
 @settings(worker_wait_s=3.0)
@@ -258,14 +301,14 @@ async def test_it_does_not_wait_when_the_frontend_leaves(lab: Lab) -> None:
     asking = await until_all_failed(lab)
     lab.fleet.closed = True
     lab.fleet.arrival.set()
-    with pytest.raises(GracefulHTTPError, match=r"w\d failed"):
+    with pytest.raises(GenerationError, match=r"w\d failed"):
         await asking
 
 
 @settings(worker_wait_s=0.1)
 async def test_it_does_not_wait_for_ever(lab: Lab) -> None:
     asking = await until_all_failed(lab)
-    with pytest.raises(GracefulHTTPError, match=r"w\d failed"):
+    with pytest.raises(GenerationError, match=r"w\d failed"):
         await asking
 
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from common.identity import Target, WorkerId
 from frontend.router.events.commands import Command, Replay, Resubscribe
-from frontend.router.events.event_stream import EventStream
+from frontend.router.events.event_stream import STRAGGLING_S, EventStream
 from frontend.router.events.replays import BELIEVED_EVENTS
 from frontend.router.events.waiting import WAITING_BYTES
 from frontend.router.index.index_state import EXACT, Knowledge
@@ -100,6 +100,9 @@ class Follower:
             return
         self.obey(self.stream.on_replay_failed(command.attempt, "no answer", self.now))
 
+    def emptied(self, at: float) -> None:
+        self.stream.on_emptied(at, self.now)
+
     def wait(self, seconds: float) -> None:
         self.now += seconds
         self.obey(self.stream.tick(self.now))
@@ -130,7 +133,7 @@ def following(*events_before: int, buffer_steps: int = 100) -> Follower:
 
 def test_what_was_stored_before_is_forgotten_and_what_is_stored_later_is_kept() -> None:
     follower = following(1, 2)  # at 1000 and 1001, by the worker's clock
-    follower.stream.on_emptied(1002.5)
+    follower.emptied(1002.5)
     assert follower.lacks(1, 2)
     follower.receive(follower.publisher.publish(stored(3)))  # at 1002: it was on its way
     assert follower.lacks(3)
@@ -141,15 +144,26 @@ def test_what_was_stored_before_is_forgotten_and_what_is_stored_later_is_kept() 
 def test_events_that_overtook_the_workers_word_keep_what_they_stored() -> None:
     follower = following(1)
     follower.receive(follower.publisher.publish(cleared(), stored(2)))  # at 1001
-    follower.stream.on_emptied(1000.5)
+    follower.emptied(1000.5)
     assert follower.holds(2) and follower.lacks(1)
+
+
+def test_a_clock_that_was_set_back_costs_the_blocks_of_seconds_only() -> None:
+    follower = following(1)
+    follower.emptied(5000.0)  # by a clock that is set back by an hour after that
+    follower.receive(follower.publisher.publish(cleared(), stored(2)))  # at 1001
+    assert follower.lacks(1, 2), "it may have been on its way"
+    follower.wait(STRAGGLING_S)
+    follower.receive(follower.publisher.publish(stored(3)))
+    follower.receive(follower.publisher.publish(stored(4)))
+    assert follower.holds(3, 4) and follower.stream.state == EXACT
 
 
 def test_a_newcomer_does_not_believe_what_is_replayed_from_before() -> None:
     publisher = Publisher()
     publisher.publish(stored(1))
     follower = Follower(publisher)
-    follower.stream.on_emptied(1000.5)
+    follower.emptied(1000.5)
     follower.connect()
     follower.answer()
     assert follower.lacks(1)
