@@ -441,7 +441,7 @@ class WorkerService:
         await self._send(session, self._news.status(session))
 
     async def _send(self, session: Session, message: ToFrontend) -> None:
-        """Send behind outputs that wait, once there is room. A Status waits for none: more follow."""
+        """Send behind outputs that wait, once there is room; a Status waits for none."""
         while not session.ended and not (
             await session.outbox.send() and await self._send_now(session.address, message)
         ):

@@ -81,8 +81,8 @@ def test_any_text_is_written_as_pydantic_writes_it(
         ],
     )
     theirs: Any = as_vllms(chunk)
-    assert type(theirs) is STANDS_FOR[ChatChunk]
     assert type(theirs.choices[0].delta) is DeltaMessage
+    assert type(theirs) is STANDS_FOR[ChatChunk]
     assert chunk.model_dump_json(exclude_unset=True) == theirs.model_dump_json(exclude_unset=True)
     assert chunk.model_dump_json() == theirs.model_dump_json()
 
