@@ -40,7 +40,7 @@ CLIENTS_ENVIRONMENT := .venv-clients/.mmrouter
 
 .PHONY: help setup run test fuzz chaos check fix docs site locks demo-model clean distclean check-simgpu
 .PHONY: bench-router bench-router-scale bench-join bench-transfer bench-last-hop
-.PHONY: bench-preprocess bench-processes bench-fleet
+.PHONY: bench-preprocess bench-processes bench-fleet bench-tokens
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{ printf "%-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -156,6 +156,9 @@ bench-last-hop: $(BENCH_ENVIRONMENT) ## measure each of vLLM's ways from a worke
 
 bench-processes: $(ENVIRONMENT) ## measure a frontend of two processes beside one of one
 	@$(VENV_PYTHON) -m tests.benchmarks.bench_processes $(BENCH_ARGS)
+
+bench-tokens: $(ENVIRONMENT) ## measure the CPU time of a streamed token, beside vLLM's own server
+	@$(VENV_PYTHON) -m tests.benchmarks.bench_tokens $(BENCH_ARGS)
 
 bench-fleet: $(ENVIRONMENT) ## measure 1, 2 and 4 frontends over the same workers, and kill one
 	@$(VENV_PYTHON) -m tests.benchmarks.bench_fleet $(BENCH_ARGS)

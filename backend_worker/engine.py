@@ -13,11 +13,13 @@ from typing import TypeVar
 
 from vllm import AsyncEngineArgs
 from vllm.config import VllmConfig
+from vllm.envs import enable_envs_cache
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.inputs import EngineInput, embeds_input, tokens_input
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.outputs import RequestOutput
+from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -25,6 +27,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
+from backend_worker import direct_outputs
 from backend_worker.adapters import Adapters
 from backend_worker.engine_config import USAGE, engine_config
 from backend_worker.engine_operations import operate, refuses
@@ -174,6 +177,7 @@ class Engine:
         adapters.check(enabled=args.enable_lora, taken=_served_names(args))
         config = engine_config(args)
         stats = _StatsBoard()
+        direct_outputs.install()
         llm = AsyncLLM.from_vllm_config(
             config,
             usage_context=USAGE,
@@ -188,6 +192,10 @@ class Engine:
         except (EngineGoneError, ConfigurationError):
             llm.shutdown()
             raise
+        # As vLLM does it in its engine's process, not in this one: its variables are read from
+        # the environment at each token, and what was loaded is looked through for garbage.
+        enable_envs_cache()
+        freeze_gc_heap()
         return cls(args, llm, stats, worker_id, adapters)
 
     @property
@@ -323,12 +331,9 @@ class Engine:
         produced = False
         try:
             async for output in outputs:
-                failed = any(one.finish_reason == "error" for one in output.outputs)
-                # AsyncLLM drops what its engine misses from its own cache.
-                missing = [mm_hash for mm_hash in cached if failed and not self.holds(mm_hash)]
-                if missing and not produced:
-                    raise MediaMissingError(missing, "engine_evicted")
-                produced = True
+                if not produced:
+                    self._check_evicted(output, cached)
+                    produced = True
                 yield output
         except VLLMClientError as error:
             raise RequestRejectedError(str(error)) from error
@@ -377,6 +382,14 @@ class Engine:
     def shutdown(self) -> None:
         """Stop the engine processes. Blocks until they are gone."""
         self._llm.shutdown(timeout=SHUTDOWN_S)
+
+    def _check_evicted(self, first: RequestOutput, cached: list[MmHash]) -> None:
+        """Raises MediaMissingError if a request failed since the engine had evicted its media."""
+        if any(one.finish_reason == "error" for one in first.outputs):
+            # AsyncLLM drops what its engine misses from its own cache.
+            missing = [mm_hash for mm_hash in cached if not self.holds(mm_hash)]
+            if missing:
+                raise MediaMissingError(missing, "engine_evicted")
 
     def _local_rank(self, rank: int | None) -> int | None:
         """The number of a rank among those behind this AsyncLLM, which vLLM asks for."""

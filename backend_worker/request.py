@@ -12,9 +12,11 @@ from typing import Final, Protocol
 import msgspec
 from vllm.outputs import RequestOutput
 
+from backend_worker.direct_outputs import take_outputs
 from backend_worker.engine import Items, RankLoad
 from backend_worker.ledger import Entry
 from backend_worker.media_receiver import MediaReceiver, ReceivedMedia
+from backend_worker.outbox import Outbox
 from common import tracing
 from common.errors import (
     EngineFailedError,
@@ -35,6 +37,7 @@ from common.protocol import (
     FailureKind,
     Nack,
     Output,
+    Outputs,
     Status,
     Submit,
     Supply,
@@ -109,6 +112,7 @@ class WorkerRequest:
         engine: ServingEngine,
         media_receiver: MediaReceiver,
         send: Callable[[ToFrontend], Awaitable[None]],
+        outbox: Outbox,
         status: Callable[[], Status],
         entry: Entry,
         admit: Callable[[], Awaitable[None]],
@@ -117,6 +121,7 @@ class WorkerRequest:
         Args:
             admit: waits until the engine takes requests, or says why it takes none.
             send: tells the frontend, after waiting for room.
+            outbox: for what leaves with others' outputs.
             status: of the worker, as it is now.
             entry: what it counts for with others.
         """
@@ -125,11 +130,14 @@ class WorkerRequest:
         self._engine = engine
         self._media_receiver = media_receiver
         self._send = send
+        self._outbox = outbox
         self._status = status
         self._entry = entry
         self._admit = admit
         self._received = ReceivedMedia()
         self._acking: asyncio.Task[None] | None = None
+        self._unsendable: ProtocolError | None = None
+        self._waits = False  # for an output of the engine, and has none in hand
         self._left = ""
         self._computed = False
         self._supplies: asyncio.Queue[tuple[Supply, Sequence[memoryview]]] = asyncio.Queue(1)
@@ -157,6 +165,11 @@ class WorkerRequest:
         if not self._computed:
             self._left = reason
             self.abort()
+
+    def _end_garbled(self, error: ProtocolError) -> None:
+        """An output can't be sent, so the answer has a hole."""
+        self._unsendable = error
+        self.abort()
 
     async def _run(self, media: Sequence[memoryview], ended: Callable[[], object]) -> None:
         """In a task, so in a context, of its own."""
@@ -187,20 +200,50 @@ class WorkerRequest:
             await asyncio.shield(self._finish(failure, ended))
 
     async def _answer(self, media: Sequence[memoryview]) -> None:
+        take_outputs(self._take)
         outputs = self._outputs(media)
-        async with asyncio.timeout(self._submit.timeout_s), contextlib.aclosing(outputs):
-            async for output in outputs:
-                if self._acking is None:
-                    self._entry.first_output()
-                    self._received.verify()
-                    self._acking = asyncio.create_task(self._ack())
-                    await asyncio.shield(self._acking)
-                if output.finished:
-                    self._computed = True
-                    self._entry.ended()
-                    # Before the end, so that whoever saw the end saw the counts too.
-                    await self._send(self._status())
-                await self._send(_to_wire(self._id, output))
+        try:
+            async with asyncio.timeout(self._submit.timeout_s), contextlib.aclosing(outputs):
+                async for output in outputs:
+                    self._waits = False
+                    if self._acking is None:
+                        self._entry.first_output()
+                        self._received.verify()
+                        self._acking = asyncio.create_task(self._ack())
+                        await asyncio.shield(self._acking)
+                    if output.finished:
+                        await self._say_last(output)
+                    else:
+                        self._check_sendable()
+                        await self._outbox.put(_to_wire(self._id, output), self._end_garbled)
+                    self._waits = True
+        finally:
+            self._waits = False
+
+    def _take(self, output: RequestOutput) -> bool:
+        """Send an output that is not the last one, as vLLM makes it and without waking the task,
+        if that waits for it and the one before has left; says whether it did.
+        """
+        return (
+            self._waits
+            and self._unsendable is None
+            and self._outbox.offer(_to_wire(self._id, output), self._end_garbled)
+        )
+
+    async def _say_last(self, output: RequestOutput) -> None:
+        """By itself: it has left before this request counts as ended."""
+        self._computed = True
+        self._entry.ended()
+        # Before the end, so that whoever saw the end saw the counts too.
+        await self._send(self._status())
+        await self._outbox.left(self._id)
+        self._check_sendable()
+        await self._send(Outputs([_to_wire(self._id, output)]))
+
+    def _check_sendable(self) -> None:
+        """Raises ProtocolError if an output could not be sent: what follows would hide the hole."""
+        if self._unsendable is not None:
+            raise self._unsendable
 
     async def _finish(self, failure: Failed | None, ended: Callable[[], object]) -> None:
         self._entry.ended()  # the engine has done with it, however long its frontend takes
@@ -273,6 +316,8 @@ class WorkerRequest:
         await self._send(Ack(self._id, list(dict.fromkeys(held))))
 
     def _cancelled(self) -> Failed:
+        if self._unsendable is not None:
+            return self._failed(FailureKind.PROTOCOL, str(self._unsendable))
         if self._engine.errored:
             return self._failed(FailureKind.ENGINE_DEAD, "the worker's engine died")
         if self._left:
@@ -305,7 +350,7 @@ def _to_wire(request_id: RequestId, output: RequestOutput) -> Output:
         output.outputs,
         output.finished,
         output.prompt_logprobs,
-        output.metrics,
+        output.metrics if output.finished else None,
         output.num_cached_tokens,
         output.num_cache_creation_tokens,
         output.kv_transfer_params,

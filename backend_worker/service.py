@@ -20,6 +20,7 @@ from backend_worker.figures import OwnFigures
 from backend_worker.media_receiver import MediaReceiver
 from backend_worker.news import News
 from backend_worker.operations import Operations
+from backend_worker.outbox import FULL_PAUSE_S, Outbox
 from backend_worker.request import ServingEngine, WorkerRequest, sendable
 from backend_worker.session import Session
 from common.errors import (
@@ -64,10 +65,6 @@ logger = logging.getLogger(__name__)
 SEND_QUEUE = 1000
 """Messages that may wait for one frontend. Requests wait when it is full, and the engine
 merges their outputs meanwhile; other frontends don't notice."""
-
-FULL_PAUSE_S = 0.01
-"""How often a full queue is looked at again: a socket can't tell that one of its peers
-has room."""
 
 CLOSE_S = 10.0
 """How long the engine may take to let go of the requests of a worker that closes."""
@@ -288,6 +285,7 @@ class WorkerService:
             self._engine,
             self._media_receiver,
             partial(self._send, session),
+            session.outbox,
             partial(self._news.status, session),
             session.account.started(rank, prefill_tokens, prompt_tokens),
             self._operations.admit,
@@ -360,9 +358,9 @@ class WorkerService:
             raise
         if previous := self._sessions.get(address):
             await self._end_session(previous)
-        session = Session(
-            address, hello.frontend_id, attachment, time.monotonic(), self._news.ledger.open()
-        )
+        outbox = Outbox(lambda outputs: self._send_now(address, outputs), self._aside)
+        now, account = time.monotonic(), self._news.ledger.open()
+        session = Session(address, hello.frontend_id, attachment, now, account, outbox)
         self._sessions[address] = session
         logger.info("frontend %s connected", hello.frontend_id)
         await self._send(
@@ -397,7 +395,10 @@ class WorkerService:
         """
         if session.ended:
             return
+        if reason:
+            await session.outbox.send()  # what was said before comes before the end
         session.ended = True
+        session.outbox.close()
         if self._sessions.get(session.address) is session:
             del self._sessions[session.address]
         if reason:
@@ -440,10 +441,10 @@ class WorkerService:
         await self._send(session, self._news.status(session))
 
     async def _send(self, session: Session, message: ToFrontend) -> None:
-        """Send, after waiting for room for as long as the session lasts. Not for a Status:
-        another one follows.
-        """
-        while not session.ended and not await self._send_now(session.address, message):
+        """Send behind outputs that wait, once there is room; a Status waits for none."""
+        while not session.ended and not (
+            await session.outbox.send() and await self._send_now(session.address, message)
+        ):
             if isinstance(message, Status):
                 session.untold(message.coming)
                 return

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from backend_worker.ledger import Account
+from backend_worker.outbox import Outbox
 from backend_worker.request import WorkerRequest
 from common.identity import Incarnation, RequestId
 from common.protocol import MOST_COMING, Coming
@@ -21,6 +22,7 @@ class Session:
         attachment: its hold on the frontend's memory.
         last_heard: monotonic seconds.
         account: what it has here.
+        outbox: outputs that leave for it together.
         coming: what others sent here, of which it was not told yet; the oldest make way.
         telling: whether it is being told this worker's metrics.
         operating: its operations that are not answered yet.
@@ -32,6 +34,7 @@ class Session:
     attachment: Attachment
     last_heard: float
     account: Account
+    outbox: Outbox
     coming: deque[Coming] = field(default_factory=lambda: deque(maxlen=MOST_COMING))
     requests: dict[RequestId, WorkerRequest] = field(default_factory=dict)
     renewing: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -8,7 +8,7 @@ A frontend opens a session with :class:`Hello`; the worker answers
             ◀──────────────────────── Nack     media it lacks   (any number of times)
     Supply ────────────────────────▶
             ◀──────────────────────── Ack      engine has the media, leases may end
-            ◀──────────────────────── Output   until one says finished
+            ◀──────────────────────── Outputs  until one of its own says finished
             ◀──────────────────────── Failed   instead, at any point; it is the last
     Abort  ────────────────────────▶           answered by Ack (if still owed) and Failed
 
@@ -19,6 +19,7 @@ and, about the worker itself:
     Operate ───────────────────────▶
             ◀──────────────────────── Operated when it is done, or at once why it is not
 
+What the engine says of several requests in one step comes in one :class:`Outputs`.
 Every request ends with exactly one finished :class:`Output` or one
 :class:`Failed`, and before it one :class:`Ack`, so that a frontend knows when
 memory it leased is free again. :class:`Ping` and :class:`Status` flow at all times;
@@ -51,7 +52,7 @@ from common.identity import BlockHash, Incarnation, MmHash, RequestId, WorkerId
 from common.operations import LONGEST_MESSAGE, Condition, Operation, Outcome
 from common.tracing import TraceHeaders
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 PING_INTERVAL_S = 1.0
 """How often each side says that it is alive."""
@@ -94,6 +95,9 @@ NewMedia: TypeAlias = Annotated[
 ]
 """Media items of a prompt, the first ones."""
 
+
+MOST_OUTPUTS = 128
+"""Outputs of one message: what a frontend decodes and hands out before others get their turn."""
 
 MOST_OPERATIONS = 8
 """Of one frontend that are not answered yet. A worker does one at a time, and refuses others."""
@@ -291,8 +295,12 @@ class Nack(msgspec.Struct, frozen=True, tag="nack"):
     reason: str
 
 
-class Output(msgspec.Struct, frozen=True, tag="output"):
-    """One ``RequestOutput`` of the engine, without what the frontend knows."""
+class Output(msgspec.Struct, frozen=True, array_like=True):
+    """One ``RequestOutput`` of the engine, without what the frontend knows.
+
+    Attributes:
+        metrics: only if it is finished; before, nobody asks for them.
+    """
 
     request_id: RequestId
     outputs: list[CompletionOutput]
@@ -302,6 +310,12 @@ class Output(msgspec.Struct, frozen=True, tag="output"):
     num_cached_tokens: int | None = None
     num_cache_creation_tokens: int | None = None
     kv_transfer_params: dict[str, Any] | None = None  # opaque to us: the connector's
+
+
+class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
+    """What the engine says of several requests, in the order in which it said it."""
+
+    outputs: Annotated[list[Output], msgspec.Meta(max_length=MOST_OUTPUTS)]
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -415,5 +429,5 @@ class Operated(msgspec.Struct, frozen=True, tag="operated"):
 
 
 ToFrontend: TypeAlias = (
-    Welcome | Terms | Goodbye | Ack | Nack | Output | Failed | Status | Figures | Operated
+    Welcome | Terms | Goodbye | Ack | Nack | Outputs | Failed | Status | Figures | Operated
 )

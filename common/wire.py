@@ -25,12 +25,10 @@ class About(msgspec.Struct, frozen=True):
     Attributes:
         type: its tag; empty if it has none.
         request_id: which request it is about; empty if that can't be told.
-        finished: whether it was the last output of that request.
     """
 
     type: str = ""
     request_id: str = ""
-    finished: bool = False
 
 
 class _StrictEncoder(MsgpackEncoder):

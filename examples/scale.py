@@ -29,8 +29,9 @@ class Constant(NamedTuple):
 
 
 TOKEN_US: Final = Constant(
-    126, "us", "event loop, for each streamed token", "measured",
-    "120 to 133 with 32 to 48 streams on simulated GPUs",
+    68, "us", "event loop, for each streamed token", "computed",
+    "`make bench-tokens`: 128 where vLLM's own server takes 184, which took 98 when the others "
+    "here were measured",
 )  # fmt: skip
 NEW_MS: Final = Constant(
     19, "ms", "media process, for a new picture of 1024x1024", "measured",
@@ -51,7 +52,7 @@ EVENTS_PER_S: Final = Constant(
 )  # fmt: skip
 MESSAGE_US: Final = Constant(
     25, "us", "event loop, for each message of KV events beyond its blocks", "assumed",
-    "that of receiving a token: a fifth of its 126 us, sampled",
+    "that of receiving a token in a message of its own, sampled",
 )  # fmt: skip
 MESSAGES_PER_S: Final = Constant(
     40, "", "messages of KV events from a worker in a second", "assumed",
@@ -74,8 +75,8 @@ INLINE_MS: Final = Constant(
     "2.33 ms for 6.4 MB: [transfer](transfer.md#measured)",
 )  # fmt: skip
 OUTPUT_BYTES: Final = Constant(
-    361, "bytes", "request plane, for each streamed token", "computed",
-    "an `Output` with one token, encoded",
+    218, "bytes", "request plane, for each streamed token", "computed",
+    "an `Output` with one token, encoded, 64 of them in a message",
 )  # fmt: skip
 PROMPT_BYTES: Final = Constant(
     4.1, "bytes", "request plane, for each token of a prompt", "computed", "encoded",

@@ -74,6 +74,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "common/open_questions.py": "frontend/workers/test_figures.py",
     "frontend/workers/contract.py": "frontend/workers/test_fleet.py",
     "frontend/workers/keeper.py": "frontend/workers/test_fleet.py",
+    "frontend/workers/legible.py": "test_request_plane_strangers.py",
     "frontend/workers/refusals.py": "frontend/workers/test_fleet.py",
     "frontend/workers/serving.py": "frontend/workers/test_fleet.py",
     "frontend/router/events/figures.py": "frontend/router/test_subscriber.py",

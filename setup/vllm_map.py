@@ -64,6 +64,20 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "frontend/asgi.py": ("vllm.entrypoints.serve.engine.protocol",),
         "frontend/http/early_stream_errors.py": ("vllm.entrypoints.serve.engine.protocol",),
     },
+    "events of streams": {
+        "frontend/http/stream_chunks.py": (
+            "vllm.entrypoints.generate.base.protocol",
+            "vllm.entrypoints.openai.chat_completion.protocol",
+            "vllm.entrypoints.openai.chat_completion.serving",
+            "vllm.entrypoints.openai.completion.protocol",
+            "vllm.entrypoints.openai.completion.serving",
+            "vllm.parser.abstract_parser",
+        ),
+        "frontend/http/straight_streams.py": (
+            "vllm.entrypoints.openai.chat_completion.api_router",
+            "vllm.entrypoints.openai.completion.api_router",
+        ),
+    },
     "`EngineClient`": {
         "frontend/http/server.py": ("vllm.engine.protocol",),
         "frontend/request/engine_client.py": (
@@ -152,13 +166,21 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "backend_worker/engine.py": (
             "vllm",
             "vllm.config",
+            "vllm.envs",
             "vllm.multimodal.cache",
+            "vllm.utils.gc_utils",
             "vllm.v1.engine.async_llm",
             "vllm.v1.engine.exceptions",
             "vllm.v1.metrics.loggers",
             "vllm.v1.metrics.stats",
         ),
         "common/protocol.py": ("vllm.v1.metrics.stats",),
+    },
+    "where an engine leaves its outputs": {
+        "backend_worker/direct_outputs.py": (
+            "vllm.v1.engine.async_llm",
+            "vllm.v1.engine.output_processor",
+        ),
     },
     "operations of engines": {
         "backend_worker/engine_operations.py": ("vllm.v1.engine.async_llm",),

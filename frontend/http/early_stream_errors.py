@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
 from frontend.asgi import App, Message, Receive, Scope, Send
+from frontend.http.straight_streams import offer_way
 
 _ERROR_EVENT = b'data: {"error"'
 
@@ -25,6 +26,7 @@ class EarlyStreamErrors:
         """Serve one connection."""
         head: Message | None = None
         failed = False
+        straight_way = offer_way(scope)
 
         async def hold(message: Message) -> None:
             nonlocal head, failed
@@ -41,6 +43,7 @@ class EarlyStreamErrors:
                     await _send_error(held, error, send)
                     return
                 await send(held)
+                straight_way.append(send)
             await send(message)
 
         await self._app(scope, receive, hold)

@@ -24,7 +24,7 @@ from vllm.tool_parsers import ToolParserManager
 from common.errors import ConfigurationError, OverloadedError, causes
 from common.vllm_command_line import adopt_servers_lines
 from frontend.asgi import error_answer, overload_answer
-from frontend.http import large_json
+from frontend.http import large_json, straight_streams, stream_chunks
 from frontend.http.connection import HeadLimits, connections
 from frontend.http.operate import REPLACED, Operating, vllms_routes
 from frontend.http.settings import HttpSettings
@@ -63,6 +63,8 @@ async def build_vllm_app(
     await init_app_state(client, app.state, args, tasks)
     app.state.server = server
     large_json.install()
+    stream_chunks.install()
+    straight_streams.install(app.user_middleware)
     take_salts_from_bodies()
     _handle_errors(app)
     return app

@@ -24,9 +24,7 @@ class Deadlines:
         """Seconds until the request is late, at least 0; None if it never is."""
         return None if self._end is None else max(0.0, self._end - time.monotonic())
 
-    async def watch(
-        self, worker_id: WorkerId, answers: AsyncGenerator[Answer]
-    ) -> AsyncGenerator[Answer]:
+    def watch(self, worker_id: WorkerId, answers: AsyncGenerator[Answer]) -> AsyncGenerator[Answer]:
         """The answers of a worker, each in time. Closes ``answers``, so a worker that is
         late is told to stop.
 
@@ -34,6 +32,18 @@ class Deadlines:
             DeadlineExceededError: the request took too long.
             OutputTimeoutError: the worker said nothing for too long; another may.
         """
+        if self._end is None and not self._output_s:
+            return answers  # by far the most common, and a timer at each token costs
+        return self._in_time(worker_id, answers)
+
+    def late(self) -> DeadlineExceededError:
+        """The error of a request that took too long, counted."""
+        DEADLINES_EXCEEDED.labels("request").inc()
+        return DeadlineExceededError(f"the request was not done within {self._total_s:g} s")
+
+    async def _in_time(
+        self, worker_id: WorkerId, answers: AsyncGenerator[Answer]
+    ) -> AsyncGenerator[Answer]:
         async with aclosing(answers):
             while True:
                 left = self.left_s()
@@ -51,8 +61,3 @@ class Deadlines:
                 if answer is None:
                     return
                 yield answer
-
-    def late(self) -> DeadlineExceededError:
-        """The error of a request that took too long, counted."""
-        DEADLINES_EXCEEDED.labels("request").inc()
-        return DeadlineExceededError(f"the request was not done within {self._total_s:g} s")

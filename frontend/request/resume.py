@@ -40,9 +40,15 @@ class GeneratedChoice:
     """What one of the ``n`` answers said so far."""
 
     token_ids: list[int] = field(default_factory=list)
-    text: str = ""
+    pieces: list[str] = field(default_factory=list)
     cumulative_logprob: float | None = None
     finished: bool = False
+
+    @property
+    def text(self) -> str:
+        """The text so far. Kept in pieces: at each token a long one would be copied."""
+        self.pieces = ["".join(self.pieces)]
+        return self.pieces[0]
 
 
 class GeneratedSoFar:
@@ -54,11 +60,13 @@ class GeneratedSoFar:
     def add(self, outputs: Sequence[CompletionOutput]) -> None:
         """Note outputs, as deltas."""
         for output in outputs:
-            choice = self.choices.setdefault(output.index, GeneratedChoice())
-            choice.token_ids.extend(output.token_ids)
-            choice.text += output.text
+            choice = self.choices.get(output.index)
+            if choice is None:
+                choice = self.choices[output.index] = GeneratedChoice()
+            choice.token_ids += output.token_ids
+            choice.pieces.append(output.text)
             choice.cumulative_logprob = output.cumulative_logprob
-            choice.finished = output.finished()
+            choice.finished = output.finish_reason is not None
 
     @property
     def length(self) -> int:

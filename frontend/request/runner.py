@@ -365,14 +365,6 @@ class RequestRunner:
             async with aclosing(state.deadlines.watch(worker_id, answers)) as in_time:
                 async for answer in in_time:
                     match answer:
-                        case Ack():
-                            state.lifecycle.on(Event.ACK)
-                            self._router.media.acked(worker_id, answer.held)
-                        case Nack():
-                            state.lifecycle.on(Event.NACK)
-                            await self._supply(state, decision, link, answer, asked)
-                        case Failed():
-                            raise failure(worker_id, answer)
                         case Output():
                             if cached_tokens is None:
                                 cached_tokens = answer.num_cached_tokens or 0
@@ -381,8 +373,16 @@ class RequestRunner:
                             output = state.answer(answer)
                             if output is not None:
                                 yield output
-                            if state.lifecycle.ended:
+                            if output is not None and output.finished:
                                 return
+                        case Ack():
+                            state.lifecycle.on(Event.ACK)
+                            self._router.media.acked(worker_id, answer.held)
+                        case Nack():
+                            state.lifecycle.on(Event.NACK)
+                            await self._supply(state, decision, link, answer, asked)
+                        case Failed():
+                            raise failure(worker_id, answer)
         finally:
             self._router.in_flight.finished(decision.request_id, cached_tokens)
 

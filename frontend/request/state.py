@@ -13,7 +13,7 @@ from vllm.tokenizers import TokenizerLike
 
 from common.errors import MmRouterError
 from common.identity import WorkerId
-from common.lifecycle import Event, Lifecycle
+from common.lifecycle import Event, Lifecycle, State
 from common.protocol import Output, Submit
 from common.telemetry import (
     INTER_TOKEN_LATENCY,
@@ -71,6 +71,18 @@ class RequestState:
         self.spans = spans
         self.resume: Resume = Beginning(submit)
         self._original = submit
+        self._alone = params.n == 1
+        self._blank = vars(
+            RequestOutput(
+                request_id=client_id,
+                prompt=submit.prompt_text,
+                prompt_token_ids=prompt.token_ids,
+                prompt_logprobs=None,
+                outputs=[],
+                finished=False,
+                lora_request=prompt.lora_request,
+            )
+        )
         self._arrived = arrived.get() or time.perf_counter()
         self._last_output = 0.0
         self._tokenizer = tokenizer
@@ -78,8 +90,6 @@ class RequestState:
         self._generated = GeneratedSoFar()
         self._gathered: RequestOutput | None = None
         self._waits = False
-        self._cached_tokens: int | None = None
-        self._cache_creation_tokens: int | None = None
         lifecycle.on(Event.PREPARED)
 
     async def failed(self, worker_id: WorkerId, error: MmRouterError) -> None:
@@ -149,36 +159,35 @@ class RequestState:
             NotResumableError: it doesn't follow what was answered before.
         """
         now = time.perf_counter()
-        tokens = sum(len(one.token_ids) for one in output.outputs)
+        tokens = 0
+        for one in output.outputs:
+            tokens += len(one.token_ids)
         self._place += tokens
         first = not self.lifecycle.answered
         outputs = self.resume.join(output.outputs)
-        alone = self._original.sampling_params.n == 1
-        finished = output.finished or (alone and any(one.finished() for one in outputs))
-        self.lifecycle.on(Event.LAST_OUTPUT if finished else Event.OUTPUT)
+        finished = output.finished or (
+            self._alone and any(one.finish_reason is not None for one in outputs)
+        )
+        if finished or self.lifecycle.state is not State.STREAMING:
+            self.lifecycle.on(Event.LAST_OUTPUT if finished else Event.OUTPUT)
         if first:
             TIME_TO_FIRST_TOKEN.observe(now - self._arrived)
-            self._cached_tokens = output.num_cached_tokens
-            self._cache_creation_tokens = output.num_cache_creation_tokens
-        elif alone and tokens:
+            self._blank["num_cached_tokens"] = output.num_cached_tokens
+            self._blank["num_cache_creation_tokens"] = output.num_cache_creation_tokens
+        elif self._alone and tokens:
             INTER_TOKEN_LATENCY.observe((now - self._last_output) / tokens, tokens)
         self._last_output = now
         if finished:
             REQUEST_SECONDS.observe(now - self._arrived)
         self._generated.add(outputs)
-        answer = RequestOutput(
-            request_id=self.client_id,
-            prompt=self._original.prompt_text,
-            prompt_token_ids=self.prompt.token_ids,
-            prompt_logprobs=output.prompt_logprobs if isinstance(self.resume, Beginning) else None,
-            outputs=outputs,
-            finished=finished,
-            metrics=output.metrics,
-            lora_request=self.prompt.lora_request,
-            num_cached_tokens=self._cached_tokens,
-            num_cache_creation_tokens=self._cache_creation_tokens,
-            kv_transfer_params=output.kv_transfer_params,
-        )
+        answer = RequestOutput.__new__(RequestOutput)  # its constructor takes a third of all this
+        vars(answer).update(self._blank)
+        answer.outputs = outputs
+        answer.finished = finished
+        answer.metrics = output.metrics
+        answer.kv_transfer_params = output.kv_transfer_params
+        if output.prompt_logprobs is not None and isinstance(self.resume, Beginning):
+            answer.prompt_logprobs = output.prompt_logprobs
         if self._gathers:
             return self._gather(answer)
         return answer if outputs or finished else None

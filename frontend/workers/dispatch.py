@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 from common.errors import SlowClientError, WorkerLostError
@@ -17,16 +18,46 @@ class Dispatch:
     """One request on its way: the answers not yet read, the memory not yet back."""
 
     def __init__(self, handles: Iterable[MediaHandle]) -> None:
-        self.answers: asyncio.Queue[Answer | WorkerLostError | SlowClientError] = asyncio.Queue()
+        self._answers: deque[Answer | WorkerLostError | SlowClientError] = deque()
+        self._reader: asyncio.Future[None] | None = None
         self.given_up = False
         self.handles = list(handles)
         self.since = time.monotonic()
+
+    @property
+    def unread(self) -> int:
+        """Answers that nobody has read."""
+        return len(self._answers)
+
+    def put(self, answer: Answer | WorkerLostError | SlowClientError) -> None:
+        """Add an answer, or why there is none."""
+        self._answers.append(answer)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def next(self) -> Answer | WorkerLostError | SlowClientError:
+        """Wait for what comes next. One task reads; asyncio's queue is for many, and slower."""
+        while not self._answers:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        return self._answers.popleft()
+
+    def give_up(self, error: WorkerLostError | SlowClientError) -> None:
+        """Nothing more of its answers is wanted. The second and later calls do nothing."""
+        if not self.given_up:
+            self.given_up = True
+            self.put(error)
 
     def release(self) -> None:
         """Give the memory back. The second and later calls do nothing."""
         for handle in self.handles:
             handle.release()
         self.handles.clear()
+
+
+def is_last(answer: Answer) -> bool:
+    """Whether the worker has ended a request with it."""
+    return isinstance(answer, Failed) or (isinstance(answer, Output) and answer.finished)
 
 
 def ship(handles: Sequence[MediaHandle]) -> tuple[list[bytes], Sequence[Frame]]:

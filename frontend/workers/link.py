@@ -53,6 +53,7 @@ from common.protocol import (
     Operate,
     Operated,
     Output,
+    Outputs,
     Ping,
     Status,
     Submit,
@@ -66,9 +67,10 @@ from common.supervised import Work, once
 from common.telemetry import UNDECODABLE_MESSAGES
 from common.transfer.base import MediaHandle
 from common.undo import undo_on_error
-from common.wire import About, Codec, Frame
+from common.wire import Codec, Frame
 from frontend.workers.backlog import Backlog
-from frontend.workers.dispatch import Answer, Dispatch, ship
+from frontend.workers.dispatch import Answer, Dispatch, is_last, ship
+from frontend.workers.legible import Missing, legible
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +163,7 @@ class WorkerLink:
         try:
             async with asyncio.timeout(SESSION_TIMEOUT_S):
                 await self._send(Hello(PROTOCOL_VERSION, self._frontend_id, offer))
-                answer = await self._receive()
+                answer = self._codec.decode(await self._receive_frames())[0]
         except ProtocolVersionError:
             raise
         except (TimeoutError, ProtocolError, WorkerBusyError) as error:
@@ -255,13 +257,11 @@ class WorkerLink:
             await self._send(msgspec.structs.replace(submit, shipments=shipments), frames)
         try:
             while not ended:
-                answer = await dispatch.answers.get()
+                answer = await dispatch.next()
                 if isinstance(answer, WorkerLostError | SlowClientError):
                     ended = True
                     raise answer
-                ended = isinstance(answer, Failed) or (
-                    isinstance(answer, Output) and answer.finished
-                )
+                ended = is_last(answer)
                 yield answer
         finally:
             if not ended and not self._lost.done():
@@ -316,7 +316,7 @@ class WorkerLink:
                 message = self._codec.decode(frames)[0]
             except ProtocolError as error:
                 UNDECODABLE_MESSAGES.labels("frontend").inc()
-                await self._not_understood(self._codec.about(frames), error)
+                await self._not_understood(frames, error)
                 continue
             match message:
                 case Status():
@@ -329,8 +329,11 @@ class WorkerLink:
                     self._operations.answered(message.number, message)
                 case Goodbye():
                     self._lose(message.reason, WorkerLeftError)
-                case Ack() | Nack() | Output() | Failed():
-                    await self._deliver(message)
+                case Outputs(outputs):
+                    await self._deliver(outputs)
+                    await asyncio.sleep(0)  # a turn for those that wait for them
+                case Ack() | Nack() | Failed():
+                    await self._deliver([message])
                 case Welcome():
                     pass  # only an answer to Hello, which open() reads
 
@@ -345,46 +348,46 @@ class WorkerLink:
             self._last_answer = time.monotonic()  # what it has does, it does not hang
         self._on_status(status)
 
-    async def _not_understood(self, about: About, error: ProtocolError) -> None:
-        """An answer is missing now: end what waits for it, the request or all of them."""
-        reason = f"a message of it can't be read: {error}"
-        request_id = RequestId(about.request_id)
+    async def _not_understood(self, frames: Sequence[memoryview], error: ProtocolError) -> None:
+        """Answers are missing now: end what waits for them, some requests or all of them."""
+        for answer in legible(self._codec, frames):
+            if isinstance(answer, Output):
+                await self._deliver([answer])
+            else:
+                await self._miss(answer, f"a message of it can't be read: {error}")
+
+    async def _miss(self, missing: Missing, reason: str) -> None:
+        request_id = missing.request_id
         dispatch = self._dispatches.get(request_id)
         if dispatch is None:
             self._lose(reason, WorkerGarbledError)
             return
         logger.warning("worker %s, request %s: %s", self.card.worker_id, request_id, reason)
-        if not dispatch.given_up:
-            dispatch.given_up = True
-            dispatch.answers.put_nowait(
-                WorkerGarbledError(f"worker {self.card.worker_id}: {reason}")
-            )
-        if about.finished or about.type == Failed.__struct_config__.tag:
+        dispatch.give_up(WorkerGarbledError(f"worker {self.card.worker_id}: {reason}"))
+        if missing.last:
             dispatch.release()
             del self._dispatches[request_id]
         else:
             await self._abort(request_id)
 
-    async def _deliver(self, answer: Answer) -> None:
+    async def _deliver(self, answers: Sequence[Answer]) -> None:
         self._last_answer = time.monotonic()
-        dispatch = self._dispatches.get(answer.request_id)
-        if dispatch is None:
-            return
-        if isinstance(answer, Ack):
-            dispatch.release()
-        if isinstance(answer, Failed) or (isinstance(answer, Output) and answer.finished):
-            dispatch.release()
-            del self._dispatches[answer.request_id]
-        if dispatch.given_up:
-            return
-        if dispatch.answers.qsize() < UNREAD_ANSWERS:
-            dispatch.answers.put_nowait(answer)
-            return
-        dispatch.given_up = True
-        dispatch.answers.put_nowait(
-            SlowClientError(f"the client left {UNREAD_ANSWERS} answers unread")
-        )
-        await self._abort(answer.request_id)
+        for answer in answers:
+            dispatch = self._dispatches.get(answer.request_id)
+            if dispatch is None:
+                continue
+            last = is_last(answer)
+            if last or isinstance(answer, Ack):
+                dispatch.release()
+            if last:
+                del self._dispatches[answer.request_id]
+            if dispatch.given_up:
+                continue
+            if dispatch.unread < UNREAD_ANSWERS:
+                dispatch.put(answer)
+                continue
+            dispatch.give_up(SlowClientError(f"the client left {UNREAD_ANSWERS} answers unread"))
+            await self._abort(answer.request_id)
 
     async def _abort(self, request_id: RequestId) -> None:
         try:
@@ -403,7 +406,7 @@ class WorkerLink:
             # Whatever came after its last sign of life it can't have died of.
             unread = kind is WorkerDiedError and dispatch.since > self._last_heard
             # One for each: by its traceback an error keeps the request alive.
-            dispatch.answers.put_nowait((WorkerLostError if unread else kind)(message))
+            dispatch.put((WorkerLostError if unread else kind)(message))
         self._dispatches.clear()
 
     async def _keep_time(self) -> None:
@@ -434,9 +437,6 @@ class WorkerLink:
             await asyncio.sleep(0.01)
         self._last_heard = time.monotonic()  # by closing; so what it has it had till now
         self._lose("it closed the connection", WorkerDiedError)
-
-    async def _receive(self) -> ToFrontend:
-        return self._codec.decode(await self._receive_frames())[0]
 
     async def _receive_frames(self) -> list[memoryview]:
         frames = await self._socket.recv_multipart(copy=False)

@@ -28,6 +28,7 @@ from common.protocol import (
     Operate,
     Operated,
     Output,
+    Outputs,
     Ping,
     RankStatus,
     Status,
@@ -92,10 +93,18 @@ TO_FRONTEND: list[msgspec.Struct] = [
     Goodbye("why"),
     Ack(R, [H]),
     Nack(R, [H], "not_held"),
-    Output(
-        R,
-        [CompletionOutput(0, "x", [1], 0.5, [{1: Logprob(0.5, 1, "x")}], finish_reason="stop")],
-        finished=True,
+    Outputs(
+        [
+            Output(
+                R,
+                [
+                    CompletionOutput(
+                        0, "x", [1], 0.5, [{1: Logprob(0.5, 1, "x")}], finish_reason="stop"
+                    )
+                ],
+                finished=True,
+            )
+        ]
     ),
     Failed(R, FailureKind.MEDIA, "why"),
     Status([RankStatus(0, 1, 2, 0.5, 3, 4, 5)], 6, [Coming(0, [BlockHash(b"b" * 32)], [H])]),

@@ -24,6 +24,7 @@ from common.protocol import (
     Failed,
     FailureKind,
     Output,
+    Outputs,
     Ping,
     Submit,
     ToFrontend,
@@ -141,6 +142,111 @@ async def test_a_frontend_that_reads_slowly_holds_up_only_its_own_requests(plane
     again = asyncio.create_task(plane.link._read())
     assert len(await slow) == 101
     again.cancel()
+
+
+async def test_the_outputs_of_one_step_travel_in_one_message(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, end, sizes = asyncio.Event(), asyncio.Event(), list[int]()
+
+    async def stepping(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        yield output("first", finished=False)
+        await step.wait()
+        yield output("second", finished=False)
+        await end.wait()
+        yield output("last", finished=True)
+
+    send_now = plane.service._send_now
+
+    async def counted(address: bytes, message: ToFrontend) -> bool:
+        if isinstance(message, Outputs) and any(
+            one.outputs[0].text == "second" for one in message.outputs
+        ):
+            sizes.append(len(message.outputs))
+        return await send_now(address, message)
+
+    monkeypatch.setattr(plane.service, "_send_now", counted)
+    plane.engine.script = stepping
+    answers = [plane.dispatch(name=f"r{number}") for number in range(MAX_REQUESTS)]
+    for each in answers:
+        assert isinstance(await anext(each), Ack)
+        assert isinstance(await anext(each), Output)
+    step.set()
+    await until(lambda: sum(sizes) == MAX_REQUESTS)
+    end.set()
+    for each in answers:
+        said = [one.outputs[0].text for one in await collect(each) if isinstance(one, Output)]
+        assert said == ["second", "last"]
+    assert sizes == [MAX_REQUESTS]
+
+
+@pytest.mark.parametrize("most", [1, 2, 128])
+async def test_an_output_that_cannot_be_sent_ends_its_request_and_no_other(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr("backend_worker.outbox.MOST_OUTPUTS", most)
+    step = asyncio.Event()
+
+    async def half_a_letter(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        yield output("first", finished=False)
+        await step.wait()
+        yield output("\ud83d" if submit.request_id == "bad" else "fine", finished=False)
+        if submit.request_id == "bad":
+            await asyncio.Event().wait()
+        yield output("last", finished=True)
+
+    plane.engine.script = half_a_letter
+    running = {
+        name: asyncio.create_task(collect(plane.dispatch(name=name)))
+        for name in ("one", "bad", "two", "three")
+    }
+    await until(lambda: plane.engine.running == len(running))
+    step.set()
+    for name, answers in running.items():
+        last = (await answers)[-1]
+        if name == "bad":
+            assert isinstance(last, Failed) and last.kind is FailureKind.PROTOCOL
+            assert "can't be sent" in last.message
+        else:
+            assert isinstance(last, Output) and last.finished
+    assert plane.engine.aborted == 1
+    await until(lambda: plane.service.active_requests == 0)
+
+
+async def test_an_answer_with_a_hole_does_not_end_well(plane: Plane) -> None:
+    async def half_a_letter(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        yield output("first", finished=False)
+        yield output("\ud83d", finished=False)
+        yield output("last", finished=True)
+
+    plane.engine.script = half_a_letter
+    answers = await collect(plane.dispatch())
+    assert [type(one) for one in answers] == [Ack, Output, Failed]
+    last = answers[-1]
+    assert isinstance(last, Failed) and last.kind is FailureKind.PROTOCOL
+    await until(lambda: plane.service.active_requests == 0)
+
+
+async def test_outputs_that_could_not_leave_leave_later(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mistake of ours costs no request a token."""
+    send_now, failed = plane.service._send_now, list[ToFrontend]()
+
+    async def broken(address: bytes, message: ToFrontend) -> bool:
+        if isinstance(message, Outputs) and not failed:
+            failed.append(message)
+            raise LookupError("ours")
+        return await send_now(address, message)
+
+    gate = plane.engine.script = Gate()
+    monkeypatch.setattr(plane.service, "_send_now", broken)
+    answers = plane.dispatch()
+    assert isinstance(await anext(answers), Ack)
+    async with asyncio.timeout(60):
+        assert isinstance(await anext(answers), Output)
+    gate.finish.set()
+    assert len(await collect(answers)) == 1 and failed
 
 
 async def test_a_client_that_does_not_read_is_given_up(

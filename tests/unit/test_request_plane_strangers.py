@@ -24,6 +24,7 @@ from common.errors import (
 )
 from common.identity import Incarnation, MmHash, RequestId, WorkerId
 from common.protocol import (
+    MOST_OUTPUTS,
     PROTOCOL_VERSION,
     Abort,
     Ack,
@@ -34,6 +35,7 @@ from common.protocol import (
     Leave,
     Nack,
     Output,
+    Outputs,
     Ping,
     RankStatus,
     Status,
@@ -84,6 +86,7 @@ class Raw:
 
     def __init__(self, plane: Plane) -> None:
         self._codec: Codec[ToFrontend] = Codec(ToFrontend)
+        self._unheard: list[msgspec.Struct] = []
         self._socket = plane.context.socket(zmq.DEALER)
         self._socket.connect(plane.service.endpoint)
 
@@ -94,13 +97,15 @@ class Raw:
         await self._socket.send_multipart(frames)
 
     async def hear(self, *kinds: type[msgspec.Struct]) -> Any:
-        """The next message of one of some kinds."""
+        """The next message, or output, of one of some kinds."""
         async with asyncio.timeout(60):
             while True:
+                while self._unheard:
+                    if isinstance(message := self._unheard.pop(0), kinds):
+                        return message
                 frames = [memoryview(frame) for frame in await self._socket.recv_multipart()]
-                message = self._codec.decode(frames)[0]
-                if isinstance(message, kinds):
-                    return message
+                said = self._codec.decode(frames)[0]
+                self._unheard += said.outputs if isinstance(said, Outputs) else [said]
 
     async def hello(self) -> None:
         await self.say(Hello(PROTOCOL_VERSION, Incarnation("raw"), OFFER))
@@ -381,6 +386,12 @@ def an_output(name: str, *, finished: bool) -> Output:
     return Output(RequestId(name), output("x", finished=finished).outputs, finished)
 
 
+def outputs_with(*outputs: object) -> list[bytes]:
+    """A message of outputs, of which some are none."""
+    head = {"type": "outputs", "outputs": [msgspec.to_builtins(each) for each in outputs]}
+    return [(1).to_bytes(4, "little"), msgspec.msgpack.encode(head)]
+
+
 async def test_an_answer_that_cannot_be_read_ends_its_request_and_no_other(
     fake: FakeWorker,
 ) -> None:
@@ -388,21 +399,25 @@ async def test_an_answer_that_cannot_be_read_ends_its_request_and_no_other(
     asking = [asyncio.create_task(collect(answers)) for answers in (bad, good)]
     await fake.hear(Submit)
     await fake.hear(Submit)
-    await fake.say_frames(damaged(an_output("bad", finished=False), outputs=7))
+    await fake.say_frames(
+        outputs_with(
+            an_output("good", finished=False), ["bad", 7, False], an_output("good", finished=False)
+        )
+    )
     with pytest.raises(WorkerGarbledError, match="can't be read"):
         await asking[0]
     assert (await fake.hear(Abort)).request_id == "bad"
     assert fake.link.active_requests == 2, "until the worker says that it ended"
     await fake.say(Failed(RequestId("bad"), FailureKind.ABORTED, "aborted"))
-    await fake.say(an_output("good", finished=True))
-    assert len(await asking[1]) == 1
+    await fake.say(Outputs([an_output("good", finished=True)]))
+    assert len(await asking[1]) == 3
     assert fake.link.active_requests == 0
 
 
 @pytest.mark.parametrize(
     "last",
     [
-        damaged(an_output("r", finished=True), outputs=7),
+        outputs_with(["r", 7, True]),
         damaged(Failed(RequestId("r"), FailureKind.BUSY, ""), kind="unheard of"),
     ],
 )
@@ -418,7 +433,16 @@ async def test_a_last_answer_that_cannot_be_read_is_the_last(
 
 
 @pytest.mark.parametrize(
-    "junk", [[b"junk"], damaged(Ping()), damaged(Ack(RequestId("x"), []), held=7)]
+    "junk",
+    [
+        [b"junk"],
+        damaged(Ping()),
+        damaged(Ack(RequestId("x"), []), held=7),
+        damaged(Outputs([]), outputs=7),
+        outputs_with(["x", 7, False]),
+        outputs_with([7, 7, False]),
+        outputs_with(*[["r", [], False]] * (MOST_OUTPUTS + 1)),
+    ],
 )
 async def test_anything_else_that_cannot_be_read_ends_the_link(
     fake: FakeWorker, junk: list[bytes]

@@ -23,6 +23,7 @@ from common.protocol import (
     MediaPart,
     Nack,
     Output,
+    Outputs,
     Ping,
     RankStatus,
     Status,
@@ -82,13 +83,18 @@ def test_messages_to_a_worker_arrive_as_they_left(message: msgspec.Struct) -> No
         Goodbye("why"),
         Ack(R, [H]),
         Nack(R, [H], "not_held"),
-        Output(
-            R,
-            [CompletionOutput(0, "x", [1], 0.5, [{1: Logprob(0.5, 1, "x")}], finish_reason="stop")],
-            finished=True,
-            prompt_logprobs=[None, {2: Logprob(0.1, 2, "y")}],
-            metrics=RequestStateStats(num_generation_tokens=1),
-            num_cached_tokens=32,
+        Outputs(
+            [
+                Output(R, [CompletionOutput(1, "a", [7, 8], None, None)], finished=False),
+                Output(
+                    RequestId("q"),
+                    [CompletionOutput(0, "x", [1], 0.5, [{1: Logprob(0.5, 1, "x")}])],
+                    finished=True,
+                    prompt_logprobs=[None, {2: Logprob(0.1, 2, "y")}],
+                    metrics=RequestStateStats(num_generation_tokens=1),
+                    num_cached_tokens=32,
+                ),
+            ]
         ),
         Failed(R, FailureKind.MEDIA, "why"),
         Status([RankStatus(0, 1, 2, 0.5, 3, 4, 5)], 6),
@@ -163,19 +169,19 @@ def test_a_damaged_message_gives_a_message_or_a_protocol_error(place: int, byte:
 def test_what_a_message_that_cannot_be_read_was_about() -> None:
     codec: Codec[ToFrontend] = Codec(ToFrontend)
 
-    def about(head: object) -> tuple[str, str, bool]:
+    def about(head: object) -> tuple[str, str]:
         frames = [memoryview((1).to_bytes(4, "little")), memoryview(msgspec.msgpack.encode(head))]
         found = codec.about(frames)
-        return found.type, found.request_id, found.finished
+        return found.type, found.request_id
 
-    output = {"type": "output", "request_id": "r", "outputs": 7, "finished": True}
+    ack = {"type": "ack", "request_id": "r", "held": 7}
     with pytest.raises(ProtocolError):
-        codec.decode([memoryview(b"\1\0\0\0"), memoryview(msgspec.msgpack.encode(output))])
-    assert about(output) == ("output", "r", True)
-    assert about({"type": "failed", "request_id": "r"}) == ("failed", "r", False)
-    heads: list[object] = [[], 7, {"type": 7}, {"request_id": None}, {"finished": "no"}]
+        codec.decode([memoryview(b"\1\0\0\0"), memoryview(msgspec.msgpack.encode(ack))])
+    assert about(ack) == ("ack", "r")
+    assert about({"type": "failed", "request_id": "r"}) == ("failed", "r")
+    heads: list[object] = [[], 7, {"type": 7}, {"request_id": None}]
     for strange in heads:
-        assert about(strange) == ("", "", False)
+        assert about(strange) == ("", "")
     for frames in ([], [b""], [b"\1\0\0\0", b"\xc1"], [b"", b"\x91" * 5_000], [b"", b"\xa1\xff"]):
         assert codec.about([memoryview(frame) for frame in frames]).request_id == ""
 

@@ -243,7 +243,7 @@ def test_text_that_does_not_follow_from_the_tokens_is_an_error() -> None:
     model = ScriptedModel(ANSWER)
     generated = GeneratedSoFar()
     generated.add(model.outputs(model.prompt, params(), 3)[0].outputs)
-    generated.choices[0].text += "?"
+    generated.choices[0].pieces.append("?")
     with pytest.raises(NotResumableError, match="text"):
         plan_resume(submit(model, params()), generated, tokenizer(), seen=True)
 

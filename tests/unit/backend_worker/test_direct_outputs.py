@@ -1,0 +1,134 @@
+import asyncio
+import random
+from collections.abc import AsyncGenerator
+
+import pytest
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import async_llm
+
+from backend_worker import direct_outputs
+from backend_worker.direct_outputs import DirectCollector, take_outputs
+from backend_worker.engine import Items
+from common.identity import RequestId
+from common.protocol import Failed, FailureKind, Output, Outputs, Submit, ToFrontend
+from tests.fakes.engine import output
+from tests.fakes.plane import Plane, collect, open_plane
+from tests.waiting import until
+
+
+def a_collector() -> DirectCollector:
+    return DirectCollector(RequestOutputKind.DELTA, "r")
+
+
+async def test_engines_leave_outputs_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(async_llm, "RequestOutputCollector", async_llm.RequestOutputCollector)
+    direct_outputs.install()
+    assert async_llm.RequestOutputCollector is DirectCollector
+    code = async_llm.AsyncLLM.add_request.__code__
+    assert "RequestOutputCollector" in code.co_names
+
+
+async def test_all_but_the_last_are_offered_in_order() -> None:
+    offered, takes = list[str](), True
+
+    def take(one: RequestOutput) -> bool:
+        offered.append(one.outputs[0].text)
+        return takes
+
+    take_outputs(take)
+    collector = a_collector()
+    for text in "ab":
+        collector.put(output(text, finished=False))
+    assert collector.get_nowait() is None
+    takes = False
+    for text in "cd":
+        collector.put(output(text, finished=False))
+    assert offered == [*"abc"], "d waits behind c"
+    assert (await collector.get()).outputs[0].text == "cd"
+    takes = True
+    collector.put(output("e", finished=True))
+    assert offered == [*"abc"]
+    assert (await collector.get()).finished
+
+
+async def test_without_anybody_to_take_them_they_wait() -> None:
+    collector = await asyncio.create_task(_made_elsewhere())
+    collector.put(output("a", finished=False))
+    assert (await collector.get()).outputs[0].text == "a"
+
+
+async def _made_elsewhere() -> DirectCollector:
+    return a_collector()
+
+
+class Steps:
+    """A script that answers as an engine does: whatever was put where its task finds it."""
+
+    def __init__(self) -> None:
+        self.collectors: dict[str, DirectCollector] = {}
+
+    async def __call__(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        collector = self.collectors[submit.request_id] = a_collector()
+        finished = False
+        while not finished:
+            one = collector.get_nowait() or await collector.get()
+            assert isinstance(one, RequestOutput)
+            finished = one.finished
+            yield one
+
+
+async def test_answers_are_whole_however_their_outputs_travel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some are taken as they are made; others wait, while there is no room, or for a task."""
+    dice = random.Random(7)
+    async with open_plane("inline") as plane:
+        steps = plane.engine.script = Steps()
+        send_now, together = plane.service._send_now, list[int]()
+
+        async def at_times(address: bytes, message: ToFrontend) -> bool:
+            if isinstance(message, Outputs):
+                if dice.random() < 0.3:
+                    return False
+                together.append(len(message.outputs))
+            return await send_now(address, message)
+
+        monkeypatch.setattr(plane.service, "_send_now", at_times)
+        names = [f"r{number}" for number in range(8)]
+        asking = {name: asyncio.create_task(collect(plane.dispatch(name=name))) for name in names}
+        await until(lambda: len(steps.collectors) == len(names))
+        for step in range(60):
+            for name in names:
+                steps.collectors[name].put(output(f"{name} {step},", finished=step == 59))
+            await asyncio.sleep(dice.choice((0, 0, 0.001)))
+        for name, answers in asking.items():
+            said = [one for one in await answers if isinstance(one, Output)]
+            text = "".join(one.outputs[0].text for one in said)
+            assert text == "".join(f"{name} {step}," for step in range(60))
+            assert [one.finished for one in said] == [False] * (len(said) - 1) + [True]
+        assert max(together) > 1
+        await until(lambda: plane.service.active_requests == 0)
+
+
+async def test_nothing_is_taken_behind_the_end_of_a_request() -> None:
+    async with open_plane("inline") as plane:
+        steps = plane.engine.script = Steps()
+        asking = asyncio.create_task(collect(plane.dispatch()))
+        await until(lambda: "r" in steps.collectors)
+        collector = steps.collectors["r"]
+        await _first_output(plane, collector)
+        collector.put(output("second", finished=False))
+        collector.put(output("\ud83d", finished=False))  # it has no encoding
+        failed = (await asking)[-1]
+        assert isinstance(failed, Failed) and failed.kind is FailureKind.PROTOCOL
+        for session in plane.service._sessions.values():
+            collector.put(output("too late", finished=False))
+            assert not session.outbox._waiting
+        assert await collector.get()
+
+
+async def _first_output(plane: Plane, collector: DirectCollector) -> None:
+    dispatch = plane.link._dispatches[RequestId("r")]
+    collector.put(output("first", finished=False))
+    await until(lambda: collector.output is None and not dispatch.unread)
