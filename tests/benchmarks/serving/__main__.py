@@ -1,0 +1,141 @@
+"""``python -m tests.benchmarks.serving``: see the package and docs/benchmarks.md."""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from tests.benchmarks.fleet_clients import connections
+from tests.benchmarks.fleet_processes import Fleet
+from tests.benchmarks.fleet_traffic import BestCache
+from tests.benchmarks.serving.contenders import (
+    CACHE_AWARE,
+    DATA_PARALLEL,
+    KV,
+    ROUND_ROBIN,
+    TABLE,
+    Contender,
+    named,
+)
+from tests.benchmarks.serving.figures import Limits
+from tests.benchmarks.serving.headline import headline
+from tests.benchmarks.serving.play import FailedRequestError
+from tests.benchmarks.serving.race import Course, Race, WrongPromptError
+from tests.benchmarks.serving.report import machine, memory_table, table, write_csv
+from tests.benchmarks.serving.stacks import start
+from tests.benchmarks.serving.traffic import Photos, load
+from tests.benchmarks.serving.verdict import Verdict, judge
+from tests.benchmarks.telling import telling
+from tests.simgpu.gpu import GpuModel
+
+CONTENDERS: Final = (KV, ROUND_ROBIN, DATA_PARALLEL, CACHE_AWARE)
+LOADS: Final = ("pictures-1@16", "pictures-4@16", "text@16", "streams@8")
+
+
+def arguments() -> argparse.Namespace:
+    """Of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks.serving",
+        description="Race ways to serve one model over engines whose GPU is the clock.",
+    )
+    parser.add_argument(
+        "--contenders",
+        nargs="+",
+        default=CONTENDERS,
+        help=f"of {', '.join(each.name for each in TABLE)}",
+    )
+    parser.add_argument(
+        "--loads",
+        nargs="+",
+        default=LOADS,
+        help="KIND@CLIENTS or KIND@RATE/s; KIND is pictures-N, chats, text or streams",
+    )
+    parser.add_argument("--engines", type=int, default=4, help="of each contender")
+    parser.add_argument("--speed", type=float, default=0.5, help="of the GPUs; 1 is an H100's")
+    parser.add_argument("--rounds", type=int, default=6, help="blocks of each contender")
+    parser.add_argument("--requests", type=int, default=64, help="in a block")
+    parser.add_argument("--side", type=int, default=896, help="of pictures, in pixels")
+    parser.add_argument("--first-limit-ms", type=float, default=1000.0, help="for goodput")
+    parser.add_argument("--between-limit-ms", type=float, default=50.0, help="for goodput")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--csv", type=Path, help="file for the figures of all blocks")
+    parser.add_argument("--keep", type=Path, help="new directory for the logs, instead of none")
+    options = parser.parse_args()
+    try:
+        options.contenders = named(options.contenders)
+        options.loads = [load(each) for each in options.loads]
+    except ValueError as error:
+        parser.error(str(error))
+    return options
+
+
+def able(contenders: list[Contender]) -> tuple[list[Contender], Mapping[str, str]]:
+    """Contenders that can race here; why the others can't."""
+    missing = {each.name: why for each in contenders if (why := each.missing())}
+    for name, why in missing.items():
+        print(f"{name} is skipped: {why}", file=sys.stderr)
+    return [each for each in contenders if each.name not in missing], missing
+
+
+async def measure(
+    options: argparse.Namespace, fleet: Fleet, contenders: list[Contender]
+) -> list[Race]:
+    """All races."""
+    photos = Photos(options.side)
+    async with connections() as http:
+        with telling(f"starting {', '.join(each.name for each in contenders)}"):
+            running = await start(fleet, http, contenders, options.engines)
+        course = Course(
+            http,
+            running,
+            BestCache(fleet.model, photos.tokens),
+            photos,
+            fleet.gpu,
+            options.engines,
+            Limits(options.first_limit_ms, options.between_limit_ms),
+            options.seed,
+            options.requests,
+        )
+        races = [Race(course, each) for each in options.loads]
+        for race in races:
+            await race.run(options.rounds)
+            print(table(verdict(race), [each.name for each in contenders]) + "\n", flush=True)
+        memory = {each.contender.name: each.usage.memory_mb() for each in running}
+        print(memory_table(memory))
+    return races
+
+
+def verdict(race: Race) -> Verdict:
+    """What a race showed."""
+    return judge(race.load.name, race.blocks, race.setting)
+
+
+def main() -> None:
+    options = arguments()
+    contenders, missing = able(options.contenders)
+    if not contenders:
+        sys.exit("nobody can race here")
+    print(", ".join(f"{name} {value}" for name, value in machine().items()), file=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="bench-serving-") as temporary, ExitStack() as stack:
+        directory = options.keep or Path(temporary)
+        directory.mkdir(parents=True, exist_ok=True)
+        fleet = Fleet(stack, directory, GpuModel(speed=options.speed))
+        try:
+            races = asyncio.run(measure(options, fleet, contenders))
+        except (FailedRequestError, WrongPromptError) as error:
+            sys.exit(str(error))
+    if options.csv:
+        with options.csv.open("w", newline="") as file:
+            write_csv(file, races)
+    verdicts = [verdict(race) for race in races]
+    print("\n" + json.dumps(headline(verdicts, missing)))
+    sys.exit(any(each.refused for each in verdicts))
+
+
+if __name__ == "__main__":
+    main()
