@@ -37,6 +37,17 @@ CONTENDERS: Final = (KV, ROUND_ROBIN, DATA_PARALLEL, CACHE_AWARE)
 LOADS: Final = ("pictures-1@16", "pictures-4@16", "text@16", "streams@8")
 
 
+def positive(text: str) -> int:
+    """A number of things of which there must be one.
+
+    Raises:
+        argparse.ArgumentTypeError: it is no such number.
+    """
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
+    return int(text)
+
+
 def arguments() -> argparse.Namespace:
     """Of the command line."""
     parser = argparse.ArgumentParser(
@@ -55,17 +66,19 @@ def arguments() -> argparse.Namespace:
         default=LOADS,
         help="KIND@CLIENTS or KIND@RATE/s; KIND is pictures-N, chats, text or streams",
     )
-    parser.add_argument("--engines", type=int, default=4, help="of each contender")
+    parser.add_argument("--engines", type=positive, default=4, help="of each contender")
     parser.add_argument("--speed", type=float, default=0.5, help="of the GPUs; 1 is an H100's")
-    parser.add_argument("--rounds", type=int, default=6, help="blocks of each contender")
-    parser.add_argument("--requests", type=int, default=64, help="in a block")
-    parser.add_argument("--side", type=int, default=896, help="of pictures, in pixels")
+    parser.add_argument("--rounds", type=positive, default=6, help="blocks of each contender")
+    parser.add_argument("--requests", type=positive, default=64, help="in a block")
+    parser.add_argument("--side", type=positive, default=896, help="of pictures, in pixels")
     parser.add_argument("--first-limit-ms", type=float, default=1000.0, help="for goodput")
     parser.add_argument("--between-limit-ms", type=float, default=50.0, help="for goodput")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--csv", type=Path, help="file for the figures of all blocks")
     parser.add_argument("--keep", type=Path, help="new directory for the logs, instead of none")
     options = parser.parse_args()
+    if options.keep and options.keep.exists() and any(options.keep.iterdir()):
+        parser.error(f"--keep: there is something in {options.keep} already")
     try:
         options.contenders = named(options.contenders)
         options.loads = [load(each) for each in options.loads]
@@ -131,7 +144,7 @@ def main() -> None:
             sys.exit(str(error))
     if options.csv:
         with options.csv.open("w", newline="") as file:
-            write_csv(file, races)
+            write_csv(file, [(each.load.name, each.setting, each.blocks) for each in races])
     verdicts = [verdict(race) for race in races]
     print("\n" + json.dumps(headline(verdicts, missing)))
     sys.exit(any(each.refused for each in verdicts))

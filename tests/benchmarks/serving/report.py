@@ -8,8 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final, TextIO
 
-from tests.benchmarks.serving.figures import figures_of
-from tests.benchmarks.serving.race import Race
+from tests.benchmarks.serving.figures import Block, Setting, figures_of
 from tests.benchmarks.serving.usage import ByRole
 from tests.benchmarks.serving.verdict import Verdict
 from tests.benchmarks.spread import spread
@@ -96,19 +95,17 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def write_csv(file: TextIO, races: Sequence[Race]) -> None:
-    """A row for each block, those that don't count too."""
+def write_csv(file: TextIO, races: Sequence[tuple[str, Setting, Sequence[Block]]]) -> None:
+    """A row for each block, those that don't count too.
+
+    Args:
+        races: of each, its load, what is the same for its blocks, and these.
+    """
     host = machine()
     writer: csv.DictWriter[str] | None = None
-    for race in races:
-        setting = race.setting
-        common = {
-            **host,
-            "engines": setting.engines,
-            "speed": setting.gpu.speed,
-            "load": race.load.name,
-        }
-        for block in race.blocks:
+    for load, setting, blocks in races:
+        common = {**host, "engines": setting.engines, "speed": setting.gpu.speed, "load": load}
+        for block in blocks:
             row = {
                 **common,
                 "contender": block.contender,

@@ -22,6 +22,8 @@ CACHE_FLAG = "--mm-processor-cache-gb=0.25"
 
 QUIET_FLAG = "--disable-uvicorn-access-log"
 
+TOTALS_TIMEOUT_S = 60.0
+
 
 @dataclass(frozen=True)
 class Running:
@@ -38,12 +40,17 @@ class Running:
     usage: Usage
 
     async def done(self, requests: int = 0) -> Stats:
-        """What its engines have done, once they are said to have had so many requests."""
-        while True:
-            await asyncio.sleep(2 * WRITE_EVERY_S)  # after which an engine at rest has told all
-            totals = read_totals(self.totals)
-            if totals.requests >= requests:
-                return totals
+        """What its engines have done, once they are said to have had so many requests.
+
+        Raises:
+            TimeoutError: they never are.
+        """
+        async with asyncio.timeout(TOTALS_TIMEOUT_S):
+            while True:
+                await asyncio.sleep(2 * WRITE_EVERY_S)  # after which an engine at rest has told all
+                totals = read_totals(self.totals)
+                if totals.requests >= requests:
+                    return totals
 
 
 async def start(

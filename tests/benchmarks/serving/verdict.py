@@ -37,8 +37,10 @@ class Verdict:
 
     def ratio(self, one: str, other: str, name: str) -> float | None:
         """One contender's over another's, of the same round each; the median over rounds."""
-        both = zip(self.column(one, name), self.column(other, name), strict=False)
-        ratios = [mine / theirs for mine, theirs in both if theirs]
+        both = (
+            (each.get(one, {}).get(name), each.get(other, {}).get(name)) for each in self.rounds
+        )
+        ratios = [mine / theirs for mine, theirs in both if mine is not None and theirs]
         return statistics.median(ratios) if ratios else None
 
 

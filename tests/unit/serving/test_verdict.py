@@ -1,5 +1,7 @@
 """What blocks of the serving benchmark show, which rounds count, and the line at its end."""
 
+import csv
+import io
 import json
 
 import pytest
@@ -9,6 +11,7 @@ from tests.benchmarks.serving.bound import Work, bound_seconds
 from tests.benchmarks.serving.contenders import Role
 from tests.benchmarks.serving.figures import Block, Limits, Setting, figures_of
 from tests.benchmarks.serving.headline import headline
+from tests.benchmarks.serving.report import table, write_csv
 from tests.benchmarks.serving.traffic import Closed, Open
 from tests.benchmarks.serving.verdict import Verdict, judge
 from tests.simgpu.gpu import GpuModel
@@ -158,3 +161,30 @@ def test_a_refused_race_gives_no_figure() -> None:
     assert line["kv_vs_rr_throughput"] is None
     assert line["worst_vs_rr_throughput"] is None
     assert line["refused"] == {"pictures-4@4": "too busy"}
+
+
+def test_the_table_has_each_contender_or_says_why_there_is_none() -> None:
+    lines = table(raced("text@4"), ["kv", "round-robin"]).splitlines()
+    assert lines[0] == "text@4: medians of 3 rounds (least to most)"
+    assert lines[1].split() == ["kv", "round-robin"]
+    (rate,) = (line for line in lines if line.startswith("  requests/s"))
+    assert rate.split()[1:] == ["1.25", "(1.25", "to", "1.25)", "1", "(1", "to", "1)"]
+    assert table(Verdict("text@4", (), "too busy"), ["kv"]) == "text@4: refused: too busy"
+
+
+def test_the_csv_has_a_row_for_each_block_with_machine_and_versions() -> None:
+    file = io.StringIO()
+    blocks = [block("kv"), block("kv", 1, late=1.0)]
+    opened = Setting(GPU, 2, Open(3.0), LIMITS)
+    write_csv(file, [("text@4", SETTING, blocks), ("text@3.0/s", opened, blocks)])
+    rows = list(csv.DictReader(io.StringIO(file.getvalue())))
+    assert [(row["load"], row["round"], row["valid"]) for row in rows] == [
+        ("text@4", "0", "1"),
+        ("text@4", "1", "0"),
+        ("text@3.0/s", "0", "1"),
+        ("text@3.0/s", "1", "0"),
+    ]
+    assert all(row["cpu"] and row["cores"] and row["vllm"] and row["mmrouter"] for row in rows)
+    assert rows[0]["requests_per_s"] == "1.0"
+    assert rows[0]["worker_ms_per_request"] == "", "nobody measured it"
+    assert rows[0]["of_bound"] and not rows[2]["of_bound"]
