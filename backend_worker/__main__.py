@@ -7,8 +7,7 @@ this module too.
 import sys
 
 from backend_worker.supervise import supervise
-from common.shell_completion import print_completion
-from common.version import version_line
+from common.early_flags import leave_early
 
 
 def _completion(shell: str) -> str:
@@ -19,11 +18,7 @@ def _completion(shell: str) -> str:
 
 def main() -> None:
     """Be the parent, and the worker in a child of it."""
-    if sys.argv[1:] == ["--version"]:
-        print(version_line())
-        return
-    if sys.argv[1:2] == ["--completion"]:
-        print_completion(_completion, sys.argv[2:])
+    leave_early(sys.argv[1:], _completion)
     supervise()
     from backend_worker.worker import run
 

@@ -370,7 +370,8 @@ class Engine:
         must not change under it. A round trip on the same ordered channel proves
         that they arrived.
         """
-        with contextlib.suppress(EngineGoneError):  # nobody is left to read them
+        # Nobody is left to read them; or its ranks differ in the answer, but it came.
+        with contextlib.suppress(EngineGoneError, RuntimeError):
             await answered(self._llm, self._llm.is_sleeping())
 
     async def operate(self, operation: Operation) -> None:

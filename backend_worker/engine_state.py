@@ -1,5 +1,6 @@
 """What operators did to the engine: which operations may follow, and whether requests may."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -15,6 +16,7 @@ from common.operations import (
     Resume,
     Sleep,
     StartProfile,
+    Tag,
     WakeUp,
 )
 
@@ -32,12 +34,14 @@ class EngineState:
         level: at which it sleeps; None if it does not.
         resident: what of its memory is there.
         weights_lost: what is in the memory of the weights is not the model.
+        kept: requests may stand still in it.
     """
 
     condition: Condition = Condition.SERVING
     level: int | None = None
     resident: frozenset[str] = MEMORY
     weights_lost: bool = False
+    kept: bool = False
 
     @property
     def refusal(self) -> str:
@@ -54,6 +58,10 @@ class EngineState:
         """
         given_up = self.resident != MEMORY
         match operation:
+            case Sleep(2, "keep"):
+                return "requests would go on without weights: let them end (mode wait or abort)"
+            case Sleep(2) if self.kept:
+                return "requests stand still and would go on without weights: resume it first"
             case Sleep(level) if "weights" not in self.resident and level != self.level:
                 return f"it is asleep at level {self.level} already: wake it up first"
             case Pause() | StartProfile() if given_up:
@@ -75,9 +83,15 @@ class EngineState:
         match operation:
             case Sleep():
                 return "weights" not in self.resident
+            case WakeUp(tags) if tags is not None:
+                return not self.asleep_of(tags)
             case ResetPrefixCache() | ResetMmCache() | ResetEncoderCache():
                 return self.resident != MEMORY
         return False
+
+    def asleep_of(self, tags: Sequence[Tag]) -> list[Tag]:
+        """Tags without those that are awake: one of these has vLLM wake up none of the others."""
+        return [tag for tag in tags if tag not in self.resident]
 
     def during(self, operation: Operation) -> "EngineState":
         """From the moment on at which an operation is asked for."""
@@ -96,10 +110,16 @@ class EngineState:
         """
         state = self
         match operation:
+            case Pause("keep") | Sleep(_, "keep"):
+                state = replace(self, kept=True)
+            case Pause() | Sleep():
+                state = replace(self, kept=False)
+        match operation:
             case Sleep(level):
                 gone = MEMORY if level else frozenset()
                 lost = level == 2 or self.weights_lost
-                state = EngineState(Condition.ASLEEP, level, self.resident - gone, lost)
+                left = self.resident - gone
+                state = EngineState(Condition.ASLEEP, level, left, lost, state.kept)
             case ReleaseKvCacheMemory():
                 left = self.resident - {"kv_cache"}
                 state = replace(self, condition=Condition.ASLEEP, level=1, resident=left)

@@ -17,8 +17,11 @@ from common.operations import (
     LONGEST_MESSAGE,
     Operation,
     Outcome,
+    Pause,
+    Sleep,
     StartProfile,
     StopProfile,
+    WakeUp,
     empties_blocks,
     empties_media,
     name_of,
@@ -42,15 +45,23 @@ class Operations:
         blocks_emptied, media_emptied: as in :class:`common.protocol.Status`.
     """
 
-    def __init__(self, engine: ServingEngine, send: Send, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        engine: ServingEngine,
+        send: Send,
+        changed: Callable[[], None],
+        leave: Callable[[str], None],
+    ) -> None:
         """
         Args:
+            leave: gives requests that are here to other workers, for a reason.
             send: tells a frontend, after waiting for room.
             changed: called when frontends should be told, before any request goes on.
         """
         self._engine = engine
         self._send = send
         self._changed = changed
+        self._leave = leave
         self._running = ""
         self._open = asyncio.Event()
         self._open.set()
@@ -102,6 +113,8 @@ class Operations:
             return Outcome.REFUSED, refusal
         if self.state.needs_nothing(operation):
             return Outcome.DONE, ""
+        if isinstance(operation, WakeUp) and operation.tags is not None:
+            operation = WakeUp(self.state.asleep_of(operation.tags))
         logger.info("an operator wants %s", name)
         self._running = name
         if not isinstance(operation, StartProfile | StopProfile):
@@ -129,10 +142,14 @@ class Operations:
         self.media_emptied += empties_media(operation)
         try:
             rests = await self._engine.rests()
-        except EngineGoneError as gone:
-            return Outcome.FAILED, str(gone)
+        except (EngineGoneError, RuntimeError) as unknown:  # it died, or its ranks disagree
+            return Outcome.FAILED, str(unknown)
         if error is None:
             self.state = self.state.after(operation, rests=rests)
+            waited = isinstance(operation, Sleep | Pause) and operation.mode == "wait"
+            if waited and (refusal := self.state.refusal):
+                # vLLM waits for those that hold blocks; others would stay in its queue.
+                self._leave(refusal)
             return Outcome.DONE, ""
         if not rests:
             self.state = before

@@ -128,6 +128,8 @@ class WorkerRequest:
         self._admit = admit
         self._received = ReceivedMedia()
         self._acking: asyncio.Task[None] | None = None
+        self._left = ""
+        self._computed = False
         self._supplies: asyncio.Queue[tuple[Supply, Sequence[memoryview]]] = asyncio.Queue(1)
 
     def start(self, media: Sequence[memoryview], ended: Callable[[], object]) -> None:
@@ -148,6 +150,12 @@ class WorkerRequest:
         """Cancel it in a later turn: if it never began it would never say that it ended."""
         asyncio.get_running_loop().call_soon(self.task.cancel)
 
+    def leave(self, reason: str) -> None:
+        """Let another worker have it, or what is left of it, unless all of it is computed."""
+        if not self._computed:
+            self._left = reason
+            self.abort()
+
     async def _run(self, media: Sequence[memoryview], ended: Callable[[], object]) -> None:
         """In a task, so in a context, of its own."""
         current_request.set(in_log_lines(self._id))
@@ -163,11 +171,7 @@ class WorkerRequest:
         try:
             await self._answer(media)
         except asyncio.CancelledError:
-            failure = (
-                self._failed(FailureKind.ENGINE_DEAD, "the worker's engine died")
-                if self._engine.errored
-                else self._failed(FailureKind.ABORTED, "aborted")
-            )
+            failure = self._cancelled()
         except TimeoutError:
             failure = self._failed(FailureKind.LATE, "the request's time was over")
         except tuple(_FAILURES) as error:
@@ -190,6 +194,7 @@ class WorkerRequest:
                     self._acking = asyncio.create_task(self._ack())
                     await asyncio.shield(self._acking)
                 if output.finished:
+                    self._computed = True
                     self._entry.ended()
                     # Before the end, so that whoever saw the end saw the counts too.
                     await self._send(self._status())
@@ -264,6 +269,13 @@ class WorkerRequest:
         await self._received.give_back()
         held = [p.mm_hash for p in self._submit.media if self._engine.holds(p.mm_hash)]
         await self._send(Ack(self._id, list(dict.fromkeys(held))))
+
+    def _cancelled(self) -> Failed:
+        if self._engine.errored:
+            return self._failed(FailureKind.ENGINE_DEAD, "the worker's engine died")
+        if self._left:
+            return self._failed(FailureKind.BUSY, self._left)
+        return self._failed(FailureKind.ABORTED, "aborted")
 
     def _failed(self, kind: FailureKind, message: str) -> Failed:
         return Failed(self._id, kind, message)

@@ -115,7 +115,7 @@ class WorkerService:
         self._incarnation = incarnation
         self._codec: Codec[ToWorker] = Codec(ToWorker)
         self._sessions: dict[bytes, Session] = {}
-        self._operations = Operations(engine, self._send, self._tell_all)
+        self._operations = Operations(engine, self._send, self._tell_all, self._leave_to_others)
         self._news = News(engine, self._operations)
         self._figures = OwnFigures(self._send)
         self._draining = False
@@ -306,6 +306,11 @@ class WorkerService:
         if self.active_requests >= self._max_requests:
             return f"it has {self._max_requests} requests already"
         return self._operations.state.refusal
+
+    def _leave_to_others(self, reason: str) -> None:
+        for session in self._sessions.values():
+            for request in session.requests.values():
+                request.leave(reason)
 
     async def _refuse(self, session: Session, request_id: RequestId, reason: str) -> None:
         """Nothing of the request was touched, so another worker may have it."""

@@ -1,12 +1,14 @@
 """Log lines of all our processes: text, or one JSON object each, with the request they are about.
 
-No line has what users wrote, nor where their media are: whoever logs sees to that. vLLM's and the
-HTTP server's own lines in our processes get the same form, unless the user configures vLLM's; they
-do quote users, so :class:`Reserved` leaves of those about a request what can't be a user's.
+Our own lines are to have nothing that users wrote, nor where their media are: whoever logs sees to
+that. vLLM's and the HTTP server's lines in our processes get the same form, unless the user
+configures vLLM's; they do quote users, so :class:`Reserved` leaves of those about a request what
+can't be a user's. docs/operations.md says what that does not cover.
 """
 
 import json
 import logging
+import threading
 import time
 import traceback
 from collections.abc import Iterable
@@ -72,6 +74,11 @@ class TextLines(logging.Formatter):
         record.place = f"[{self._process} {request}]" if request else f"[{self._process}]"
         return super().format(record)
 
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Lines but the first are indented: what a library quotes may have been written to look
+        like a line of its own."""
+        return super().formatMessage(record).replace("\r", "\\r").replace("\n", "\n    ")
+
 
 class JsonLines(logging.Formatter):
     """One object per line: ``time``, ``level``, ``logger``, ``process``, ``message``; where there
@@ -106,11 +113,13 @@ class JsonLines(logging.Formatter):
 class Reserved(logging.Filter):
     """Takes out of a line about a request whatever may be its user's: text that was put into the
     message, and the words of an error, whose type and place are left. Numbers stay.
+
+    Threads to which vLLM gives a part of a request know nothing of it, so their lines all count.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
         """See logging; all lines pass."""
-        if not current_request.get():
+        if not current_request.get() and record.threadName == threading.main_thread().name:
             return True
         if record.name == "uvicorn.access":
             _cut_query(record)

@@ -2,8 +2,7 @@
 
 import sys
 
-from common.shell_completion import print_completion
-from common.version import version_line
+from common.early_flags import leave_early
 from frontend.processes import run_processes
 
 
@@ -17,11 +16,7 @@ def main() -> None:
     """Serve until SIGTERM or SIGINT. Exit status 1 if that is impossible, 2 if cards can't be
     read where they should be, or uvicorn's 3 if the port can't be had.
     """
-    if sys.argv[1:] == ["--version"]:
-        print(version_line())
-        return
-    if sys.argv[1:2] == ["--completion"]:
-        print_completion(_completion, sys.argv[2:])
+    leave_early(sys.argv[1:], _completion)
     status = run_processes(sys.argv[1:])
     if status is None:
         from frontend.process import main as serve_here  # seconds, for vLLM

@@ -35,6 +35,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "frontend/workers/operations.py": "test_operations_flow.py",
     "common/version.py": "test_packaging.py",
     "common/shell_completion.py": "common/test_shell_completion.py",
+    "common/early_flags.py": "test_packaging.py",
     "common/frames.py": "common/transfer/shared_arena/test_keeper.py",
     "common/python_command.py": "common/test_python_command.py",
     "common/process_settings.py": "test_settings.py",

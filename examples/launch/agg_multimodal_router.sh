@@ -263,7 +263,8 @@ if ((FRONTENDS)); then
     done
     say "Ready after $SECONDS s at ${urls[0]}. Try:"
     say
-    "$python" "$here/launch_tools.py" curl "${urls[0]}"
+    "$python" "$here/launch_tools.py" curl "${urls[0]}" ||
+        say "The frontend says more to whoever has its key, if it asks for one."
 else
     say "Ready after $SECONDS s: ${workers[*]} serve frontends that look for cards in $DISCOVERY."
 fi

@@ -43,10 +43,15 @@ def port(host: str, wanted: int) -> int:
 
 
 def progress(url: str) -> str:
-    """The state of the frontend, then the ids of the workers it knows, in one line."""
+    """The state of the frontend, then the ids of the workers it knows, in one line. One that asks
+    for a key does not say whom it knows.
+    """
     status, body = get(f"{url}/mmrouter/workers")
     if status <= 0:
         return "busy" if status else "starting"
+    if status in (401, 403):
+        health, _ = get(f"{url}/health")
+        return "guarded" if health == 200 else "waiting"
     workers = [str(worker["worker_id"]) for worker in json.loads(body)] if status == 200 else []
     health, _ = get(f"{url}/health")
     return " ".join(["healthy" if health == 200 else "waiting", *workers])
@@ -80,10 +85,11 @@ def awaited(urls: list[str], logs: dict[str, Path]) -> str:
 
     Args:
         urls: of frontends.
-        logs: of workers, by name. One is ready if every frontend has it or, where there are no
-            frontends, if it says so.
+        logs: of workers, by name. One is ready if every frontend that says whom it knows has it,
+            or, where none says so, if its log does.
     """
     states = [progress(url).split() for url in urls]
+    telling = [known for state, *known in states if state != "guarded"]
     told = [
         f"frontend{f'-{number}' if number else ''}: {FRONTENDS[state]}"
         for number, (state, *_) in enumerate(states)
@@ -91,14 +97,14 @@ def awaited(urls: list[str], logs: dict[str, Path]) -> str:
     ]
     for name, log in logs.items():
         doing = stage(log)
-        if any(name not in known for _, *known in states) or (not states and doing != STAGES[0][1]):
+        if any(name not in known for known in telling) or (not telling and doing != STAGES[0][1]):
             told.append(f"{name}: {doing}")
     return "; ".join(told)
 
 
 def shared_memory(sessions: set[int]) -> list[str]:
     """Segments in /dev/shm that any process of these sessions has mapped or open."""
-    found = set()
+    found: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
             # After the command's name, which is in brackets: state, parent, group, session.

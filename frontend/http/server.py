@@ -28,6 +28,7 @@ from frontend.http import large_json
 from frontend.http.connection import HeadLimits, connections
 from frontend.http.operate import REPLACED, Operating, vllms_routes
 from frontend.http.settings import HttpSettings
+from frontend.http.vllm_routes import POOLING
 from frontend.tenancy import take_salts_from_bodies
 
 Handler: TypeAlias = Callable[[Request, Exception], Awaitable[Response]]
@@ -74,9 +75,11 @@ def replace_engine_routes(
     Args:
         forget_media: lets the frontend forget those that it processed.
     """
+    paths = {getattr(route, "path", "") for route in app.router.routes}
     kept = [route for route in app.router.routes if getattr(route, "path", "") not in REPLACED]
     app.router.routes[:] = kept
-    app.include_router(vllms_routes(operating, forget_media, dev_mode=envs.VLLM_SERVER_DEV_MODE))
+    dev_mode, absent = envs.VLLM_SERVER_DEV_MODE, POOLING - paths
+    app.include_router(vllms_routes(operating, forget_media, dev_mode=dev_mode, absent=absent))
 
 
 def _handle_errors(app: FastAPI) -> None:

@@ -100,3 +100,6 @@ REFUSED: Final[Mapping[str, str]] = MappingProxyType(
     {path: reason for reason, paths in _REFUSED.items() for path in paths.split()}
 )
 """Routes that answer 501, and why."""
+
+POOLING: Final = frozenset(_REFUSED[_POOLING].split())
+"""Those of them that vLLM's app has for models that pool alone; elsewhere they are its own 404."""

@@ -10,7 +10,6 @@ The other end of the socket FD is held by :mod:`tests.e2e.forked`, which also sa
 the usual way all the same.
 """
 
-import array
 import atexit
 import contextlib
 import ctypes
@@ -247,9 +246,7 @@ def _wait_for_use(control: socket.socket, spares: bool) -> None:
 def _take_descriptors(received: Sequence[int], wanted: Sequence[int]) -> None:
     """Give received files the numbers that they have in the parent, and close all others."""
     assert len(received) == len(wanted)
-    aside = array.array("i")
-    for number, descriptor in enumerate(received):
-        aside.append(os.dup2(descriptor, _ABOVE + number))
+    aside = [os.dup2(each, _ABOVE + number) for number, each in enumerate(received)]
     os.closerange(3, _ABOVE)
     for descriptor, number in zip(aside, wanted, strict=True):
         os.dup2(descriptor, number)

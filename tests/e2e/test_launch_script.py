@@ -1,5 +1,5 @@
-"""The launch scripts as a user runs them: to the curl that they print, the first also to what the
-quickstart has, and out with Ctrl-C. tests/unit/deploy has their variables."""
+"""The launch script as a user runs it: to the curl that it prints and what the quickstart has, and
+out with Ctrl-C. tests/unit/deploy has the other scripts, which start this one."""
 
 import re
 import secrets
@@ -9,9 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
-from common import fleet_key
 from tests.e2e.processes import Process, environment, shared_memory_of
 from tests.ports import free_port
 
@@ -86,38 +83,6 @@ def test_it_serves_until_ctrl_c_and_leaves_nothing(model: Path, tmp_path: Path) 
         assert not shared_memory_of(*pids)
     finally:
         script.stop()
-
-
-@pytest.mark.parametrize(
-    "names",
-    [("two_ranks.sh",), ("several_frontends.sh",), ("worker_host.sh", "frontend_host.sh")],
-    ids=" and ".join,
-)
-def test_other_ways_of_running(model: Path, tmp_path: Path, names: tuple[str, ...]) -> None:
-    mark = secrets.token_hex(8)
-    variables = {"MARK": mark, "PORT": ""}  # any free one, of which scripts may need several
-    if len(names) > 1:
-        fleet_key.new(tmp_path / "fleet.key")
-        variables |= {
-            "DISCOVERY": str(tmp_path / "cards"),
-            "FLEET_KEY_FILE": str(tmp_path / "fleet.key"),
-            "WORKER_HOST": "127.0.0.1",
-        }
-    scripts: list[Process] = []
-    try:
-        for name in names:
-            scripts.append(start(model, tmp_path, name, **variables))
-        printed = [wait_until_ready(script) for script in scripts][-1]
-        try_the_curl(printed)
-        pids = set(living(mark))
-        for script in scripts:
-            script.signal(signal.SIGINT)
-            script.wait()
-        assert living(mark) == []
-        assert not shared_memory_of(*pids)
-    finally:
-        for script in scripts:
-            script.stop()
 
 
 def quickstart() -> list[str]:

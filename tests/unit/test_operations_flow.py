@@ -171,6 +171,25 @@ async def test_what_is_on_its_way_is_refused_and_may_go_elsewhere(office: Office
     assert (last.kind, last.message) == (FailureKind.BUSY, "it is paused")
 
 
+async def test_what_waits_in_a_queue_that_rests_may_go_elsewhere(office: Office) -> None:
+    """vLLM's own pause waits for requests that hold blocks, and leaves the others in its queue."""
+    link = office.town.fleet.link(W0)
+    office.first.engine.script = never
+    submit = Submit(RequestId("r"), [1, 2], SamplingParams(), [], [])
+    async with aclosing(link.dispatch(submit, [])) as answers:
+        waiting = asyncio.create_task(_all(answers))
+        await until(lambda: office.first.engine.running == 1)
+        await office.post("/mmrouter/workers/w0/pause?mode=wait")
+        last = (await waiting)[-1]
+    assert isinstance(last, Failed)
+    assert (last.kind, last.message) == (FailureKind.BUSY, "it is paused")
+    assert office.first.engine.running == 0
+
+
+async def _all(answers: AsyncIterator[Any]) -> list[Any]:
+    return [answer async for answer in answers]
+
+
 async def test_requests_that_stand_still_are_no_stall(office: Office) -> None:
     link = office.town.fleet.link(W0)
     link._stall_s = 2.5

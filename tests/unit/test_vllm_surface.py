@@ -104,6 +104,7 @@ def test_the_server_is_assembled_as_before() -> None:
 
 
 OF_USERS = {
+    "/tokenizer_info",
     "/detokenize",
     "/generative_scoring",
     "/health",
@@ -139,6 +140,7 @@ def test_every_route_is_for_users_or_for_admins(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
     args = parse([]).serve
     args.enable_fault_tolerance = True
+    args.enable_tokenizer_info_endpoint = True  # vLLM keeps it for good once any app had it
     app = build_app(args, ("generate",), None)
     paths = {route.path for route in app.routes if isinstance(route, APIRoute)}
     assert {path for path in paths if not is_for_admins(path)} == OF_USERS

@@ -218,7 +218,8 @@ function last(values, show) {
 }
 
 function drawPlots(history) {
-  const end = Math.floor(Date.now() / 1000 / STEP_S) * STEP_S;
+  // By the server's clock: the browser's may be minutes off.
+  const end = Math.max(...history.map((one) => one.at), 0);
   const at = new Map(history.map((one) => [one.at, one]));
   const steps = Array.from({ length: STEPS }, (_, place) => at.get(end - (STEPS - 1 - place) * STEP_S));
   const rate = (name) => steps.map((step) => (step ? step[name] / STEP_S : null));

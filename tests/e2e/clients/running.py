@@ -1,4 +1,4 @@
-"""Programs in the clients' own environment, which ``make setup`` prepares beside vLLM's."""
+"""Programs in the clients' own environment, which ``make test`` prepares beside vLLM's."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def client_command(name: str) -> str:
     """A command of the clients' environment."""
     command = BIN / name
     if not command.exists():
-        pytest.fail(f"{command} is not there: `make setup` installs the clients")
+        pytest.fail(f"{command} is not there: `make test` installs the clients")
     return str(command)
 
 

@@ -18,6 +18,7 @@ from common.operations import (
     Operation,
     Outcome,
     Pause,
+    PauseMode,
     ReleaseKvCacheMemory,
     ReloadWeights,
     ResetMmCache,
@@ -41,7 +42,8 @@ class Desk:
         self.engine = ScriptedEngine()
         self.changes: list[Condition] = []
         self.sent: list[Operated] = []
-        self.operations = Operations(self.engine, self._send, self._changed)
+        self.left: list[str] = []
+        self.operations = Operations(self.engine, self._send, self._changed, self.left.append)
 
     async def _send(self, session: Session, operated: Operated) -> None:
         self.sent.append(operated)
@@ -110,6 +112,58 @@ async def test_requests_wait_while_a_cache_is_emptied_and_hear_of_it_before_they
     await desk.do(ResetPrefixCache())
     assert desk.operations.blocks_emptied >= before
     assert desk.operations.media_emptied == 1
+
+
+@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
+async def test_what_an_engine_left_in_its_queue_goes_to_other_workers(mode: PauseMode) -> None:
+    desk = Desk()
+    await desk.do(Pause(mode))
+    assert desk.left == (["it is paused"] if mode == "wait" else [])
+
+
+async def test_an_engine_that_does_not_rest_keeps_its_requests() -> None:
+    desk = Desk()
+
+    async def rests() -> bool:
+        return False
+
+    desk.engine.rests = rests  # type: ignore[method-assign]
+    assert await desk.do(Pause("wait")) == [Outcome.DONE]
+    assert desk.left == []
+
+
+async def test_nothing_stands_still_in_an_engine_that_gives_its_weights_up() -> None:
+    desk = Desk()
+    assert await desk.do(Sleep(2, "keep")) == [Outcome.REFUSED]
+    desk.engine.resting = True
+    assert await desk.do(Pause("keep"), Sleep(2, "wait")) == [Outcome.DONE, Outcome.REFUSED]
+    assert await desk.do(Pause("wait"), Sleep(2, "wait")) == [Outcome.DONE, Outcome.DONE]
+
+
+async def test_only_what_is_asleep_is_woken_up() -> None:
+    desk = Desk()
+    desk.engine.resting = True
+    await desk.do(Pause("wait"), ReleaseKvCacheMemory())
+    asked: list[Operation] = []
+
+    async def operating(operation: Operation) -> None:
+        asked.append(operation)
+
+    desk.engine.operating = operating
+    assert await desk.do(WakeUp(["weights"])) == [Outcome.DONE]
+    assert await desk.do(WakeUp(["weights", "kv_cache"])) == [Outcome.DONE]
+    assert asked == [WakeUp(["kv_cache"])]
+
+
+async def test_ranks_that_disagree_fail_an_operation() -> None:
+    desk = Desk()
+
+    async def rests() -> bool:
+        raise RuntimeError("ranks differ")
+
+    desk.engine.rests = rests  # type: ignore[method-assign]
+    assert await desk.operations.perform(Pause("wait")) == (Outcome.FAILED, "ranks differ")
+    assert await admitted(desk) == "it is paused"
 
 
 async def test_no_request_waits_for_a_profile_and_none_for_ever(

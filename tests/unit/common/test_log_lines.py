@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import logging.config
+import threading
 from argparse import Namespace
 from collections.abc import Iterator
 
@@ -111,7 +112,13 @@ def streams(*names: str) -> dict[str, io.StringIO]:
 
 @pytest.mark.usefixtures("restored")
 @pytest.mark.parametrize("form", list(LogFormat))
-def test_vllms_and_the_servers_lines_look_like_ours(form: LogFormat) -> None:
+def test_vllms_and_the_servers_lines_look_like_ours(
+    form: LogFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As they are before any server ran in this process; uvicorn's configuration does not say.
+    for name in ("uvicorn.error", "uvicorn.access"):
+        monkeypatch.setattr(logging.getLogger(name), "propagate", True)
+        monkeypatch.setattr(logging.getLogger(name), "disabled", False)
     configure_logging(setup(form))
     assert log_setup() == setup(form)
     args = Namespace(logging_config=LoggingConfig(pylogging_config_file=None))
@@ -206,6 +213,28 @@ def test_what_is_about_no_request_is_left_as_it_is() -> None:
     record = logging.LogRecord("vllm", logging.INFO, "", 1, "model %s", ("demo",), None)
     assert Reserved().filter(record)
     assert record.getMessage() == "model demo"
+
+
+def test_a_thread_that_knows_no_request_may_have_a_users_words() -> None:
+    records: list[logging.LogRecord] = []
+
+    def log() -> None:
+        said = "canary\nINFO 10:00:00 [f] all is well"
+        record = logging.LogRecord("vllm.renderers", 30, "", 1, "rejected: %s", (said,), None)
+        assert Reserved().filter(record)
+        records.append(record)
+
+    thread = threading.Thread(target=log)
+    thread.start()
+    thread.join()
+    assert records[0].getMessage() == "rejected: …"
+
+
+def test_no_message_looks_like_a_line_of_its_own() -> None:
+    said = "a\nINFO 10:00:00 [f] all is well\r"
+    record = logging.LogRecord("vllm", logging.INFO, "", 1, said, None, None)
+    first, second = TextLines("f").format(record).split("\n")
+    assert first.endswith("a") and second == "    INFO 10:00:00 [f] all is well\\r"
 
 
 def test_the_servers_line_of_a_request_is_without_its_query() -> None:

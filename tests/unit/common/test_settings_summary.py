@@ -23,7 +23,8 @@ def test_each_value_says_who_gave_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
     lines = summary(line.ours, groups, given, {"port": 8000, "host": "127.0.0.1"})
     assert lines == [
         f"configuration: config={file} (flag)",
-        "process: drain-timeout=5 s (file), nvtx=on (environment), log-level=warning (flag)",
+        "process: drain-timeout=5 s (file), nvtx=on (environment), log-level=warning (flag); "
+        "by default log-format=text",
         "vLLM: port=9000 (file); by default host=127.0.0.1",
     ]
 
