@@ -199,10 +199,12 @@ class BestCache:
 
     Args:
         model: the model's folder, for its tokenizer and chat template.
-        picture_tokens: of each picture.
+        picture_tokens: of a picture, by its name.
     """
 
-    def __init__(self, model: Path, picture_tokens: int = PICTURE_TOKENS) -> None:
+    def __init__(
+        self, model: Path, picture_tokens: Callable[[str], int] = lambda _: PICTURE_TOKENS
+    ) -> None:
         from transformers import AutoTokenizer  # takes seconds to import
 
         self._tokenizer = AutoTokenizer.from_pretrained(model)
@@ -235,7 +237,11 @@ class BestCache:
         names = iter(shown)
         tokens: list[int | str] = []
         for token in ids:
-            tokens += [next(names)] * self._picture_tokens if token == self._pad else [token]
+            if token == self._pad:
+                name = next(names)
+                tokens += [name] * self._picture_tokens(name)
+            else:
+                tokens.append(token)
         return tokens
 
     def best(self, asks: Sequence[Ask]) -> list[tuple[int, int]]:

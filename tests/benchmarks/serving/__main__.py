@@ -5,14 +5,16 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tests.benchmarks.fleet_clients import connections
 from tests.benchmarks.fleet_processes import Fleet
 from tests.benchmarks.fleet_traffic import BestCache
+from tests.benchmarks.serving.answers import differing, told
 from tests.benchmarks.serving.contenders import (
     CACHE_AWARE,
     DATA_PARALLEL,
@@ -22,13 +24,18 @@ from tests.benchmarks.serving.contenders import (
     Contender,
     named,
 )
+from tests.benchmarks.serving.dataset import write_dataset
+from tests.benchmarks.serving.engines import Engines
 from tests.benchmarks.serving.figures import Limits
 from tests.benchmarks.serving.headline import headline
+from tests.benchmarks.serving.photos import Photos
 from tests.benchmarks.serving.play import FailedRequestError
-from tests.benchmarks.serving.race import Course, Race, WrongPromptError
+from tests.benchmarks.serving.race import Course, Race, WrongPromptError, answers
 from tests.benchmarks.serving.report import machine, memory_table, table, write_csv
-from tests.benchmarks.serving.stacks import start
-from tests.benchmarks.serving.traffic import Photos, load
+from tests.benchmarks.serving.stacks import Ground
+from tests.benchmarks.serving.start import start
+from tests.benchmarks.serving.traffic import Load, load
+from tests.benchmarks.serving.usage import ByRole
 from tests.benchmarks.serving.verdict import Verdict, judge
 from tests.benchmarks.telling import telling
 from tests.simgpu.gpu import GpuModel
@@ -61,13 +68,26 @@ def arguments() -> argparse.Namespace:
         help=f"of {', '.join(each.name for each in TABLE)}",
     )
     parser.add_argument(
+        "--beside",
+        nargs="+",
+        default=(),
+        type=Path,
+        metavar="CHECKOUT",
+        help="other checkouts of this project, whose frontends race as well",
+    )
+    parser.add_argument(
         "--loads",
         nargs="+",
         default=LOADS,
-        help="KIND@CLIENTS or KIND@RATE/s; KIND is pictures-N, chats, text or streams",
+        help="KIND@CLIENTS or KIND@RATE/s; docs/benchmarks.md has the kinds",
     )
     parser.add_argument("--engines", type=positive, default=4, help="of each contender")
     parser.add_argument("--speed", type=float, default=0.5, help="of the GPUs; 1 is an H100's")
+    parser.add_argument(
+        "--real",
+        action="store_true",
+        help="engines that compute the demo model on the CPU, not those whose GPU is the clock",
+    )
     parser.add_argument("--rounds", type=positive, default=6, help="blocks of each contender")
     parser.add_argument("--requests", type=positive, default=64, help="in a block")
     parser.add_argument("--side", type=positive, default=896, help="of pictures, in pixels")
@@ -75,12 +95,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--between-limit-ms", type=float, default=50.0, help="for goodput")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--csv", type=Path, help="file for the figures of all blocks")
+    parser.add_argument(
+        "--dataset",
+        type=Path,
+        metavar="FILE.jsonl",
+        help="write the first load's requests for `vllm bench serve`, and race nobody",
+    )
     parser.add_argument("--keep", type=Path, help="new directory for the logs, instead of none")
     options = parser.parse_args()
     if options.keep and options.keep.exists() and any(options.keep.iterdir()):
         parser.error(f"--keep: there is something in {options.keep} already")
     try:
-        options.contenders = named(options.contenders)
+        options.contenders = named(options.contenders, options.beside)
         options.loads = [load(each) for each in options.loads]
     except ValueError as error:
         parser.error(str(error))
@@ -89,27 +115,43 @@ def arguments() -> argparse.Namespace:
 
 def able(contenders: list[Contender]) -> tuple[list[Contender], Mapping[str, str]]:
     """Contenders that can race here; why the others can't."""
-    missing = {each.name: why for each in contenders if (why := each.missing())}
+    missing = {
+        each.name: why for each in contenders if each.foreign and (why := each.foreign.missing())
+    }
     for name, why in missing.items():
         print(f"{name} is skipped: {why}", file=sys.stderr)
     return [each for each in contenders if each.name not in missing], missing
 
 
+@dataclass(frozen=True)
+class Raced:
+    """What came of it.
+
+    Attributes:
+        memory: megabytes of each contender.
+        wrong: how many of their answers differ.
+    """
+
+    races: Sequence[Race]
+    memory: Mapping[str, ByRole]
+    wrong: Mapping[str, int]
+
+
 async def measure(
-    options: argparse.Namespace, fleet: Fleet, contenders: list[Contender]
-) -> list[Race]:
+    options: argparse.Namespace, fleet: Fleet, engines: Engines, contenders: list[Contender]
+) -> Raced:
     """All races."""
     photos = Photos(options.side)
     async with connections() as http:
         with telling(f"starting {', '.join(each.name for each in contenders)}"):
-            running = await start(fleet, http, contenders, options.engines)
+            running = await start(Ground(fleet, http, engines), contenders)
+        print("all serve", file=sys.stderr, flush=True)
         course = Course(
             http,
             running,
             BestCache(fleet.model, photos.tokens),
             photos,
-            fleet.gpu,
-            options.engines,
+            engines,
             Limits(options.first_limit_ms, options.between_limit_ms),
             options.seed,
             options.requests,
@@ -118,9 +160,12 @@ async def measure(
         for race in races:
             await race.run(options.rounds)
             print(table(verdict(race), [each.name for each in contenders]) + "\n", flush=True)
+        texts = await answers(course)
         memory = {each.contender.name: each.usage.memory_mb() for each in running}
         print(memory_table(memory))
-    return races
+    wrong = differing(texts)
+    print(told(wrong, len(next(iter(texts.values()), ()))))
+    return Raced(races, memory, wrong)
 
 
 def verdict(race: Race) -> Verdict:
@@ -128,26 +173,49 @@ def verdict(race: Race) -> Verdict:
     return judge(race.load.name, race.blocks, race.setting)
 
 
-def main() -> None:
-    options = arguments()
-    contenders, missing = able(options.contenders)
-    if not contenders:
-        sys.exit("nobody can race here")
-    print(", ".join(f"{name} {value}" for name, value in machine().items()), file=sys.stderr)
+def write_first_load(options: argparse.Namespace) -> None:
+    """A data set instead of a race."""
+    first: Load = options.loads[0]
+    sessions = first.block(options.seed, 0, "dataset", options.requests)
+    with options.dataset.open("w") as file:
+        count = write_dataset(file, sessions, Photos(options.side).uri)
+    print(f"{count} requests of {first.name}, for answers of {first.answer_tokens} tokens each")
+
+
+def race(
+    options: argparse.Namespace, contenders: list[Contender], missing: Mapping[str, str]
+) -> bool:
+    """Whether anything was refused, or any answer was another one."""
+    versions = {each.name: each.foreign.versions() if each.foreign else {} for each in contenders}
+    told_once = {name: value for each in versions.values() for name, value in each.items()}
+    host = machine()
+    print(", ".join(f"{k} {v}" for k, v in {**host, **told_once}.items()), file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="bench-serving-") as temporary, ExitStack() as stack:
         directory = options.keep or Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)
-        fleet = Fleet(stack, directory, GpuModel(speed=options.speed))
-        try:
-            races = asyncio.run(measure(options, fleet, contenders))
-        except (FailedRequestError, WrongPromptError) as error:
-            sys.exit(str(error))
+        engines = Engines(options.engines, None if options.real else GpuModel(speed=options.speed))
+        fleet = Fleet(stack, directory, engines.gpu or GpuModel())
+        raced = asyncio.run(measure(options, fleet, engines, contenders))
     if options.csv:
         with options.csv.open("w", newline="") as file:
-            write_csv(file, [(each.load.name, each.setting, each.blocks) for each in races])
-    verdicts = [verdict(race) for race in races]
-    print("\n" + json.dumps(headline(verdicts, missing)))
-    sys.exit(any(each.refused for each in verdicts))
+            write_csv(file, raced.races, raced.memory, versions)
+    verdicts = [verdict(each) for each in raced.races]
+    print("\n" + json.dumps(headline(verdicts, missing, raced.wrong)))
+    return any(each.refused for each in verdicts) or any(raced.wrong.values())
+
+
+def main() -> None:
+    options = arguments()
+    if options.dataset:
+        write_first_load(options)
+        return
+    contenders, missing = able(options.contenders)
+    if not contenders:
+        sys.exit("nobody can race here")
+    try:
+        sys.exit(race(options, contenders, missing))
+    except (FailedRequestError, WrongPromptError) as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

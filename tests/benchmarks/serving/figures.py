@@ -4,13 +4,15 @@ import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from tests.benchmarks.fleet_clients import Whole
 from tests.benchmarks.serving.bound import Work, bound_seconds
 from tests.benchmarks.serving.contenders import Role
+from tests.benchmarks.serving.counters import Counters
+from tests.benchmarks.serving.engines import Engines
 from tests.benchmarks.serving.traffic import Closed, Pace
 from tests.benchmarks.spread import quantile
-from tests.simgpu.gpu import GpuModel
 from tests.simgpu.stats import Stats
 from tests.simgpu.totals import LATE_SHARE, late_share
 
@@ -33,8 +35,9 @@ class Block:
         number: of the round.
         work: what was asked.
         engines: what they did meanwhile.
+        engines: what they did meanwhile; None of real ones, which don't say.
         cpu: seconds by role.
-        predicted: cached tokens that routing expected; None where nobody says.
+        counted: by the contender's servers.
     """
 
     contender: str
@@ -42,22 +45,26 @@ class Block:
     seconds: float
     answers: Sequence[Whole]
     work: Work
-    engines: Stats
+    engines: Stats | None
     cpu: Mapping[Role, float]
-    predicted: float | None
+    counted: Counters
 
     @property
     def valid(self) -> bool:
-        """Whether the engines kept to their model of time."""
-        return late_share(self.engines) <= LATE_SHARE
+        """Whether the engines kept to their model of time; real ones have none."""
+        return self.late <= LATE_SHARE
+
+    @property
+    def late(self) -> float:
+        """How late engines were, as a share of their modelled work."""
+        return late_share(self.engines) if self.engines else 0.0
 
 
 @dataclass(frozen=True)
 class Setting:
     """What is the same for all blocks of a race."""
 
-    gpu: GpuModel
-    engines: int
+    engines: Engines
     pace: Pace
     limits: Limits
 
@@ -75,37 +82,68 @@ def is_good(answer: Whole, limits: Limits) -> bool:
 
 
 def figures_of(block: Block, setting: Setting) -> Figures:
-    """Its figures, by the names that the CSV has."""
+    """Its figures, by the names that the CSV has. None is what nobody could say."""
     count = len(block.answers)
     tokens = sum(answer.tokens for answer in block.answers)
     good = sum(is_good(answer, setting.limits) for answer in block.answers)
-    engines = block.engines
-    figures: Figures = {
+    return {
         "requests_per_s": count / block.seconds,
         "tokens_per_s": tokens / block.seconds,
         "goodput_per_s": good / block.seconds,
+        **_bound(block, setting),
         **_quantiles("first_token_ms", [answer.first_token_s for answer in block.answers]),
         **_quantiles("between_tokens_ms", [g for each in block.answers for g in gaps_s(each)]),
         "prompt_tokens": block.work.prompt_tokens / count,
         "cached_possible": block.work.cached_tokens / count,
-        "cached_predicted": None if block.predicted is None else block.predicted / count,
-        "cached_realised": engines.cached_tokens / count,
-        "encoder_runs_per_picture": (
-            engines.encoder_items / block.work.pictures if block.work.pictures else None
-        ),
-        "engines_busy": engines.busy_seconds / setting.engines / block.seconds,
-        "engines_late": late_share(engines),
-        "engines_stalled": engines.stall_seconds / engines.busy_seconds,
-        "steps": engines.steps,
+        "cached_predicted": _over(block.counted.predicted, count),
+        "cached_realised": _realised(block) / count,
+        "processor_runs_per_picture": _over(block.counted.processor_runs, block.work.pictures),
+        "moved_kb_per_request": _over(block.counted.moved_bytes, count * 1024),
+        **_engines(block, setting),
+        **dict(_cpu(block.cpu, count, tokens)),
     }
-    if isinstance(setting.pace, Closed):
-        possible = count / bound_seconds(
-            block.work, setting.gpu, setting.engines, setting.pace.clients
-        )
-        figures |= {"bound_per_s": possible, "of_bound": count / block.seconds / possible}
-    else:
-        figures |= {"bound_per_s": None, "of_bound": None}
-    return figures | dict(_cpu(block.cpu, count, tokens))
+
+
+def _over(amount: float | None, count: int) -> float | None:
+    return amount / count if amount is not None and count else None
+
+
+def _realised(block: Block) -> float:
+    """Cached tokens: as engines say, or as answers do, which not all servers fill in."""
+    if block.engines:
+        return block.engines.cached_tokens
+    return sum(answer.cached_tokens for answer in block.answers)
+
+
+def _bound(block: Block, setting: Setting) -> Figures:
+    if not (isinstance(setting.pace, Closed) and setting.engines.gpu):
+        return {"bound_per_s": None, "of_bound": None}
+    gpu, clients = setting.engines.gpu, setting.pace.clients
+    possible = len(block.answers) / bound_seconds(block.work, gpu, setting.engines.count, clients)
+    rate = len(block.answers) / block.seconds
+    return {"bound_per_s": possible, "of_bound": rate / possible}
+
+
+_OF_ENGINES: Final = (
+    "encoder_runs_per_picture",
+    "engines_busy",
+    "engines_late",
+    "engines_stalled",
+    "steps",
+)
+
+
+def _engines(block: Block, setting: Setting) -> Figures:
+    stats = block.engines
+    if stats is None:
+        return dict.fromkeys(_OF_ENGINES)
+    return {
+        "encoder_runs_per_picture": _over(stats.encoder_items, block.work.pictures),
+        "engines_busy": stats.busy_seconds / setting.engines.count / block.seconds,
+        "engines_late": block.late,
+        "engines_stalled": stats.stall_seconds / stats.busy_seconds,
+        "steps": stats.steps,
+    }
 
 
 def _cpu(cpu: Mapping[Role, float], count: int, tokens: int) -> Iterator[tuple[str, float | None]]:

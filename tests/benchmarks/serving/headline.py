@@ -5,14 +5,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
 
-from tests.benchmarks.serving.contenders import CACHE_AWARE, DATA_PARALLEL, KV, ROUND_ROBIN
-from tests.benchmarks.serving.figures import Figures
+from tests.benchmarks.serving.contenders import (
+    DATA_PARALLEL,
+    DYNAMO,
+    KV,
+    ROUND_ROBIN,
+    ROUTERS,
+)
+from tests.benchmarks.serving.traffic import Open, load
 from tests.benchmarks.serving.verdict import Verdict
 
-Value: TypeAlias = float | str | list[str] | Mapping[str, str] | None
+Value: TypeAlias = float | Mapping[str, str] | Mapping[str, int] | None
 
 THROUGHPUT: Final = "requests_per_s"
-FIRST: Final = "first_token_ms"
+P50: Final = "first_token_ms_p50"
+P99: Final = "first_token_ms_p99"
+
+Read: TypeAlias = Callable[[Verdict], float | None]
 
 
 @dataclass(frozen=True)
@@ -20,98 +29,149 @@ class Headline:
     """A figure of the JSON.
 
     Attributes:
-        loads: beginnings of names: the first load of a run that has the first of them, or the
-            next, shows the figure.
+        kinds: the first race of a run whose load is of the first kind, or of the next, shows it.
+        open_first: whether a race at a rate shows it rather than one that saturates.
+        who: contenders that it needs; of several rivals, one is enough.
         read: takes it from a race.
     """
 
     name: str
-    loads: Sequence[str]
-    read: Callable[[Verdict], float | None]
+    kinds: Sequence[str]
+    open_first: bool
+    who: Sequence[str]
+    read: Read
 
     def verdict(self, verdicts: Sequence[Verdict]) -> Verdict | None:
         """The race that shows it."""
-        for beginning in self.loads:
-            for each in verdicts:
-                if each.load.startswith(beginning) and not each.refused:
-                    return each
+        for kind in self.kinds:
+            found = [
+                each
+                for each in verdicts
+                if each.load.startswith(kind) and self.read(each) is not None
+            ]
+            found.sort(key=lambda each: isinstance(load(each.load).pace, Open) != self.open_first)
+            if found:
+                return found[0]
         return None
 
+    def reason(self, missing: Mapping[str, str], refused: Mapping[str, str]) -> str:
+        """Why no race shows it."""
+        for name in self.who:
+            if name in missing:
+                return f"{name} did not race: {missing[name]}"
+        for name, why in refused.items():
+            if name.startswith(tuple(self.kinds)):
+                return f"{name} was refused: {why}"
+        kinds = " or ".join(f"{kind}…" for kind in self.kinds)
+        return f"no race of {' and '.join(self.who)} with a load {kinds}"
 
-def _ratio(one: str, other: str, column: str, verdict: Verdict) -> float | None:
-    return verdict.ratio(one, other, column)
+
+def _least(column: str, rivals: Sequence[str], verdict: Verdict) -> float | None:
+    """Over the best rival, where more is better."""
+    return min(_ratios(column, rivals, verdict), default=None)
+
+
+def _most(column: str, rivals: Sequence[str], verdict: Verdict) -> float | None:
+    """Over the best rival, where less is better."""
+    return max(_ratios(column, rivals, verdict), default=None)
+
+
+def _ratios(column: str, rivals: Sequence[str], verdict: Verdict) -> list[float]:
+    ratios = (verdict.ratio(KV, rival, column) for rival in rivals)
+    return [ratio for ratio in ratios if ratio is not None]
 
 
 def _median(contender: str, column: str, verdict: Verdict) -> float | None:
     return verdict.median(contender, column)
 
 
-_REUSE: Final = ("pictures-4@", "pictures-", "chats@")
+_REUSE: Final = ("pictures-4@", "pictures-", "groups@", "documents@", "chats@")
 _TEXT: Final = ("text@",)
 _TOKENS: Final = ("streams@",)
 _NEW: Final = ("pictures-1@",)
 
+
+def _faster(name: str, *rivals: str) -> Headline:
+    return Headline(name, _REUSE, False, (KV, *rivals), partial(_least, THROUGHPUT, rivals))
+
+
+def _sooner(name: str, column: str, kinds: Sequence[str], *rivals: str) -> Headline:
+    return Headline(name, kinds, True, (KV, *rivals), partial(_most, column, rivals))
+
+
+def _cost(name: str, kinds: Sequence[str], contender: str, column: str) -> Headline:
+    return Headline(name, kinds, False, (contender,), partial(_median, contender, column))
+
+
 HEADLINES: Final = (
-    Headline("kv_vs_rr_throughput", _REUSE, partial(_ratio, KV, ROUND_ROBIN, THROUGHPUT)),
-    Headline("kv_vs_rr_ttft_p50", _REUSE, partial(_ratio, KV, ROUND_ROBIN, f"{FIRST}_p50")),
-    Headline("kv_vs_rr_ttft_p99", _REUSE, partial(_ratio, KV, ROUND_ROBIN, f"{FIRST}_p99")),
-    Headline("vs_dp_throughput", _REUSE, partial(_ratio, KV, DATA_PARALLEL, THROUGHPUT)),
-    Headline("vs_dp_ttft_p50", _REUSE, partial(_ratio, KV, DATA_PARALLEL, f"{FIRST}_p50")),
-    Headline("vs_router_throughput", _REUSE, partial(_ratio, KV, CACHE_AWARE, THROUGHPUT)),
-    Headline("vs_router_ttft_p50", _REUSE, partial(_ratio, KV, CACHE_AWARE, f"{FIRST}_p50")),
-    Headline("text_vs_router_ttft_p50", _TEXT, partial(_ratio, KV, CACHE_AWARE, f"{FIRST}_p50")),
-    Headline("frontend_us_per_token", _TOKENS, partial(_median, KV, "frontend_us_per_token")),
-    Headline("worker_us_per_token", _TOKENS, partial(_median, KV, "worker_us_per_token")),
+    _faster("kv_vs_rr_throughput", ROUND_ROBIN),
+    _sooner("kv_vs_rr_ttft_p50", P50, _REUSE, ROUND_ROBIN),
+    _sooner("kv_vs_rr_ttft_p99", P99, _REUSE, ROUND_ROBIN),
+    _faster("vs_dynamo_throughput", DYNAMO),
+    _sooner("vs_dynamo_ttft_p50", P50, _REUSE, DYNAMO),
+    _faster("vs_router_throughput", *ROUTERS),
+    _sooner("vs_router_ttft_p50", P50, _REUSE, *ROUTERS),
+    _faster("vs_dp_throughput", DATA_PARALLEL),
+    _sooner("vs_dp_ttft_p50", P50, _REUSE, DATA_PARALLEL),
+    _sooner("text_vs_router_ttft_p50", P50, _TEXT, *ROUTERS),
+    _cost("frontend_us_per_token", _TOKENS, KV, "frontend_us_per_token"),
+    _cost("worker_us_per_token", _TOKENS, KV, "worker_us_per_token"),
+    _cost("api_server_us_per_token", _TOKENS, DATA_PARALLEL, "api_server_us_per_token"),
+    _cost("frontend_ms_per_picture", _NEW, KV, "frontend_ms_per_request"),
     Headline(
-        "api_server_us_per_token",
-        _TOKENS,
-        partial(_median, DATA_PARALLEL, "api_server_us_per_token"),
+        "frontend_cpu_vs_dynamo",
+        _REUSE,
+        False,
+        (KV, DYNAMO),
+        partial(_most, "frontend_ms_per_request", (DYNAMO,)),
     ),
-    Headline("frontend_ms_per_picture", _NEW, partial(_median, KV, "frontend_ms_per_request")),
 )
 
-NOT_RACED: Final = ("vs_dynamo_throughput", "vs_dynamo_ttft_p50", "frontend_cpu_vs_dynamo")
-"""Dynamo is no contender here yet."""
+WORST: Final = "worst_vs_rr_throughput"
 
 
-def headline(verdicts: Sequence[Verdict], missing: Mapping[str, str]) -> dict[str, Value]:
+def headline(
+    verdicts: Sequence[Verdict], missing: Mapping[str, str], wrong: Mapping[str, int]
+) -> dict[str, Value]:
     """All figures; those that were not measured are None, and ``reasons`` says why.
 
     Args:
         missing: contenders that did not race, and why.
+        wrong: of each contender, how many answers differ from those of the first.
     """
-    figures: Figures = {}
+    figures: dict[str, float | None] = {}
     loads: dict[str, str] = {}
-    reasons = dict.fromkeys(NOT_RACED, "Dynamo is not raced")
-    figures |= dict.fromkeys(NOT_RACED)
+    reasons: dict[str, str] = {}
+    refused = {each.load: each.refused for each in verdicts if each.refused}
     for each in HEADLINES:
         verdict = each.verdict(verdicts)
         value = each.read(verdict) if verdict else None
         figures[each.name] = None if value is None else round(value, 4)
-        if value is not None and verdict:
+        if verdict:
             loads[each.name] = verdict.load
-        elif verdict:
-            reasons[each.name] = "a contender that it compares did not race"
         else:
-            reasons[each.name] = f"no race counts whose load is {' or '.join(each.loads)}…"
-    worst, where = _worst(verdicts)
-    figures["worst_vs_rr_throughput"] = worst
-    if where:
-        loads["worst_vs_rr_throughput"] = where
+            reasons[each.name] = each.reason(missing, refused)
+    worst = _worst(verdicts)
+    figures[WORST] = round(worst[0], 4) if worst else None
+    if worst:
+        loads[WORST] = worst[1]
     else:
-        reasons["worst_vs_rr_throughput"] = f"{KV} and {ROUND_ROBIN} did not race"
-    refused = {each.load: each.refused for each in verdicts if each.refused}
-    return {**figures, "loads": loads, "reasons": reasons, "missing": missing, "refused": refused}
+        reasons[WORST] = f"no race of {KV} and {ROUND_ROBIN} counts"
+    return {
+        **figures,
+        "loads": loads,
+        "reasons": reasons,
+        "missing": missing,
+        "refused": refused,
+        "answers_that_differ": wrong,
+    }
 
 
-def _worst(verdicts: Sequence[Verdict]) -> tuple[float | None, str | None]:
+def _worst(verdicts: Sequence[Verdict]) -> tuple[float, str] | None:
     """The least throughput over round-robin's, and the load where that was."""
     ratios = [
         (ratio, each.load)
         for each in verdicts
         if (ratio := each.ratio(KV, ROUND_ROBIN, THROUGHPUT)) is not None
     ]
-    if not ratios:
-        return None, None
-    ratio, where = min(ratios)
-    return round(ratio, 4), where
+    return min(ratios, default=None)

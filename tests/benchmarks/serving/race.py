@@ -3,21 +3,23 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import aiohttp
 
-from tests.benchmarks.fleet_clients import ask
-from tests.benchmarks.fleet_processes import cached
+from tests.benchmarks.fleet_clients import Outcome, ask
 from tests.benchmarks.fleet_traffic import BestCache
+from tests.benchmarks.serving.answers import Texts, blocks, comparable
 from tests.benchmarks.serving.bound import Work
-from tests.benchmarks.serving.contenders import Family
+from tests.benchmarks.serving.counters import Counters, counters
+from tests.benchmarks.serving.engines import Engines
 from tests.benchmarks.serving.figures import Block, Limits, Setting
+from tests.benchmarks.serving.photos import Photos
 from tests.benchmarks.serving.play import Played, arrivals, play
-from tests.benchmarks.serving.stacks import Running
-from tests.benchmarks.serving.traffic import Closed, Load, Open, Photos, Session
+from tests.benchmarks.serving.running import Running
+from tests.benchmarks.serving.traffic import Closed, Load, Open, Session
 from tests.benchmarks.serving.usage import used
-from tests.simgpu.gpu import GpuModel
-from tests.simgpu.totals import late_share, since
+from tests.simgpu.totals import since
 
 WARM_UP = -1
 """The number of the block before the first."""
@@ -41,11 +43,42 @@ class Course:
     running: Sequence[Running]
     best: BestCache
     photos: Photos
-    gpu: GpuModel
-    engines: int
+    engines: Engines
     limits: Limits
     seed: int
     requests: int
+
+
+async def answers(course: Course) -> dict[str, Texts]:
+    """What each contender says to the same questions, one at a time.
+
+    Raises:
+        FailedRequestError: a request had no whole answer.
+    """
+    texts: dict[str, Texts] = {}
+    for running in course.running:
+        if not comparable(running.contender.family):
+            continue
+        said: list[str] = []
+        for load, sessions in blocks(course.seed):
+            played = await play(
+                bodies_of(course, load, sessions), load.pace, (), partial(_ask, course, running)
+            )
+            said += (answer.text for answer in played.answers)
+        texts[running.contender.name] = said
+    return texts
+
+
+def bodies_of(course: Course, load: Load, sessions: Sequence[Session]) -> list[list[bytes]]:
+    """The requests of sessions, as they go over the wire."""
+    return [
+        [each.body(load.answer_tokens, course.photos.uri) for each in session]
+        for session in sessions
+    ]
+
+
+async def _ask(course: Course, running: Running, body: bytes) -> Outcome:
+    return await ask(course.http, running.url, body)
 
 
 @dataclass
@@ -60,7 +93,7 @@ class Race:
     def setting(self) -> Setting:
         """What is the same for all its blocks."""
         course = self.course
-        return Setting(course.gpu, course.engines, self.load.pace, course.limits)
+        return Setting(course.engines, self.load.pace, course.limits)
 
     async def run(self, rounds: int) -> None:
         """So many blocks through each contender, after one that does not count.
@@ -81,27 +114,25 @@ class Race:
         course, load = self.course, self.load
         name = f"{running.contender.name} {load.name} {number}"
         sessions = load.block(course.seed, number, name, self._requests)
-        bodies = [
-            [each.body(load.answer_tokens, course.photos.uri) for each in session]
-            for session in sessions
-        ]
+        bodies = bodies_of(course, load, sessions)
         work = Work.of(sessions, course.best, load.answer_tokens, course.photos.tokens)
         engines = await running.done()
-        predicted = await self._predicted(running)
+        counted = await self._counted(running)
         cpu = running.usage.cpu_seconds()
         played = await self._play(running, sessions, bodies, number)
         cpu = used(cpu, running.usage.cpu_seconds())
         _check(work, played)
-        after = await self._predicted(running)
+        asked = (engines.requests if engines else 0) + len(played.answers)
+        done = await running.done(asked)
         return Block(
             running.contender.name,
             number,
             played.seconds,
             played.answers,
             work,
-            since(engines, await running.done(engines.requests + len(played.answers))),
+            since(engines, done) if engines and done else None,
             cpu,
-            None if after is None or predicted is None else after - predicted,
+            (await self._counted(running)).since(counted),
         )
 
     @property
@@ -122,14 +153,10 @@ class Race:
         moments: list[float] = []
         if isinstance(pace, Open):
             moments = arrivals(pace, f"{self.course.seed} {number}", sessions)
-        return await play(
-            bodies, pace, moments, lambda body: ask(self.course.http, running.url, body)
-        )
+        return await play(bodies, pace, moments, partial(_ask, self.course, running))
 
-    async def _predicted(self, running: Running) -> float | None:
-        if running.contender.family is not Family.OURS:
-            return None
-        return (await cached(self.course.http, running.url)).predicted
+    async def _counted(self, running: Running) -> Counters:
+        return await counters(self.course.http, running.contender.family, running.pages)
 
 
 class WrongPromptError(Exception):
@@ -145,10 +172,9 @@ def _check(work: Work, played: Played) -> None:
 def _tell(load: Load, block: Block) -> None:
     """Progress, on standard error."""
     rate = len(block.answers) / block.seconds
-    late = late_share(block.engines)
     print(
         f"  {load.name} round {block.number + 1}, {block.contender}: {rate:.2f} requests/s, "
-        f"engines late by {late:.1%}" + ("" if block.valid else ": does not count"),
+        f"engines late by {block.late:.1%}" + ("" if block.valid else ": does not count"),
         file=sys.stderr,
         flush=True,
     )

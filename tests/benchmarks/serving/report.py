@@ -6,9 +6,11 @@ import platform
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final, Protocol, TextIO
 
+from tests.benchmarks.serving.contenders import Role
 from tests.benchmarks.serving.figures import Block, Setting, figures_of
+from tests.benchmarks.serving.traffic import Load
 from tests.benchmarks.serving.usage import ByRole
 from tests.benchmarks.serving.verdict import Verdict
 from tests.benchmarks.spread import spread
@@ -26,7 +28,9 @@ COLUMNS: Final = (
     ("cached tokens a request", "cached_realised"),
     ("predicted", "cached_predicted"),
     ("possible", "cached_possible"),
+    ("processor runs a picture", "processor_runs_per_picture"),
     ("encoder runs a picture", "encoder_runs_per_picture"),
+    ("KB moved a request", "moved_kb_per_request"),
     ("engines busy", "engines_busy"),
     ("engines late", "engines_late"),
 )
@@ -95,25 +99,51 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def write_csv(file: TextIO, races: Sequence[tuple[str, Setting, Sequence[Block]]]) -> None:
+class Raced(Protocol):
+    """What the CSV has of a race."""
+
+    load: Load
+    blocks: list[Block]
+
+    @property
+    def setting(self) -> Setting:
+        """What is the same for all blocks."""
+        ...
+
+
+def write_csv(
+    file: TextIO,
+    races: Sequence[Raced],
+    memory: Mapping[str, ByRole],
+    versions: Mapping[str, Mapping[str, str]],
+) -> None:
     """A row for each block, those that don't count too.
 
     Args:
-        races: of each, its load, what is the same for its blocks, and these.
+        memory: of each contender, in megabytes.
+        versions: of each contender's own programs.
     """
     host = machine()
     writer: csv.DictWriter[str] | None = None
-    for load, setting, blocks in races:
-        common = {**host, "engines": setting.engines, "speed": setting.gpu.speed, "load": load}
-        for block in blocks:
+    for race in races:
+        engines = race.setting.engines
+        common = {**host, "engines": engines.count, "speed": engines.speed, "load": race.load.name}
+        for block in race.blocks:
+            own = versions.get(block.contender, {})
             row = {
                 **common,
                 "contender": block.contender,
+                "versions": " ".join(f"{name} {version}" for name, version in own.items()),
                 "round": block.number,
                 "valid": int(block.valid),
-                **figures_of(block, setting),
+                **figures_of(block, race.setting),
+                **_memory(memory.get(block.contender, {})),
             }
             if writer is None:
                 writer = csv.DictWriter(file, row)
                 writer.writeheader()
             writer.writerow(row)
+
+
+def _memory(roles: ByRole) -> dict[str, float | None]:
+    return {f"{role.value}_mb": roles.get(role) for role in Role}

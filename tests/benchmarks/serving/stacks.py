@@ -1,154 +1,112 @@
 """Starts the processes of contenders. All of a race are up at the same time."""
 
 import asyncio
-import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, TypeAlias
 
 import aiohttp
 
-from tests.benchmarks.fleet_processes import Fleet
+from tests.benchmarks.fleet_processes import WORKER_FLAGS, Fleet
 from tests.benchmarks.serving.contenders import Contender, Family, Role
-from tests.benchmarks.serving.usage import Usage
-from tests.e2e.processes import HttpServer, Process
-from tests.ports import free_port
-from tests.simgpu.start import start_sim_vllm
-from tests.simgpu.stats import WRITE_EVERY_S, Stats
-from tests.simgpu.totals import read_totals
+from tests.benchmarks.serving.engines import Engines
+from tests.benchmarks.serving.running import Running
+from tests.e2e.processes import HttpServer, start_plain_vllm, start_worker
 
-CACHE_FLAG = "--mm-processor-cache-gb=0.25"
+CACHE_FLAG: Final = "--mm-processor-cache-gb=0.25"
 """Of each vLLM process: its default would take gigabytes from the machine."""
 
-QUIET_FLAG = "--disable-uvicorn-access-log"
+QUIET_FLAG: Final = "--disable-uvicorn-access-log"
 
-TOTALS_TIMEOUT_S = 60.0
+Ready: TypeAlias = Callable[[], Awaitable[list[Running]]]
+"""Waits until contenders that were started serve."""
 
 
 @dataclass(frozen=True)
-class Running:
-    """A contender that is up.
+class Ground:
+    """Where contenders are started.
 
     Attributes:
-        url: where clients talk to it.
-        totals: the folder of its engines' totals, which others may use too while it rests.
+        fleet: of our workers; its directory has the model, and all logs.
     """
 
-    contender: Contender
-    url: str
-    totals: Path
-    usage: Usage
+    fleet: Fleet
+    http: aiohttp.ClientSession
+    engines: Engines
 
-    async def done(self, requests: int = 0) -> Stats:
-        """What its engines have done, once they are said to have had so many requests.
+    def totals(self, name: str) -> Path | None:
+        """The folder of engines' totals; None of real engines."""
+        return self._folder(name) if self.engines.gpu else None
 
-        Raises:
-            TimeoutError: they never are.
-        """
-        async with asyncio.timeout(TOTALS_TIMEOUT_S):
-            while True:
-                await asyncio.sleep(2 * WRITE_EVERY_S)  # after which an engine at rest has told all
-                totals = read_totals(self.totals)
-                if totals.requests >= requests:
-                    return totals
+    def engine_env(self, name: str) -> dict[str, str]:
+        """Of processes with engines."""
+        return self.engines.env(self._folder(name))
 
+    def _folder(self, name: str) -> Path:
+        return self.fleet.directory / f"totals-{name}"
 
-async def start(
-    fleet: Fleet, http: aiohttp.ClientSession, contenders: Sequence[Contender], engines: int
-) -> list[Running]:
-    """Start contenders, each family with so many engines, and wait until they serve."""
-    of = {family: [c for c in contenders if c.family is family] for family in Family}
-    fleet.start(engines if of[Family.OURS] else 0, 0)
-    plain = [_start_data_parallel(fleet, each, engines) for each in of[Family.DATA_PARALLEL]]
-    routed = [_start_router(fleet, each, engines) for each in of[Family.VLLM_ROUTER]]
-    ours = await _start_ours(fleet, http, of[Family.OURS])
-    for server, _ in plain:
-        await asyncio.to_thread(server.wait_for_status, 200)
-    for router, servers, _ in routed:
-        for server in (*servers, router):
-            await asyncio.to_thread(server.wait_for_status, 200)
-    running = [
-        *ours,
-        *(
-            _running(each, server, {Role.API_SERVER: [server]}, totals)
-            for each, (server, totals) in zip(of[Family.DATA_PARALLEL], plain, strict=True)
-        ),
-        *(
-            _running(each, router, {Role.ROUTER: [router], Role.API_SERVER: servers}, totals)
-            for each, (router, servers, totals) in zip(of[Family.VLLM_ROUTER], routed, strict=True)
-        ),
-    ]
-    return sorted(running, key=lambda each: contenders.index(each.contender))
+    def directory(self, name: str) -> Path:
+        """A new one, for the logs of one process."""
+        made = self.fleet.directory / name
+        made.mkdir()
+        return made
+
+    def vllm(self, family: Family, name: str, *flags: str) -> HttpServer:
+        """vLLM's own server."""
+        server = start_plain_vllm(
+            self.fleet.model, self.directory(name), *self.engines.flags, CACHE_FLAG, QUIET_FLAG,
+            *flags, name=name, env=self.engine_env(family.name),
+        )  # fmt: skip
+        self.fleet.stack.callback(server.stop)
+        return server
 
 
-def _running(
-    contender: Contender,
-    server: HttpServer,
-    roots: dict[Role, Sequence[Process]],
-    totals: Path,
-) -> Running:
-    engines = {int(file.stem) for file in totals.glob("*.json")}
-    pids = {role: [each.pid for each in processes] for role, processes in roots.items()}
-    return Running(contender, server.url, totals, Usage(pids, engines))
-
-
-async def _start_ours(
-    fleet: Fleet, http: aiohttp.ClientSession, contenders: Sequence[Contender]
-) -> list[Running]:
+def start_ours(ground: Ground, contenders: Sequence[Contender]) -> Ready:
     """Frontends over the same workers: one has work at a time."""
+    fleet = ground.fleet
+    for number in range(ground.engines.count):
+        worker = start_worker(
+            f"s{number}", fleet.model, fleet.directory / "cards", fleet.directory,
+            *ground.engines.flags, *WORKER_FLAGS, env=ground.engine_env(Family.OURS.name),
+        )  # fmt: skip
+        fleet.stack.callback(worker.stop)
+        fleet.workers.append(worker)
     frontends = [
         fleet.start_frontend(
             each.name, flags=("--mm-arena-gb=1", QUIET_FLAG, *each.flags), env=each.env
         )
         for each in contenders
     ]
-    for frontend in frontends:
-        await fleet.exact(http, frontend)
-    return [
-        _running(
-            each,
-            frontend,
-            {Role.FRONTEND: [frontend], Role.WORKER: fleet.workers},
-            fleet.totals_folder,
-        )
-        for each, frontend in zip(contenders, frontends, strict=True)
-    ]
+
+    async def ready() -> list[Running]:
+        for frontend in frontends:
+            await fleet.exact(ground.http, frontend)
+        return [
+            Running.of(
+                each,
+                frontend,
+                {Role.FRONTEND: [frontend], Role.WORKER: fleet.workers},
+                ground.totals(Family.OURS.name),
+            )
+            for each, frontend in zip(contenders, frontends, strict=True)
+        ]
+
+    return ready
 
 
-def _start_data_parallel(
-    fleet: Fleet, contender: Contender, engines: int
-) -> tuple[HttpServer, Path]:
-    totals = _totals(fleet, contender)
-    flags = (f"--data-parallel-size={engines}", *contender.flags)
-    return _start_server(fleet, contender.name, flags, totals), totals
+def start_data_parallel(ground: Ground, contenders: Sequence[Contender]) -> Ready:
+    """One server of vLLM's with all engines."""
+    (contender,) = contenders
+    family = Family.DATA_PARALLEL
+    server = ground.vllm(
+        family, contender.name, f"--data-parallel-size={ground.engines.count}", *contender.flags
+    )
 
+    async def ready() -> list[Running]:
+        await asyncio.to_thread(server.wait_for_status, 200)
+        return [
+            Running.of(contender, server, {Role.API_SERVER: [server]}, ground.totals(family.name))
+        ]
 
-def _start_router(
-    fleet: Fleet, contender: Contender, engines: int
-) -> tuple[HttpServer, list[HttpServer], Path]:
-    """Plain servers with an engine each, and the router before them."""
-    totals, port = _totals(fleet, contender), free_port()
-    names = [f"{contender.name}-{number}" for number in range(engines)]
-    servers = [_start_server(fleet, name, (), totals) for name in names]
-    command = [
-        os.environ[contender.needs or ""], "--host=127.0.0.1", f"--port={port}",
-        f"--prometheus-port={free_port()}", *contender.flags,
-        "--worker-urls", *(server.url for server in servers),
-    ]  # fmt: skip
-    router = HttpServer(contender.name, command, fleet.directory / f"{contender.name}.log", port)
-    fleet.stack.callback(router.stop)
-    return router, servers, totals
-
-
-def _totals(fleet: Fleet, contender: Contender) -> Path:
-    return fleet.directory / f"totals-{contender.name}"
-
-
-def _start_server(fleet: Fleet, name: str, flags: Sequence[str], totals: Path) -> HttpServer:
-    """vLLM's own server."""
-    logs = fleet.directory / name
-    logs.mkdir()
-    flags = (CACHE_FLAG, QUIET_FLAG, *flags)
-    server = start_sim_vllm(fleet.model, logs, flags, stats=totals, gpu=fleet.gpu)
-    fleet.stack.callback(server.stop)
-    return server
+    return ready

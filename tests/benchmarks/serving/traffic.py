@@ -4,19 +4,15 @@ Blocks of one number have one shape. Under each name they have their own words a
 no block finds anything of another one in a cache.
 """
 
-import base64
-import io
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Final, TypeAlias
 
-from PIL import Image
-
 from tests.benchmarks.fleet_traffic import PICTURE, Ask, Content, Message, words
-from tests.pictures import random_of
+from tests.benchmarks.serving.photos import picture
 
 Session: TypeAlias = tuple[Ask, ...]
 """What one user asks, each once the one before is answered."""
@@ -26,6 +22,15 @@ ANSWER_WORDS: Final = 30
 SYSTEM_WORDS: Final = 60
 TURNS: Final = 4
 CHATS_PER_PICTURE: Final = 2
+PAGES: Final = 4
+"""Of a document, at most; as many as engines here take in a prompt."""
+PAGE_SIZE: Final = (644, 896)
+READERS: Final = 4
+"""Of a document; each asks once."""
+GROUP: Final = 5
+GROUP_PICTURES: Final = 3
+GROUP_SIZE: Final = (1280, 720)
+"""A group's pictures: 720p. llm-d's benchmark has 600 groups of five with three of them."""
 SHORT: Final = 16
 LONG: Final = 256
 """Tokens of an answer."""
@@ -74,7 +79,7 @@ class Load:
         return self.make(random.Random(f"{seed} {self.name} {number}"), name, requests)
 
 
-_NAME = re.compile(r"(?P<kind>pictures-(?P<times>[1-9]\d*)|chats|text|streams)@(?P<pace>.+)")
+_NAME = re.compile(r"(?P<kind>pictures-(?P<times>[1-9]\d*)|[a-z]+)@(?P<pace>.+)")
 
 
 def load(name: str) -> Load:
@@ -85,16 +90,14 @@ def load(name: str) -> Load:
     """
     match = _NAME.fullmatch(name)
     pace = _pace(match["pace"]) if match else None
-    if match is None or pace is None:
-        raise ValueError(
-            f"{name!r} is no load: KIND@CLIENTS or KIND@RATE/s, where KIND is pictures-N (each "
-            "picture asked about N times), chats, text or streams"
-        )
-    if match["times"]:
+    if match and pace and match["times"]:
         return Load(name, pace, SHORT, partial(_pictures, int(match["times"])))
-    if match["kind"] == "chats":
-        return Load(name, pace, SHORT, _chats)
-    return Load(name, pace, LONG if match["kind"] == "streams" else SHORT, _text)
+    if match and pace and match["kind"] in _KINDS:
+        return Load(name, pace, *_KINDS[match["kind"]])
+    raise ValueError(
+        f"{name!r} is no load: KIND@CLIENTS or KIND@RATE/s, where KIND is pictures-N (each "
+        f"picture asked about N times), {', '.join(_KINDS)}"
+    )
 
 
 def _pace(text: str) -> Pace | None:
@@ -109,10 +112,7 @@ def _pictures(times: int, shape: random.Random, name: str, requests: int) -> lis
     """Questions about pictures, so many about each, in no order."""
     shown = [number // times for number in range(requests)]
     shape.shuffle(shown)
-    return [
-        (_ask(user, 0, [Message("user", (_picture(name, each), _question(name, user, 0)))]),)
-        for user, each in enumerate(shown)
-    ]
+    return [_one(user, name, (picture(f"{name} {each}"),)) for user, each in enumerate(shown)]
 
 
 def _chats(shape: random.Random, name: str, requests: int) -> list[Session]:
@@ -128,7 +128,7 @@ def _chats(shape: random.Random, name: str, requests: int) -> list[Session]:
 
 def _turns(name: str, user: int, shown: int) -> Iterator[Ask]:
     messages = [Message("system", (words(f"{name} system", SYSTEM_WORDS),))]
-    before: Content = (_picture(name, shown),)
+    before: Content = (picture(f"{name} {shown}"),)
     for turn in range(TURNS):
         messages.append(Message("user", (*before, _question(name, user, turn))))
         yield _ask(user, turn, messages)
@@ -147,12 +147,48 @@ def _text(shape: random.Random, name: str, requests: int) -> list[Session]:
     return sessions
 
 
+def _documents(shape: random.Random, name: str, requests: int) -> list[Session]:
+    """Questions about documents of several pages, several about each."""
+    count = -(-requests // READERS)
+    pages = [shape.randint(2, PAGES) for _ in range(count)]
+    shown = [number // READERS for number in range(requests)]
+    shape.shuffle(shown)
+    return [_one(user, name, _pages(name, each, pages[each])) for user, each in enumerate(shown)]
+
+
+def _pages(name: str, document: int, count: int) -> Content:
+    return tuple(picture(f"{name} {document} page {page}", *PAGE_SIZE) for page in range(count))
+
+
+def _groups(shape: random.Random, name: str, requests: int) -> list[Session]:
+    """Questions about the pictures of a group, in no order."""
+    shown = [number // GROUP for number in range(requests)]
+    shape.shuffle(shown)
+    return [_one(user, name, _group(name, each)) for user, each in enumerate(shown)]
+
+
+def _group(name: str, group: int) -> Content:
+    return tuple(
+        picture(f"{name} {group} {number}", *GROUP_SIZE) for number in range(GROUP_PICTURES)
+    )
+
+
+_KINDS: Final[Mapping[str, tuple[int, Maker]]] = {
+    "chats": (SHORT, _chats),
+    "documents": (SHORT, _documents),
+    "groups": (SHORT, _groups),
+    "text": (SHORT, _text),
+    "streams": (LONG, _text),
+}
+
+
+def _one(user: int, name: str, shown: Content) -> Session:
+    """A question about pictures, all there is."""
+    return (_ask(user, 0, [Message("user", (*shown, _question(name, user, 0)))]),)
+
+
 def _ask(user: int, turn: int, messages: Sequence[Message]) -> Ask:
     return Ask(0.0, user, turn, tuple(messages))
-
-
-def _picture(name: str, number: int) -> str:
-    return f"{PICTURE}{name} {number}"
 
 
 def _question(name: str, user: int, turn: int) -> str:
@@ -169,27 +205,3 @@ def pictures_of(sessions: Sequence[Session]) -> set[str]:
         for content in message.content
         if content.startswith(PICTURE)
     }
-
-
-class Photos:
-    """Square JPEGs by name.
-
-    Args:
-        side: in pixels.
-    """
-
-    def __init__(self, side: int) -> None:
-        self._side = side
-        self.uri = lru_cache(256)(self._uri)
-
-    @property
-    def tokens(self) -> int:
-        """Of each of them, in the demo model: patches of 14 pixels, four of which are a token."""
-        return (self._side // 28) ** 2
-
-    def _uri(self, name: str) -> str:
-        coarse = random_of(name).integers(0, 256, (16, 16, 3), dtype="uint8")
-        image = Image.fromarray(coarse).resize((self._side, self._side), Image.Resampling.BICUBIC)
-        buffer = io.BytesIO()
-        image.save(buffer, "JPEG", quality=85)
-        return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.benchmarks.serving.figures import Block, Figures, Setting, figures_of
-from tests.simgpu.totals import LATE_SHARE, late_share
+from tests.simgpu.totals import LATE_SHARE
 
 Round = dict[str, Figures]
 """Figures by contender."""
@@ -55,7 +55,7 @@ def judge(load: str, blocks: Sequence[Block], setting: Setting) -> Verdict:
         rounds[block.number].append(block)
     counted = [each for each in rounds.values() if all(block.valid for block in each)]
     if not counted or 2 * len(counted) < len(rounds):
-        worst = max((late_share(block.engines) for block in blocks), default=0.0)
+        worst = max((block.late for block in blocks), default=0.0)
         why = (
             f"in {len(rounds) - len(counted)} of {len(rounds)} rounds engines came late by more "
             f"than {LATE_SHARE:.0%} of their work, {worst:.1%} at most: the machine was too busy"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.serving.contenders import CACHE_AWARE, TABLE, named
+from tests.benchmarks.serving.contenders import TABLE, Family, Foreign, named
 
 
 def test_names_are_those_of_the_table_once_each() -> None:
@@ -15,11 +15,23 @@ def test_names_are_those_of_the_table_once_each() -> None:
 
 
 def test_who_needs_another_program_says_so(tmp_path: Path) -> None:
-    (router,) = named([CACHE_AWARE])
-    assert router.missing({}) == "VLLM_ROUTER does not name its program"
-    program = tmp_path / "vllm-router"
-    assert router.missing({"VLLM_ROUTER": str(program)}) == f"VLLM_ROUTER={program} is no program"
+    foreign = Foreign("ROUTER", ("some-router",))
+    assert foreign.missing({}) == "ROUTER does not name its program"
+    program = tmp_path / "some-router"
+    assert foreign.missing({"ROUTER": str(program)}) == f"ROUTER={program} is no program"
     program.touch(mode=0o755)
-    assert router.missing({"VLLM_ROUTER": str(program)}) is None
-    (ours,) = named(["kv"])
-    assert ours.missing({}) is None
+    assert foreign.missing({"ROUTER": str(program)}) is None
+    assert all(each.foreign for each in TABLE if each.family in (Family.DYNAMO, Family.VLLM_ROUTER))
+
+
+def test_another_checkout_races_under_its_name(tmp_path: Path) -> None:
+    checkout = tmp_path / "older"
+    with pytest.raises(ValueError, match="older is no checkout of this project"):
+        named([], [checkout])
+    (checkout / "frontend").mkdir(parents=True)
+    (checkout / "frontend" / "__main__.py").touch()
+    (other,) = named([], [checkout])
+    assert other.name == "older"
+    assert other.env["PYTHONPATH"] == str(checkout)
+    with pytest.raises(ValueError, match="a contender is called older already"):
+        named([], [checkout, checkout])

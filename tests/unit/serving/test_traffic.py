@@ -5,12 +5,13 @@ from collections import Counter
 import pytest
 
 from tests.benchmarks.fleet_traffic import PICTURE, Message
+from tests.benchmarks.serving.photos import Photos, picture
 from tests.benchmarks.serving.traffic import (
+    GROUP,
     LONG,
     SHORT,
     Closed,
     Open,
-    Photos,
     Session,
     load,
     pictures_of,
@@ -43,7 +44,9 @@ def shape(sessions: list[Session]) -> list[object]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["pictures-2@8", "chats@8", "text@8", "streams@8"])
+@pytest.mark.parametrize(
+    "name", ["pictures-2@8", "chats@8", "documents@8", "groups@8", "text@8", "streams@8"]
+)
 def test_blocks_of_a_number_have_one_shape_and_nothing_else_in_common(name: str) -> None:
     one, other = (load(name).block(1, 3, block, 24) for block in ("a", "b"))
     assert shape(one) == shape(other)
@@ -98,4 +101,27 @@ def test_a_photo_is_a_jpeg_of_its_name() -> None:
     photos = Photos(56)
     assert photos.uri("one").startswith("data:image/jpeg;base64,")
     assert photos.uri("one") == Photos(56).uri("one") != photos.uri("another")
-    assert photos.tokens == 4
+    assert photos.tokens("one") == 4
+
+
+def test_a_picture_may_have_a_size_of_its_own() -> None:
+    name = picture("some group", 1280, 720)
+    assert Photos(56).size(name) == (1280, 720)
+    assert Photos(56).tokens(name) == 46 * 26
+    assert Photos(56).size(picture("3x4 groups")) == (56, 56)
+
+
+def test_documents_have_several_pages_and_several_readers() -> None:
+    shown = Counter(
+        session[0].messages[0].content[:-1] for session in load("documents@8").block(1, 0, "a", 40)
+    )
+    assert set(shown.values()) == {4}
+    assert {len(pages) for pages in shown} == {2, 3, 4}
+
+
+def test_groups_share_three_pictures() -> None:
+    shown = Counter(
+        session[0].messages[0].content[:-1] for session in load("groups@8").block(1, 0, "a", 40)
+    )
+    assert set(shown.values()) == {GROUP}
+    assert {len(pages) for pages in shown} == {3}
