@@ -27,14 +27,14 @@ from tests.benchmarks.serving.contenders import (
 from tests.benchmarks.serving.dataset import write_dataset
 from tests.benchmarks.serving.engines import Engines
 from tests.benchmarks.serving.figures import Limits
-from tests.benchmarks.serving.headline import headline
+from tests.benchmarks.serving.headline import THROUGHPUT, headline
 from tests.benchmarks.serving.photos import Photos
 from tests.benchmarks.serving.play import FailedRequestError
 from tests.benchmarks.serving.race import Course, Race, WrongPromptError, answers
 from tests.benchmarks.serving.report import machine, memory_table, table, write_csv
 from tests.benchmarks.serving.stacks import Ground
 from tests.benchmarks.serving.start import start
-from tests.benchmarks.serving.traffic import Load, load
+from tests.benchmarks.serving.traffic import Closed, Later, Load, plan
 from tests.benchmarks.serving.usage import ByRole
 from tests.benchmarks.serving.verdict import Verdict, judge
 from tests.benchmarks.telling import telling
@@ -79,7 +79,7 @@ def arguments() -> argparse.Namespace:
         "--loads",
         nargs="+",
         default=LOADS,
-        help="KIND@CLIENTS or KIND@RATE/s; docs/benchmarks.md has the kinds",
+        help="KIND@CLIENTS, KIND@RATE/s or KIND@PERCENT%%; docs/benchmarks.md has the kinds",
     )
     parser.add_argument("--engines", type=positive, default=4, help="of each contender")
     parser.add_argument("--speed", type=float, default=0.5, help="of the GPUs; 1 is an H100's")
@@ -107,7 +107,7 @@ def arguments() -> argparse.Namespace:
         parser.error(f"--keep: there is something in {options.keep} already")
     try:
         options.contenders = named(options.contenders, options.beside)
-        options.loads = [load(each) for each in options.loads]
+        options.loads = plan(options.loads)
     except ValueError as error:
         parser.error(str(error))
     return options
@@ -156,8 +156,12 @@ async def measure(
             options.seed,
             options.requests,
         )
-        races = [Race(course, each) for each in options.loads]
-        for race in races:
+        races: list[Race] = []
+        for each in options.loads:
+            known = at_rate(each, races) if isinstance(each, Later) else each
+            if known is None:
+                continue
+            races.append(race := Race(course, known))
             await race.run(options.rounds)
             print(table(verdict(race), [each.name for each in contenders]) + "\n", flush=True)
         texts = await answers(course)
@@ -168,6 +172,19 @@ async def measure(
     return Raced(races, memory, wrong)
 
 
+def at_rate(later: Later, races: Sequence[Race]) -> Load | None:
+    """A load whose rate is a share of what the slowest contender had; None if none counts."""
+    for race in races:
+        if race.load.kind == later.kind and isinstance(race.load.pace, Closed):
+            shown = verdict(race)
+            names = {block.contender for block in race.blocks}
+            rates = [shown.median(name, THROUGHPUT) for name in names]
+            if known := [rate for rate in rates if rate is not None]:
+                return later.at(min(known))
+    print(f"{later.kind} saturated nobody, so its open loop is left out", file=sys.stderr)
+    return None
+
+
 def verdict(race: Race) -> Verdict:
     """What a race showed."""
     return judge(race.load.name, race.blocks, race.setting)
@@ -175,7 +192,8 @@ def verdict(race: Race) -> Verdict:
 
 def write_first_load(options: argparse.Namespace) -> None:
     """A data set instead of a race."""
-    first: Load = options.loads[0]
+    first: Load | Later = options.loads[0]
+    assert isinstance(first, Load), "a share comes after what it is one of"
     sessions = first.block(options.seed, 0, "dataset", options.requests)
     with options.dataset.open("w") as file:
         count = write_dataset(file, sessions, Photos(options.side).uri)

@@ -12,7 +12,7 @@ from tests.benchmarks.serving.contenders import (
     ROUND_ROBIN,
     ROUTERS,
 )
-from tests.benchmarks.serving.traffic import Open, load
+from tests.benchmarks.serving.traffic import OPEN
 from tests.benchmarks.serving.verdict import Verdict
 
 Value: TypeAlias = float | Mapping[str, str] | Mapping[str, int] | None
@@ -49,7 +49,7 @@ class Headline:
                 for each in verdicts
                 if each.load.startswith(kind) and self.read(each) is not None
             ]
-            found.sort(key=lambda each: isinstance(load(each.load).pace, Open) != self.open_first)
+            found.sort(key=lambda each: each.load.endswith(OPEN) != self.open_first)
             if found:
                 return found[0]
         return None

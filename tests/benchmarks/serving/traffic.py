@@ -56,6 +56,21 @@ class Open:
 
 Pace: TypeAlias = Closed | Open
 
+OPEN: Final = "/s"
+"""How the names of open loops end."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """An open loop whose rate is known once a closed one of the same kind was raced.
+
+    Attributes:
+        saturation: of what the slowest contender had there; 1 is all of it.
+    """
+
+    saturation: float
+
+
 Maker: TypeAlias = Callable[[random.Random, str, int], list[Session]]
 """From a shape, a name and a number of requests."""
 
@@ -64,10 +79,19 @@ Maker: TypeAlias = Callable[[random.Random, str, int], list[Session]]
 class Load:
     """A kind of traffic at a pace; its name is ``KIND@CLIENTS`` or ``KIND@RATE/s``."""
 
-    name: str
+    kind: str
     pace: Pace
     answer_tokens: int
     make: Maker
+
+    @property
+    def name(self) -> str:
+        """As it is asked for."""
+        match self.pace:
+            case Closed(clients):
+                return f"{self.kind}@{clients}"
+            case Open(rate):
+                return f"{self.kind}@{rate:g}{OPEN}"
 
     def block(self, seed: int, number: int, name: str, requests: int) -> list[Session]:
         """The sessions of a block.
@@ -79,7 +103,27 @@ class Load:
         return self.make(random.Random(f"{seed} {self.name} {number}"), name, requests)
 
 
-_NAME = re.compile(r"(?P<kind>pictures-(?P<times>[1-9]\d*)|[a-z]+)@(?P<pace>.+)")
+@dataclass(frozen=True)
+class Later:
+    """A load whose rate is not known yet: ``KIND@PERCENT%``."""
+
+    kind: str
+    share: Share
+
+    def at(self, saturation: float) -> Load:
+        """What it is then.
+
+        Args:
+            saturation: requests per second of the slowest contender, as fast as it can.
+        """
+        rate = round(self.share.saturation * saturation, 2)
+        return Load(self.kind, Open(rate), *_kind(self.kind))
+
+
+_SHOWS: Final = (
+    "KIND@CLIENTS, KIND@RATE/s or KIND@PERCENT%, where KIND is pictures-N (each picture asked "
+    "about N times), chats, documents, groups, text or streams"
+)
 
 
 def load(name: str) -> Load:
@@ -88,24 +132,56 @@ def load(name: str) -> Load:
     Raises:
         ValueError: with a sentence about how names look.
     """
-    match = _NAME.fullmatch(name)
-    pace = _pace(match["pace"]) if match else None
-    if match and pace and match["times"]:
-        return Load(name, pace, SHORT, partial(_pictures, int(match["times"])))
-    if match and pace and match["kind"] in _KINDS:
-        return Load(name, pace, *_KINDS[match["kind"]])
-    raise ValueError(
-        f"{name!r} is no load: KIND@CLIENTS or KIND@RATE/s, where KIND is pictures-N (each "
-        f"picture asked about N times), {', '.join(_KINDS)}"
-    )
+    (one,) = plan([name])
+    if isinstance(one, Later):
+        raise ValueError(f"{name}: nothing says what that is a share of")
+    return one
 
 
-def _pace(text: str) -> Pace | None:
+def plan(names: Sequence[str]) -> list[Load | Later]:
+    """Loads by their names, in the order in which they are raced.
+
+    Raises:
+        ValueError: with a sentence about how names look, or about the closed loop that a share
+            needs before it.
+    """
+    planned: list[Load | Later] = []
+    for name in names:
+        kind, _, text = name.partition("@")
+        pace = _pace(text)
+        if pace is None or not (kind in _KINDS or _TIMES.fullmatch(kind)):
+            raise ValueError(f"{name!r} is no load: {_SHOWS}")
+        if not isinstance(pace, Share):
+            planned.append(Load(kind, pace, *_kind(kind)))
+        elif any(_saturates(each, kind) for each in planned):
+            planned.append(Later(kind, pace))
+        else:
+            raise ValueError(f"{name}: nothing says what that is a share of: race {kind}@CLIENTS")
+    return planned
+
+
+def _saturates(one: Load | Later, kind: str) -> bool:
+    return isinstance(one, Load) and isinstance(one.pace, Closed) and one.kind == kind
+
+
+def _pace(text: str) -> Pace | Share | None:
     if re.fullmatch(r"[1-9]\d*", text):
         return Closed(int(text))
-    if re.fullmatch(r"\d+(\.\d+)?/s", text) and (rate := float(text.removesuffix("/s"))) > 0:
+    if re.fullmatch(r"\d+(\.\d+)?/s", text) and (rate := float(text.removesuffix(OPEN))) > 0:
         return Open(rate)
+    if re.fullmatch(r"[1-9]\d*%", text):
+        return Share(int(text.removesuffix("%")) / 100)
     return None
+
+
+_TIMES = re.compile(r"pictures-([1-9]\d*)")
+
+
+def _kind(name: str) -> tuple[int, Maker]:
+    """The tokens of its answers, and what makes it."""
+    if match := _TIMES.fullmatch(name):
+        return SHORT, partial(_pictures, int(match[1]))
+    return _KINDS[name]
 
 
 def _pictures(times: int, shape: random.Random, name: str, requests: int) -> list[Session]:

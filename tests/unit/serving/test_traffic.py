@@ -11,10 +11,13 @@ from tests.benchmarks.serving.traffic import (
     LONG,
     SHORT,
     Closed,
+    Later,
+    Load,
     Open,
     Session,
     load,
     pictures_of,
+    plan,
 )
 
 
@@ -90,10 +93,11 @@ def test_the_name_of_a_load_says_its_pace_and_how_long_answers_are() -> None:
 @pytest.mark.parametrize(
     "name",
     ["", "text", "text@", "text@0", "text@0/s", "text@-1", "text@1.5", "text@nan/s", "text@inf/s",
-     "pictures@8", "pictures-0@8", "pictures--1@8", "audio@8", "text@8 ", "text@8/s/s"],
+     "pictures@8", "pictures-0@8", "pictures--1@8", "audio@8", "text@8 ", "text@8/s/s", "text@0%",
+     "text@1.5%"],
 )  # fmt: skip
 def test_another_name_is_refused_with_a_sentence(name: str) -> None:
-    with pytest.raises(ValueError, match="is no load: KIND@CLIENTS or KIND@RATE/s"):
+    with pytest.raises(ValueError, match="is no load: KIND@CLIENTS, KIND@RATE/s or KIND@PERCENT%"):
         load(name)
 
 
@@ -125,3 +129,17 @@ def test_groups_share_three_pictures() -> None:
     )
     assert set(shown.values()) == {GROUP}
     assert {len(pages) for pages in shown} == {3}
+
+
+def test_a_share_is_of_a_closed_loop_of_its_kind_that_came_before() -> None:
+    closed, later = plan(["pictures-4@16", "pictures-4@70%"])
+    assert isinstance(closed, Load) and isinstance(later, Later)
+    known = later.at(10.0)
+    assert known.name == "pictures-4@7/s"
+    assert known.pace == Open(7.0)
+    assert known.make.args == closed.make.args  # type: ignore[attr-defined]
+    for names in (["text@70%"], ["text@2/s", "text@70%"], ["chats@4", "text@70%"]):
+        with pytest.raises(ValueError, match="text@70%: nothing says what that is a share of"):
+            plan(names)
+    with pytest.raises(ValueError, match="nothing says"):
+        load("text@70%")
