@@ -7,14 +7,14 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from tests.benchmarks.fleet_clients import connections
 from tests.benchmarks.fleet_processes import Fleet
 from tests.benchmarks.fleet_traffic import BestCache
-from tests.benchmarks.serving.answers import differing, told
+from tests.benchmarks.serving import answers as compared
 from tests.benchmarks.serving.contenders import (
     CACHE_AWARE,
     DATA_PARALLEL,
@@ -91,8 +91,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=positive, default=6, help="blocks of each contender")
     parser.add_argument("--requests", type=positive, default=64, help="in a block")
     parser.add_argument("--side", type=positive, default=896, help="of pictures, in pixels")
-    parser.add_argument("--first-limit-ms", type=float, default=1000.0, help="for goodput")
-    parser.add_argument("--between-limit-ms", type=float, default=50.0, help="for goodput")
+    parser.add_argument(
+        "--first-limit-ms", type=float, default=1000.0, help="for goodput, divided by --speed"
+    )
+    parser.add_argument(
+        "--between-limit-ms", type=float, default=50.0, help="for goodput, divided by --speed"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--csv", type=Path, help="file for the figures of all blocks")
     parser.add_argument(
@@ -124,23 +128,32 @@ def able(contenders: list[Contender]) -> tuple[list[Contender], Mapping[str, str
 
 
 @dataclass(frozen=True)
-class Raced:
-    """What came of it.
+class Told:
+    """What is known after all races.
 
     Attributes:
         memory: megabytes of each contender.
         wrong: how many of their answers differ.
     """
 
-    races: Sequence[Race]
-    memory: Mapping[str, ByRole]
-    wrong: Mapping[str, int]
+    memory: Mapping[str, ByRole] = field(default_factory=dict)
+    wrong: Mapping[str, int] = field(default_factory=dict)
+
+
+def limits(options: argparse.Namespace, engines: Engines) -> Limits:
+    """What users bear: of slow GPUs more, or none of them would be good enough."""
+    speed = engines.speed or 1.0
+    return Limits(options.first_limit_ms / speed, options.between_limit_ms / speed)
 
 
 async def measure(
-    options: argparse.Namespace, fleet: Fleet, engines: Engines, contenders: list[Contender]
-) -> Raced:
-    """All races."""
+    options: argparse.Namespace,
+    fleet: Fleet,
+    engines: Engines,
+    contenders: list[Contender],
+    races: list[Race],
+) -> Told:
+    """All races, each put into ``races`` when it begins."""
     photos = Photos(options.side)
     async with connections() as http:
         with telling(f"starting {', '.join(each.name for each in contenders)}"):
@@ -152,11 +165,10 @@ async def measure(
             BestCache(fleet.model, photos.tokens),
             photos,
             engines,
-            Limits(options.first_limit_ms, options.between_limit_ms),
+            limits(options, engines),
             options.seed,
             options.requests,
         )
-        races: list[Race] = []
         for each in options.loads:
             known = at_rate(each, races) if isinstance(each, Later) else each
             if known is None:
@@ -167,9 +179,9 @@ async def measure(
         texts = await answers(course)
         memory = {each.contender.name: each.usage.memory_mb() for each in running}
         print(memory_table(memory))
-    wrong = differing(texts)
-    print(told(wrong, len(next(iter(texts.values()), ()))))
-    return Raced(races, memory, wrong)
+    wrong = compared.differing(texts)
+    print(compared.told(wrong, len(next(iter(texts.values()), ()))))
+    return Told(memory, wrong)
 
 
 def at_rate(later: Later, races: Sequence[Race]) -> Load | None:
@@ -213,13 +225,18 @@ def race(
         directory.mkdir(parents=True, exist_ok=True)
         engines = Engines(options.engines, None if options.real else GpuModel(speed=options.speed))
         fleet = Fleet(stack, directory, engines.gpu or GpuModel())
-        raced = asyncio.run(measure(options, fleet, engines, contenders))
+        races: list[Race] = []
+        told = Told()
+        try:
+            told = asyncio.run(measure(options, fleet, engines, contenders, races))
+        except KeyboardInterrupt:
+            print("interrupted: what follows is of the rounds until then", file=sys.stderr)
     if options.csv:
         with options.csv.open("w", newline="") as file:
-            write_csv(file, raced.races, raced.memory, versions)
-    verdicts = [verdict(each) for each in raced.races]
-    print("\n" + json.dumps(headline(verdicts, missing, raced.wrong)))
-    return any(each.refused for each in verdicts) or any(raced.wrong.values())
+            write_csv(file, races, told.memory, versions)
+    verdicts = [verdict(each) for each in races]
+    print("\n" + json.dumps(headline(verdicts, missing, told.wrong)))
+    return any(each.refused for each in verdicts) or any(told.wrong.values())
 
 
 def main() -> None:

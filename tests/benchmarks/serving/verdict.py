@@ -47,17 +47,23 @@ class Verdict:
 def judge(load: str, blocks: Sequence[Block], setting: Setting) -> Verdict:
     """Rounds count in which all engines kept to their model of time.
 
+    One that was interrupted, and lacks a contender, does not count either.
+
     A race is refused if more than half of its rounds don't, since then those that are left were
     chosen by the machine.
     """
     rounds: dict[int, list[Block]] = defaultdict(list)
     for block in blocks:
         rounds[block.number].append(block)
-    counted = [each for each in rounds.values() if all(block.valid for block in each)]
-    if not counted or 2 * len(counted) < len(rounds):
+    names = {block.contender for block in blocks}
+    whole = [each for each in rounds.values() if len(each) == len(names)]
+    counted = [each for each in whole if all(block.valid for block in each)]
+    if not whole:
+        return Verdict(load, (), "no round was finished")
+    if not counted or 2 * len(counted) < len(whole):
         worst = max((block.late for block in blocks), default=0.0)
         why = (
-            f"in {len(rounds) - len(counted)} of {len(rounds)} rounds engines came late by more "
+            f"in {len(whole) - len(counted)} of {len(whole)} rounds engines came late by more "
             f"than {LATE_SHARE:.0%} of their work, {worst:.1%} at most: the machine was too busy"
         )
         return Verdict(load, (), why)

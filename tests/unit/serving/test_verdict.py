@@ -115,7 +115,12 @@ def test_a_race_is_refused_whose_engines_came_late() -> None:
         "in 2 of 3 rounds engines came late by more than 5% of their work, 10.0% at most: "
         "the machine was too busy"
     )
-    assert judge("text@4", [], SETTING).refused
+    assert judge("text@4", [], SETTING).refused == "no round was finished"
+
+
+def test_a_round_that_was_interrupted_does_not_count() -> None:
+    blocks = [block("kv", 0), block("round-robin", 0), block("round-robin", 1)]
+    assert len(judge("text@4", blocks, SETTING).rounds) == 1
 
 
 def raced(load: str, seconds: float = 8.0, **of: float) -> Verdict:
