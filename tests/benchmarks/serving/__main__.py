@@ -9,112 +9,28 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from tests.benchmarks.fleet_clients import connections
 from tests.benchmarks.fleet_processes import Fleet
 from tests.benchmarks.fleet_traffic import BestCache
 from tests.benchmarks.serving import answers as compared
-from tests.benchmarks.serving.contenders import (
-    CACHE_AWARE,
-    DATA_PARALLEL,
-    KV,
-    ROUND_ROBIN,
-    TABLE,
-    Contender,
-    named,
-)
+from tests.benchmarks.serving.contenders import Contender
 from tests.benchmarks.serving.dataset import write_dataset
 from tests.benchmarks.serving.engines import Engines
 from tests.benchmarks.serving.figures import Limits
 from tests.benchmarks.serving.headline import THROUGHPUT, headline
+from tests.benchmarks.serving.options import arguments
 from tests.benchmarks.serving.photos import Photos
 from tests.benchmarks.serving.play import FailedRequestError
 from tests.benchmarks.serving.race import Course, Race, WrongPromptError, answers
 from tests.benchmarks.serving.report import machine, memory_table, table, write_csv
 from tests.benchmarks.serving.stacks import Ground
 from tests.benchmarks.serving.start import start
-from tests.benchmarks.serving.traffic import Closed, Later, Load, plan
+from tests.benchmarks.serving.traffic import Closed, Later, Load
 from tests.benchmarks.serving.usage import ByRole
 from tests.benchmarks.serving.verdict import Verdict, judge
 from tests.benchmarks.telling import telling
 from tests.simgpu.gpu import GpuModel
-
-CONTENDERS: Final = (KV, ROUND_ROBIN, DATA_PARALLEL, CACHE_AWARE)
-LOADS: Final = ("pictures-1@16", "pictures-4@16", "text@16", "streams@8")
-
-
-def positive(text: str) -> int:
-    """A number of things of which there must be one.
-
-    Raises:
-        argparse.ArgumentTypeError: it is no such number.
-    """
-    if not (text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
-    return int(text)
-
-
-def arguments() -> argparse.Namespace:
-    """Of the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.benchmarks.serving",
-        description="Race ways to serve one model over engines whose GPU is the clock.",
-    )
-    parser.add_argument(
-        "--contenders",
-        nargs="+",
-        default=CONTENDERS,
-        help=f"of {', '.join(each.name for each in TABLE)}",
-    )
-    parser.add_argument(
-        "--beside",
-        nargs="+",
-        default=(),
-        type=Path,
-        metavar="CHECKOUT",
-        help="other checkouts of this project, whose frontends race as well",
-    )
-    parser.add_argument(
-        "--loads",
-        nargs="+",
-        default=LOADS,
-        help="KIND@CLIENTS, KIND@RATE/s or KIND@PERCENT%%; docs/benchmarks.md has the kinds",
-    )
-    parser.add_argument("--engines", type=positive, default=4, help="of each contender")
-    parser.add_argument("--speed", type=float, default=0.5, help="of the GPUs; 1 is an H100's")
-    parser.add_argument(
-        "--real",
-        action="store_true",
-        help="engines that compute the demo model on the CPU, not those whose GPU is the clock",
-    )
-    parser.add_argument("--rounds", type=positive, default=6, help="blocks of each contender")
-    parser.add_argument("--requests", type=positive, default=64, help="in a block")
-    parser.add_argument("--side", type=positive, default=896, help="of pictures, in pixels")
-    parser.add_argument(
-        "--first-limit-ms", type=float, default=1000.0, help="for goodput, divided by --speed"
-    )
-    parser.add_argument(
-        "--between-limit-ms", type=float, default=50.0, help="for goodput, divided by --speed"
-    )
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--csv", type=Path, help="file for the figures of all blocks")
-    parser.add_argument(
-        "--dataset",
-        type=Path,
-        metavar="FILE.jsonl",
-        help="write the first load's requests for `vllm bench serve`, and race nobody",
-    )
-    parser.add_argument("--keep", type=Path, help="new directory for the logs, instead of none")
-    options = parser.parse_args()
-    if options.keep and options.keep.exists() and any(options.keep.iterdir()):
-        parser.error(f"--keep: there is something in {options.keep} already")
-    try:
-        options.contenders = named(options.contenders, options.beside)
-        options.loads = plan(options.loads)
-    except ValueError as error:
-        parser.error(str(error))
-    return options
 
 
 def able(contenders: list[Contender]) -> tuple[list[Contender], Mapping[str, str]]:

@@ -2,10 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from tests.simgpu.gpu import GpuModel
 from tests.simgpu.start import EXECUTOR
 from tests.simgpu.stats import FOLDER_VARIABLE
+
+_AS_ON_A_GPU: Final = ("--max-num-batched-tokens=8192", "--max-num-seqs=1024")
+"""What ``vllm serve`` takes on the GPU that is modelled; on CPUs it is a quarter and an eighth. The
+encoder cache holds as many tokens as a step may have: eight pictures, and not two.
+"""
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,7 @@ class Engines:
     @property
     def flags(self) -> tuple[str, ...]:
         """What they are started with, beside what all engines of the tests have."""
-        return (EXECUTOR,) if self.gpu else ()
+        return (EXECUTOR, *_AS_ON_A_GPU) if self.gpu else ()
 
     def env(self, totals: Path) -> dict[str, str]:
         """The same, environment variables.

@@ -31,14 +31,16 @@ class Headline:
     Attributes:
         kinds: the first race of a run whose load is of the first kind, or of the next, shows it.
         open_first: whether a race at a rate shows it rather than one that saturates.
-        who: contenders that it needs; of several rivals, one is enough.
+        who: the contender whose figure it is.
+        rivals: those that it is compared with, if it is; one of them is enough.
         read: takes it from a race.
     """
 
     name: str
     kinds: Sequence[str]
     open_first: bool
-    who: Sequence[str]
+    who: str
+    rivals: Sequence[str]
     read: Read
 
     def verdict(self, verdicts: Sequence[Verdict]) -> Verdict | None:
@@ -56,14 +58,15 @@ class Headline:
 
     def reason(self, missing: Mapping[str, str], refused: Mapping[str, str]) -> str:
         """Why no race shows it."""
-        for name in self.who:
-            if name in missing:
-                return f"{name} did not race: {missing[name]}"
+        for some in ([self.who], self.rivals):
+            if some and all(name in missing for name in some):
+                return f"{some[0]} did not race: {missing[some[0]]}"
         for name, why in refused.items():
             if name.startswith(tuple(self.kinds)):
                 return f"{name} was refused: {why}"
+        who = " and ".join(filter(None, (self.who, " or ".join(self.rivals))))
         kinds = " or ".join(f"{kind}…" for kind in self.kinds)
-        return f"no race of {' and '.join(self.who)} with a load {kinds}"
+        return f"no race of {who} with a load {kinds}"
 
 
 def _least(column: str, rivals: Sequence[str], verdict: Verdict) -> float | None:
@@ -92,15 +95,15 @@ _NEW: Final = ("pictures-1@",)
 
 
 def _faster(name: str, *rivals: str) -> Headline:
-    return Headline(name, _REUSE, False, (KV, *rivals), partial(_least, THROUGHPUT, rivals))
+    return Headline(name, _REUSE, False, KV, rivals, partial(_least, THROUGHPUT, rivals))
 
 
 def _sooner(name: str, column: str, kinds: Sequence[str], *rivals: str) -> Headline:
-    return Headline(name, kinds, True, (KV, *rivals), partial(_most, column, rivals))
+    return Headline(name, kinds, True, KV, rivals, partial(_most, column, rivals))
 
 
 def _cost(name: str, kinds: Sequence[str], contender: str, column: str) -> Headline:
-    return Headline(name, kinds, False, (contender,), partial(_median, contender, column))
+    return Headline(name, kinds, False, contender, (), partial(_median, contender, column))
 
 
 HEADLINES: Final = (
@@ -122,7 +125,8 @@ HEADLINES: Final = (
         "frontend_cpu_vs_dynamo",
         _REUSE,
         False,
-        (KV, DYNAMO),
+        KV,
+        (DYNAMO,),
         partial(_most, "frontend_ms_per_request", (DYNAMO,)),
     ),
 )
