@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import aiohttp
@@ -16,7 +17,7 @@ from tests.benchmarks.serving.stacks import CACHE_FLAG, Ground, Ready
 from tests.e2e.processes import ENGINE_FLAGS, START_TIMEOUT_S, HttpServer, Process
 from tests.ports import free_port
 
-ROOT: Final = __file__.rpartition("/tests/")[0]
+ROOT: Final = Path(__file__).parents[3]
 
 
 def start_routers(ground: Ground, contenders: Sequence[Contender]) -> Ready:
@@ -64,59 +65,67 @@ def _router(
 
 
 def start_dynamo(ground: Ground, contenders: Sequence[Contender]) -> Ready:
-    """Dynamo's frontends over the same workers of its, found by files, without etcd and NATS."""
-    fleet, family = ground.fleet, Family.DYNAMO
-    python = _foreign(contenders[0]).program()
+    """Dynamo's frontends over the same workers of its."""
     directory = ground.directory("dynamo-processes")
-    env = {
-        "PYTHONPATH": ROOT,  # for engines whose GPU is the clock
+    python = _foreign(contenders[0]).program()
+    env = _dynamo_env(directory)
+    workers = [
+        _dynamo_worker(ground, python, directory / f"worker-{number}.log", env)
+        for number in range(ground.engines.count)
+    ]
+    frontends = [_dynamo_frontend(ground, each, python, directory, env) for each in contenders]
+
+    async def ready() -> list[Running]:
+        for frontend in frontends:
+            await _all_there(ground, frontend, workers)
+        totals = ground.totals(Family.DYNAMO.name)
+        return [
+            Running.of(each, frontend, {Role.FRONTEND: [frontend], Role.WORKER: workers}, totals)
+            for each, frontend in zip(contenders, frontends, strict=True)
+        ]
+
+    return ready
+
+
+def _dynamo_env(directory: Path) -> dict[str, str]:
+    """Processes find each other by files, without etcd and NATS, and talk over loopback."""
+    hosts = (
+        "DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST",
+        "DYN_SYSTEM_HOST", "VLLM_HOST_IP",
+    )  # fmt: skip
+    return {
+        "PYTHONPATH": str(ROOT),  # for engines whose GPU is the clock
         "DYN_DISCOVERY_BACKEND": "file",
         "DYN_FILE_KV": str(directory / "kv"),
         "DYN_REQUEST_PLANE": "tcp",
         "DYN_EVENT_PLANE": "zmq",
         "DYNAMO_MM_TRANSFER": "shm",
-        "VLLM_HOST_IP": "127.0.0.1",
-        **dict.fromkeys(
-            ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST",
-             "DYN_SYSTEM_HOST"),
-            "127.0.0.1",
-        ),
-    }  # fmt: skip
-    workers = []
-    for number in range(ground.engines.count):
-        name = f"dynamo-{number}"
-        command = [
-            python, "-m", "dynamo.vllm", f"--model={fleet.model}", "--enable-multimodal",
-            *ENGINE_FLAGS, CACHE_FLAG, *ground.engines.flags, _events_flag(free_port()),
-        ]  # fmt: skip
-        worker = Process(
-            name, command, directory / f"{name}.log", **env, **ground.engine_env(family.name)
-        )
-        fleet.stack.callback(worker.stop)
-        workers.append(worker)
-    frontends = []
-    for each in contenders:
-        port = free_port()
-        command = [
-            python, "-m", "dynamo.frontend", "--http-host=127.0.0.1", f"--http-port={port}",
-            "--dyn-chat-processor=vllm", f"--kv-cache-block-size={BLOCK_SIZE}", *each.flags,
-        ]  # fmt: skip
-        frontend = HttpServer(each.name, command, directory / f"{each.name}.log", port, **env)
-        fleet.stack.callback(frontend.stop)
-        frontends.append(frontend)
+        **dict.fromkeys(hosts, "127.0.0.1"),
+    }
 
-    async def ready() -> list[Running]:
-        for frontend in frontends:
-            await _all_there(ground, frontend, workers)
-        roots = {Role.WORKER: workers}
-        return [
-            Running.of(
-                each, frontend, {Role.FRONTEND: [frontend], **roots}, ground.totals(family.name)
-            )
-            for each, frontend in zip(contenders, frontends, strict=True)
-        ]
 
-    return ready
+def _dynamo_worker(ground: Ground, python: str, log: Path, env: Mapping[str, str]) -> Process:
+    command = [
+        python, "-m", "dynamo.vllm", f"--model={ground.fleet.model}", "--enable-multimodal",
+        *ENGINE_FLAGS, CACHE_FLAG, *ground.engines.flags, _events_flag(free_port()),
+    ]  # fmt: skip
+    worker = Process(log.stem, command, log, **env, **ground.engine_env(Family.DYNAMO.name))
+    ground.fleet.stack.callback(worker.stop)
+    return worker
+
+
+def _dynamo_frontend(
+    ground: Ground, contender: Contender, python: str, directory: Path, env: Mapping[str, str]
+) -> HttpServer:
+    port = free_port()
+    command = [
+        python, "-m", "dynamo.frontend", "--http-host=127.0.0.1", f"--http-port={port}",
+        "--dyn-chat-processor=vllm", f"--kv-cache-block-size={BLOCK_SIZE}", *contender.flags,
+    ]  # fmt: skip
+    log = directory / f"{contender.name}.log"
+    frontend = HttpServer(contender.name, command, log, port, **env)
+    ground.fleet.stack.callback(frontend.stop)
+    return frontend
 
 
 def _events_flag(port: int) -> str:
