@@ -36,4 +36,3 @@ def test_an_engine_counts_by_itself_whoever_started_it(pids: dict[str, int]) -> 
     assert set(cpu) == set(memory) == {Role.API_SERVER, Role.ENGINE}
     assert all(cpu.values()) and all(memory.values())
     assert used(cpu, cpu) == {Role.API_SERVER: 0.0, Role.ENGINE: 0.0}
-
