@@ -40,7 +40,7 @@ CLIENTS_ENVIRONMENT := .venv-clients/.mmrouter
 
 .PHONY: help setup run test fuzz chaos check fix docs site locks demo-model clean distclean check-simgpu
 .PHONY: bench-router bench-router-scale bench-join bench-transfer bench-last-hop
-.PHONY: bench-preprocess bench-processes bench-fleet bench-tokens
+.PHONY: bench-preprocess bench-processes bench-fleet bench-tokens bench-serving bench-charts
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{ printf "%-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -162,6 +162,16 @@ bench-tokens: $(ENVIRONMENT) ## measure the CPU time of a streamed token, beside
 
 bench-fleet: $(ENVIRONMENT) ## measure 1, 2 and 4 frontends over the same workers, and kill one
 	@$(VENV_PYTHON) -m tests.benchmarks.bench_fleet $(BENCH_ARGS)
+
+bench-serving: $(ENVIRONMENT) ## race routers and servers over engines whose GPU is the clock
+	@$(VENV_PYTHON) -m tests.benchmarks.serving $(BENCH_ARGS)
+
+# The figures that docs/benchmarks.md shows; CHARTS_OF=FILE.csv draws those of another race.
+CHARTS_OF := docs/benchmarks.csv
+CHARTS := docs/benchmarks
+
+bench-charts: $(BENCH_ENVIRONMENT) ## draw what a race's CSV shows
+	@$(VENV_PYTHON) -m tests.benchmarks.serving.charts $(CHARTS_OF) $(CHARTS)
 
 check-simgpu: $(ENVIRONMENT) ## check the engines whose GPU is the clock, with one of them
 	@$(VENV_PYTHON) -m tests.simgpu.check

@@ -46,6 +46,14 @@ class Backend(Protocol):
         ...
 
 
+_AT_THE_THREAD = 2
+"""Batches that the renderer's thread is at or has next. More would wait before prompts whose media
+are ready: these need the thread too, to be assembled, for a millisecond. So in a burst of new
+pictures no engine would get one before the last is processed. With one alone, the thread would
+rest until the event loop has time to send the next.
+"""
+
+
 class OwnBackend:
     """The renderer's one processing thread; decoding is done in the media loader's."""
 
@@ -56,6 +64,7 @@ class OwnBackend:
         self._processor = renderer.get_mm_processor()
         self._store = store
         self._decode = decode
+        self._turns = asyncio.Semaphore(_AT_THE_THREAD)
 
     async def run(self, batch: Batch, abandoned: Callable[[], bool]) -> list[Processed]:
         """See :class:`Backend`."""
@@ -68,7 +77,8 @@ class OwnBackend:
                 raise AbandonedError("nobody waits for it")
             return [self._store.put(each) for each in process(self._processor, batch, decoded)]
 
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        async with self._turns:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
 
 class PoolBackend:

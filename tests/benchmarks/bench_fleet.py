@@ -28,6 +28,7 @@ from tests.benchmarks.fleet_clients import Outcome, Whole, connections, in_turn,
 from tests.benchmarks.fleet_join import join_seconds
 from tests.benchmarks.fleet_processes import Cached, Fleet, cached
 from tests.benchmarks.fleet_traffic import Ask, BestCache, Traffic
+from tests.benchmarks.spread import quantile, spread
 from tests.benchmarks.telling import telling
 from tests.simgpu.gpu import GpuModel
 from tests.simgpu.stats import Stats
@@ -63,11 +64,6 @@ class Block:
     def first_ms(self, share: float) -> float:
         """A quantile of the time to the first token."""
         return quantile(self.first_s, share) * 1e3
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which a share of the others lie."""
-    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
 @dataclass
@@ -146,11 +142,6 @@ def line(name: str, block: Block) -> str:
         f"{late_share(engines):>14.1%}{engines.stall_seconds / engines.busy_seconds:>9.1%}"
         f"{engines.busy_seconds:>7.1f}" + ("" if block.valid else "  invalid: too late")
     )
-
-
-def spread(values: Sequence[float]) -> str:
-    """Median, least and most."""
-    return f"{statistics.median(values):.4g} ({min(values):.4g} to {max(values):.4g})"
 
 
 def report(rounds: Sequence[dict[int, Block]]) -> Figures:

@@ -20,14 +20,19 @@ class Whole:
     """An answer with its end.
 
     Attributes:
-        first_token_s: from sending the request to its first event.
+        arrived_s: when each event with a token came, after sending the request.
     """
 
     text: str
     tokens: int
     prompt_tokens: int
     cached_tokens: int
-    first_token_s: float
+    arrived_s: Sequence[float]
+
+    @property
+    def first_token_s(self) -> float:
+        """From sending the request to its first token."""
+        return self.arrived_s[0]
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ Outcome: TypeAlias = Whole | Cut | Odd
 
 
 class _Delta(msgspec.Struct):
+    role: str | None = None
     content: str | None = None
 
 
@@ -78,6 +84,11 @@ class _Event(msgspec.Struct):
 
     choices: list[_Choice]
     usage: _Usage | None = None
+
+    @property
+    def has_token(self) -> bool:
+        """Whether it tells more than whose turn it is; a token may be a part of a character."""
+        return any(each.delta.content or not each.delta.role for each in self.choices)
 
 
 _EVENTS = msgspec.json.Decoder(_Event)
@@ -110,22 +121,24 @@ async def ask(http: aiohttp.ClientSession, url: str, body: bytes) -> Outcome:
 
 
 async def _stream(reply: aiohttp.ClientResponse, began: float) -> Outcome:
-    text, ended, first = "", False, None
+    text, ended = "", False
+    arrived: list[float] = []
     usage: _Usage | None = None
     async for line in reply.content:
         if not line.startswith(b"data: "):
             continue
         if line.startswith(b"data: [DONE]"):
-            if not ended or usage is None or first is None:
+            if not ended or usage is None or not arrived:
                 return Odd("it was done but had no end")
             details = usage.prompt_tokens_details
             cached = (details.cached_tokens if details else None) or 0
-            return Whole(text, usage.completion_tokens, usage.prompt_tokens, cached, first)
+            return Whole(text, usage.completion_tokens, usage.prompt_tokens, cached, arrived)
         try:
             event = _EVENTS.decode(line.removeprefix(b"data: "))
         except msgspec.ValidationError:
             return Odd(line.decode(errors="replace")[:200])
-        first = first or time.perf_counter() - began
+        if event.has_token:
+            arrived.append(time.perf_counter() - began)
         usage = event.usage or usage
         for choice in event.choices:
             text += choice.delta.content or ""

@@ -5,6 +5,7 @@ import contextlib
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,17 +74,23 @@ class Fleet:
                 self.directory / "cards",
                 self.directory,
                 *WORKER_FLAGS,
-                stats=self._totals,
+                stats=self.totals_folder,
                 gpu=self.gpu,
             )
             self.stack.callback(worker.stop)
             self.workers.append(worker)
         self.frontends = [self.start_frontend(f"f{number}") for number in range(frontends)]
 
-    def start_frontend(self, name: str, port: int | None = None) -> HttpServer:
+    def start_frontend(
+        self,
+        name: str,
+        port: int | None = None,
+        flags: Sequence[str] = FRONTEND_FLAGS,
+        env: Mapping[str, str] = {},
+    ) -> HttpServer:
         """One more frontend."""
         cards = self.directory / "cards"
-        frontend = start_frontend(name, cards, self.directory, *FRONTEND_FLAGS, port=port)
+        frontend = start_frontend(name, cards, self.directory, *flags, port=port, env=env)
         self.stack.callback(frontend.stop)
         return frontend
 
@@ -110,12 +117,12 @@ class Fleet:
         """What all engines have done, once they are said to have had so many requests."""
         while True:
             await asyncio.sleep(2 * WRITE_EVERY_S)  # after which an engine at rest has told all
-            totals = read_totals(self._totals)
+            totals = read_totals(self.totals_folder)
             if requests is None or totals.requests >= requests:
                 return totals
 
     @property
-    def _totals(self) -> Path:
+    def totals_folder(self) -> Path:
         return self.directory / "totals"
 
     def memory_gb(self) -> float:

@@ -14,7 +14,7 @@ and pictures, so that no block finds anything of another one in a cache.
 import itertools
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -73,13 +73,18 @@ class Ask:
     turn: int
     messages: tuple[Message, ...]
 
-    def body(self, max_tokens: int) -> bytes:
-        """As OpenAI's API takes it: a stream with usage at its end."""
+    def body(self, max_tokens: int, uri: Callable[[str], str] | None = None) -> bytes:
+        """As OpenAI's API takes it: a stream with usage at its end.
+
+        Args:
+            uri: of a picture's name; small PNGs unless given.
+        """
+        uri = uri or _uri
         return json.dumps(
             {
                 "model": "demo",
                 "messages": [
-                    {"role": role, "content": [_part(each) for each in content]}
+                    {"role": role, "content": [_part(each, uri) for each in content]}
                     for role, content in self.messages
                 ],
                 "max_tokens": max_tokens,
@@ -91,9 +96,9 @@ class Ask:
         ).encode()
 
 
-def _part(content: str) -> dict[str, object]:
+def _part(content: str, uri: Callable[[str], str]) -> dict[str, object]:
     if content.startswith(PICTURE):
-        return {"type": "image_url", "image_url": {"url": _uri(content)}}
+        return {"type": "image_url", "image_url": {"url": uri(content)}}
     return {"type": "text", "text": content}
 
 
@@ -141,34 +146,34 @@ def _chat(name: str, shape: random.Random, user: int, at: float) -> Iterator[Ask
     The answers in it are ours and not the engine's, so that a block's prompts are known before it.
     """
     system = f"{name} system {_often_small(shape, SYSTEMS)}"
-    messages = [Message("system", (_words(system, SYSTEM_WORDS),))]
+    messages = [Message("system", (words(system, SYSTEM_WORDS),))]
     shown: Content = ()
     if shape.random() < 0.7:
         shown = (f"{PICTURE}{name} {_often_small(shape, PICTURES)}",)
     for turn in range(shape.randint(1, TURNS)):
-        question = _words(f"{name} {user} question {turn}", QUESTION_WORDS)
+        question = words(f"{name} {user} question {turn}", QUESTION_WORDS)
         messages.append(Message("user", (*shown, question)))
         yield Ask(at, user, turn, tuple(messages))
         shown = ()
         messages.append(
-            Message("assistant", (_words(f"{name} {user} answer {turn}", ANSWER_WORDS),))
+            Message("assistant", (words(f"{name} {user} answer {turn}", ANSWER_WORDS),))
         )
         at += THINK_S * shape.uniform(0.7, 1.3)
 
 
 def _document(name: str, shape: random.Random, user: int, at: float) -> Ask:
     document = f"{name} document {_often_small(shape, DOCUMENTS)}"
-    question = _words(f"{name} {user} about it", QUESTION_WORDS)
-    return Ask(at, user, 0, (Message("user", (_words(document, DOCUMENT_WORDS), question)),))
+    question = words(f"{name} {user} about it", QUESTION_WORDS)
+    return Ask(at, user, 0, (Message("user", (words(document, DOCUMENT_WORDS), question)),))
 
 
 def _rush(name: str, shape: random.Random, users: Iterator[int], at: float) -> Iterator[Ask]:
     """Several users at once about what nobody has asked about before."""
     first = next(users)
     new = f"{name} news {first}"
-    shown = f"{PICTURE}{new}" if shape.random() < 0.5 else _words(new, DOCUMENT_WORDS)
+    shown = f"{PICTURE}{new}" if shape.random() < 0.5 else words(new, DOCUMENT_WORDS)
     for user in (first, *itertools.islice(users, RUSH_SIZE - 1)):
-        question = _words(f"{name} {user} news", QUESTION_WORDS)
+        question = words(f"{name} {user} news", QUESTION_WORDS)
         yield Ask(at, user, 0, (Message("user", (shown, question)),))
         at += shape.uniform(0, RUSH_S)
 
@@ -179,7 +184,7 @@ def _often_small(shape: random.Random, choices: int) -> int:
 
 
 @cache
-def _words(name: str, count: int) -> str:
+def words(name: str, count: int) -> str:
     """So many words that no other name gives."""
     draw = random.Random(name)
     return " ".join(_word(draw) for _ in range(count)) + ". "
@@ -194,13 +199,17 @@ class BestCache:
 
     Args:
         model: the model's folder, for its tokenizer and chat template.
+        picture_tokens: of a picture, by its name.
     """
 
-    def __init__(self, model: Path) -> None:
+    def __init__(
+        self, model: Path, picture_tokens: Callable[[str], int] = lambda _: PICTURE_TOKENS
+    ) -> None:
         from transformers import AutoTokenizer  # takes seconds to import
 
         self._tokenizer = AutoTokenizer.from_pretrained(model)
         self._pad: int = self._tokenizer.convert_tokens_to_ids("<|image_pad|>")
+        self._picture_tokens = picture_tokens
 
     def tokens(self, ask: Ask) -> list[int | str]:
         """A prompt's tokens; those of a picture are named after it."""
@@ -228,7 +237,11 @@ class BestCache:
         names = iter(shown)
         tokens: list[int | str] = []
         for token in ids:
-            tokens += [next(names)] * PICTURE_TOKENS if token == self._pad else [token]
+            if token == self._pad:
+                name = next(names)
+                tokens += [name] * self._picture_tokens(name)
+            else:
+                tokens.append(token)
         return tokens
 
     def best(self, asks: Sequence[Ask]) -> list[tuple[int, int]]:

@@ -51,6 +51,7 @@ _IMPORTED: Final = (
     "transformers.models.qwen2_vl.processing_qwen2_vl",
 )
 _SPARES: Final = 3  # two engines with a coordinator; processes in which one computes
+_RANKS: Final = "--data-parallel-size="  # of which each has an engine
 _ABOVE: Final = 500  # file descriptors that nobody has
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -135,7 +136,7 @@ def _run(start: Start) -> None:
         _enter(start.within)
     os.environ.clear()
     os.environ.update(start.environment)
-    spares = _Spares()
+    spares = _Spares(_spares_for(start.arguments))
     if start.module == WORKER:
         _after_supervise(spares.prepare)
     elif start.module == PLAIN_VLLM:
@@ -144,6 +145,11 @@ def _run(start: Start) -> None:
     setproctitle.setproctitle(" ".join([sys.executable, "-m", *sys.argv]))
     with _quick_end():
         runpy.run_module(start.module, run_name="__main__", alter_sys=True)
+
+
+def _spares_for(arguments: Sequence[str]) -> int:
+    ranks = [int(each.removeprefix(_RANKS)) for each in arguments if each.startswith(_RANKS)]
+    return max(_SPARES, 1 + max(ranks, default=1))  # and a coordinator
 
 
 @contextlib.contextmanager
@@ -180,6 +186,7 @@ class _Spares:
     would start an interpreter. When they run out, it does.
     """
 
+    number: int = _SPARES
     _free: list[tuple[int, socket.socket]] = field(default_factory=list)
 
     def prepare(self, spare: bool = False) -> None:
@@ -188,7 +195,7 @@ class _Spares:
         Args:
             spare: whether this process is one itself: then there are none for those after it.
         """
-        for _ in range(_SPARES):
+        for _ in range(self.number):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             pid = os.fork()
             if pid == 0:

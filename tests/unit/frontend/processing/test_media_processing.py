@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
+import threading
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -28,7 +29,7 @@ from frontend.media_limits.errors import RefusedError, RequestLimitError
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing import backends
 from frontend.processing.backends import OwnBackend
-from frontend.processing.batch import Batch, Processed
+from frontend.processing.batch import Batch, Processed, process
 from frontend.processing.errors import AbandonedError
 from frontend.processing.media_processing import MediaProcessing
 from frontend.processing.renderer import build_renderer
@@ -278,6 +279,35 @@ async def test_what_a_failed_request_held_is_given_back_at_once(
         await until(lambda: budgets.decoding.reserved == 0 and budgets.held.reserved == 0)
     finally:
         gc.enable()
+
+
+async def test_a_prompt_whose_media_are_ready_passes_media_that_wait(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or none of a burst of new pictures would reach an engine before the last is processed."""
+    await setting.show(image("ready"))
+    let_through = threading.Semaphore(0)
+    begun = 0
+
+    def held(*batch: Any) -> list[Processed]:
+        nonlocal begun
+        begun += 1
+        let_through.acquire(timeout=120)
+        return process(*batch)
+
+    monkeypatch.setattr(backends, "process", held)
+    new = [
+        asyncio.create_task(setting.show(image(f"{number} a"), image(f"{number} b")))
+        for number in range(2)
+    ]
+    waiting = setting.renderer._mm_executor._work_queue
+    await until(lambda: begun == 1 and waiting.qsize() == 1)
+    ready = asyncio.create_task(setting.show(image("ready")))
+    await until(lambda: waiting.qsize() == 2)
+    let_through.release(2)
+    await ready
+    let_through.release(2)
+    await asyncio.gather(*new)
 
 
 async def test_what_one_request_may_not_have_another_may(setting: Setting) -> None:

@@ -1,0 +1,45 @@
+"""What all contenders have: engines whose GPU is the clock, or real ones on the CPU."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.simgpu.gpu import GpuModel
+from tests.simgpu.start import EXECUTOR
+from tests.simgpu.stats import FOLDER_VARIABLE
+
+_AS_ON_A_GPU: Final = ("--max-num-batched-tokens=8192", "--max-num-seqs=1024")
+"""What ``vllm serve`` takes on the GPU that is modelled; on CPUs it is a quarter and an eighth. The
+encoder cache holds as many tokens as a step may have: eight pictures, and not two.
+"""
+
+
+@dataclass(frozen=True)
+class Engines:
+    """Of each contender.
+
+    Attributes:
+        count: how many.
+        gpu: how fast they are; None where a real model computes.
+    """
+
+    count: int
+    gpu: GpuModel | None
+
+    @property
+    def speed(self) -> float | None:
+        """Of the GPUs, 1 is an H100's; None where there is none."""
+        return self.gpu.speed if self.gpu else None
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What they are started with, beside what all engines of the tests have."""
+        return (EXECUTOR, *_AS_ON_A_GPU) if self.gpu else ()
+
+    def env(self, totals: Path) -> dict[str, str]:
+        """The same, environment variables.
+
+        Args:
+            totals: the folder where they tell what they did.
+        """
+        return self.gpu.to_env() | {FOLDER_VARIABLE: str(totals)} if self.gpu else {}
