@@ -159,7 +159,7 @@ def a_broken_picture_in_a_stream(at: Endpoint) -> object:
 
 @case
 def an_answer_that_takes_too_long(at: Endpoint) -> object:
-    return whole(ask(at, timeout=0.001))
+    return whole(ask(at, timeout=0.001, max_tokens=500))
 
 
 if __name__ == "__main__":
