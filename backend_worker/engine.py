@@ -31,6 +31,7 @@ from backend_worker.engine_operations import operate
 from backend_worker.media_input import media_input
 from backend_worker.ranks import check_launch, served_ranks
 from backend_worker.render import LocalRenderer, partitioned_hashes
+from backend_worker.step_counter import StepCounter
 from common import telemetry, tracing
 from common.card import (
     CacheSettings,
@@ -54,6 +55,7 @@ from common.identity import MmHash, WorkerId
 from common.operations import Operation
 from common.protocol import MediaPart, Submit
 from common.renderer_patches import patch_renderer
+from common.step_sums import EngineSums
 
 SHUTDOWN_S = 10.0
 """How long engine processes may take to clean up after themselves."""
@@ -77,11 +79,20 @@ class RankLoad:
 
 
 class _LatestStats(StatLoggerBase):
-    """Keeps the newest scheduler statistics of one rank, by its number in its group."""
+    """Keeps the newest scheduler statistics of one rank, by its number in its group, and counts
+    its steps.
 
-    def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
+    Args:
+        show_steps: whether vLLM's own logger, which comes after, may write a line for each step.
+    """
+
+    def __init__(
+        self, vllm_config: VllmConfig, engine_index: int = 0, *, show_steps: bool = False
+    ) -> None:
         self.rank = engine_index
         self.scheduler = SchedulerStats()
+        self.steps = StepCounter()
+        self._show_steps = show_steps
 
     def record(
         self,
@@ -90,26 +101,54 @@ class _LatestStats(StatLoggerBase):
         mm_cache_stats: MultiModalCacheStats | None = None,
         engine_idx: int = 0,
     ) -> None:
-        if scheduler_stats is not None:
-            self.scheduler = scheduler_stats
+        if scheduler_stats is None:
+            return
+        self.scheduler = scheduler_stats
+        details = scheduler_stats.iteration_details
+        if details is None:
+            return
+        if not self._show_steps:
+            scheduler_stats.iteration_details = None
+        if not details.is_dummy:
+            tokens = iteration_stats
+            self.steps.add(
+                prefill=details.num_ctx_tokens,
+                encode=details.num_encoder_output_tokens,
+                decode=details.num_generation_requests,
+                prompts=len(tokens.time_to_first_tokens_iter) if tokens else 0,
+                waited_ms=details.elapsed_ms,
+                since_last_ms=[1e3 * one for one in tokens.inter_token_latencies_iter]
+                if tokens
+                else (),
+            )
 
     def log_engine_initialized(self) -> None:
         pass
 
 
 class _StatsBoard:
-    """vLLM's factory of a logger per rank, which remembers what it made."""
+    """vLLM's factory of a logger per rank, which remembers what it made.
 
-    def __init__(self) -> None:
+    Args:
+        show_steps: as in :class:`_LatestStats`.
+    """
+
+    def __init__(self, *, show_steps: bool) -> None:
+        self._show_steps = show_steps
         self._ranks: list[_LatestStats] = []
 
     def __call__(self, vllm_config: VllmConfig, engine_index: int = 0) -> StatLoggerBase:
-        self._ranks.append(_LatestStats(vllm_config, engine_index))
-        return self._ranks[-1]
+        made = _LatestStats(vllm_config, engine_index, show_steps=self._show_steps)
+        self._ranks.append(made)
+        return made
 
     def latest(self) -> dict[int, SchedulerStats]:
         """The newest statistics of every rank that has any."""
         return {rank.rank: rank.scheduler for rank in self._ranks}
+
+    def steps(self) -> list[EngineSums]:
+        """What the steps of every rank add up to."""
+        return [rank.steps.sums(rank.rank) for rank in self._ranks]
 
 
 def prepare_environment(host: str) -> None:
@@ -197,10 +236,12 @@ class Engine:
             Whatever vLLM raises when a model can't be loaded: the caller ends.
         """
         check_arguments(args)
+        show_steps = args.enable_logging_iteration_details
+        args.enable_logging_iteration_details = True  # else the engine says nothing of its steps
         config = args.create_engine_config()
         check_configuration(config)
         check_launch(config)
-        stats = _StatsBoard()
+        stats = _StatsBoard(show_steps=show_steps)
         llm = AsyncLLM.from_vllm_config(
             config,
             stat_loggers=[stats],
@@ -308,6 +349,10 @@ class Engine:
             )
             for rank, stats in self._stats.latest().items()
         }
+
+    def steps(self) -> list[EngineSums]:
+        """What the steps of each rank add up to, since the start. Zeros where statistics are off."""
+        return self._stats.steps()
 
     async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
         """Run a request. Closing the iterator aborts it in the engine.
