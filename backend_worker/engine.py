@@ -351,7 +351,7 @@ class Engine:
         }
 
     def steps(self) -> list[EngineSums]:
-        """What the steps of each rank add up to, since the start. Zeros where statistics are off."""
+        """What the steps of each rank add up to, since the start; zeros without statistics."""
         return self._stats.steps()
 
     async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:

@@ -368,8 +368,8 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
         blocks_emptied: when an operator had KV blocks forgotten, in seconds since the epoch by the
             worker's clock; 0 if none did. KV events tell it only with the engine's next step.
         media_emptied: how often an operator had media forgotten.
-        steps: what the steps of each rank add up to; of none in most messages, since every two seconds is
-            enough.
+        steps: what the steps of each rank add up to; of none in most messages, since
+            every two seconds is enough.
         shipping: the same of media that arrived.
     """
 

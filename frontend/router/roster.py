@@ -23,7 +23,7 @@ from frontend.router.selection import (
     Estimator,
     LoadTracker,
     MediaPlacement,
-    TargetLoad,
+    Pricing,
 )
 from frontend.router.settings import RouterSettings
 from frontend.router.worker import RoutableWorker
@@ -44,7 +44,7 @@ class Roster:
         settings: the operator's choices.
         clock: monotonic seconds.
         feeds: what follows workers' caches.
-        price: what a load costs, in tokens.
+        pricing: what a load costs; told which targets are gone.
 
     Attributes:
         workers: by name, a live view.
@@ -60,17 +60,18 @@ class Roster:
         settings: RouterSettings,
         clock: Callable[[], float],
         feeds: FeedMaker,
-        price: Callable[[TargetLoad], float],
+        pricing: Pricing,
     ) -> None:
         self._memo_tokens = settings.memo_tokens
         self._clock = clock
+        self._pricing = pricing
         self._feed_maker = feeds
         self.indexes = BlockIndexes.empty(settings.approximate_blocks)
         self.media = MediaPlacement(settings.media_items, settings.predict_ttl_s)
         self.load = LoadTracker(
             clock,
             settings.report_ttl_s,
-            price,
+            pricing.load_price,
             BusyThresholds(settings.busy_blocks_fraction, settings.busy_prefill_tokens),
         )
         self.estimator = Estimator(self.indexes, self.media)
@@ -129,6 +130,8 @@ class Roster:
             return
         # Without awaiting: nothing may be routed there from now on.
         self.load.drop(worker_id)
+        for target in worker.targets:
+            self._pricing.drop(target)
         self._list()
         self.indexes.drop(worker_id)
         self.media.drop(worker_id)

@@ -5,6 +5,7 @@ from frontend.router.selection.ejection import Ejection
 from frontend.router.selection.estimate import Estimate, Estimator
 from frontend.router.selection.load import BusyThresholds, LoadTracker, Reported, TargetLoad
 from frontend.router.selection.media_placement import MediaPlacement
+from frontend.router.selection.pricing import Moment, Pricing
 from frontend.router.selection.selector import Costs, Selector, Weights, Work
 
 __all__ = [
@@ -16,6 +17,8 @@ __all__ = [
     "Estimator",
     "LoadTracker",
     "MediaPlacement",
+    "Moment",
+    "Pricing",
     "Reported",
     "Selector",
     "TargetLoad",

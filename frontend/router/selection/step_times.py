@@ -7,16 +7,18 @@ A step of an engine is taken to last::
 
 The four rates of a target are fitted by least squares to its own steps, each rate held to the
 fleet's with the weight of a few steps, so that a target of which little is known counts as the
-others do. The fleet's rates are the mean of what each target's steps say alone, held to a guess in
-the same way. (Steps of unequal targets in one fit would be noise to each other.) What is never
+others do. The fleet's rates are the medians of what each target's steps say alone, held to a guess
+in the same way. (Steps of unequal targets in one fit would be noise to each other.) What is never
 seen apart, such as pictures and their prompt tokens, is shared out as the guess has it.
 
 Evidence fades: the steps of each kind (those that encode, others that prefill, others that only
-decode) by the number of newer ones of that kind, so that an hour of decoding makes nobody forget what
-a prompt costs. Rates are never negative, nor far from what they are held to, whatever is reported.
+decode) by the number of newer ones of that kind, so that an hour of decoding makes nobody forget
+what a prompt costs. Rates are never negative, nor far from what they are held to, whatever is
+reported.
 """
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
@@ -58,6 +60,9 @@ SHIP_MEMORY_MIB: Final = 1024.0
 
 ENOUGH_STEPS: Final = 20.0
 """Steps with prompt tokens, of the whole fleet, from which on it is known what they take."""
+
+_ENOUGH_OF_ONE: Final = 3.0
+"""Those of one target from which on it counts for the fleet's."""
 
 _FLEET_FREEDOM: Final = (1e-3, 1e6)
 """How many times the guess the fleet's rates may be."""
@@ -163,9 +168,7 @@ def _fit(evidence: _Evidence, held_to: _Vector, freedom: tuple[float, float]) ->
         fixed |= outside
 
 
-def _solve(
-    matrix: Sequence[_Vector], products: _Vector, fixed: dict[int, float]
-) -> _Vector | None:
+def _solve(matrix: Sequence[_Vector], products: _Vector, fixed: dict[int, float]) -> _Vector | None:
     """Solve linear equations for what is not fixed; None where they say nothing."""
     free = [number for number in range(len(products)) if number not in fixed]
     rows = [
@@ -302,14 +305,11 @@ class StepTimes:
         """Find the fleet's rates anew."""
         self._reports = 0
         self._rates.clear()
-        weights = [(known.prompting, known.alone) for known in self._targets.values()]
-        together = sum(weight for weight, _ in weights)
-        if together >= ENOUGH_STEPS:
+        told = [one for one in self._targets.values() if one.prompting >= _ENOUGH_OF_ONE]
+        if sum(one.prompting for one in told) >= ENOUGH_STEPS:
             self._enough = True
-            self._fleet = [
-                sum(weight * alone[number] for weight, alone in weights) / together
-                for number in range(len(self._fleet))
-            ]
+            columns = zip(*(one.alone for one in told), strict=True)
+            self._fleet = [statistics.median(column) for column in columns]
         mib = sum(mib for _, mib, _ in self._ship.values())
         ms = sum(ms for _, _, ms in self._ship.values())
         self._fleet_ship = _ship_rate(mib, ms, GUESS.ship)
