@@ -5,7 +5,7 @@ from typing import Final
 
 from common.step_sums import EngineSums, ShippingSums, StepSums
 
-LONGEST_STEP_MS: Final = 10_000.0
+LONGEST_STEP_MS: Final = 60_000.0
 """A step that took longer was no step: the engine was paused, or its host asleep."""
 
 

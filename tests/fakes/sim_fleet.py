@@ -124,9 +124,7 @@ class SimFleet:
         done: requests that were answered, in that order.
     """
 
-    def __init__(
-        self, speeds: Sequence[float], *, slots: int = 64, **settings: Any
-    ) -> None:
+    def __init__(self, speeds: Sequence[float], *, slots: int = 64, **settings: Any) -> None:
         self.now = 1000.0
         self._feeds = ScriptedFeeds()
         self.router = Router(

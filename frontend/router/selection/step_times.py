@@ -7,9 +7,11 @@ A step of an engine is taken to last::
 
 The four rates of a target are fitted by least squares to its own steps, each rate held to the
 fleet's with the weight of a few steps, so that a target of which little is known counts as the
-others do. The fleet's rates are the medians of what each target's steps say alone, held to a guess
-in the same way. (Steps of unequal targets in one fit would be noise to each other.) What is never
-seen apart, such as pictures and their prompt tokens, is shared out as the guess has it.
+others do. What they are held to is first made longer or shorter by one factor, so that it gives
+the length of all steps together: of two kinds of GPU mostly the speed differs. The fleet's rates
+are the medians of what each target's steps say alone, held to a guess in the same way. (Steps of
+unequal targets in one fit would be noise to each other.) What is never seen apart, such as pictures
+and their prompt tokens, is shared out as the guess has it.
 
 Evidence fades: the steps of each kind (those that encode, others that prefill, others that only
 decode) by the number of newer ones of that kind, so that an hour of decoding makes nobody forget
@@ -64,11 +66,14 @@ ENOUGH_STEPS: Final = 20.0
 _ENOUGH_OF_ONE: Final = 3.0
 """Those of one target from which on it counts for the fleet's."""
 
-_FLEET_FREEDOM: Final = (1e-3, 1e6)
-"""How many times the guess the fleet's rates may be."""
+_SPEEDS: Final = (1e-3, 1e6)
+"""By which factor steps may be longer than expected."""
 
 _FREEDOM: Final = (0.05, 20.0)
-"""How many times the fleet's rates a target's may be."""
+"""How many times that which it is held to a rate may be."""
+
+_TRUSTED_STEPS: Final = 10.0
+"""Steps as which the expected speed counts."""
 
 _NOISE: Final = 0.1
 """How far a step is expected to be from what was fitted, as a share of the average step."""
@@ -134,15 +139,20 @@ class _Evidence:
         self.ms += other.ms
 
 
-def _fit(evidence: _Evidence, held_to: _Vector, freedom: tuple[float, float]) -> _Vector:
+def _fit(evidence: _Evidence, expected: _Vector) -> _Vector:
     """The rates that fit best, within bounds.
 
     Args:
-        held_to: rates that count as a few steps besides.
-        freedom: times these, between which the result lies.
+        expected: rates that count as a few steps besides, once they have the right speed.
     """
     if not evidence.steps:
-        return held_to
+        return expected
+    features = evidence.matrix[0]
+    trusted = _TRUSTED_STEPS * expected[0]
+    expected_ms = sum(count * rate for count, rate in zip(features, expected, strict=True))
+    slower = (evidence.ms + trusted) / (expected_ms + trusted)
+    slower = min(max(slower, _SPEEDS[0]), _SPEEDS[1])
+    held_to = [slower * rate for rate in expected]
     noise = max(_NOISE * evidence.ms / evidence.steps, 1e-6)
     trust = [(noise / rate) ** 2 for rate in held_to]
     matrix = [
@@ -150,7 +160,7 @@ def _fit(evidence: _Evidence, held_to: _Vector, freedom: tuple[float, float]) ->
         for r, row in enumerate(evidence.matrix)
     ]
     products = [a + t * h for a, t, h in zip(evidence.products, trust, held_to, strict=True)]
-    least, most = ([times * rate for rate in held_to] for times in freedom)
+    least, most = ([times * rate for rate in held_to] for times in _FREEDOM)
     fixed: dict[int, float] = {}
     while True:
         found = _solve(matrix, products, fixed)
@@ -263,12 +273,12 @@ class StepTimes:
             known = self._add(target, sums)
             if known is None:
                 continue
-            known.alone = _fit(known.evidence, list(GUESS[:4]), _FLEET_FREEDOM)
+            known.alone = _fit(known.evidence, list(GUESS[:4]))
             self._reports += 1
             # All targets are gone through, so not for every report of a large fleet.
             if _REPORTS_A_FIT * self._reports >= len(self._targets):
                 self._average()
-            known.rates = _fit(known.evidence, self._fleet, _FREEDOM)
+            known.rates = _fit(known.evidence, self._fleet)
             self._rates.pop(target, None)
 
     def drop(self, target: Target) -> None:
@@ -326,7 +336,7 @@ class StepTimes:
 def _ship_rate(mib: float, ms: float, held_to: float) -> float:
     """Milliseconds per MiB; bounded as the others are."""
     rate = (ms + _GUESSED_MIB * held_to) / (mib + _GUESSED_MIB)
-    return min(rate, _FLEET_FREEDOM[1] * GUESS.ship)
+    return min(rate, _SPEEDS[1] * GUESS.ship)
 
 
 def _since(then: EngineSums, now: EngineSums) -> bool:
