@@ -11,6 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from common.identity import Incarnation, Target, WorkerId
+from common.step_sums import EngineSums, ShippingSums
 from common.supervised import supervise
 from common.telemetry import INDEX_RANKS
 from frontend.router.events import Feed, FeedMaker, show_figures
@@ -200,6 +201,14 @@ class Roster:
         elif worker is not None and at:
             for target in worker.targets:
                 self.indexes.known.clear(target)  # and what is predicted
+
+    def stepped(
+        self, worker_id: WorkerId, steps: Sequence[EngineSums], shipping: ShippingSums | None
+    ) -> None:
+        """What a worker's steps add up to by now. Workers that are not here are ignored."""
+        if worker_id in self._workers and (steps or shipping):
+            self._pricing.reported(worker_id, steps, shipping)
+            self.load.reprice(worker_id)
 
     def served(self, target: Target, routed_at: float) -> None:
         """A request that must have stored blocks ended on a target; its events should follow.

@@ -43,7 +43,7 @@ class Router:
         roster: the workers, which come and go here, and what is known of their blocks.
         media: media items that workers hold; told of acks and nacks.
         load: what every target has to do; told what workers report.
-        pricing: what requests cost; told what engines' steps add up to.
+        pricing: what requests cost.
         ejection: how far workers are trusted; told of links that were lost.
         drained: workers that an operator drains.
         resting: workers that are paused or asleep; told what they report.

@@ -121,7 +121,7 @@ class Serving:
         if before is None or before.media_emptied != status.media_emptied:
             self._router.media.emptied(worker_id)
         HF_PROCESSOR_RUNS.labels("worker", worker_id).set(status.hf_processor_runs)
-        self._router.pricing.reported(worker_id, status.steps, status.shipping)
+        self._router.roster.stepped(worker_id, status.steps, status.shipping)
         self._router.load.reported(
             worker_id,
             {

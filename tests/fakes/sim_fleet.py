@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backend_worker.step_counter import StepCounter
-from common.identity import BlockHash, MmHash, RequestId, WorkerId
+from common.identity import BlockHash, MmHash, WorkerId
 from frontend.router import Router, RouterSettings
 from frontend.router.decision import Decision
 from frontend.router.event_wire import Need, Stored
@@ -216,11 +216,6 @@ class SimFleet:
         self._step(engine)
 
     def _report(self, engine: Engine) -> None:
-        self.router.pricing.reported(engine.name, [engine.counter.sums(0)], None)
+        self.router.roster.stepped(engine.name, [engine.counter.sums(0)], None)
         self.router.load.reported(engine.name, {0: Reported(waiting=len(engine.waiting))})
         self.at(self.now + REPORT_S, lambda: self._report(engine))
-
-
-def fresh_id(name: str) -> RequestId:
-    """Of a request."""
-    return RequestId(name)

@@ -194,6 +194,11 @@ class LoadTracker:
             self._expires[worker_id] = expires
             self._next_expiry = min(self._next_expiry, expires)
 
+    def reprice(self, worker_id: WorkerId) -> None:
+        """What loads are worth on a worker has changed. Unknown ones are ignored."""
+        for target in self._ranks.get(worker_id, ()):
+            self._update(target)
+
     def load(self, target: Target) -> TargetLoad:
         """Present load of a registered target."""
         self._expire()
