@@ -391,9 +391,10 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
         told = sorted(one.rank for one in self.ranks)
         if told != sorted(ranks):
             raise ProtocolError(f"a status is of ranks {told}, the card of {sorted(ranks)}")
-        for one in (*self.coming, *self.steps):
-            if one.rank not in ranks:
-                raise ProtocolError(f"a status tells of rank {one.rank}, which is not on the card")
+        of = [*(each.rank for each in self.coming), *(each.rank for each in self.steps)]
+        for rank in of:
+            if rank not in ranks:
+                raise ProtocolError(f"a status tells of rank {rank}, which is not on the card")
 
 
 class Figures(msgspec.Struct, frozen=True, tag="figures"):

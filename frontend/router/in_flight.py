@@ -92,6 +92,9 @@ class InFlight:
             mm_hashes = [need.mm_hash for need in request.media]
             self._roster.media.touch(worker_id, mm_hashes)
             self._roster.media.expect(worker_id, mm_hashes, now)
+            cached = decision.predicted_cached_tokens
+            encoded = [need for need in request.media if need.span.end > cached]
+            self._roster.encoded.used(decision.target, encoded)
         self._routed[request_id] = _Routed(decision, now)
         self._ejection.routed(worker_id, request_id)
         DECISIONS.labels(worker_id, decision.reason).inc()

@@ -21,6 +21,7 @@ from frontend.router.index import BlockIndexes, IndexState, Knowledge, approxima
 from frontend.router.selection import (
     BusyThresholds,
     Candidates,
+    EncodedMedia,
     Estimator,
     LoadTracker,
     MediaPlacement,
@@ -52,6 +53,7 @@ class Roster:
         hashers: one for each scheme in use, a live view.
         indexes: blocks of all targets.
         media: media items that workers hold.
+        encoded: those that their encoders need not encode again.
         load: what every target has to do.
         estimator: what a request costs on each target.
     """
@@ -75,7 +77,8 @@ class Roster:
             pricing.load_price,
             BusyThresholds(settings.busy_blocks_fraction, settings.busy_prefill_tokens),
         )
-        self.estimator = Estimator(self.indexes, self.media)
+        self.encoded = EncodedMedia()
+        self.estimator = Estimator(self.indexes, self.media, self.encoded)
         self._workers: dict[WorkerId, RoutableWorker] = {}
         self._hashers: dict[HashScheme, HashMemo] = {}
         self._feeds: dict[WorkerId, Feed] = {}
@@ -108,7 +111,11 @@ class Roster:
         self._workers[worker.worker_id] = worker
         for target in worker.targets:
             self.indexes.slots.open(target)
+            # Costs in tokens take what was sent for encoded, for as long as it is held.
+            self.encoded.add(target, worker.encoder_tokens if self._pricing.in_ms else 0)
         self.media.add(worker.worker_id)
+        for target in worker.targets:
+            self._pricing.add(target, worker.max_num_seqs)
         self.load.add(worker.worker_id, worker.targets, worker.kv_tokens)
         if worker.prefix_caching and worker.event_sources:
             feed = self._feed_maker.feed(worker, self.indexes)
@@ -133,6 +140,7 @@ class Roster:
         self.load.drop(worker_id)
         for target in worker.targets:
             self._pricing.drop(target)
+            self.encoded.drop(target)
         self._list()
         self.indexes.drop(worker_id)
         self.media.drop(worker_id)
@@ -202,13 +210,21 @@ class Roster:
             for target in worker.targets:
                 self.indexes.known.clear(target)  # and what is predicted
 
+    def media_emptied(self, worker_id: WorkerId) -> None:
+        """A worker had all media forgotten. Unknown ones are ignored."""
+        self.media.emptied(worker_id)
+        if (worker := self._workers.get(worker_id)) is not None:
+            for target in worker.targets:
+                self.encoded.emptied(target)
+
     def stepped(
         self, worker_id: WorkerId, steps: Sequence[EngineSums], shipping: ShippingSums | None
     ) -> None:
         """What a worker's steps add up to by now. Workers that are not here are ignored."""
         if worker_id in self._workers and (steps or shipping):
-            self._pricing.reported(worker_id, steps, shipping)
-            self.load.reprice(worker_id)
+            of_all = self._pricing.reported(worker_id, steps, shipping)
+            for one in self._workers if of_all else (worker_id,):
+                self.load.reprice(one)
 
     def served(self, target: Target, routed_at: float) -> None:
         """A request that must have stored blocks ended on a target; its events should follow.

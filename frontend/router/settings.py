@@ -36,9 +36,9 @@ class RouterSettings(FlagSettings):
         "0 always takes the cheapest worker",
     )
     costs: CostUnit = Field(
-        CostUnit.TIME,
-        description="in what costs are reckoned. time: milliseconds of each worker, learned from "
-        "what it reports, where no weight is given; tokens: by the weights alone",
+        CostUnit.TOKENS,
+        description="in what costs are reckoned. tokens: by the weights alone; time: milliseconds "
+        "of each worker, learned from what it reports, where no weight is given",
     )
     prefill_weight: Weight = Field(
         1.0, description="cost of a prompt token that the worker has to prefill"

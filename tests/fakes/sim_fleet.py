@@ -8,6 +8,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from backend_worker.step_counter import StepCounter
@@ -54,7 +55,9 @@ class Job:
 
 @dataclass
 class Engine:
-    """One engine: continuous batching, a prefix cache and an encoder cache that forget nothing."""
+    """One engine: continuous batching, a prefix cache that forgets nothing, and an encoder cache
+    with room for as many tokens as a step has.
+    """
 
     name: WorkerId
     gpu: GpuModel
@@ -62,7 +65,7 @@ class Engine:
     waiting: list[Job] = field(default_factory=list)
     running: list[Job] = field(default_factory=list)
     blocks: dict[BlockHash, None] = field(default_factory=dict)
-    media: set[MmHash] = field(default_factory=set)
+    media: dict[MmHash, int] = field(default_factory=dict)
     busy: bool = False
     busy_s: float = 0.0
     counter: StepCounter = field(default_factory=StepCounter)
@@ -109,7 +112,12 @@ class Engine:
             need for need in job.request.media
             if need.mm_hash not in self.media and need.span.end > job.computed
         ]  # fmt: skip
-        self.media |= {need.mm_hash for need in new}
+        for need in job.request.media:
+            if need.span.end > job.computed:
+                self.media.pop(need.mm_hash, None)
+                self.media[need.mm_hash] = need.num_tokens
+        while sum(self.media.values()) > STEP_TOKENS and len(self.media) > 1:
+            del self.media[next(iter(self.media))]
         return sum(need.num_tokens for need in new)
 
 
@@ -128,7 +136,7 @@ class SimFleet:
         self.now = 1000.0
         self._feeds = ScriptedFeeds()
         self.router = Router(
-            RouterSettings.model_validate({"seed": 1, **settings}),
+            RouterSettings.model_validate({"seed": 1, "costs": "time", **settings}),
             clock=lambda: self.now,
             feeds=self._feeds,
         )
@@ -151,9 +159,10 @@ class SimFleet:
                     event_sources=(EventSource(0, "unused"),),
                     max_num_seqs=engine.slots,
                     kv_tokens=10_000_000,
+                    encoder_tokens=STEP_TOKENS,
                 )
             )
-            self.at(self.now + REPORT_S, lambda engine=engine: self._report(engine))
+            self.at(self.now + REPORT_S, partial(self._report, engine))
 
     def at(self, when: float, what: Callable[[], None]) -> None:
         """Have something happen."""

@@ -346,7 +346,7 @@ def test_a_report_travels_whole() -> None:
     assert msgspec.structs.asdict(codec.decode(frames)[0]) == msgspec.structs.asdict(sent)
 
 
-SUMS = [value for value in msgspec.structs.astuple(StepSums().plus(5, 2, 1, 9.5))]
+SUMS = list(msgspec.structs.astuple(StepSums().plus(5, 2, 1, 9.5)))
 
 
 @pytest.mark.parametrize("value", [-1, -0.5, float("nan"), float("inf"), 1e19, None, "x", True])

@@ -2,6 +2,7 @@
 
 from frontend.router.selection.candidates import Candidates, cheapest
 from frontend.router.selection.ejection import Ejection
+from frontend.router.selection.encoded_media import EncodedMedia
 from frontend.router.selection.estimate import Estimate, Estimator
 from frontend.router.selection.load import BusyThresholds, LoadTracker, Reported, TargetLoad
 from frontend.router.selection.media_placement import MediaPlacement
@@ -13,6 +14,7 @@ __all__ = [
     "Candidates",
     "Costs",
     "Ejection",
+    "EncodedMedia",
     "Estimate",
     "Estimator",
     "LoadTracker",

@@ -2,7 +2,8 @@
 
 ::
 
-    first token = wait     for prompts sent there that have no output yet, as far as not computed
+    first token = wait     for prompts sent there that have no output yet, as far as not computed,
+                           and for an answer to end if the target runs as many as it can
                 + prefill  rate * prompt tokens the target has to prefill
                 + encode   rate * media tokens it has to encode
                 + ship     rate * MiB of media tensors it lacks
@@ -124,6 +125,7 @@ class Pricing:
         self._selector = selector
         self._clock = clock
         self._terms: dict[Target, Terms] = {}
+        self._slots: dict[Target, int] = {}
         self.times = StepTimes()
         self.backlog = Backlog(clock)
         self.overhead_ms = 0.0
@@ -135,14 +137,28 @@ class Pricing:
 
     def reported(
         self, worker_id: WorkerId, steps: Iterable[EngineSums], shipping: ShippingSums | None
-    ) -> None:
-        """What a worker's steps add up to by now."""
+    ) -> bool:
+        """What a worker's steps add up to by now; whether that tells something of all workers."""
+        before = self.times.fleet
         self.times.reported(worker_id, steps, shipping)
+        if self.times.fleet != before:
+            self._terms.clear()
+            return True
         for one in steps:
             self._terms.pop(Target(worker_id, one.rank), None)
+        return False
+
+    def add(self, target: Target, slots: int) -> None:
+        """Register a target.
+
+        Args:
+            slots: requests it can run at once, 0 if unknown.
+        """
+        self._slots[target] = slots
 
     def drop(self, target: Target) -> None:
         """It is gone."""
+        self._slots.pop(target, None)
         self.times.drop(target)
         self.backlog.drop(target)
         self._terms.pop(target, None)
@@ -162,7 +178,7 @@ class Pricing:
             + (terms.decode + terms.answer) * decoding
             + terms.context * load.decode_tokens
             + terms.queue * load.waiting
-            + terms.load * self._others_ms(target, load)
+            + terms.load * (self._others_ms(target, load) + self._slot_ms(target, load))
         )
 
     def costs(self, candidates: Candidates, estimate: Estimate) -> list[float]:
@@ -196,7 +212,7 @@ class Pricing:
         return Moment(
             self.terms(target),
             load,
-            wait_ms + self._others_ms(target, load),
+            wait_ms + self._others_ms(target, load) + self._slot_ms(target, load),
             load.active - self.backlog.count(target),
         )
 
@@ -244,6 +260,16 @@ class Pricing:
         """What other frontends' prompts take. How far they are computed is not known."""
         tokens = load.prefill_tokens - self.backlog.tokens(target)
         return max(tokens, 0) * self.terms(target).prefill
+
+    def _slot_ms(self, target: Target, load: TargetLoad) -> float:
+        """How long it takes until enough answers have ended for one more request to run."""
+        slots = self._slots.get(target, 0)
+        ahead = load.active + 1 - slots
+        if not slots or ahead <= 0:
+            return 0.0
+        terms = self.terms(target)
+        answer_ms = self.times.answer_tokens * (terms.step + terms.decode * slots)
+        return answer_ms * ahead / slots
 
     def _waits(self) -> Iterable[tuple[Target, float]]:
         return self.backlog.waits(self._clock(), in_time=self.times.known)

@@ -250,7 +250,7 @@ class StepTimes:
     @property
     def fleet(self) -> Rates:
         """Of all targets together."""
-        return Rates(*self._fleet, self._fleet_ship)
+        return _rates(self._fleet, self._fleet_ship)
 
     def rates(self, target: Target) -> Rates:
         """Of one target; those of the fleet if it has reported nothing."""
@@ -259,7 +259,8 @@ class StepTimes:
             known = self._targets.get(target)
             _, mib, ms = self._ship.get(target.worker_id, (None, 0.0, 0.0))
             four = self._fleet if known is None else known.rates
-            found = self._rates[target] = Rates(*four, _ship_rate(mib, ms, self._fleet_ship))
+            found = _rates(four, _ship_rate(mib, ms, self._fleet_ship))
+            self._rates[target] = found
         return found
 
     def reported(
@@ -331,6 +332,11 @@ class StepTimes:
             faded = math.exp(-new_bytes / _MIB / SHIP_MEMORY_MIB)
             mib, ms = faded * mib + new_bytes / _MIB, faded * ms + new_ms
         self._ship[worker_id] = sums, mib, ms
+
+
+def _rates(fitted: _Vector, ship: float) -> Rates:
+    step, prefill, encode, decode = fitted
+    return Rates(step, prefill, encode, decode, ship)
 
 
 def _ship_rate(mib: float, ms: float, held_to: float) -> float:

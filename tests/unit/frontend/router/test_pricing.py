@@ -28,7 +28,8 @@ def engine_sums(slower: float = 1.0) -> EngineSums:
 
 
 async def router_of(clock: Clock, *, learned: bool = True, **settings: Any) -> Router:
-    router = Router(RouterSettings.model_validate({"seed": 1, **settings}), clock=clock)
+    given = {"seed": 1, "costs": "time", **settings}
+    router = Router(RouterSettings.model_validate(given), clock=clock)
     for name, slower in (("a", 1.0), ("b", 2.0)):
         await router.roster.add(worker(name))
         if learned:
