@@ -8,7 +8,7 @@ from vllm.config import VllmConfig
 from vllm.v1.metrics.loggers import StatLoggerManager
 from vllm.v1.metrics.stats import IterationStats, SchedulerIterationDetails, SchedulerStats
 
-from backend_worker.engine import _StatsBoard
+from backend_worker.engine_statistics import StatsBoard
 from common.step_sums import EngineSums, StepSums
 
 CONFIG = cast(VllmConfig, None)
@@ -39,7 +39,7 @@ def of_tokens() -> IterationStats:
 
 @pytest.mark.parametrize("show_steps", [False, True])
 def test_a_step_is_counted(show_steps: bool) -> None:
-    board = _StatsBoard(show_steps=show_steps)
+    board = StatsBoard(show_steps=show_steps)
     loggers = [board(CONFIG, rank) for rank in (0, 1)]
     told = details()
     loggers[1].record(told, of_tokens(), engine_idx=1)
@@ -52,7 +52,7 @@ def test_a_step_is_counted(show_steps: bool) -> None:
 
 
 def test_what_is_no_step() -> None:
-    board = _StatsBoard(show_steps=False)
+    board = StatsBoard(show_steps=False)
     logger = board(CONFIG)
     logger.record(details(is_dummy=True), None)
     logger.record(SchedulerStats(num_running_reqs=2), of_tokens())  # as without statistics of steps
@@ -62,7 +62,7 @@ def test_what_is_no_step() -> None:
 
 
 def test_a_step_without_outputs() -> None:
-    board = _StatsBoard(show_steps=False)
+    board = StatsBoard(show_steps=False)
     board(CONFIG).record(details(), None)
     assert board.steps() == [EngineSums(0, 0, encoding=StepSums().plus(100, 40, 3, 10.0))]
 
