@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from vllm import AsyncEngineArgs
-from vllm.config import VllmConfig
 from vllm.envs import enable_envs_cache
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.inputs import EngineInput, embeds_input, tokens_input
@@ -24,13 +23,12 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
-from vllm.v1.metrics.loggers import StatLoggerBase
-from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
 from backend_worker import direct_outputs
 from backend_worker.adapters import Adapters
 from backend_worker.engine_config import USAGE, engine_config
 from backend_worker.engine_operations import operate, refuses
+from backend_worker.engine_statistics import StatsBoard
 from backend_worker.media_input import media_input
 from backend_worker.ranks import served_ranks
 from backend_worker.render import LocalRenderer, partitioned_hashes
@@ -63,6 +61,7 @@ from common.identity import MmHash, WorkerId
 from common.operations import Operation
 from common.protocol import MediaPart, Submit
 from common.renderer_patches import patch_renderer
+from common.step_sums import EngineSums
 
 SHUTDOWN_S = 10.0
 """How long engine processes may take to clean up after themselves."""
@@ -83,42 +82,6 @@ class RankLoad:
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
-
-
-class _LatestStats(StatLoggerBase):
-    """Keeps the newest scheduler statistics of one rank, by its number in its group."""
-
-    def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
-        self.rank = engine_index
-        self.scheduler = SchedulerStats()
-
-    def record(
-        self,
-        scheduler_stats: SchedulerStats | None,
-        iteration_stats: IterationStats | None,
-        mm_cache_stats: MultiModalCacheStats | None = None,
-        engine_idx: int = 0,
-    ) -> None:
-        if scheduler_stats is not None:
-            self.scheduler = scheduler_stats
-
-    def log_engine_initialized(self) -> None:
-        pass
-
-
-class _StatsBoard:
-    """vLLM's factory of a logger per rank, which remembers what it made."""
-
-    def __init__(self) -> None:
-        self._ranks: list[_LatestStats] = []
-
-    def __call__(self, vllm_config: VllmConfig, engine_index: int = 0) -> StatLoggerBase:
-        self._ranks.append(_LatestStats(vllm_config, engine_index))
-        return self._ranks[-1]
-
-    def latest(self) -> dict[int, SchedulerStats]:
-        """The newest statistics of every rank that has any."""
-        return {rank.rank: rank.scheduler for rank in self._ranks}
 
 
 async def answered(llm: AsyncLLM, call: Awaitable[_Answer]) -> _Answer:
@@ -146,7 +109,7 @@ class Engine:
         self,
         args: AsyncEngineArgs,
         llm: AsyncLLM,
-        stats: _StatsBoard,
+        stats: StatsBoard,
         worker_id: WorkerId,
         adapters: Adapters,
     ) -> None:
@@ -175,8 +138,10 @@ class Engine:
             Whatever vLLM raises when a model can't be loaded: the caller ends.
         """
         adapters.check(enabled=args.enable_lora, taken=_served_names(args))
+        show_steps = args.enable_logging_iteration_details
+        args.enable_logging_iteration_details = True  # else the engine says nothing of its steps
         config = engine_config(args)
-        stats = _StatsBoard()
+        stats = StatsBoard(show_steps=show_steps)
         direct_outputs.install()
         llm = AsyncLLM.from_vllm_config(
             config,
@@ -294,6 +259,10 @@ class Engine:
             )
             for rank, stats in self._stats.latest().items()
         }
+
+    def steps(self) -> list[EngineSums]:
+        """What the steps of each rank add up to, since the start; zeros without statistics."""
+        return self._stats.steps()
 
     async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
         """Run a request. Closing the iterator aborts it in the engine.

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
@@ -10,6 +11,7 @@ from backend_worker.ledger import Ledger
 from backend_worker.operations import Operations
 from backend_worker.request import ServingEngine
 from backend_worker.session import Session
+from backend_worker.step_counter import ShippingCounter
 from common.protocol import (
     LONGEST_MM_HASH,
     MOST_NEW_MEDIA,
@@ -23,6 +25,9 @@ NEWS_PAUSE_S = 0.005
 """How long nobody is told more of others' load, for each frontend that was told: so that this
 costs a worker the same with two frontends and with forty. The first change is told at once."""
 
+STEPS_PAUSE_S = 1.9
+"""How long a frontend is not told again what steps add up to."""
+
 _NO_LOAD: Final = RankLoad()
 
 
@@ -33,8 +38,11 @@ class News:
         ledger: what each frontend has.
     """
 
-    def __init__(self, engine: ServingEngine, operations: Operations) -> None:
+    def __init__(
+        self, engine: ServingEngine, operations: Operations, shipping: ShippingCounter
+    ) -> None:
         self._engine = engine
+        self._shipping = shipping
         self._operations = operations
         self._changed = asyncio.Event()
         self.ledger = Ledger(engine.ranks, self._changed.set)
@@ -48,6 +56,10 @@ class News:
         session.coming.clear()
         loads, others = self._engine.load(), session.account.others()
         operations = self._operations
+        steps, shipping = [], None
+        if (now := time.monotonic()) - session.steps_told >= STEPS_PAUSE_S:
+            session.steps_told = now
+            steps, shipping = self._engine.steps(), self._shipping.sums
         return Status(
             [
                 RankStatus(rank, load.running, load.waiting, load.kv_usage, *others[rank])
@@ -60,6 +72,8 @@ class News:
             operations.blocks_emptied,
             operations.media_emptied,
             operations.stands_still,
+            steps,
+            shipping,
         )
 
     @staticmethod

@@ -43,6 +43,7 @@ from common.protocol import (
     Supply,
     ToFrontend,
 )
+from common.step_sums import EngineSums
 from common.telemetry import INTERNAL_ERRORS, stage
 from common.tracing import span_of_request
 
@@ -85,6 +86,8 @@ class ServingEngine(Protocol):
     def holds(self, mm_hash: MmHash) -> bool: ...
 
     def load(self) -> dict[int, RankLoad]: ...
+
+    def steps(self) -> list[EngineSums]: ...
 
     def generate(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]: ...
 

@@ -1,6 +1,7 @@
 """A worker's end of the connection to one frontend: what belongs to it."""
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ class Session:
         coming: what others sent here, of which it was not told yet; the oldest make way.
         telling: whether it is being told this worker's metrics.
         operating: its operations that are not answered yet.
+        steps_told: when it was told last what steps add up to, in monotonic seconds.
         ended: nothing is sent to it any more.
     """
 
@@ -40,6 +42,7 @@ class Session:
     renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
     telling: bool = False
     operating: int = 0
+    steps_told: float = -math.inf
     ended: bool = False
 
     def untold(self, coming: Sequence[Coming]) -> None:

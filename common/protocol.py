@@ -50,6 +50,7 @@ from vllm.v1.metrics.stats import RequestStateStats
 from common.errors import ProtocolError
 from common.identity import BlockHash, Incarnation, MmHash, RequestId, WorkerId
 from common.operations import LONGEST_MESSAGE, Condition, Operation, Outcome
+from common.step_sums import EngineSums, ShippingSums
 from common.tracing import TraceHeaders
 
 PROTOCOL_VERSION = 7
@@ -79,6 +80,9 @@ MOST_NEW_MEDIA = 64
 
 LONGEST_MM_HASH = 256
 """Characters of one of them: twice as many as the longest hash of vLLM has."""
+
+MOST_RANKS = 4096
+"""Whose steps one :class:`Status` tells of; more than any card names."""
 
 MOST_COMING = 64
 """Prompts told of in one :class:`Status`."""
@@ -379,6 +383,9 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
             worker's clock; 0 if none did. KV events tell it only with the engine's next step.
         media_emptied: how often an operator had media forgotten.
         stands_still: requests that are here get no output until an operator says so.
+        steps: what the steps of each rank add up to; of none in most messages, since
+            every two seconds is enough.
+        shipping: the same of media that arrived.
     """
 
     ranks: list[RankStatus]
@@ -388,6 +395,8 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     blocks_emptied: Moment = 0.0
     media_emptied: Count = 0
     stands_still: bool = False
+    steps: Annotated[list[EngineSums], msgspec.Meta(max_length=MOST_RANKS)] = []
+    shipping: ShippingSums | None = None
 
     def check(self, ranks: Collection[int]) -> None:
         """Refuse what is not about just these ranks.
@@ -398,9 +407,10 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
         told = sorted(one.rank for one in self.ranks)
         if told != sorted(ranks):
             raise ProtocolError(f"a status is of ranks {told}, the card of {sorted(ranks)}")
-        for one in self.coming:
-            if one.rank not in ranks:
-                raise ProtocolError(f"a status tells of rank {one.rank}, which is not on the card")
+        of = [*(each.rank for each in self.coming), *(each.rank for each in self.steps)]
+        for rank in of:
+            if rank not in ranks:
+                raise ProtocolError(f"a status tells of rank {rank}, which is not on the card")
 
 
 class Figures(msgspec.Struct, frozen=True, tag="figures"):

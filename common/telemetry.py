@@ -40,6 +40,12 @@ TIME_TO_FIRST_TOKEN = Histogram(
     "From the arrival of a request, with its whole body, to its first token",
     buckets=FIRST_TOKEN_S,
 )
+FIRST_TOKEN_ERROR = Histogram(
+    "mmrouter_first_token_error_seconds",
+    "How far first tokens came from where routing expected them, late or early",
+    ["side"],
+    buckets=FIRST_TOKEN_S,
+)
 INTER_TOKEN_LATENCY = QuickHistogram(
     "mmrouter_inter_token_latency_seconds",
     "From one token to the next, as they come from workers, of requests for one answer",

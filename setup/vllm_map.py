@@ -171,6 +171,9 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.utils.gc_utils",
             "vllm.v1.engine.async_llm",
             "vllm.v1.engine.exceptions",
+        ),
+        "backend_worker/engine_statistics.py": (
+            "vllm.config",
             "vllm.v1.metrics.loggers",
             "vllm.v1.metrics.stats",
         ),

@@ -10,7 +10,7 @@ import msgspec
 
 from common.identity import Incarnation, MmHash, RequestId, Target, WorkerId
 from frontend.router.index import Knowledge
-from frontend.router.selection import Costs, TargetLoad, Weights, Work
+from frontend.router.selection import Costs, Moment, TargetLoad, Weights, Work
 
 CLIENT_ID_LENGTH = 256
 """Characters of a client's id that are kept: it may be as long as a body may be."""
@@ -27,8 +27,10 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
         media_tokens: media tokens it would have to encode.
         ship_bytes: media tensors it would have to be sent.
         active, waiting, queued_prefill_tokens, decode_tokens: its load at that time.
-        cost: the sum, in tokens; see ``selector.py``.
+        cost: the sum, in the decision's unit; see ``selector.py`` and ``pricing.py``.
         costs: its parts.
+        first_token_s: seconds after which the first output was expected from it; None if too
+            little was known.
     """
 
     worker_id: WorkerId
@@ -44,6 +46,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     decode_tokens: float
     cost: float
     costs: Costs
+    first_token_s: float | None = None
 
 
 class Considered(NamedTuple):
@@ -57,13 +60,19 @@ class Considered(NamedTuple):
     work: Work
     load: TargetLoad
     cost: float
+    moment: Moment | None = None
+    first_token_ms: float | None = None
 
-    def candidate(self, weights: Weights) -> Candidate:
+    def candidate(self, weights: Weights | None) -> Candidate:
         """The same with every term named.
 
         Args:
-            weights: by which the cost was computed.
+            weights: by which the cost was computed; None if that was by time.
         """
+        if weights is None and self.moment is not None:
+            costs = self.moment.costs(self.work)
+        else:
+            costs = (weights or Weights()).costs(self.work, self.load)
         return Candidate(
             worker_id=self.target.worker_id,
             rank=self.target.rank,
@@ -77,7 +86,8 @@ class Considered(NamedTuple):
             queued_prefill_tokens=self.load.prefill_tokens,
             decode_tokens=self.load.decode_tokens,
             cost=self.cost,
-            costs=weights.costs(self.work, self.load),
+            costs=costs,
+            first_token_s=None if self.first_token_ms is None else self.first_token_ms / 1e3,
         )
 
 
@@ -118,8 +128,12 @@ class Decision(msgspec.Struct):
         candidates_total: how many there were.
         prefill_tokens: what it counts as load there until its first output, media included.
         realised_cached_tokens: what its engine reported, once it has.
-        first_token_s: seconds from the decision to the first output, once it was there.
-        weights: by which costs were computed.
+        predicted_first_token_s: seconds from the decision to the first output, as expected; None
+            if too little was known.
+        first_token_s: the same once it was there.
+        weights: by which costs were computed; None if that was by time.
+        unit: of costs: ms or tokens.
+        work: of the chosen target.
         media: how each item reached the worker, once it has.
     """
 
@@ -143,7 +157,10 @@ class Decision(msgspec.Struct):
     incarnation: Incarnation = Incarnation("")
     prefill_tokens: int = 0
     first_token_s: float | None = None
-    weights: Weights = Weights()
+    predicted_first_token_s: float | None = None
+    weights: Weights | None = Weights()
+    unit: str = "tokens"
+    work: Work = Work(0, 0, 0, 0)
 
     @property
     def target(self) -> Target:
@@ -159,7 +176,7 @@ class Decision(msgspec.Struct):
         """The decision as JSON-able builtins, with its candidates, under the client's id."""
         built: dict[str, Any] = msgspec.to_builtins(self)
         built["request_id"] = built.pop("client_id")
-        del built["considered"], built["weights"]
+        del built["considered"], built["weights"], built["work"]
         return built | {"candidates": msgspec.to_builtins(self.candidates)}
 
 

@@ -13,6 +13,7 @@ from common.errors import MmRouterError
 from common.identity import BlockHash, MmHash, RequestId, Target
 from common.telemetry import (
     DECISIONS,
+    FIRST_TOKEN_ERROR,
     PREDICTED_CACHED_TOKENS,
     PROMPT_TOKENS,
     REALISED_CACHED_TOKENS,
@@ -22,7 +23,7 @@ from frontend.router.hashing import HashScheme
 from frontend.router.index import Knowledge
 from frontend.router.request import RoutingRequest
 from frontend.router.roster import Roster
-from frontend.router.selection import Ejection
+from frontend.router.selection import Ejection, Pricing
 from frontend.router.settings import RouterSettings
 
 
@@ -39,6 +40,7 @@ class InFlight:
         clock: monotonic seconds.
         roster: the workers; its blocks, media and load follow the requests.
         ejection: hears which workers answer and which fail.
+        pricing: what they have to compute, and when first tokens are expected.
     """
 
     def __init__(
@@ -47,11 +49,13 @@ class InFlight:
         clock: Callable[[], float],
         roster: Roster,
         ejection: Ejection,
+        pricing: Pricing,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._roster = roster
         self._ejection = ejection
+        self._pricing = pricing
         self._routed: dict[RequestId, _Routed] = {}
         self._others = itertools.count()
 
@@ -72,6 +76,8 @@ class InFlight:
         now = self._clock()
         worker_id, request_id = decision.worker_id, decision.request_id
         worker = self._roster.workers[worker_id]
+        # Before the load, whose price depends on it; the same below.
+        self._pricing.started(request_id, decision.target, decision.work)
         self._roster.load.started(
             request_id,
             decision.target,
@@ -91,6 +97,9 @@ class InFlight:
             mm_hashes = [need.mm_hash for need in request.media]
             self._roster.media.touch(worker_id, mm_hashes)
             self._roster.media.expect(worker_id, mm_hashes, now)
+            cached = decision.predicted_cached_tokens
+            encoded = [need for need in request.media if need.span.end > cached]
+            self._roster.encoded.used(decision.target, encoded)
         self._routed[request_id] = _Routed(decision, now)
         self._ejection.routed(worker_id, request_id)
         DECISIONS.labels(worker_id, decision.reason).inc()
@@ -123,12 +132,22 @@ class InFlight:
 
     def first_token(self, request_id: RequestId) -> None:
         """A request's first output arrived. Unknown and repeated ids are ignored."""
+        self._pricing.backlog.computed(request_id)
         self._roster.load.first_token(request_id)
         routed = self._routed.get(request_id)
         if routed is not None:
             self._ejection.succeeded(routed.decision.worker_id)
             if routed.decision.first_token_s is None:
-                routed.decision.first_token_s = self._clock() - routed.routed_at
+                self._first_token_came(routed.decision, self._clock() - routed.routed_at)
+
+    def _first_token_came(self, decision: Decision, after_s: float) -> None:
+        decision.first_token_s = after_s
+        expected_s = decision.predicted_first_token_s
+        if expected_s is not None:
+            self._pricing.first_token_came(expected_s * 1e3, after_s * 1e3)
+            FIRST_TOKEN_ERROR.labels("late" if after_s > expected_s else "early").observe(
+                abs(after_s - expected_s)
+            )
 
     def finished(self, request_id: RequestId, realised_cached_tokens: int | None = None) -> None:
         """A request ended in any way. Unknown and repeated ids are ignored.
@@ -137,6 +156,7 @@ class InFlight:
             realised_cached_tokens: prompt tokens its engine took from its cache; ``None``
                 if the request got no output.
         """
+        self._pricing.backlog.computed(request_id)
         self._roster.load.finished(request_id)
         routed = self._routed.pop(request_id, None)
         if routed is None:

@@ -20,11 +20,11 @@ class Situation(NamedTuple):
     """What a policy chooses from: at least two candidates, in a stable order.
 
     Attributes:
-        costs: what the request would cost at each candidate, load included, in tokens.
+        costs: what the request would cost at each candidate, load included.
         busyness: of the candidate at a position, whatever its caches hold.
         is_idle: whether the candidate at a position has no request at all.
         would_wait: whether a request sent to the candidate at a position would wait for others.
-        prompt_tokens: length of the prompt, the unit of the temperature.
+        prompt_cost: of prefilling all of the prompt, the unit of the temperature.
         temperature: of the softmax over costs; 0 for none.
         spread: whether an idle candidate is preferred to one where the request would wait.
         turn: how many times this router has chosen before.
@@ -35,7 +35,7 @@ class Situation(NamedTuple):
     busyness: Callable[[int], Busyness]
     is_idle: Callable[[int], bool]
     would_wait: Callable[[int], bool]
-    prompt_tokens: int
+    prompt_cost: float
     temperature: float
     spread: bool
     turn: int
@@ -82,7 +82,7 @@ def _by_cost(situation: Situation) -> Choice:
 
 def _sample(situation: Situation) -> int:
     """Softmax over negated costs, in units of the prompt's length."""
-    unit = situation.temperature * max(situation.prompt_tokens, 1)
+    unit = situation.temperature * situation.prompt_cost
     least = min(situation.costs)
     weights = [math.exp((least - cost) / unit) for cost in situation.costs]
     return situation.random.choices(range(len(weights)), weights)[0]

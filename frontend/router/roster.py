@@ -11,6 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from common.identity import Incarnation, Target, WorkerId
+from common.step_sums import EngineSums, ShippingSums
 from common.supervised import supervise
 from common.telemetry import INDEX_RANKS
 from frontend.router.events import Feed, FeedMaker, show_figures
@@ -20,10 +21,11 @@ from frontend.router.index import BlockIndexes, IndexState, Knowledge, approxima
 from frontend.router.selection import (
     BusyThresholds,
     Candidates,
+    EncodedMedia,
     Estimator,
     LoadTracker,
     MediaPlacement,
-    TargetLoad,
+    Pricing,
 )
 from frontend.router.settings import RouterSettings
 from frontend.router.worker import RoutableWorker
@@ -44,13 +46,14 @@ class Roster:
         settings: the operator's choices.
         clock: monotonic seconds.
         feeds: what follows workers' caches.
-        price: what a load costs, in tokens.
+        pricing: what a load costs; told which targets are gone.
 
     Attributes:
         workers: by name, a live view.
         hashers: one for each scheme in use, a live view.
         indexes: blocks of all targets.
         media: media items that workers hold.
+        encoded: those that their encoders need not encode again.
         load: what every target has to do.
         estimator: what a request costs on each target.
     """
@@ -60,20 +63,22 @@ class Roster:
         settings: RouterSettings,
         clock: Callable[[], float],
         feeds: FeedMaker,
-        price: Callable[[TargetLoad], float],
+        pricing: Pricing,
     ) -> None:
         self._memo_tokens = settings.memo_tokens
         self._clock = clock
+        self._pricing = pricing
         self._feed_maker = feeds
         self.indexes = BlockIndexes.empty(settings.approximate_blocks)
         self.media = MediaPlacement(settings.media_items, settings.predict_ttl_s)
         self.load = LoadTracker(
             clock,
             settings.report_ttl_s,
-            price,
+            pricing.load_price,
             BusyThresholds(settings.busy_blocks_fraction, settings.busy_prefill_tokens),
         )
-        self.estimator = Estimator(self.indexes, self.media)
+        self.encoded = EncodedMedia()
+        self.estimator = Estimator(self.indexes, self.media, self.encoded)
         self._workers: dict[WorkerId, RoutableWorker] = {}
         self._hashers: dict[HashScheme, HashMemo] = {}
         self._feeds: dict[WorkerId, Feed] = {}
@@ -106,7 +111,11 @@ class Roster:
         self._workers[worker.worker_id] = worker
         for target in worker.targets:
             self.indexes.slots.open(target)
+            # Costs in tokens take what was sent for encoded, for as long as it is held.
+            self.encoded.add(target, worker.encoder_tokens if self._pricing.in_ms else 0)
         self.media.add(worker.worker_id)
+        for target in worker.targets:
+            self._pricing.add(target, worker.max_num_seqs)
         self.load.add(worker.worker_id, worker.targets, worker.kv_tokens)
         if worker.prefix_caching and worker.event_sources:
             feed = self._feed_maker.feed(worker, self.indexes)
@@ -129,6 +138,9 @@ class Roster:
             return
         # Without awaiting: nothing may be routed there from now on.
         self.load.drop(worker_id)
+        for target in worker.targets:
+            self._pricing.drop(target)
+            self.encoded.drop(target)
         self._list()
         self.indexes.drop(worker_id)
         self.media.drop(worker_id)
@@ -197,6 +209,22 @@ class Roster:
         elif worker is not None and at:
             for target in worker.targets:
                 self.indexes.clear(target)
+
+    def media_emptied(self, worker_id: WorkerId) -> None:
+        """A worker had all media forgotten. Unknown ones are ignored."""
+        self.media.emptied(worker_id)
+        if (worker := self._workers.get(worker_id)) is not None:
+            for target in worker.targets:
+                self.encoded.emptied(target)
+
+    def stepped(
+        self, worker_id: WorkerId, steps: Sequence[EngineSums], shipping: ShippingSums | None
+    ) -> None:
+        """What a worker's steps add up to by now. Workers that are not here are ignored."""
+        if worker_id in self._workers and (steps or shipping):
+            of_all = self._pricing.reported(worker_id, steps, shipping)
+            for one in self._workers if of_all else (worker_id,):
+                self.load.reprice(one)
 
     def served(self, target: Target, routed_at: float) -> None:
         """A request that must have stored blocks ended on a target; its events should follow.

@@ -19,7 +19,14 @@ from frontend.router.modes import Choice
 from frontend.router.request import RoutingRequest
 from frontend.router.resting import Resting
 from frontend.router.roster import Roster
-from frontend.router.selection import Candidates, Ejection, Estimate, Selector, cheapest
+from frontend.router.selection import (
+    Candidates,
+    Ejection,
+    Estimate,
+    Pricing,
+    Selector,
+    cheapest,
+)
 from frontend.router.settings import RouterSettings
 
 
@@ -36,6 +43,7 @@ class Router:
         roster: the workers, which come and go here, and what is known of their blocks.
         media: media items that workers hold; told of acks and nacks.
         load: what every target has to do; told what workers report.
+        pricing: what requests cost.
         ejection: how far workers are trusted; told of links that were lost.
         drained: workers that an operator drains.
         resting: workers that are paused or asleep; told what they report.
@@ -54,7 +62,8 @@ class Router:
         self._clock = clock
         self._selector = Selector(settings)
         feeds = feeds or ZmqFeeds(settings.silence_s, settings.replay_timeout_s, clock)
-        self.roster = Roster(settings, clock, feeds, self._selector.load_cost)
+        self.pricing = Pricing(settings, self._selector, clock)
+        self.roster = Roster(settings, clock, feeds, self.pricing)
         self.media = self.roster.media
         self.load = self.roster.load
         self.ejection = Ejection(
@@ -65,7 +74,7 @@ class Router:
         )
         self.drained = Drained(self.roster.workers)
         self.resting = Resting()
-        self.in_flight = InFlight(settings, clock, self.roster, self.ejection)
+        self.in_flight = InFlight(settings, clock, self.roster, self.ejection, self.pricing)
         self.decisions = DecisionLog(settings.decisions)
 
     async def close(self) -> None:
@@ -111,9 +120,13 @@ class Router:
         hashes = self.hash(request)
         with stage("match"):
             estimate = self.roster.estimator.estimate(request, hashes, self._clock())
-        costs = candidates.costs(estimate, self._selector.work_cost)
+        costs = self.pricing.costs(candidates, estimate)
         choice = self._selector.choose(
-            candidates.targets, costs, candidates.loads, candidates.slots, len(request.token_ids)
+            candidates.targets,
+            costs,
+            candidates.loads,
+            candidates.slots,
+            self.pricing.prompt_cost(len(request.token_ids)),
         )
         decision = self._decision(request, candidates, costs, estimate, choice)
         self.in_flight.started(request, decision, hashes)
@@ -186,6 +199,8 @@ class Router:
         worker = self.roster.workers[target.worker_id]
         prompt_tokens = len(request.token_ids)
         work = estimate.on(target)
+        considered = self._considered(candidates, costs, estimate, choice.position)
+        expected = next(one.first_token_ms for one in considered if one.target == target)
         return Decision(
             request_id=request.request_id,
             worker_id=target.worker_id,
@@ -199,29 +214,37 @@ class Router:
             prompt_blocks=prompt_tokens // worker.block_size,
             overlap_blocks=work.overlap_blocks,
             predicted_cached_tokens=work.overlap_blocks * worker.block_size,
-            considered=self._considered(candidates, costs, estimate, choice.position),
+            considered=considered,
             candidates_total=len(candidates.targets),
             client_id=request.client_id[:CLIENT_ID_LENGTH],
             incarnation=worker.incarnation,
             prefill_tokens=work.prefill_tokens + work.media_tokens,
-            weights=self._selector.weights,
+            predicted_first_token_s=None if expected is None else expected / 1e3,
+            weights=None if self.pricing.in_ms else self._selector.weights,
+            unit="ms" if self.pricing.in_ms else "tokens",
+            work=work,
         )
 
     def _considered(
         self, candidates: Candidates, costs: Sequence[float], estimate: Estimate, chosen: int
     ) -> list[Considered]:
         """The cheapest candidates, for the record."""
-        state = self.roster.state
-        return [
-            Considered(
-                candidates.targets[position],
-                state(candidates.targets[position]).knowledge,
-                estimate.on(candidates.targets[position]),
-                candidates.loads[position],
-                costs[position],
+        found = []
+        for position in cheapest(costs, self.settings.candidates, chosen):
+            target, load = candidates.targets[position], candidates.loads[position]
+            work, moment = estimate.on(target), self.pricing.moment(target, load)
+            found.append(
+                Considered(
+                    target,
+                    self.roster.state(target).knowledge,
+                    work,
+                    load,
+                    costs[position],
+                    moment,
+                    self.pricing.first_token_ms(moment, work),
+                )
             )
-            for position in cheapest(costs, self.settings.candidates, chosen)
-        ]
+        return found
 
 
 def _hash(request: RoutingRequest, hasher: HashMemo) -> list[BlockHash]:

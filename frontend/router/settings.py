@@ -1,5 +1,6 @@
 """The router's flags. The cost formula that they weigh is in ``selector.py``."""
 
+from enum import StrEnum
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -9,6 +10,13 @@ from frontend.router.modes import RouterMode
 
 Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+class CostUnit(StrEnum):
+    """In what costs are reckoned."""
+
+    TIME = "time"
+    TOKENS = "tokens"
 
 
 class RouterSettings(FlagSettings):
@@ -26,6 +34,11 @@ class RouterSettings(FlagSettings):
         0.0,
         description="softmax temperature over costs divided by the prompt's length; "
         "0 always takes the cheapest worker",
+    )
+    costs: CostUnit = Field(
+        CostUnit.TOKENS,
+        description="in what costs are reckoned. tokens: by the weights alone; time: milliseconds "
+        "of each worker, learned from what it reports, where no weight is given",
     )
     prefill_weight: Weight = Field(
         1.0, description="cost of a prompt token that the worker has to prefill"

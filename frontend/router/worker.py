@@ -41,6 +41,7 @@ class RoutableWorker:
         event_sources: where its ranks publish KV events; empty if they don't.
         kv_tokens: tokens that fit into one rank's KV cache, 0 if unknown.
         max_num_seqs: requests that one rank runs at once, 0 if unknown.
+        encoder_tokens: media tokens whose encodings one rank keeps, 0 if unknown.
         prefix_caching: whether it reuses blocks at all.
         drops_last_block: whether its engine recomputes the last block of a hit, as it
             does with EAGLE and MTP drafting.
@@ -60,6 +61,7 @@ class RoutableWorker:
     event_sources: tuple[EventSource, ...] = ()
     kv_tokens: int = 0
     max_num_seqs: int = 0
+    encoder_tokens: int = 0
     prefix_caching: bool = True
     drops_last_block: bool = False
     drops_in_windows: bool = True

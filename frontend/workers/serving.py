@@ -124,8 +124,9 @@ class Serving:
         if before is None or before.blocks_emptied != status.blocks_emptied:
             self._router.roster.blocks_emptied(worker_id, status.blocks_emptied)
         if before is None or before.media_emptied != status.media_emptied:
-            self._router.media.emptied(worker_id)
+            self._router.roster.media_emptied(worker_id)
         HF_PROCESSOR_RUNS.labels("worker", worker_id).set(status.hf_processor_runs)
+        self._router.roster.stepped(worker_id, status.steps, status.shipping)
         self._router.load.reported(
             worker_id,
             {
@@ -192,6 +193,7 @@ def _routable(card: WorkerCard) -> RoutableWorker:
         ),
         kv_tokens=card.capacity.num_blocks * card.cache.block_size,
         max_num_seqs=card.capacity.max_num_seqs,
+        encoder_tokens=card.capacity.max_num_batched_tokens,
         prefix_caching=card.cache.enable_prefix_caching,
         drops_last_block=card.reuse.drops_last_block,
         drops_in_windows=card.reuse.drops_in_windows,

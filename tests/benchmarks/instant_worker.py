@@ -23,6 +23,7 @@ from common.errors import CorruptSegmentError, MediaMissingError
 from common.identity import Incarnation, MmHash, WorkerId
 from common.operations import Operation
 from common.protocol import Submit
+from common.step_sums import EngineSums
 from common.transfer.media_source import MediaSource
 from common.transfer.registry import receivers
 from tests.fakes.cards import make_card
@@ -43,6 +44,9 @@ class InstantEngine:
 
     def load(self) -> dict[int, RankLoad]:
         return {}
+
+    def steps(self) -> list[EngineSums]:
+        return []
 
     async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
         wanted = {part.mm_hash for part in submit.media}

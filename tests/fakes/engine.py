@@ -20,6 +20,7 @@ from common.operations import Operation, Pause, Resume, Sleep, WakeUp, empties_m
 from common.protocol import (
     Submit,
 )
+from common.step_sums import EngineSums
 from common.transfer.media_source import MediaSource
 
 Script = Callable[[Submit, Items], AsyncGenerator[RequestOutput]]
@@ -41,6 +42,7 @@ class ScriptedEngine:
         self.refusal = ""
         self.operating: Callable[[Operation], Awaitable[None]] = _done
         self.resting = False
+        self.step_sums: list[EngineSums] = []
 
     @property
     def ranks(self) -> Sequence[int]:
@@ -51,6 +53,9 @@ class ScriptedEngine:
 
     def load(self) -> dict[int, RankLoad]:
         return {0: RankLoad(running=self.running)}
+
+    def steps(self) -> list[EngineSums]:
+        return self.step_sums
 
     async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
         missing = [

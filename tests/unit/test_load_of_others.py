@@ -30,6 +30,7 @@ from common.protocol import (
     ToFrontend,
     ToWorker,
 )
+from common.step_sums import EngineSums, ShippingSums, StepSums
 from common.transfer.handshake import TransferOffer
 from common.transfer.registry import receivers
 from common.wire import Codec
@@ -343,3 +344,44 @@ def test_a_report_travels_whole() -> None:
     sent = status(2, 3)
     frames = [memoryview(bytearray(frame)) for frame in codec.encode(sent)]
     assert msgspec.structs.asdict(codec.decode(frames)[0]) == msgspec.structs.asdict(sent)
+
+
+SUMS = list(msgspec.structs.astuple(StepSums().plus(5, 2, 1, 9.5)))
+
+
+@pytest.mark.parametrize("value", [-1, -0.5, float("nan"), float("inf"), 1e19, None, "x", True])
+@pytest.mark.parametrize("place", range(len(SUMS)))
+def test_sums_of_steps_that_are_none_are_refused(place: int, value: Any) -> None:
+    codec: Codec[ToFrontend] = Codec(ToFrontend)
+    bad = StepSums(*(value if number == place else one for number, one in enumerate(SUMS)))
+    for odd in (
+        Status([], 0, steps=[EngineSums(2, 1, bad)]),
+        Status([], 0, steps=[EngineSums(2, value)]),
+        Status([], 0, shipping=ShippingSums(value, 1.0)),
+    ):
+        frames = [memoryview(bytearray(frame)) for frame in codec.encode(odd)]
+        with pytest.raises(ProtocolError):
+            codec.decode(frames)
+
+
+def test_steps_of_another_rank_than_the_card_s() -> None:
+    told = status(2, 3)
+    msgspec.structs.replace(told, steps=[EngineSums(3)]).check(RANKS)
+    with pytest.raises(ProtocolError, match="rank 4"):
+        msgspec.structs.replace(told, steps=[EngineSums(4)]).check(RANKS)
+
+
+async def test_each_frontend_is_told_of_steps_and_not_with_every_report(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet.engine.step_sums = [EngineSums(2, 5, StepSums().plus(0, 0, 3, 8.0)), EngineSums(3)]
+    monkeypatch.setattr(news, "STEPS_PAUSE_S", 1e9)
+    fleet.engine.first.set()
+    fleet.engine.last.set()
+    for name in ("a", "b"):
+        one = await fleet.frontend(name)
+        for number in range(3):
+            await one.run(f"{name}{number}", 2)
+        told = [each for each in one.statuses if each.steps]
+        assert [each.steps for each in told] == [fleet.engine.step_sums]
+        assert told[0].shipping == ShippingSums()

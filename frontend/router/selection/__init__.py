@@ -2,9 +2,11 @@
 
 from frontend.router.selection.candidates import Candidates, cheapest
 from frontend.router.selection.ejection import Ejection
+from frontend.router.selection.encoded_media import EncodedMedia
 from frontend.router.selection.estimate import Estimate, Estimator
 from frontend.router.selection.load import BusyThresholds, LoadTracker, Reported, TargetLoad
 from frontend.router.selection.media_placement import MediaPlacement
+from frontend.router.selection.pricing import Moment, Pricing
 from frontend.router.selection.selector import Costs, Selector, Weights, Work
 
 __all__ = [
@@ -12,10 +14,13 @@ __all__ = [
     "Candidates",
     "Costs",
     "Ejection",
+    "EncodedMedia",
     "Estimate",
     "Estimator",
     "LoadTracker",
     "MediaPlacement",
+    "Moment",
+    "Pricing",
     "Reported",
     "Selector",
     "TargetLoad",

@@ -10,6 +10,7 @@ from common.identity import BlockHash, Target, WorkerId
 from frontend.router.hashing import HashScheme
 from frontend.router.index import BlockIndexes
 from frontend.router.request import MediaNeed, RoutingRequest
+from frontend.router.selection.encoded_media import EncodedMedia
 from frontend.router.selection.media_placement import MediaPlacement
 from frontend.router.selection.selector import Work
 from frontend.router.worker import RoutableWorker
@@ -44,14 +45,16 @@ class Estimator:
     Args:
         indexes: blocks that workers hold; only read.
         media: media items that they hold; only read.
+        encoded: those that they need not encode again; only read.
     """
 
-    def __init__(self, indexes: BlockIndexes, media: MediaPlacement) -> None:
+    def __init__(self, indexes: BlockIndexes, media: MediaPlacement, encoded: EncodedMedia) -> None:
         self._known = indexes.known
         self._predicted = indexes.predicted
         self._windows = indexes.windows
         self._slots = indexes.slots
         self._media = media
+        self._encoded = encoded
         self._workers: Mapping[WorkerId, RoutableWorker] = {}
         self._typical: RoutableWorker | None = None
         self._drops = False
@@ -104,8 +107,17 @@ class Estimator:
             ]
             for target in worker.targets:
                 overlap = elsewhere.get(target, nowhere).overlap_blocks
-                elsewhere[target] = _work(request, overlap, worker.block_size, lacking)
+                raw = self._raw(target, request.media, lacking)
+                elsewhere[target] = _work(request, overlap, worker.block_size, lacking, raw)
         return Estimate(nowhere, elsewhere)
+
+    def _raw(
+        self, target: Target, media: Sequence[MediaNeed], lacking: Sequence[MediaNeed]
+    ) -> Sequence[MediaNeed]:
+        """Items that a target would have to encode where they are not in its prefix cache."""
+        if not self._encoded.knows(target):
+            return lacking
+        return [need for need in media if not self._encoded.holds(target, need.mm_hash)]
 
     def _add_overlap(
         self,
@@ -175,14 +187,24 @@ def _usable(worker: RoutableWorker, blocks: int) -> int:
 
 
 def _work(
-    request: RoutingRequest, overlap: int, block_size: int, lacking: Sequence[MediaNeed]
+    request: RoutingRequest,
+    overlap: int,
+    block_size: int,
+    lacking: Sequence[MediaNeed],
+    raw: Sequence[MediaNeed] | None = None,
 ) -> Work:
-    """What is left to do with ``overlap`` blocks cached and media lacking."""
+    """What is left to do with ``overlap`` blocks cached.
+
+    Args:
+        lacking: media that have to be sent.
+        raw: media that are not encoded; those that lack unless given.
+    """
     cached = overlap * block_size
+    raw = lacking if raw is None else raw
     return Work(
         overlap,
         len(request.token_ids) - cached,
         # An item wholly inside the cached prefix is not encoded again.
-        sum(need.num_tokens for need in lacking if need.span.end > cached),
+        sum(need.num_tokens for need in raw if need.span.end > cached),
         sum(need.nbytes for need in lacking),
     )

@@ -93,7 +93,7 @@ class LoadTracker:
         self,
         clock: Callable[[], float],
         report_ttl_s: float = 10.0,
-        price: Callable[[TargetLoad], float] = lambda load: load.active,
+        price: Callable[[Target, TargetLoad], float] = lambda _, load: load.active,
         thresholds: BusyThresholds = _NEVER_BUSY,
     ) -> None:
         self._clock = clock
@@ -194,6 +194,11 @@ class LoadTracker:
             self._expires[worker_id] = expires
             self._next_expiry = min(self._next_expiry, expires)
 
+    def reprice(self, worker_id: WorkerId) -> None:
+        """What loads are worth on a worker has changed. Unknown ones are ignored."""
+        for target in self._ranks.get(worker_id, ()):
+            self._update(target)
+
     def load(self, target: Target) -> TargetLoad:
         """Present load of a registered target."""
         self._expire()
@@ -254,7 +259,7 @@ class LoadTracker:
             own.decode_tokens + report.decode_tokens,
         )
         self._loads[target] = load
-        self._prices[target] = self._price(load)
+        self._prices[target] = self._price(target, load)
         if self._is_busy(target, load, report.kv_usage):
             self._busy.add(target)
         else:

@@ -1,7 +1,7 @@
 """Choosing a target: the cost of each candidate, and a policy that decides (``modes.py``).
 
 The cost of a target is what the fleet would have to compute if the request went
-there, in tokens::
+there: in milliseconds that are learned (``pricing.py``), or in tokens::
 
     cost =  prefill_weight * prompt tokens the target has to prefill
           + encode_weight  * media tokens it has to encode
@@ -45,11 +45,13 @@ class Work(NamedTuple):
 
 
 class Costs(msgspec.Struct, frozen=True, gc=False):
-    """The parts of a cost, each after its weight, in tokens. Their sum is the cost.
+    """The parts of a cost, each after its weight or rate, in tokens or milliseconds. Their sum is
+    the cost.
 
     Attributes:
         prefill, encode, ship: of the request.
         load, decode, queue: of the target's load.
+        step: of the target's engine, which every request takes part in; only in milliseconds.
     """
 
     prefill: float
@@ -58,6 +60,7 @@ class Costs(msgspec.Struct, frozen=True, gc=False):
     load: float
     decode: float
     queue: float
+    step: float = 0.0
 
 
 class Weights(NamedTuple):
@@ -129,7 +132,7 @@ class Selector:
         costs: Sequence[float],
         loads: Sequence[TargetLoad],
         slots: Sequence[int],
-        prompt_tokens: int,
+        prompt_cost: float,
     ) -> Choice:
         """Choose a target.
 
@@ -138,7 +141,7 @@ class Selector:
             costs: of each candidate, both parts added.
             loads: of each candidate.
             slots: requests each candidate can run at once, 0 if unknown.
-            prompt_tokens: length of the prompt, the unit of the temperature.
+            prompt_cost: more than 0, the unit of the temperature.
         """
         if len(targets) == 1:
             return Choice(0, "only-worker")
@@ -154,7 +157,7 @@ class Selector:
                 busyness=busyness,
                 is_idle=lambda position: not loads[position].active,
                 would_wait=lambda position: _queues(loads[position], slots[position]),
-                prompt_tokens=prompt_tokens,
+                prompt_cost=prompt_cost,
                 temperature=settings.temperature,
                 spread=settings.spread,
                 turn=self._turn,

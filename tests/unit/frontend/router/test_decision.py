@@ -63,7 +63,9 @@ def test_json() -> None:
                 "load": 15.0,
                 "decode": 40.0,
                 "queue": 100.0,
+                "step": 0.0,
             },
+            "first_token_s": None,
         }
     ]
     assert sum(shown["candidates"][0]["costs"].values()) == shown["candidates"][0]["cost"]

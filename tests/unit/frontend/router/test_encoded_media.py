@@ -1,0 +1,75 @@
+"""What encoders keep is modelled by room and by use."""
+
+from common.identity import MmHash, Target, WorkerId
+from frontend.router import Router, RouterSettings
+from frontend.router.selection.encoded_media import EncodedMedia
+from tests.fakes.routing import Clock, image, request, worker
+
+A, B = (Target(WorkerId(name), 0) for name in "ab")
+ONE, TWO, THREE = (MmHash(name) for name in ("one", "two", "three"))
+
+
+def held(encoded: EncodedMedia, target: Target = A) -> set[str]:
+    return {one for one in (ONE, TWO, THREE) if encoded.holds(target, one)}
+
+
+def test_what_was_used_last_is_kept() -> None:
+    encoded = EncodedMedia()
+    encoded.add(A, 64)
+    encoded.used(A, [image("one"), image("two")])
+    assert held(encoded) == {"one", "two"} and not held(encoded, B)
+    encoded.used(A, [image("one")])
+    encoded.used(A, [image("three")])
+    assert held(encoded) == {"one", "three"}
+
+
+def test_one_item_always_has_room() -> None:
+    encoded = EncodedMedia()
+    encoded.add(A, 10)
+    encoded.used(A, [image("one"), image("two")])
+    assert held(encoded) == {"two"}
+
+
+def test_who_is_emptied_or_gone_or_unknown() -> None:
+    encoded = EncodedMedia()
+    encoded.add(A, 64)
+    encoded.used(A, [image("one")])
+    encoded.used(B, [image("one")])
+    encoded.emptied(A)
+    encoded.emptied(B)
+    assert not held(encoded) and not held(encoded, B)
+    encoded.used(A, [image("one")])
+    encoded.drop(A)
+    encoded.drop(A)
+    assert not held(encoded) and not encoded.knows(A)
+    encoded.add(B, 0)
+    assert not encoded.knows(B)
+
+
+async def media_tokens(costs: str) -> list[int]:
+    """What three questions about one picture have to encode, another picture before the last."""
+    settings = RouterSettings.model_validate({"costs": costs})
+    router = Router(settings, clock=Clock())
+    await router.roster.add(worker("a", encoder_tokens=32))
+    found = []
+    for name, question in (("x", 1), ("x", 2), ("y", 3), ("x", 4)):
+        # The picture ends within a block, which the question fills.
+        tokens = [7] * 40 + [100 * question + i for i in range(30)]
+        one = request(tokens, media=[image(name, 8, 32)])
+        decision = router.route(one)
+        router.in_flight.first_token(one.request_id)
+        router.media.acked(WorkerId("a"), [MmHash(name)])
+        router.in_flight.finished(one.request_id, 0)
+        found.append(decision.work.media_tokens)
+    router.roster.media_emptied(WorkerId("a"))
+    assert not router.roster.encoded.holds(A, MmHash("x"))
+    await router.close()
+    return found
+
+
+async def test_a_picture_that_made_way_is_encoded_again() -> None:
+    assert await media_tokens("time") == [32, 0, 32, 32]
+
+
+async def test_costs_in_tokens_take_what_is_held_for_encoded() -> None:
+    assert await media_tokens("tokens") == [32, 0, 32, 0]
