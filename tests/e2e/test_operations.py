@@ -80,7 +80,7 @@ def test_an_engine_on_cpu_pauses_and_says_that_it_can_give_back_no_memory(
     operator: Operator,
 ) -> None:
     assert "--enable-sleep-mode" in operator.message(f"{W0}/sleep?level=1")
-    assert "pause it first" in operator.message(f"{W0}/release_kv_cache_memory")
+    assert "--enable-sleep-mode" in operator.message(f"{W0}/release_kv_cache_memory")
     assert operator.condition() == "serving"
     operator.do(f"{W0}/sleep?level=0")
     assert operator.condition() == "asleep"

@@ -23,6 +23,7 @@ from tests.e2e.processes import (
     start_worker,
 )
 from tests.pictures import data_uri, picture
+from tests.waiting import until as eventually
 
 WORDS: dict[str, Any] = {"role": "user", "content": "Tell me a story"}
 CLIENTS = 2
@@ -247,9 +248,9 @@ async def test_a_rolling_restart_of_all_workers_under_load_loses_no_request(
             assert await asyncio.to_thread(worker.wait) == 0, worker.tail()
             stack.workers[name] = start_worker(name, stack.model, stack.discovery, stack.logs)
             await asyncio.to_thread(wait_for_workers, stack.frontend, list(stack.workers.values()))
+        await eventually(lambda: len(answers) > 2 * PROMPTS)
         enough.set()
 
-    assert len(answers) > 2 * PROMPTS
     for _, stream in answers:
         assert (stream.status, stream.error, stream.finish_reason) == (200, None, "length")
     for which in range(len(prompts)):
