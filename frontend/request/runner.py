@@ -300,9 +300,10 @@ class RequestRunner:
                 until = min(patience, now() + error.wait_s)
             except NoWorkerError as error:
                 if self._workers.closed or now() >= patience or not accepted:
-                    if (failure := state.attempts.take_failure()) is None:
+                    if not accepted:
                         raise
-                    raise failure from error
+                    # In no variable: this frame, which the traceback has, would keep the request.
+                    raise state.attempts.take_failure() or NoWorkerError(str(error)) from error
                 # An arrival wakes it; that a worker is resumed, reinstated or less busy does not.
                 until = min(patience, now() + LOOK_S)
             await state.wait(arrival, until)
