@@ -299,9 +299,9 @@ class RequestRunner:
                     raise
                 until = min(patience, now() + error.wait_s)
             except NoWorkerError as error:
-                if self._workers.closed or now() >= patience or not accepted:
-                    if not accepted:
-                        raise
+                if not accepted:
+                    raise
+                if self._workers.closed or now() >= patience:
                     # In no variable: this frame, which the traceback has, would keep the request.
                     raise state.attempts.take_failure() or NoWorkerError(str(error)) from error
                 # An arrival wakes it; that a worker is resumed, reinstated or less busy does not.
