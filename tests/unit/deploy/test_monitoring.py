@@ -241,6 +241,8 @@ class Prometheus:
             answer = await self._http.get(f"/api/v1/{path}", params=params)
         except httpx.TransportError:
             return None
+        if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            return None  # it listens, and still reads its storage
         body = answer.json()
         assert body["status"] == "success", body
         return body["data"]
