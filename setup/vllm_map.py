@@ -165,7 +165,6 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "engine, its media cache and statistics": {
         "backend_worker/engine.py": (
             "vllm",
-            "vllm.config",
             "vllm.envs",
             "vllm.multimodal.cache",
             "vllm.utils.gc_utils",
