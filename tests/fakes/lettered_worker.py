@@ -23,6 +23,7 @@ from backend_worker import worker
 from backend_worker.adapters import Adapters
 from backend_worker.engine import Items, RankLoad
 from backend_worker.engine_config import engine_config
+from backend_worker.request import ServingEngine
 from common import engine_settings
 from common.card import (
     CacheSettings,
@@ -34,7 +35,9 @@ from common.card import (
     PrefixReuse,
 )
 from common.identity import WorkerId
+from common.operations import Operation
 from common.protocol import Submit
+from common.step_sums import EngineSums
 from common.transfer.media_source import MediaSource
 from tests.fakes.engine import no_rendering
 from tests.fakes.letters import letter, letter_tokens
@@ -138,8 +141,20 @@ class LetterEngine:
     def load(self) -> dict[int, RankLoad]:
         return {0: RankLoad(running=self._running, waiting=0, kv_usage=0.0)}
 
+    def steps(self) -> list[EngineSums]:
+        return []
+
     async def settled(self) -> None:
         pass
+
+    def refuses(self, operation: Operation) -> str:
+        return "it only says letters"
+
+    async def operate(self, operation: Operation) -> None:
+        raise NotImplementedError
+
+    async def rests(self) -> bool:
+        return False
 
     async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
         tokens = list(submit.prompt_token_ids or [])
@@ -189,6 +204,10 @@ class LetterEngine:
             )
             self._publisher.publish(KVEventBatch(ts=time.time(), events=[stored]))
         return known
+
+
+SERVING: Final[type[ServingEngine]] = LetterEngine
+"""So that types are checked, which ``vars`` below hides."""
 
 
 if __name__ == "__main__":
