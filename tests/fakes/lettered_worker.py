@@ -23,7 +23,6 @@ from backend_worker import worker
 from backend_worker.adapters import Adapters
 from backend_worker.engine import Items, RankLoad
 from backend_worker.engine_config import engine_config
-from backend_worker.request import ServingEngine
 from common import engine_settings
 from common.card import (
     CacheSettings,
@@ -35,7 +34,7 @@ from common.card import (
     PrefixReuse,
 )
 from common.identity import WorkerId
-from common.operations import Operation
+from common.operations import Operation, Pause, Resume, Sleep, WakeUp
 from common.protocol import Submit
 from common.step_sums import EngineSums
 from common.transfer.media_source import MediaSource
@@ -72,6 +71,7 @@ class LetterEngine:
         self._publisher = EventPublisherFactory.create(config.kv_events_config)
         self._letters = letter_tokens(args.model)
         self._running = 0
+        self._rests = False
 
     @classmethod
     async def start(
@@ -147,14 +147,21 @@ class LetterEngine:
     async def settled(self) -> None:
         pass
 
+    # What operators want of it
+
     def refuses(self, operation: Operation) -> str:
-        return "it only says letters"
+        asleep = isinstance(operation, Sleep) and operation.level
+        return "the worker runs without --enable-sleep-mode" if asleep else ""
 
     async def operate(self, operation: Operation) -> None:
-        raise NotImplementedError
+        match operation:
+            case Pause() | Sleep():
+                self._rests = True
+            case Resume() | WakeUp():
+                self._rests = False
 
     async def rests(self) -> bool:
-        return False
+        return self._rests
 
     async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
         tokens = list(submit.prompt_token_ids or [])
@@ -204,10 +211,6 @@ class LetterEngine:
             )
             self._publisher.publish(KVEventBatch(ts=time.time(), events=[stored]))
         return known
-
-
-SERVING: Final[type[ServingEngine]] = LetterEngine
-"""So that types are checked, which ``vars`` below hides."""
 
 
 if __name__ == "__main__":

@@ -68,6 +68,8 @@ def theirs(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> VllmConfig:
         for module in (serve, entry):
             patched.setattr(module, "setup_server", lambda *_, **__: ("", None))
             patched.setattr(module.signal, "signal", lambda *_: None)
+        # Where there are several API servers it changes the environment, for all that comes after.
+        patched.setattr(serve, "setup_multiprocess_prometheus", lambda: None)
         args = make_arg_parser(FlexibleArgumentParser()).parse_args(flags)
         with pytest.raises(Made):
             serve.ServeSubcommand.cmd(args)

@@ -42,7 +42,7 @@ def test_switches() -> None:
 
 def test_every_field_can_be_set_from_the_environment() -> None:
     for name, field in RouterSettings.model_fields.items():
-        value = "kv" if name == "mode" else "1"
+        value = {"mode": "kv", "costs": "time"}.get(name, "1")
         settings = parse(**{RouterSettings.variable(name): value})
         assert str(getattr(settings, name)) in {value, "1.0", "True"}, field
 
