@@ -127,9 +127,16 @@ class Engine:
 
     @classmethod
     async def start(
-        cls, args: AsyncEngineArgs, worker_id: WorkerId, adapters: Adapters
+        cls,
+        args: AsyncEngineArgs,
+        worker_id: WorkerId,
+        adapters: Adapters,
+        encoder_cache_tokens: int = 0,
     ) -> "Engine":
         """Start the engine processes and wait until they can serve.
+
+        Args:
+            encoder_cache_tokens: see :func:`engine_config`.
 
         Raises:
             ConfigurationError: an argument that frontends can't follow, a launch under
@@ -140,7 +147,7 @@ class Engine:
         adapters.check(enabled=args.enable_lora, taken=_served_names(args))
         show_steps = args.enable_logging_iteration_details
         args.enable_logging_iteration_details = True  # else the engine says nothing of its steps
-        config = engine_config(args)
+        config = engine_config(args, encoder_cache_tokens)
         stats = StatsBoard(show_steps=show_steps)
         direct_outputs.install()
         llm = AsyncLLM.from_vllm_config(
@@ -225,6 +232,7 @@ class Engine:
             num_blocks=(config.cache_config.num_gpu_blocks or 0) // len(self.ranks),
             max_num_seqs=config.scheduler_config.max_num_seqs,
             max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
+            encoder_cache_tokens=config.scheduler_config.encoder_cache_size,
         )
 
     @property

@@ -25,6 +25,8 @@ ON_PURPOSE: Final[Mapping[str, str]] = MappingProxyType(
         "kv_events_config": "they tell frontends what is cached; what the user gives stays",
         "profiler_config.ignore_frontend": "vLLM starts and stops this process's profiler in any "
         "threads: PyTorch's second one kills it",
+        "scheduler_config.encoder_cache_size": "with --encoder-cache-tokens, for which vLLM has "
+        "no flag",
         "parallel_config._api_process_count": "a worker is one process; with several ranks "
         "`vllm serve` starts a server for each",
         "parallel_config._api_process_rank": "as above",
@@ -71,8 +73,12 @@ def with_our_defaults(args: AsyncEngineArgs, given: frozenset[str]) -> AsyncEngi
     return args
 
 
-def engine_config(args: AsyncEngineArgs) -> VllmConfig:
+def engine_config(args: AsyncEngineArgs, encoder_cache_tokens: int = 0) -> VllmConfig:
     """What vLLM makes of them.
+
+    Args:
+        encoder_cache_tokens: media tokens whose encodings are kept at least; vLLM keeps those of as
+            many as a step prefills.
 
     Raises:
         ConfigurationError: an argument that frontends can't follow, or a launch under
@@ -83,4 +89,6 @@ def engine_config(args: AsyncEngineArgs) -> VllmConfig:
     config = args.create_engine_config(USAGE)
     check_configuration(config)
     check_launch(config)
+    scheduler = config.scheduler_config
+    scheduler.encoder_cache_size = max(scheduler.encoder_cache_size, encoder_cache_tokens)
     return config

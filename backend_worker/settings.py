@@ -33,6 +33,14 @@ class WorkerSettings(FlagSettings):
         description="requests taken at once, others are sent elsewhere; 0 for four times as many "
         "as the engine runs at once",
     )
+    encoder_cache_tokens: int = Field(
+        0,
+        ge=0,
+        le=1 << 24,
+        description="media tokens whose encodings the engine keeps, so that a picture asked about "
+        "again is not encoded again; 0 for as many as a step prefills, which is vLLM's choice. "
+        "What they take beyond that, vLLM does not reckon with: leave GPU memory for them",
+    )
 
     @field_validator("worker_host")
     @classmethod

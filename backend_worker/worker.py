@@ -84,7 +84,9 @@ async def _run(args: WorkerArgs) -> None:
         await publisher.check(args.worker_id, args.incarnation)
     reap_orphans()  # of frontends that were killed; the next process cleans up
     with still_busy(f"loading {engine_args.model}", logger.info):
-        engine = await Engine.start(engine_args, args.worker_id, args.adapters)
+        engine = await Engine.start(
+            engine_args, args.worker_id, args.adapters, args.worker.encoder_cache_tokens
+        )
     try:
         # Not before, so that the engine's processes are forked without threads that export.
         with exporting(args.process.otlp_traces_endpoint, args.worker_id):

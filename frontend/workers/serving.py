@@ -193,7 +193,7 @@ def _routable(card: WorkerCard) -> RoutableWorker:
         ),
         kv_tokens=card.capacity.num_blocks * card.cache.block_size,
         max_num_seqs=card.capacity.max_num_seqs,
-        encoder_tokens=card.capacity.max_num_batched_tokens,
+        encoder_tokens=card.capacity.encoder_cache_tokens,
         prefix_caching=card.cache.enable_prefix_caching,
         drops_last_block=card.reuse.drops_last_block,
         drops_in_windows=card.reuse.drops_in_windows,

@@ -89,7 +89,12 @@ async def run(model: str, directory: Path, max_model_len: int, media: int) -> No
             "limit_mm_per_prompt": {"image": {"count": media}},
             "tokenizer": model,
         },
-        capacity=Capacity(num_blocks=1 << 20, max_num_seqs=1024, max_num_batched_tokens=1 << 20),
+        capacity=Capacity(
+            num_blocks=1 << 20,
+            max_num_seqs=1024,
+            max_num_batched_tokens=1 << 20,
+            encoder_cache_tokens=1 << 20,
+        ),
         request_endpoint=service.endpoint,
     )
     async with FileCardPublisher(directory) as publisher:

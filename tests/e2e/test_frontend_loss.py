@@ -93,7 +93,12 @@ async def worker(model: Path, cards: Path, engine: Storyteller) -> AsyncIterator
     card = make_card(
         "teller",
         model={"model": str(model), "tokenizer": str(model)},
-        capacity=Capacity(num_blocks=1 << 20, max_num_seqs=1024, max_num_batched_tokens=1 << 20),
+        capacity=Capacity(
+            num_blocks=1 << 20,
+            max_num_seqs=1024,
+            max_num_batched_tokens=1 << 20,
+            encoder_cache_tokens=1 << 20,
+        ),
         request_endpoint=service.endpoint,
     )
     serving = asyncio.create_task(service.run())

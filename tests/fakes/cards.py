@@ -87,7 +87,9 @@ def make_card(
             enable_prefix_caching=True,
         ).model_copy(update=cache or {}),
         reuse=PrefixReuse(drops_last_block=False, drops_in_windows=False, keeps_tails=True),
-        capacity=Capacity(num_blocks=100, max_num_seqs=8, max_num_batched_tokens=2048),
+        capacity=Capacity(
+            num_blocks=100, max_num_seqs=8, max_num_batched_tokens=2048, encoder_cache_tokens=2048
+        ),
         ranks=[0],
         request_endpoint="tcp://127.0.0.1:1",
         kv_event_sources=[],

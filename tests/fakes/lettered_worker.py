@@ -75,7 +75,11 @@ class LetterEngine:
 
     @classmethod
     async def start(
-        cls, args: AsyncEngineArgs, worker_id: WorkerId, adapters: Adapters
+        cls,
+        args: AsyncEngineArgs,
+        worker_id: WorkerId,
+        adapters: Adapters,
+        encoder_cache_tokens: int = 0,
     ) -> "LetterEngine":
         made = cls(args, engine_config(args))
         made.adapters = adapters
@@ -118,7 +122,12 @@ class LetterEngine:
         return engine_settings.prefix_reuse(self._config)
 
     def capacity(self) -> Capacity:
-        return Capacity(num_blocks=BLOCKS, max_num_seqs=64, max_num_batched_tokens=8192)
+        return Capacity(
+            num_blocks=BLOCKS,
+            max_num_seqs=64,
+            max_num_batched_tokens=8192,
+            encoder_cache_tokens=8192,
+        )
 
     def kv_event_sources(self) -> list[KvEventSource]:
         source = self._publisher.get_publisher_config()

@@ -55,13 +55,16 @@ class Job:
 
 @dataclass
 class Engine:
-    """One engine: continuous batching, a prefix cache that forgets nothing, and an encoder cache
-    with room for as many tokens as a step has.
+    """One engine: continuous batching, a prefix cache that forgets nothing, and an encoder cache.
+
+    Attributes:
+        encoder_tokens: media tokens that the encoder cache has room for.
     """
 
     name: WorkerId
     gpu: GpuModel
     slots: int
+    encoder_tokens: int
     waiting: list[Job] = field(default_factory=list)
     running: list[Job] = field(default_factory=list)
     blocks: dict[BlockHash, None] = field(default_factory=dict)
@@ -116,7 +119,7 @@ class Engine:
             if need.span.end > job.computed:
                 self.media.pop(need.mm_hash, None)
                 self.media[need.mm_hash] = need.num_tokens
-        while sum(self.media.values()) > STEP_TOKENS and len(self.media) > 1:
+        while sum(self.media.values()) > self.encoder_tokens and len(self.media) > 1:
             del self.media[next(iter(self.media))]
         return sum(need.num_tokens for need in new)
 
@@ -126,13 +129,22 @@ class SimFleet:
 
     Args:
         speeds: of each engine.
+        encoder_tokens: that each engine's encoder cache has room for; by default, as in vLLM, for
+            as many as a step has.
         settings: of the router.
 
     Attributes:
         done: requests that were answered, in that order.
     """
 
-    def __init__(self, speeds: Sequence[float], *, slots: int = 64, **settings: Any) -> None:
+    def __init__(
+        self,
+        speeds: Sequence[float],
+        *,
+        slots: int = 64,
+        encoder_tokens: int = STEP_TOKENS,
+        **settings: Any,
+    ) -> None:
         self.now = 1000.0
         self._feeds = ScriptedFeeds()
         self.router = Router(
@@ -141,7 +153,7 @@ class SimFleet:
             feeds=self._feeds,
         )
         self.engines = {
-            name: Engine(name, GpuModel(speed=speed), slots)
+            name: Engine(name, GpuModel(speed=speed), slots, encoder_tokens)
             for number, speed in enumerate(speeds)
             for name in (WorkerId(f"w{number}"),)
         }
@@ -159,7 +171,7 @@ class SimFleet:
                     event_sources=(EventSource(0, "unused"),),
                     max_num_seqs=engine.slots,
                     kv_tokens=10_000_000,
-                    encoder_tokens=STEP_TOKENS,
+                    encoder_tokens=engine.encoder_tokens,
                 )
             )
             self.at(self.now + REPORT_S, partial(self._report, engine))

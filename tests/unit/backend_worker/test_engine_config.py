@@ -51,7 +51,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ours(flags: list[str]) -> VllmConfig:
     args = parse(flags)
-    return engine_config(with_our_defaults(args.engine, args.engine_given))
+    engine = with_our_defaults(args.engine, args.engine_given)
+    return engine_config(engine, args.worker.encoder_cache_tokens)
 
 
 def theirs(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> VllmConfig:
@@ -137,8 +138,14 @@ def test_what_is_another_with_several_ranks_has_a_reason(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = [f"--model={model}", "--data-parallel-size=2"]
-    found = set(differences(ours(flags), theirs(flags, monkeypatch)))
-    assert found - DRAWN == ON_PURPOSE.keys()
+    roomy = ours([*flags, "--encoder-cache-tokens=100000"])
+    assert roomy.scheduler_config.encoder_cache_size == 100_000
+    assert set(differences(roomy, theirs(flags, monkeypatch))) - DRAWN == ON_PURPOSE.keys()
+
+
+def test_no_fewer_encodings_are_kept_than_vllm_keeps(model: Path) -> None:
+    config = ours([f"--model={model}", "--encoder-cache-tokens=1"]).scheduler_config
+    assert config.encoder_cache_size == config.max_num_batched_tokens
 
 
 def test_what_the_user_gives_is_as_in_vllms_server(
