@@ -34,7 +34,9 @@ from common.card import (
     PrefixReuse,
 )
 from common.identity import WorkerId
+from common.operations import Operation, Pause, Resume, Sleep, WakeUp
 from common.protocol import Submit
+from common.step_sums import EngineSums
 from common.transfer.media_source import MediaSource
 from tests.fakes.engine import no_rendering
 from tests.fakes.letters import letter, letter_tokens
@@ -69,6 +71,7 @@ class LetterEngine:
         self._publisher = EventPublisherFactory.create(config.kv_events_config)
         self._letters = letter_tokens(args.model)
         self._running = 0
+        self._rests = False
 
     @classmethod
     async def start(
@@ -138,8 +141,27 @@ class LetterEngine:
     def load(self) -> dict[int, RankLoad]:
         return {0: RankLoad(running=self._running, waiting=0, kv_usage=0.0)}
 
+    def steps(self) -> list[EngineSums]:
+        return []
+
     async def settled(self) -> None:
         pass
+
+    # What operators want of it
+
+    def refuses(self, operation: Operation) -> str:
+        asleep = isinstance(operation, Sleep) and operation.level
+        return "the worker runs without --enable-sleep-mode" if asleep else ""
+
+    async def operate(self, operation: Operation) -> None:
+        match operation:
+            case Pause() | Sleep():
+                self._rests = True
+            case Resume() | WakeUp():
+                self._rests = False
+
+    async def rests(self) -> bool:
+        return self._rests
 
     async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
         tokens = list(submit.prompt_token_ids or [])
