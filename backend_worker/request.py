@@ -199,8 +199,13 @@ class WorkerRequest:
             logger.exception("request %s failed", self._id)
             failure = self._mistake(error)
         finally:
-            # A second cancellation must not keep the frontend from hearing the end.
-            await asyncio.shield(self._finish(failure, ended))
+            # A second cancellation must not keep the frontend from hearing the end, nor be told as
+            # how it ended: a frontend whose own time is over aborts what is late here already.
+            try:
+                await asyncio.shield(self._finish(failure, ended))
+            except asyncio.CancelledError:
+                _end_span(failure)
+                raise
 
     async def _answer(self, media: Sequence[memoryview]) -> None:
         take_outputs(self._take)
@@ -263,8 +268,7 @@ class WorkerRequest:
             failure = self._mistake(error)
         try:
             if failure is not None:
-                if (span := tracing.current()) is not None:
-                    span.end(failure.kind.value)
+                _end_span(failure)
                 message = sendable(failure.message)
                 await self._send(msgspec.structs.replace(failure, message=message))
             await self._send(self._status())
@@ -334,6 +338,11 @@ class WorkerRequest:
         """Our own. The frontend must hear of it, or it would wait for ever."""
         INTERNAL_ERRORS.labels("worker_request").inc()
         return self._failed(FailureKind.ENGINE, f"internal error: {error!r}")
+
+
+def _end_span(failure: Failed | None) -> None:
+    if (span := tracing.current()) is not None:
+        span.end(None if failure is None else failure.kind.value)
 
 
 def sendable(reason: str) -> str:

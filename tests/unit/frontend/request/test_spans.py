@@ -8,16 +8,21 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from vllm.exceptions import GracefulHTTPError
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tracing import SpanAttributes
 
+from backend_worker.request import WorkerRequest
 from common.errors import EngineFailedError, EngineGoneError
+from common.identity import RequestId, WorkerId
 from common.log_lines import current_request
+from common.protocol import Submit
 from common.tracing import span_of_request
 from frontend.request import spans as names
 from frontend.request.settings import FaultSettings
 from frontend.request.spans import new_request_id
+from tests.fakes.engine import never
 from tests.fakes.model import ScriptedModel
+from tests.fakes.plane import collect
 from tests.fakes.request_lab import ANSWER, Lab
 from tests.fakes.spans import Recorded, recorded_spans
 from tests.waiting import until
@@ -197,6 +202,35 @@ async def test_a_late_request(lab: Lab) -> None:
         await ended(recorded, lab)
     assert said(recorded.one("answer"))["error.type"] in ("late", "aborted")
     assert said(recorded.one("request"))["error.type"] == "GracefulHTTPError"
+
+
+async def test_a_late_request_is_late_also_if_it_is_aborted_before_it_ends(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both sides look at the clock, and the worker's look comes first."""
+    late, go_on = asyncio.Event(), asyncio.Event()
+    acknowledge = WorkerRequest._ack
+
+    async def ack(request: WorkerRequest) -> None:
+        late.set()
+        await go_on.wait()
+        await acknowledge(request)
+
+    monkeypatch.setattr(WorkerRequest, "_ack", ack)
+    lab.engines["w0"].script = never
+    headers = {"traceparent": CLIENT}
+    submit = Submit(
+        RequestId("r"), [1], SamplingParams(), [], [], timeout_s=0.01, trace_headers=headers
+    )
+    with recorded_spans() as recorded:
+        asking = asyncio.create_task(collect(lab.links[WorkerId("w0")].dispatch(submit, [])))
+        await late.wait()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await until(lambda: recorded.named("answer"))
+        go_on.set()
+        await ended(recorded, lab)
+    assert said(recorded.one("answer"))["error.type"] == "late"
 
 
 def test_ids_of_one_http_request_begin_alike() -> None:
