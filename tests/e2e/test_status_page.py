@@ -241,7 +241,7 @@ def test_it_is_light_or_dark_as_its_reader_wants(open_page: Open) -> None:
     page.wait_for_selector(f"{STEADY} .good")
     drawn = []
     for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        page.emulate_media(color_scheme=scheme)
         ground, ink = color(page, "body", "backgroundColor"), color(page, "body")
         drawn.append((ground, ink, color(page, f"{STEADY} .good")))
         paper, text = brightness(ground), brightness(ink)
@@ -270,7 +270,7 @@ def test_its_picture_for_the_docs_is_made_by_a_script(watched: Watched, tmp_path
 
 
 def screenshot(watched: Watched, png: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, SCREENSHOT, watched.frontend.url, png, *flags]
+    command = [sys.executable, str(SCREENSHOT), watched.frontend.url, str(png), *flags]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=540)
 
 

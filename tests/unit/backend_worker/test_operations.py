@@ -252,7 +252,7 @@ async def test_an_operation_that_ends_as_a_request_gives_up_waiting_lets_it_in(
         async def __aexit__(self, *_: object) -> None:
             raise TimeoutError
 
-    monkeypatch.setattr(operations.asyncio, "timeout", lambda _: Over())
+    monkeypatch.setattr(asyncio, "timeout", lambda _: Over())
     assert await admitted(desk) == ""
 
 
