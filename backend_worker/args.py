@@ -1,6 +1,7 @@
 """The worker's command line: our few flags, then every engine flag of vLLM."""
 
 import argparse
+import os
 import secrets
 from argparse import Namespace
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from common.identity import Incarnation, WorkerId
 from common.process_settings import ProcessSettings
 from common.settings_summary import summary
 from common.shell_completion import completion_of
+from common.stray_variables import stray_variables
 from common.transfer.choice import TransferMode
 from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.settings import TransferSettings
@@ -49,6 +51,7 @@ class WorkerArgs:
         incarnation: this run of the process.
         network: over which NIXL may go.
         summary: what is in force and who said so, in lines for the log.
+        strays: what the environment says and nobody follows, in sentences for the log.
     """
 
     engine: AsyncEngineArgs
@@ -63,6 +66,7 @@ class WorkerArgs:
     nixl: WorkerNixlSettings
     network: NixlNetwork
     summary: tuple[str, ...] = ()
+    strays: tuple[str, ...] = ()
 
 
 def parse(argv: list[str]) -> WorkerArgs:
@@ -96,6 +100,7 @@ def parse(argv: list[str]) -> WorkerArgs:
             nixl=nixl,
             network=nixl.network(),
             summary=tuple(summary(ours, GROUPS, given, {})),
+            strays=tuple(stray_variables(GROUPS, _is_vllms, os.environ)),
         )
     except (ConfigurationError, OSError) as error:
         parser.error(str(error))
@@ -122,6 +127,10 @@ def add_vllms(parser: VllmParser) -> None:
         default=[],
         help="LoRA adapters, each as name=path or JSON, as `vllm serve` takes them",
     )
+
+
+def _is_vllms(flag: str) -> bool:
+    return hasattr(AsyncEngineArgs, flag.removeprefix("--").replace("-", "_"))
 
 
 def _engine_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Given]]:

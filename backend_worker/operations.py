@@ -19,6 +19,7 @@ from common.operations import (
     Operation,
     Outcome,
     Pause,
+    Resume,
     Sleep,
     StartProfile,
     StopProfile,
@@ -75,11 +76,16 @@ class Operations:
     @property
     def stands_still(self) -> bool:
         """Whether requests that are here get no output until an operator says so. What is being
-        waited for runs on."""
+        waited for runs on, and what an operator has told to go on should: an engine that hangs
+        meanwhile has stalled."""
         if self.state.condition is Condition.SERVING:
             return False
-        running = self._running
-        return not (isinstance(running, Sleep | Pause) and running.mode != "keep")
+        match self._running:
+            case Sleep() | Pause() as resting:
+                return resting.mode == "keep"
+            case Resume() | WakeUp() as going_on:
+                return self.state.after(going_on, rests=False).condition is not Condition.SERVING
+        return True
 
     async def admit(self) -> None:
         """Let a request into the engine. What an operation empties nothing may fill meanwhile:
@@ -99,7 +105,8 @@ class Operations:
                 while not self._open.is_set():
                     await self._open.wait()
         except TimeoutError as error:
-            raise WorkerBusyError(self._busy) from error
+            if (running := self._running) is not None:  # or it ended just now
+                raise WorkerBusyError(f"it is busy with {name_of(running)}") from error
 
     async def answer(self, session: Session, number: int, operation: Operation) -> None:
         """Do what a frontend asks for, and say what became of it."""
@@ -123,8 +130,8 @@ class Operations:
             return Outcome.REFUSED, refusal
         if self._hurries(operation):
             await self._hurry()
-        if self._running is not None:
-            return Outcome.REFUSED, f"{self._busy}: one operation at a time"
+        if (running := self._running) is not None:
+            return Outcome.REFUSED, f"it is busy with {name_of(running)}: one operation at a time"
         if refusal := self.state.refuses(operation):
             return Outcome.REFUSED, refusal
         if self.state.needs_nothing(operation):
@@ -147,14 +154,9 @@ class Operations:
             logger.warning("%s was not done: %s", name, message)
         return outcome, message[:LONGEST_MESSAGE]
 
-    @property
-    def _busy(self) -> str:
-        return (
-            "it is idle" if self._running is None else f"it is busy with {name_of(self._running)}"
-        )
-
     def _hurries(self, operation: Operation) -> bool:
-        """Whether an operation ends the requests that the running one waits for."""
+        """Whether an operation ends the requests that the running one waits for. Not if it would
+        be refused after that one: then requests would have ended for nothing."""
         running = self._running
         return (
             isinstance(operation, Sleep | Pause)
@@ -162,6 +164,7 @@ class Operations:
             and isinstance(running, Sleep | Pause)
             and running.mode == "wait"
             and not self._hurrying
+            and not self.state.after(running, rests=True).refuses(operation)
         )
 
     async def _hurry(self) -> None:

@@ -46,7 +46,7 @@ class WorkerSettings(FlagSettings):
     @classmethod
     def _one_address(cls, host: str) -> str:
         # It stands on the card, and to another host these mean that host itself.
-        if host in ("*", "0.0.0.0", "::", "[::]"):
+        if host.strip() in ("", "*", "0.0.0.0", "::", "[::]"):
             raise ValueError("frontends connect to it, so it must be one address of this host")
         return host
 

@@ -62,6 +62,8 @@ def run() -> None:
     args.engine.logging_config = vllms.logging_config  # for the engine's processes
     for line in args.summary:
         logger.info("in force, %s", line)
+    for line in args.strays:
+        logger.warning("%s", line)
     if args.process.nvtx:
         enable_nvtx()
     prepare_environment(args.worker.worker_host)

@@ -5,11 +5,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 import yaml
 
 from common.errors import ConfigurationError
+
+EMPTY: Final = "is empty: leave it out if that is not meant"
+"""What is said of a flag or a key whose text is a variable of a shell that is not set."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,11 @@ def _with_dashes(key: str) -> str:
     """vLLM takes both for its flags. What follows a dot is the name of a field."""
     name, dot, field = key.partition(".")
     return name.replace("_", "-") + dot + field
+
+
+def is_empty(value: object) -> bool:
+    """Whether it is text with nothing in it."""
+    return isinstance(value, str) and not value.strip()
 
 
 def unknown(name: str, known: Iterable[str]) -> str:

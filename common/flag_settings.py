@@ -2,21 +2,23 @@
 
 ``--router-decode-weight`` is ``MMROUTER_ROUTER_DECODE_WEIGHT``, and ``router-decode-weight`` in the
 file of ``--config``: the flag wins over the environment, that over the file, and that over the
-default. An empty variable counts as unset, and so does a key with nothing behind it. The name of a
-field ends with its unit; seconds are left out of the flag, so ``timeout_s`` is ``--timeout``.
+default. An empty variable counts as unset, and so does a key with nothing behind it; an empty path
+is refused. The name of a field ends with its unit; seconds are left out of the flag, so
+``timeout_s`` is ``--timeout``.
 """
 
 import argparse
 import os
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, TypeAlias
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, TypeAlias, get_args
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
-from common.config_file import ConfigFile
+from common.config_file import EMPTY, ConfigFile, is_empty
 from common.errors import ConfigurationError
 
 ENV_PREFIX: Final = "MMROUTER_"
@@ -140,12 +142,16 @@ class FlagSettings(BaseModel):
         """What was said about each field, by whoever comes first. Arguments as above.
 
         Raises:
-            ConfigurationError: somebody gave two alternatives.
+            ConfigurationError: somebody gave two alternatives, an empty path, or what is no value.
         """
         environ = os.environ if environ is None else environ
         file: ConfigFile | None = getattr(args, "config_file", None)
         found: dict[str, Given] = {}
         for layer in (cls._flags(args), cls._variables(environ), cls._in_file(file)):
+            for name, one in layer.items():
+                # It would be the working directory.
+                if is_empty(one.value) and _is_path(cls.declared()[name]):
+                    raise ConfigurationError(f"{one.where} {EMPTY}")
             settled = cls.alternatives if cls.alternatives & found.keys() else frozenset[str]()
             new = {name: one for name, one in layer.items() if name not in found.keys() | settled}
             if len(both := sorted(cls.alternatives & new.keys())) > 1:
@@ -181,7 +187,12 @@ class FlagSettings(BaseModel):
             if value is None or file is None:
                 continue
             if isinstance(value, bool) and field.annotation is not bool:
-                value = str(value).lower()  # Pydantic would take it for 0 or 1
+                # Pydantic would take it for 0 or 1, and YAML makes one of a bare `off`.
+                said = str(value).lower()
+                raise ConfigurationError(
+                    f"{file.path}: {key}={said} is unusable: it is no switch, so put it in quotes "
+                    "if that is meant"
+                )
             found[name] = Given("file", f"{file.path}: {key}", value)
         return found
 
@@ -209,6 +220,10 @@ def add_all(parser: argparse.ArgumentParser, groups: Iterable[type[FlagSettings]
     """Add the flags of several groups to a parser."""
     for group in groups:
         group.add_arguments(parser)
+
+
+def _is_path(field: FieldInfo) -> bool:
+    return Path in (field.annotation, *get_args(field.annotation))
 
 
 def unit_of(field: str) -> str:

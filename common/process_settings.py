@@ -41,6 +41,13 @@ class ProcessSettings(FlagSettings):
         "http://localhost:4317; at a worker the engine's too",
     )
 
+    @field_validator("otlp_traces_endpoint")
+    @classmethod
+    def _names_one(cls, endpoint: str | None) -> str | None:
+        if endpoint is not None and not endpoint.strip():
+            raise ValueError("it is empty, which would be OpenTelemetry's own default")
+        return endpoint
+
     @field_validator("log_level", mode="before")
     @classmethod
     def _as_vllm_writes_it(cls, level: object) -> object:

@@ -5,15 +5,16 @@ The one file that touches vLLM's parser, which both sides fill with flags of vLL
 
 import argparse
 import json
+import re
 from argparse import Namespace
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from vllm.logger import configure_logging_from_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from common.config_file import ConfigFile, unknown
+from common.config_file import EMPTY, ConfigFile, is_empty, unknown
 from common.errors import ConfigurationError
 from common.flag_settings import Given
 from common.log_lines import LogFormat, adopt, log_setup, reserve
@@ -21,6 +22,16 @@ from common.process_settings import ProcessSettings
 
 SECRETS = frozenset({"api_key", "hf_token"})
 """Flags whose values nobody may see."""
+
+_PLACE: Final = re.compile(r"host|uds|ssl_certfile|\w+_addr(ess)?")
+"""Arguments that open more when they are empty, of which vLLM makes None, than when they are not
+given: no host is all addresses, no certificate is no TLS."""
+
+_NO_TEXT: Final = (bool, dict, list)
+"""What YAML makes of something that is written without quotes."""
+
+_ONE_DASH: Final = re.compile(r"-[A-Za-z][^ ]*")
+"""A flag that is written with one; numbers and texts with spaces are values."""
 
 
 class VllmParser(FlexibleArgumentParser):
@@ -53,6 +64,11 @@ class VllmParser(FlexibleArgumentParser):
         self, args: Sequence[str] | None = None, namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:
         """See argparse; nothing may be left over."""
+        for word in args or ():
+            # argparse takes a part of a flag with one dash, whatever allow_abbrev says.
+            flag = word.partition("=")[0]
+            if _ONE_DASH.fullmatch(flag) and flag not in self._option_string_actions:
+                raise ConfigurationError(self.sentence(flag))
         found, left = super().parse_known_args(args, namespace)
         flags = [word.partition("=")[0] for word in left if word.startswith("--")]
         if flags:
@@ -73,10 +89,21 @@ class VllmParser(FlexibleArgumentParser):
     def sentence(self, flag: str) -> str:
         """Why a flag is not taken."""
         name = flag.removeprefix("--").partition(".")[0].replace("-", "_")
-        reason = self.refusal(name) or self.refusal(name.removeprefix("no_"))
-        if reason is not None:
+        if (reason := self._refused(name)) is not None:
             return f"{flag} means nothing here: {reason}"
         return unknown(flag, {*self.ours, *self._option_string_actions})
+
+    def sentence_of_key(self, key: str) -> str:
+        """Why a key of a file is not taken. It is a flag in full: no file has short ones."""
+        if (reason := self._refused(key.partition(".")[0].replace("-", "_"))) is not None:
+            return f"{key} means nothing here: {reason}"
+        if short := self._option_string_actions.get(f"-{key}"):
+            return f"{key} is unknown; did you mean {_long(short)}?"
+        flags = {*self.ours, *self._option_string_actions}
+        return unknown(key, {flag[2:] for flag in flags if flag.startswith("--")})
+
+    def _refused(self, name: str) -> str | None:
+        return self.refusal(name) or self.refusal(name.removeprefix("no_"))
 
     def given(self, argv: Sequence[str]) -> dict[str, Any]:
         """The arguments that a command line gives, by name, and no defaults.
@@ -108,7 +135,7 @@ class VllmParser(FlexibleArgumentParser):
                 no = f"--no-{key}"
                 return [flag] if value else [no] if no in self._option_string_actions else []
             case bool():
-                return [f"{flag}={str(value).lower()}"]
+                return [f"{flag}={_text(value)}"]
             case list() if action.nargs in ("+", "*"):
                 return [flag, *map(_text, value)]
             case list() if action.type is str and isinstance(action.default, list):  # may repeat
@@ -119,8 +146,22 @@ class VllmParser(FlexibleArgumentParser):
                 return [f"{flag}={_text(value)}"]
 
 
+def _long(action: argparse.Action) -> str:
+    """An argument as a key of a file."""
+    return max(action.option_strings, key=len).removeprefix("--")
+
+
 def _text(value: object) -> str:
-    return json.dumps(value) if isinstance(value, dict | list) else str(value)
+    return json.dumps(value) if isinstance(value, _NO_TEXT) else str(value)
+
+
+def _refuse_as_text(value: object, made: dict[str, Any]) -> None:
+    """Raises ConfigurationError if what is no text in a file became the text that stands there."""
+    written = [value, *value] if isinstance(value, list) else [value]
+    wrong = {_text(one) for one in written if isinstance(one, _NO_TEXT)}
+    taken = [one for each in made.values() for one in (each if isinstance(each, list) else [each])]
+    if any(isinstance(one, str) and one in wrong for one in taken):
+        raise ConfigurationError("it takes text, so put it in quotes if that is meant")
 
 
 def read_vllms(
@@ -151,16 +192,23 @@ def read_vllms(
             raise ConfigurationError(f"{one.where} must be written in full, and has no fields")
         if (reason := parser.refusal(name)) is not None:
             raise ConfigurationError(f"{one.where} means nothing here: {reason}")
+        if (one.value is None or is_empty(one.value)) and _PLACE.fullmatch(name):
+            more = "; 0.0.0.0 is all addresses" if name == "host" else ""
+            raise ConfigurationError(f"{one.where} {EMPTY}{more}")
     return parser.parse_args(words), found
 
 
 def _said(parser: VllmParser, file: ConfigFile, key: str, value: object) -> dict[str, Any] | None:
     """What a key of the file gives; None if nothing stands behind it."""
     if not parser.knows(f"--{key}"):  # nor what it is: the value may be a secret
-        raise ConfigurationError(f"{file.path}: {parser.sentence(f'--{key}')}")
+        raise ConfigurationError(f"{file.path}: {parser.sentence_of_key(key)}")
     try:
         words = parser.words(key, "" if value is None else value)
-        return None if value is None else parser.given(words)
+        if value is None:
+            return None
+        made = parser.given(words)
+        _refuse_as_text(value, made)
+        return made
     except ConfigurationError as error:
         shown = "***" if key.replace("-", "_") in SECRETS else repr(value)
         raise ConfigurationError(f"{file.path}: {key}={shown} is unusable: {error}") from error

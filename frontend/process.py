@@ -38,6 +38,8 @@ def main(run: Run = serve) -> None:
     if siblings is None or siblings.name == "0":
         for line in args.summary:
             logger.info("in force, %s", line)
+        for line in args.strays:
+            logger.warning("%s", line)
     if args.process.nvtx:
         enable_nvtx()
     os.environ.setdefault("VLLM_MEDIA_CONNECTOR", CONNECTOR_NAME)

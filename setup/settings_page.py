@@ -20,13 +20,18 @@ _TEXT: Final = """\
 # Settings
 
 A flag beats its environment variable, that beats the file of `--config`, and that the default. An
-empty variable counts as unset, and so does a key with nothing behind it. A switch that is on by
-default is turned off with `--no-…`, in the file with `false`. A value that can't be is one
-sentence that names where it stood, and the process ends with status 2; what is found out later,
-for example that a key file can't be read, ends it with status 1. Flags of vLLM's own are accepted
-beside these: [engine flags by workers, API server flags by the frontend](#flags-of-vllm-serve).
+empty variable counts as unset, and so does a key with nothing behind it; an empty path or address
+is refused. A switch that is on by default is turned off with `--no-…`, in the file with `false`. A
+value that can't be is one sentence that names where it stood, and the process ends with status 2;
+what is found out later, for example that a key file can't be read, ends it with status 1. Flags of
+vLLM's own are accepted beside these:
+[engine flags by workers, API server flags by the frontend](#flags-of-vllm-serve).
 [Others' names](#names-of-other-routers) for the same things are accepted too. An unknown flag is
 an error, which names the nearest.
+
+Settings of ours have variables. Flags of vLLM's have none, as in vLLM, but for those that stand
+below with one. A variable that resembles one of ours and is none is told on the log at start, with
+the nearest.
 
 What is in force, and whether flag, environment or file said so, stands on the log at start; keys,
 tokens and passwords are left out.

@@ -30,6 +30,7 @@ OWN_ENGINES = (
     "test_families",
     "test_launch_script",
     "test_processes",
+    "test_status_page",
     "test_worker_flags",
 )
 """End-to-end tests that use none of the engines that the others share."""

@@ -105,7 +105,11 @@ class History:
         # A counter falls when a worker that is gone takes its labels along.
         grown = (max(0.0, now - then) for now, then in zip(totals, self._before, strict=True))
         self._before = totals
-        self._steps.append(Step(round(self._clock() / STEP_S) * STEP_S, *grown))
+        at = round(self._clock() / STEP_S) * STEP_S
+        # Steps that a clock which was set back left in the future would hide those that follow.
+        while self._steps and self._steps[-1].at > at:
+            self._steps.pop()
+        self._steps.append(Step(at, *grown))
 
     async def told(self) -> list[Step]:
         """Of all processes together, oldest first."""

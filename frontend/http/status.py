@@ -93,6 +93,7 @@ class WorkerView(BaseModel):
         drained: by an operator; it gets no requests from any process that says so.
         condition: serving, paused or asleep, as the worker reported last; None before its first
             report. Only one that serves gets requests.
+        media: items that it holds as far as this frontend knows, most of all processes.
         active_requests: of this frontend.
         running, waiting, hf_processor_runs: over all ranks, and kv_usage of the fullest, as
             the worker reported last; None before its first report.
@@ -110,6 +111,7 @@ class WorkerView(BaseModel):
     drained: bool = False
     condition: str | None = None
     ranks: list[RankView]
+    media: int = 0
     active_requests: int
     running: int | None
     waiting: int | None
@@ -200,6 +202,7 @@ class Status:
             drained=self._router.drained.has(card.worker_id, card.incarnation),
             condition=None if status is None else status.condition,
             ranks=[_rank_view(self._router, member, rank) for rank in card.ranks],
+            media=self._router.media.count(card.worker_id),
             active_requests=0 if link is None else link.active_requests,
             running=None if status is None else sum(one.running for one in status.ranks),
             waiting=None if status is None else sum(one.waiting for one in status.ranks),
@@ -313,6 +316,7 @@ def _merged(views: dict[str, WorkerView], processes: int) -> WorkerView:
             "ranks": [
                 _merged_rank(ranks) for ranks in zip(*(view.ranks for view in each), strict=True)
             ],
+            "media": max(view.media for view in each),
             "active_requests": sum(view.active_requests for view in each),
             "processes": [
                 ProcessView(

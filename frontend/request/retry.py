@@ -92,6 +92,13 @@ class _Tried(NamedTuple):
     until: float
 
 
+class _TurnedAway(NamedTuple):
+    """Since when workers were too busy for a request, and how far its answer was by then."""
+
+    since: float
+    place: int
+
+
 class Attempts:
     """The workers that one request was given to.
 
@@ -100,14 +107,23 @@ class Attempts:
     """
 
     def __init__(
-        self, limit: int, budget: RetryBudget, clock: Callable[[], float] = time.monotonic
+        self,
+        limit: int,
+        budget: RetryBudget,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        worker_wait_s: float = 0.0,
     ) -> None:
         """
         Args:
             limit: how often it may be given to another one.
             clock: monotonic seconds.
+            worker_wait_s: how long it waits for one, also by being given again to those that
+                refused it as busy or paused: such tries do not count for so long, unless it may
+                be given to nobody again.
         """
         self._limit = limit
+        self._worker_wait_s = worker_wait_s
         self._budget = budget
         self._clock = clock
         self._last: MmRouterError | None = None
@@ -116,6 +132,8 @@ class Attempts:
         self._deaths = 0
         self._died_at = 0
         self._given = clock()
+        self._counted = 0
+        self._turned_away: _TurnedAway | None = None
         self._tried: dict[WorkerId, _Tried] = {}
         self.count = 0
         budget.request()
@@ -136,7 +154,10 @@ class Attempts:
         until = self._clock() + BUSY_S if busy else math.inf
         self._tried[worker_id] = _Tried(self._given, until)
         self.count += 1
-        if not error.retryable or self.count > self._limit:
+        self._turn_away(place if busy else None)
+        if not (busy and self._limit and self.patience_s()):
+            self._counted += 1
+        if not error.retryable or self._counted > self._limit:
             raise error
         if error.may_be_deadly:
             acquitted = place >= self._died_at + FURTHER
@@ -146,6 +167,20 @@ class Attempts:
                 raise EnginesDiedError(error, DEADLY) from error
         self._last = _without_traces(error)
         self._owes = True
+
+    def patience_s(self) -> float:
+        """For how many seconds from now on it may wait for a worker."""
+        if (turned_away := self._turned_away) is None:
+            return self._worker_wait_s
+        return max(0.0, self._worker_wait_s - (self._clock() - turned_away.since))
+
+    def _turn_away(self, place: int | None) -> None:
+        """The time begins anew with whatever came of the answer in between, and ends for None."""
+        before = self._turned_away
+        if place is None:
+            self._turned_away = None
+        elif before is None or place > before.place:
+            self._turned_away = _TurnedAway(self._clock(), place)
 
     def pay(self) -> None:
         """Take what another try costs from the budget. The first is free. A worker is given

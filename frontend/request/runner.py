@@ -227,7 +227,11 @@ class RequestRunner:
             request.client_id,
             prompt,
             lifecycle,
-            Attempts(self._faults.migration_limit, self.retry_budget),
+            Attempts(
+                self._faults.migration_limit,
+                self.retry_budget,
+                worker_wait_s=self._faults.worker_wait_s,
+            ),
             Deadlines(self._faults),
             self._processor.tokenizer,
             spans,
@@ -285,7 +289,7 @@ class RequestRunner:
         """
         now = asyncio.get_running_loop().time
         accepted = state.attempts.count > 0
-        patience = now() + self._faults.worker_wait_s
+        patience = now() + state.attempts.patience_s()
         while True:
             arrival = self._workers.arrival
             failed = state.attempts.failed_on(self._workers.joined_since)

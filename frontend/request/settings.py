@@ -27,7 +27,7 @@ class FaultSettings(FlagSettings):
     worker_wait_s: Seconds = Field(
         60.0,
         description="how long a request that lost its worker waits for another to come if there is "
-        "none, and for the retry budget; 0 not at all",
+        "none, for one that is not too busy or paused, and for the retry budget; 0 not at all",
     )
     request_timeout_s: Seconds = Field(
         0.0,

@@ -1,9 +1,12 @@
-"""The status page in a real browser: needs Chromium and the package playwright."""
+"""The status page in a real browser, over a frontend and workers that have all but engines."""
 
 import os
+import re
 import shutil
 import signal
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,30 +14,44 @@ from typing import Any
 
 import httpx
 import pytest
+from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
 
-from tests.e2e.conftest import LetGo, Stack, wait_for_workers
+from tests.e2e.conftest import wait_for_workers
 from tests.e2e.lab import image, words
-from tests.e2e.processes import HttpServer, Process, start_frontend, start_worker, worker_pid
+from tests.e2e.processes import (
+    ENGINE_FLAGS,
+    SERVER_FLAGS,
+    HttpServer,
+    Process,
+    discovery_flag,
+    start_frontend,
+    worker_pid,
+)
 from tests.pictures import data_uri, picture
 
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="needs a browser: pip install playwright"
-)
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: install Chromium")
 
+SCREENSHOT = Path(__file__).parents[2] / "setup" / "screenshot.py"
 ADMIN = "an admin's key"
-WAIT_MS = 120_000
+USER = "a user's key"
+WAIT_MS = 240_000
+STEADY, DOOMED = "tr[data-worker=steady]", "tr[data-worker=doomed]"
 
 
 @dataclass(frozen=True)
 class Watched:
-    """A frontend that wants keys, and a worker of its own that a test may kill."""
+    """A frontend that wants keys, and two workers, of which a test may kill one.
+
+    Attributes:
+        admins: the file with the admin's key.
+    """
 
     frontend: HttpServer
-    doomed: Process
     cards: Path
+    admins: Path
 
     def ask(self, name: str) -> str:
         """A request about a picture; its id."""
@@ -44,104 +61,234 @@ class Watched:
             "messages": [{"role": "user", "content": content}],
             "max_tokens": 4,
         }
-        key = {"Authorization": "Bearer a user's key"}
-        answer = httpx.post(
-            f"{self.frontend.url}/v1/chat/completions", json=body, headers=key, timeout=120
-        )
+        headers = {"Authorization": f"Bearer {USER}"}
+        url = f"{self.frontend.url}/v1/chat/completions"
+        answer = httpx.post(url, json=body, headers=headers, timeout=240)
         answer.raise_for_status()
         return str(answer.json()["id"])
 
 
 @pytest.fixture(scope="module")
-def watched(
-    stack: Stack, tmp_path_factory: pytest.TempPathFactory, let_go: LetGo
-) -> Iterator[Watched]:
+def watched(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     directory = tmp_path_factory.mktemp("watched")
-    for name, key in (("users", "a user's key"), ("admins", ADMIN)):
+    for name, key in (("users", USER), ("admins", ADMIN)):
         (directory / name).write_text(key)
         (directory / name).chmod(0o600)
     cards = directory / "cards"
     with ExitStack() as leaving:
-        doomed = start_worker("doomed", stack.model, cards, directory)
-        leaving.callback(let_go, doomed)
+        workers = []
+        for name in ("steady", "doomed"):
+            command = [
+                *(sys.executable, "-m", "tests.fakes.lettered_worker"),
+                *(f"--model={model}", f"--worker-id={name}", discovery_flag(cards)),
+                *(*ENGINE_FLAGS, SERVER_FLAGS[-1]),
+            ]
+            workers.append(Process(name, command, directory / f"{name}.log"))
+            leaving.callback(workers[-1].stop)
         frontend = start_frontend(
             "watched", cards, directory,
             f"--admin-key-file={directory / 'admins'}", f"--api-key-file={directory / 'users'}",
+            "--router-eject-base=3600", "--router-eject-max=3600",  # nobody comes back by himself
         )  # fmt: skip
-        leaving.callback(let_go, frontend)
-        wait_for_workers(frontend, [doomed], {"Authorization": f"Bearer {ADMIN}"})
-        yield Watched(frontend, doomed, cards)
+        leaving.callback(frontend.stop)
+        wait_for_workers(frontend, workers, {"Authorization": f"Bearer {ADMIN}"})
+        yield Watched(frontend, cards, directory / "admins")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as running:
+        browser = running.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"], timeout=WAIT_MS
+        )
+        yield browser
+        browser.close()
+
+
+Open = Callable[..., Page]
 
 
 @pytest.fixture
-def page(watched: Watched) -> Iterator[Any]:
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        made = browser.new_page(viewport={"width": 420, "height": 800})  # a narrow screen
-        problems: list[str] = []
-        made.on("pageerror", lambda error: problems.append(str(error)))
-        made.set_default_timeout(WAIT_MS)
-        made.goto(f"{watched.frontend.url}/status")
-        yield made
-        browser.close()
-        assert not problems
+def open_page(watched: Watched, browser: Browser) -> Iterator[Open]:
+    """Opens the page as somebody who was never there, on a narrow screen."""
+    problems: list[str] = []
+    with ExitStack() as leaving:
+
+        def opened(key: str = "", **options: Any) -> Page:
+            context = browser.new_context(viewport={"width": 420, "height": 800}, **options)
+            leaving.callback(context.close)
+            page = context.new_page()
+            page.on("pageerror", lambda error: problems.append(str(error)))
+            page.set_default_timeout(WAIT_MS)
+            page.goto(f"{watched.frontend.url}/status")
+            if key:
+                show_key(page, key)
+                page.wait_for_selector("#content:not([hidden])")
+            return page
+
+        yield opened
+    assert not problems
 
 
-def show_key(page: Any, key: str) -> None:
+def show_key(page: Page, key: str) -> None:
     page.fill("#key", key)
     page.keyboard.press("Enter")
 
 
-def test_without_a_key_of_an_admin_it_shows_nothing(watched: Watched, page: Any) -> None:
+def click(page: Page, action: str, worker: str) -> None:
+    page.click(f"button[aria-label='{action} {worker}']")
+
+
+def color(page: Page, selector: str, which: str = "color") -> str:
+    """As it is drawn."""
+    script = "(element, which) => getComputedStyle(element)[which]"
+    return str(page.locator(selector).first.evaluate(script, which))
+
+
+def test_without_a_key_of_an_admin_it_shows_nothing(watched: Watched, open_page: Open) -> None:
     watched.ask("hidden")
-    for key in (None, "wrong", "a user's key"):
+    page = open_page()
+    for key in (None, "wrong", USER):
         if key is not None:
-            show_key(page, key)
-        page.wait_for_selector("#state.bad")
-        assert "--admin-key-file" in page.inner_text("#state")
+            with page.expect_response("**/mmrouter/workers") as refused:
+                show_key(page, key)
+            assert refused.value.status in (401, 403)
+        page.wait_for_selector("#state.bad:text('--admin-key-file')")
         assert page.is_hidden("#content")
         assert "doomed" not in page.content()
 
 
-def test_it_follows_what_happens_and_a_killed_worker_turns_red(watched: Watched, page: Any) -> None:
+def test_it_follows_what_happens(watched: Watched, open_page: Open) -> None:
     watched.ask("seen before")
-    show_key(page, ADMIN)
-    page.wait_for_selector("tr[data-worker=doomed] .good")
+    page = open_page(ADMIN)
+    for worker in (STEADY, DOOMED):
+        page.wait_for_selector(f"{worker} .good:text('closed')")
     page.wait_for_selector("#decisions details")
     asked = watched.ask("seen before")
     page.click(f"details[data-request={asked}] summary")
     page.wait_for_selector(f"text={asked}")
-    assert page.is_visible("#decisions tr.chosen .bar")
-    costs = page.locator("#decisions tr.chosen .bar i").evaluate_all(
+    page.wait_for_selector("#decisions tr.chosen .bar")
+    costs = page.locator("#decisions tr.chosen .bar").first.locator("i").evaluate_all(
         "parts => parts.map(part => part.className)"
-    )
-    assert costs == ["prefill", "encode", "ship", "load", "decode", "queue"]
+    )  # fmt: skip
+    assert costs == ["prefill", "encode", "ship", "load", "decode", "queue", "step"]
     page.wait_for_selector(f"details[data-request={asked}] summary:text('first token')")
+    page.wait_for_selector("#media dd:text('leases')")
     assert page.locator("#plots figure").count() == 4
     # It fits a narrow screen.
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-
-    page.click("button[aria-label='drain doomed']")
-    page.wait_for_selector("tr[data-worker=doomed] .warn:text('drained')")
-    with pytest.raises(httpx.HTTPStatusError, match="503"):
-        watched.ask("nobody is left")
-    page.click("button[aria-label='reinstate doomed']")
-    page.wait_for_selector("tr[data-worker=doomed] .good:text('closed')")
-    watched.ask("seen before")
-    page.click("button[aria-label='pause doomed']")
-    page.wait_for_selector("tr[data-worker=doomed] .warn:text('paused')")
-    page.click("button[aria-label='resume doomed']")
-    page.wait_for_selector("tr[data-worker=doomed] .good:text('closed')")
-    page.click("button[aria-label='sleep doomed']")
-    page.wait_for_selector("#state.bad:text('--enable-sleep-mode')")
     # What was before a page is opened is on it.
     page.wait_for_selector("#plots polyline[points*=',']")
     page.reload()
     page.wait_for_selector("#plots polyline[points*=',']")
-
-    os.kill(worker_pid(watched.cards, "doomed"), signal.SIGKILL)
-    page.wait_for_selector("#state.bad, tr[data-worker=doomed] .bad")
     # A key that is taken back takes what was shown along.
     show_key(page, "wrong")
     page.wait_for_selector("#content", state="hidden")
     assert "doomed" not in page.content()
+
+
+def test_workers_are_managed_by_buttons(watched: Watched, open_page: Open) -> None:
+    page = open_page(ADMIN)
+    for worker in ("steady", "doomed"):
+        click(page, "drain", worker)
+        page.wait_for_selector(f"tr[data-worker={worker}] .warn:text('drained')")
+    with pytest.raises(httpx.HTTPStatusError, match="503"):
+        watched.ask("nobody is left")
+    click(page, "reinstate", "steady")
+    page.wait_for_selector(f"{STEADY} .good:text('closed')")
+    watched.ask("somebody is")
+    click(page, "reinstate", "doomed")
+    page.wait_for_selector(f"{DOOMED} .good:text('closed')")
+
+    click(page, "eject", "doomed")
+    page.wait_for_selector(f"{DOOMED} .bad:text('open')")
+    click(page, "reinstate", "doomed")
+    page.wait_for_selector(f"{DOOMED} .good:text('closed')")
+
+    click(page, "pause", "doomed")
+    page.wait_for_selector(f"{DOOMED} .warn:text('paused')")
+    click(page, "resume", "doomed")
+    page.wait_for_selector(f"{DOOMED} .good:text('closed')")
+    click(page, "sleep", "doomed")
+    page.wait_for_selector("#state.bad:text('--enable-sleep-mode')")
+
+
+def test_it_needs_no_mouse(open_page: Open) -> None:
+    page = open_page()
+    tab_to(page, "element => element.id === 'key'")
+    page.keyboard.type(ADMIN)
+    page.keyboard.press("Enter")
+    page.wait_for_selector(f"{STEADY} .good:text('closed')")
+    for action, told in (("drain", ".warn:text('drained')"), ("reinstate", ".good:text('closed')")):
+        label = f"{action} steady"
+        tab_to(page, f"element => element.getAttribute('aria-label') === {label!r}")
+        ring = "getComputedStyle(document.activeElement).outlineStyle"
+        assert page.evaluate(ring) == "solid", "one sees where one is"
+        page.keyboard.press("Enter")
+        page.wait_for_selector(f"{STEADY} {told}")
+
+
+def tab_to(page: Page, wanted: str) -> None:
+    for _ in range(200):
+        if page.evaluate(f"({wanted})(document.activeElement)"):
+            return
+        page.keyboard.press("Tab")
+    raise AssertionError(f"the Tab key never comes to {wanted}")
+
+
+def test_it_is_light_or_dark_as_its_reader_wants(open_page: Open) -> None:
+    page = open_page(ADMIN, color_scheme="light")
+    page.wait_for_selector(f"{STEADY} .good")
+    drawn = []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        ground, ink = color(page, "body", "backgroundColor"), color(page, "body")
+        drawn.append((ground, ink, color(page, f"{STEADY} .good")))
+        paper, text = brightness(ground), brightness(ink)
+        assert (paper > text) == (scheme == "light") and abs(paper - text) > 150
+    assert all(light != dark for light, dark in zip(*drawn, strict=True))
+
+
+def brightness(drawn: str) -> float:
+    """From 0 to 255, of a color as a browser computes it."""
+    red, green, blue = map(int, re.findall(r"\d+", drawn)[:3])
+    return 0.299 * red + 0.587 * green + 0.114 * blue
+
+
+def test_its_picture_for_the_docs_is_made_by_a_script(watched: Watched, tmp_path: Path) -> None:
+    watched.ask("for a picture")
+    png = tmp_path / "made" / "status.png"
+    refused = screenshot(watched, png)
+    assert refused.returncode == 1 and "--admin-key-file" in refused.stderr.splitlines()[-1]
+    assert not png.exists()
+    done = screenshot(watched, png, f"--admin-key-file={watched.admins}", "--dark")
+    assert done.returncode == 0, done.stderr
+    with Image.open(png) as taken:
+        assert (taken.format, taken.size) == ("PNG", (1180, 900))
+        drawn = taken.convert("RGB").getcolors(maxcolors=1 << 20)
+    assert drawn is not None and len(drawn) > 20, "there is something on it"
+
+
+def screenshot(watched: Watched, png: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCREENSHOT), watched.frontend.url, str(png), *flags]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=540)
+
+
+def test_a_killed_worker_turns_red(watched: Watched, open_page: Open) -> None:
+    page = open_page(ADMIN)
+    page.wait_for_selector(f"{DOOMED} .good:text('closed')")
+    good = color(page, f"{DOOMED} .good")
+    os.kill(worker_pid(watched.cards, "doomed"), signal.SIGKILL)
+    # In one look: the row is gone once the card is.
+    red = page.wait_for_function(
+        f"""() => {{
+            const told = document.querySelector("{DOOMED} .bad");
+            return told?.textContent === "not connected" && getComputedStyle(told).color;
+        }}"""
+    ).json_value()
+    assert red != good
+    red_part, green_part, blue_part = map(int, re.findall(r"\d+", str(red))[:3])
+    assert red_part > 2 * max(green_part, blue_part)
+    watched.ask("somebody is left")
+    page.wait_for_selector(DOOMED, state="detached")
+    page.wait_for_selector("#state:text('1 worker;')")

@@ -1,6 +1,7 @@
 """Every flag of ``vllm serve`` works, or is refused by name with the reason, at both processes."""
 
 import argparse
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -178,6 +179,26 @@ def file_of(**values: object) -> ConfigFile:
     return ConfigFile(Path("f.yaml"), {key.replace("_", "-"): v for key, v in values.items()})
 
 
+def test_a_short_flag_of_vllms_is_named_in_full_for_a_file(at_worker: VllmParser) -> None:
+    sentence = "f.yaml: tp is unknown; did you mean tensor-parallel-size?"
+    with pytest.raises(ConfigurationError, match=f"^{re.escape(sentence)}$"):
+        read_vllms(at_worker, [], file_of(tp=2))
+
+
+@pytest.mark.parametrize("value", [False, {"a": 1}, [1]])
+def test_no_flag_takes_another_kind_of_value_for_text(
+    at_frontend: VllmParser, at_worker: VllmParser, value: object
+) -> None:
+    for parser in (at_frontend, at_worker):
+        for action in each(parser):
+            if not action.option_strings or action.nargs in ("+", "*", 0):
+                continue
+            key = max(action.option_strings, key=len).removeprefix("--")
+            with contextlib.suppress(ConfigurationError, TypeError, ValueError):
+                _, given = read_vllms(parser, [], ConfigFile(Path("f.yaml"), {key: value}))
+                assert not isinstance(given[action.dest].value, str), key
+
+
 def test_vllms_flags_may_stand_in_the_file(at_frontend: VllmParser) -> None:
     file = file_of(
         port=81,
@@ -204,7 +225,14 @@ def test_vllms_flags_may_stand_in_the_file(at_frontend: VllmParser) -> None:
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [
-        ({"prot": 8000}, "--prot is unknown; did you mean --port?"),
+        ({"prot": 8000}, "prot is unknown; did you mean port?"),
+        ({"router_mod": "kv"}, "router-mod is unknown; did you mean router-mode?"),
+        ({"as": 2}, "as is unknown"),
+        ({"asc": 2}, "asc is unknown; did you mean api-server-count?"),
+        ({"ssl_certfile": False}, "ssl-certfile=False is unusable: it takes text"),
+        ({"host": {"a": 1}}, "host={'a': 1} is unusable: it takes text"),
+        ({"uds": ["a"]}, "uds=['a'] is unusable: it takes text"),
+        ({"api_key": ["a", False]}, "api-key=*** is unusable: it takes text"),
         ({"port": "many"}, "port='many' is unusable: argument --port: "),
         ({"logging_config": {"a": 1}}, "logging-config={'a': 1} is unusable: argument --logging"),
         ({"config.x": 1}, "config.x must be written in full, and has no fields"),
@@ -214,7 +242,7 @@ def test_vllms_flags_may_stand_in_the_file(at_frontend: VllmParser) -> None:
         ({"grpc": True}, "grpc means nothing here: the frontend speaks HTTP only"),
         ({"no_enable_log_deltas": True}, "no-enable-log-deltas=True is unusable: write enable-log"),
         ({"uvicorn_log_level": "loud"}, "uvicorn-log-level='loud' is unusable: "),
-        ({"apikey": "secret"}, "--apikey is unknown; did you mean --api-key?"),
+        ({"apikey": "secret"}, "apikey is unknown; did you mean api-key?"),
     ],
 )
 def test_a_wrong_key_of_vllms_is_one_sentence(

@@ -120,7 +120,7 @@ function drawWorkers(workers, refused) {
       if (!place && worker.state !== "ready") name.append(make("span", ` ${worker.state}`, "warn"));
       const line = row([
         name, place ? "" : circuit(worker), place ? "" : worker.transport || "–",
-        String(rank.rank), index(rank), number(rank.blocks),
+        place ? "" : number(worker.media), String(rank.rank), index(rank), number(rank.blocks),
         number(rank.own.requests), number(rank.others.requests),
         number(rank.running), number(rank.waiting), meter(rank.kv_usage), place ? "" : buttons(worker),
       ]);

@@ -170,24 +170,27 @@ HERE = "http://127.0.0.1:8000"
 
 
 def curl_lines() -> list[tuple[str, str]]:
-    """Each page that shows one, with the command; those that follow ``curl`` by ``\\``, too."""
+    """Each page that shows some, with those of a block; what follows one by ``\\``, too."""
     return [
-        (str(page.relative_to(ROOT)), command)
+        (str(page.relative_to(ROOT)), "\n".join(commands))
         for page in pages()
         for block in FENCE.findall(page.read_text())
-        for command in COMMAND.findall(block)
+        if (commands := COMMAND.findall(block))
     ]
 
 
-def test_the_docs_show_how_to_ask_by_curl() -> None:
-    assert {page for page, _ in curl_lines()} >= {"docs/clients.md"}
+def test_the_docs_show_how_to_ask_by_curl_where_it_is_run() -> None:
+    assert {page for page, _ in curl_lines()} >= {"docs/clients.md", "docs/operations.md"}
+    for page in pages():
+        elsewhere = FENCE.sub("", page.read_text())
+        assert not re.search(r"^\W*curl -", elsewhere, re.MULTILINE), page
 
 
-@pytest.mark.parametrize(("page", "command"), curl_lines())
-def test_a_curl_line_of_the_docs(router: Endpoint, page: str, command: str) -> None:
-    assert HERE in command, f"{page} asks elsewhere"
+@pytest.mark.parametrize(("page", "commands"), curl_lines())
+def test_the_curl_lines_of_the_docs(router: Endpoint, page: str, commands: str) -> None:
+    assert commands.count(HERE) == len(COMMAND.findall(commands)), f"{page} asks elsewhere"
     done = subprocess.run(
-        ["bash", "-c", command.replace(HERE, router.url)],
+        ["bash", "-euo", "pipefail", "-c", commands.replace(HERE, router.url)],
         env=os.environ | {"NO_PROXY": "127.0.0.1"},
         capture_output=True,
         text=True,

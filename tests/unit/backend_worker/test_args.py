@@ -135,7 +135,7 @@ def test_a_wrong_value_in_the_environment_is_a_sentence(
     assert "'many'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "*", "::"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "*", "::", "", " "])
 def test_a_worker_is_reached_at_one_address(host: str, capsys: pytest.CaptureFixture[str]) -> None:
     """On a card these would lead every frontend to itself."""
     with pytest.raises(SystemExit):

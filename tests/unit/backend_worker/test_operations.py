@@ -227,6 +227,35 @@ async def test_who_does_not_wait_any_longer_aborts(second: Operation) -> None:
     assert desk.operations.stands_still
 
 
+async def test_who_would_be_refused_afterwards_ends_no_requests_before() -> None:
+    desk = Desk()
+    task, go_on = await desk.hold(Sleep(1, "wait"))
+    busy = (Outcome.REFUSED, "it is busy with sleep: one operation at a time")
+    assert await desk.operations.perform(ABORT) == busy
+    assert await desk.operations.perform(Sleep(2, "abort")) == busy
+    assert desk.engine.operations == [Sleep(1, "wait")]
+    go_on.set()
+    assert await task == (Outcome.DONE, "")
+
+
+async def test_an_operation_that_ends_as_a_request_gives_up_waiting_lets_it_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    desk = Desk()
+    task, go_on = await desk.hold(ResetMmCache())
+
+    class Over:
+        async def __aenter__(self) -> None:
+            go_on.set()
+            await task
+
+        async def __aexit__(self, *_: object) -> None:
+            raise TimeoutError
+
+    monkeypatch.setattr(asyncio, "timeout", lambda _: Over())
+    assert await admitted(desk) == ""
+
+
 async def test_an_engine_that_hangs_under_a_wait_is_not_hurried_by_many() -> None:
     desk = Desk()
     stuck = asyncio.Event()
@@ -261,11 +290,22 @@ async def test_requests_stand_still_once_nothing_ends_them(
     go_on.set()
     await task
     assert desk.operations.stands_still
-    task, go_on = await desk.hold(Resume())
-    assert desk.operations.stands_still
+    waking: Operation = Resume() if isinstance(operation, Pause) else WakeUp()
+    task, go_on = await desk.hold(waking)
+    assert not desk.operations.stands_still, "an engine that hangs in it has stalled"
     go_on.set()
     await task
     assert not desk.operations.stands_still
+
+
+async def test_requests_stand_still_while_a_part_of_the_memory_comes_back() -> None:
+    desk = Desk()
+    await desk.do(Sleep(1, "keep"))
+    for tag, stands in (("weights", True), ("kv_cache", False)):
+        task, go_on = await desk.hold(WakeUp([tag]))  # type: ignore[list-item]
+        assert desk.operations.stands_still is stands
+        go_on.set()
+        await task
 
 
 async def test_what_the_engine_refuses_changes_nothing() -> None:

@@ -73,7 +73,10 @@ def test_of_alternatives_the_file_comes_last(file: Path) -> None:
     [
         ("odd-count: many", "odd-count='many'"),
         ("odd-count: 0", "odd-count=0"),
-        ("odd-count: true", "odd-count='true'"),
+        ("odd-count: true", "odd-count=true"),
+        ("odd-one: false", "odd-one=false"),
+        ("odd-one: off", "odd-one=false"),
+        ("odd-one: {a: 1}", "odd-one={'a': 1}"),
         ("odd-count: [1]", r"odd-count=\[1\]"),
         ("odd-count: {a: 1}", "odd-count={'a': 1}"),
         ("odd-quiet: 5", "odd-quiet=5"),

@@ -202,6 +202,19 @@ def test_what_vllm_says_by_default_is_ours_unless_it_is_given() -> None:
         (["--logging-config.level", "DEBUG"], "argument --logging-config: 1 validation error"),
         (["--config", "/nonexistent.yaml"], "/nonexistent.yaml can't be read"),
         (["--router-mode", "owl"], "--router-mode='owl' is unusable: "),
+        # Parts of flags with one dash, which argparse takes for them.
+        (["-as", "2"], "-as is unknown; did you mean -asc?"),
+        (["-as=2"], "-as is unknown; did you mean -asc?"),
+        (["-t", "2"], "-t is unknown"),
+        (["-tp", "2"], "--tensor-parallel-size means nothing here"),
+        # Nothing, as a shell's variable that is not set.
+        (["--host", ""], "--host is empty: leave it out"),
+        (["--host= "], "--host is empty"),
+        (["--http-host="], "--host is empty"),
+        (["--uds="], "--uds is empty: leave it out"),
+        (["--ssl-certfile=", "--ssl-keyfile="], "--ssl-certfile is empty: leave it out"),
+        (["--discovery-dir="], "--discovery-dir is empty: leave it out"),
+        (["--otlp-traces-endpoint="], "--otlp-traces-endpoint='' is unusable: it is empty"),
     ],
 )
 def test_what_would_do_nothing_is_refused(

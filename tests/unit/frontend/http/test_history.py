@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import httpx
+import pytest
 from fastapi import FastAPI
 
 from common.telemetry import INTER_TOKEN_LATENCY, TIME_TO_FIRST_TOKEN
@@ -42,6 +43,21 @@ async def test_each_step_has_what_came_since_the_one_before() -> None:
     assert [one.at for one in told] == [1010, 1020, 1030, 1040]
     assert [one.requests for one in told] == [3, 4, 0, 1]
     assert (told[0].first_tokens, told[0].first_token_seconds) == (2, 0.5)
+
+
+@pytest.mark.parametrize(("back_s", "counted"), [(15, 1 + 8), (3600, 8)])
+async def test_a_clock_that_is_set_back_hides_nothing_that_follows(
+    back_s: int, counted: int
+) -> None:
+    hours = Hours()
+    history = hours.history()
+    for number in range(3):
+        hours.pass_by(history, requests=number)
+    hours.now -= back_s
+    hours.pass_by(history, requests=10)
+    told = await history.told()
+    assert (told[-1].at, told[-1].requests) == (round(hours.now / 10) * 10, counted)
+    assert [one.at for one in told] == sorted({one.at for one in told})
 
 
 async def test_no_more_is_kept_than_is_shown() -> None:

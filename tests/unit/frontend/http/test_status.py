@@ -50,10 +50,15 @@ def view(name: str = "w0", **fields: Any) -> WorkerView:
 def test_requests_are_added_and_the_worst_is_said() -> None:
     busy = rank_view(busy=True, index="degraded", reason="events were lost", own=share(4))
     other = view(
-        active_requests=4, circuit="open", circuit_reason="lost", ranks=[busy], connected=False
+        media=9,
+        active_requests=4,
+        circuit="open",
+        circuit_reason="lost",
+        ranks=[busy],
+        connected=False,
     )
     (merged,) = merged_workers({"0": [view()], "1": [other]})
-    assert merged.active_requests == 5
+    assert (merged.active_requests, merged.media) == (5, 9)
     assert not merged.connected
     assert (merged.circuit, merged.circuit_reason) == ("open", "lost")
     # To a worker, each process is one of several frontends: 3 of its 5 others are the sibling's.

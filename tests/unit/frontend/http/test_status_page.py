@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from frontend.http import AdminGuard, page_routes, status_page
 from frontend.http.history import STEP_S, STEPS
 from frontend.http.status_page import PAGE
+from frontend.router.selection.selector import Costs
 
 NODE = shutil.which("node")
 
@@ -72,6 +73,14 @@ async def test_it_needs_nothing_from_elsewhere_and_works_behind_a_prefix() -> No
     urls = re.findall(r'(?:json|get)\("([^"]*)"\)', js)
     assert len(urls) == 6 and not any(url.startswith(("/", "http")) for url in urls)
     assert "url(" not in css and "@import" not in css
+
+
+async def test_every_part_of_a_cost_has_a_color_and_a_word() -> None:
+    async with client() as http:
+        html, css, _ = [(await http.get(path)).text for path in sorted(PAGE)]
+    for part in Costs.__struct_fields__:
+        assert css.count(f"--{part}: ") == 2, "light and dark"
+        assert f"i.{part} " in css and f'<span class="{part}">' in html
 
 
 async def test_names_are_put_in_as_text_only() -> None:

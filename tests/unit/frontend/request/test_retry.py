@@ -90,6 +90,43 @@ def test_a_worker_that_was_busy_is_left_alone_for_a_while_only() -> None:
     assert attempts.failed_on(lambda *_: False) == {"busy", "lost"}
 
 
+def test_a_busy_worker_is_tried_for_as_long_as_a_request_waits_for_one() -> None:
+    clock = Clock()
+    attempts = Attempts(2, RetryBudget(1.0), clock, worker_wait_s=60.0)
+    for _ in range(60):
+        assert attempts.patience_s() > 0
+        attempts.failed(WorkerId("a"), WorkerBusyError("too much to do"))
+        clock.now += BUSY_S
+    assert attempts.patience_s() == 0
+    for _ in range(2):  # as any other failure, from now on
+        attempts.failed(WorkerId("a"), WorkerBusyError("too much to do"))
+    with pytest.raises(WorkerBusyError):
+        attempts.failed(WorkerId("a"), WorkerBusyError("too much to do"))
+
+
+def test_the_wait_for_a_busy_worker_begins_anew_with_an_answer_and_with_another_failure() -> None:
+    clock = Clock()
+    attempts = Attempts(2, RetryBudget(1.0), clock, worker_wait_s=60.0)
+    for place, patience in ((0, 60.0), (0, 19.0), (5, 60.0), (5, 19.0), (5, 0.0)):
+        attempts.failed(WorkerId("a"), WorkerBusyError("it is paused"), place=place)
+        assert attempts.patience_s() == patience
+        clock.now += 41.0
+    attempts.failed(WorkerId("a"), WorkerLostError("gone"))
+    assert attempts.patience_s() == 60.0
+
+
+def test_without_a_wait_or_a_limit_a_busy_worker_counts_as_any_other() -> None:
+    attempts = Attempts(2, RetryBudget(1.0))
+    attempts.failed(WorkerId("a"), WorkerBusyError("busy"))
+    attempts.failed(WorkerId("b"), WorkerBusyError("busy"))
+    with pytest.raises(WorkerBusyError):
+        attempts.failed(WorkerId("c"), WorkerBusyError("busy"))
+    with pytest.raises(WorkerBusyError):
+        Attempts(0, RetryBudget(1.0), worker_wait_s=60.0).failed(
+            WorkerId("a"), WorkerBusyError("busy")
+        )
+
+
 def test_who_joined_after_it_was_given_the_request_is_another_one() -> None:
     clock = Clock()
     attempts = Attempts(3, RetryBudget(1.0), clock)

@@ -30,6 +30,7 @@ from common.errors import (
 from common.identity import Incarnation, WorkerId
 from common.operations import Condition
 from common.protocol import Submit, ToFrontend
+from frontend.request import retry, runner
 from frontend.request.deadlines import Deadlines
 from frontend.request.retry import FURTHER, RetryBudget
 from frontend.request.runner import LONGEST_ID
@@ -205,6 +206,27 @@ async def test_a_worker_that_was_busy_is_asked_again(lab: Lab) -> None:
     lab.disturb(0, WorkerBusyError("too much to do"))
     assert text(await lab.ask()) == ANSWER
     assert [asked for asked, _ in lab.asked] == ["w0", "w0"]
+
+
+async def test_a_worker_that_stays_busy_is_asked_until_it_is_not(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "BUSY_S", 0.01)
+    monkeypatch.setattr(runner, "LOOK_S", 0.01)
+    await lab.remove("w1")
+    engine = lab.engines["w0"]
+    refused: list[Submit] = []
+
+    async def busy(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        refused.append(submit)
+        if len(refused) == 8:  # more often than it would be given to workers that fail
+            engine.script = lab.speaking("w0")
+        raise WorkerBusyError("too much to do")
+        yield
+
+    engine.script = busy
+    assert text(await lab.ask()) == ANSWER
+    assert len(refused) == 8
 
 
 @pytest.mark.parametrize("steps", [0, 9])
