@@ -1,5 +1,6 @@
-"""Flags that a command answers at once, before seconds of imports."""
+"""What a command answers at once, before seconds of imports."""
 
+import importlib.util
 import sys
 from collections.abc import Callable
 
@@ -8,7 +9,8 @@ from common.version import version_line
 
 
 def leave_early(argv: list[str], completion: Callable[[str], str]) -> None:
-    """Answer ``--version`` or ``--completion SHELL``; return if it is neither.
+    """Answer ``--version`` or ``--completion SHELL``, or that vLLM is missing; return if it is none
+    of these.
 
     Args:
         argv: of the command, without its name.
@@ -20,5 +22,12 @@ def leave_early(argv: list[str], completion: Callable[[str], str]) -> None:
     if argv == ["--version"]:
         print(version_line())
         sys.exit()
+    if importlib.util.find_spec("vllm") is None:
+        # No dependency of the package's: which build it has to be only its user knows.
+        print(
+            "error: vLLM is not installed here: pip install 'mmrouter[cuda]', or see README.md",
+            file=sys.stderr,
+        )
+        sys.exit(1)
     if argv[:1] == ["--completion"]:
         print_completion(completion, argv[1:])

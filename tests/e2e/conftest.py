@@ -90,7 +90,7 @@ def make_model(family: str, directory: Path) -> Path:
     script = Path(__file__).parents[2] / "examples" / "demo_model.py"
     model = directory / family
     command = [sys.executable, str(script), f"--family={family}", str(model)]
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=400)
     return model
 
 
