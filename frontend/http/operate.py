@@ -14,7 +14,7 @@ from common.identity import WorkerId
 from common.operations import Condition, Operation, Outcome, Sleep, WakeUp, name_of
 from frontend.http.operation_queries import READS, VLLMS, Read, refuse_unknown
 from frontend.http.vllm_routes import OPERATIONS, REFUSED
-from frontend.workers import Members, Performed, perform, those_called
+from frontend.workers import Performed, Roll, perform, those_called
 
 LONG_S: Final = 600.0
 """How long a worker may take unless the operator says otherwise."""
@@ -52,7 +52,7 @@ class Operating:
         members: who is there.
     """
 
-    def __init__(self, members: Members) -> None:
+    def __init__(self, members: Roll) -> None:
         self._members = members
 
     async def perform(

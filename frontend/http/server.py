@@ -1,14 +1,16 @@
 """The one file that touches vLLM's server assembly: its OpenAI app around our client."""
 
+import asyncio
 import re
 import traceback
 from argparse import Namespace
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 from starlette.middleware.exceptions import ExceptionMiddleware
 from vllm import envs
 from vllm.engine.protocol import EngineClient
@@ -32,6 +34,8 @@ from frontend.http.vllm_routes import POOLING
 from frontend.tenancy import take_salts_from_bodies
 from frontend.workers import Adapters
 
+MODELS: Final = "/v1/models"
+
 Handler: TypeAlias = Callable[[Request, Exception], Awaitable[Response]]
 
 _READS_REQUESTS = re.compile(
@@ -46,12 +50,15 @@ async def build_vllm_app(
     args: Namespace,
     tasks: tuple[SupportedTask, ...],
     server: uvicorn.Server,
+    *,
+    apart: bool = False,
 ) -> FastAPI:
     """vLLM's own app. Its lifespan still has to be entered.
 
     Args:
         args: vLLM's API server arguments, with the model's filled in.
         server: vLLM's error handlers look at it.
+        apart: make it in a thread, since others are served meanwhile: it takes seconds.
 
     Raises:
         KeyError: a tool or reasoning parser that doesn't exist, from vLLM.
@@ -59,15 +66,64 @@ async def build_vllm_app(
     if args.tool_parser_plugin:
         ToolParserManager.import_tool_parser(args.tool_parser_plugin)
     validate_api_server_args(args)
-    app = build_app(args, tasks, client.model_config)
-    await init_app_state(client, app.state, args, tasks)
+    assembling = _assembled(client, args, tasks)
+    app = await (asyncio.to_thread(asyncio.run, assembling) if apart else assembling)
     app.state.server = server
     large_json.install()
     stream_chunks.install()
     straight_streams.install(app.user_middleware)
     take_salts_from_bodies()
     _handle_errors(app)
+    _count_together(app)
     return app
+
+
+async def _assembled(
+    client: EngineClient, args: Namespace, tasks: tuple[SupportedTask, ...]
+) -> FastAPI:
+    app = build_app(args, tasks, client.model_config)
+    await init_app_state(client, app.state, args, tasks)
+    return app
+
+
+_http_metrics: Final[list[Any]] = []
+"""What counts requests for the first app of this process."""
+
+
+def _count_together(app: FastAPI) -> None:
+    """Let an app after the first count where that does: a process has a metric of a name once."""
+    layer: Any = app.middleware_stack
+    while not hasattr(layer, "instrumentations"):
+        layer = getattr(layer, "app", None)
+        if layer is None:
+            return
+    if layer.instrumentations:
+        _http_metrics[:] = layer.instrumentations
+    layer.instrumentations = list(_http_metrics)
+
+
+def list_together(app: FastAPI, apps: Callable[[], Iterable[FastAPI]]) -> None:
+    """List the models of several apps where one would list its own; of equal names the first.
+
+    Args:
+        apps: asked each time.
+    """
+
+    async def models() -> JSONResponse:
+        listings = [
+            (await each.state.openai_serving_models.show_available_models()).model_dump()
+            for each in apps()
+        ]
+        named: dict[str, dict[str, Any]] = {}
+        for card in (card for each in listings for card in each["data"]):
+            known = named.get(card["id"])
+            if known is None or (known["parent"] and not card["parent"]):  # adapters have one
+                named[card["id"]] = card
+        return JSONResponse(listings[0] | {"data": list(named.values())})
+
+    routes = app.router.routes
+    routes[:] = [route for route in routes if getattr(route, "path", "") != MODELS]
+    app.add_api_route(MODELS, models, methods=["GET"])
 
 
 def share_adapters(app: FastAPI, adapters: Adapters) -> None:

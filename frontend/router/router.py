@@ -13,6 +13,7 @@ from common.telemetry import stage
 from frontend.router.decision import CLIENT_ID_LENGTH, Considered, Decision, DecisionLog
 from frontend.router.drained import Drained
 from frontend.router.events import FeedMaker, ZmqFeeds
+from frontend.router.figures import Figures
 from frontend.router.hashing import HashMemo, HashScheme, LoraKey
 from frontend.router.in_flight import InFlight
 from frontend.router.modes import Choice
@@ -37,6 +38,7 @@ class Router:
         settings: the operator's choices.
         clock: monotonic seconds.
         feeds: what follows workers' caches; their KV events over ZMQ unless given.
+        figures: shows what this router counts; together with others if they have the same.
 
     Attributes:
         settings: the settings in force.
@@ -57,6 +59,7 @@ class Router:
         *,
         clock: Callable[[], float] = time.monotonic,
         feeds: FeedMaker | None = None,
+        figures: Figures | None = None,
     ) -> None:
         self.settings = settings = RouterSettings() if settings is None else settings
         self._clock = clock
@@ -76,9 +79,12 @@ class Router:
         self.resting = Resting()
         self.in_flight = InFlight(settings, clock, self.roster, self.ejection, self.pricing)
         self.decisions = DecisionLog(settings.decisions)
+        self._figures = Figures() if figures is None else figures
+        self._figures.add(self.roster, self.ejection)
 
     async def close(self) -> None:
         """Remove all workers and stop every task. The router is of no use afterwards."""
+        self._figures.remove(self.roster)
         await self.roster.close()
 
     def hash(self, request: RoutingRequest) -> dict[HashScheme, list[BlockHash]]:

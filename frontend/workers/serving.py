@@ -7,7 +7,6 @@ what it reports; whatever another incarnation says does not reach them.
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
 from typing import Final
 
 from prometheus_client import Gauge
@@ -15,9 +14,8 @@ from prometheus_client import Gauge
 from common.card import WorkerCard, WorkerState
 from common.errors import WorkerLostError
 from common.identity import Target, WorkerId
-from common.live_metrics import Row
 from common.protocol import Status
-from common.telemetry import HF_PROCESSOR_RUNS, RANK_LOAD, RANK_REQUESTS, forget_worker
+from common.telemetry import HF_PROCESSOR_RUNS, RANK_REQUESTS, forget_worker
 from frontend.router import EventSource, LoraKey, Reported, RoutableWorker, Router
 from frontend.workers.adapters import Adapters
 from frontend.workers.link import WorkerLink
@@ -47,7 +45,6 @@ class Serving:
         self._media_sender = media_sender
         self.arrival = asyncio.Event()
         self.adapters = Adapters()
-        RANK_LOAD.set_function(self._rank_load)
 
     async def join(self, member: Member, name: Name, link: WorkerLink) -> None:
         """Serve under a name that nobody has; a worker that drains only keeps its link."""
@@ -68,7 +65,6 @@ class Serving:
         self.adapters.joined(card)
         self.arrival.set()
         self.arrival = asyncio.Event()
-        self._members.count()
         logger.info("worker %s joined, media travel by %s", card.worker_id, choice.transport)
 
     async def give_up_name(self, member: Member) -> None:
@@ -86,14 +82,12 @@ class Serving:
         self._router.resting.forget(member.card.worker_id)
         # Whoever waits for the name runs only after the router has forgotten this one.
         await self._router.roster.remove(member.card.worker_id)
-        self._members.count()
 
     def link_closed(self, worker_id: WorkerId) -> None:
         """No media go to a worker any more, unless a successor serves under its id by now."""
         if self._members.holder(worker_id) is None:
             self._media_sender.forget(worker_id)
         self.forget_name(worker_id)
-        self._members.count()
 
     def forget_name(self, worker_id: WorkerId) -> None:
         """Once the last incarnation under it is gone for good, so is what is held against it."""
@@ -105,13 +99,6 @@ class Serving:
     def _show_no_more(self, worker_id: WorkerId) -> None:
         if worker_id not in self._members.names:  # else it came back
             forget_worker(worker_id)
-
-    def _rank_load(self) -> Iterator[Row]:
-        """For the metrics: what those who serve reported last."""
-        for member in self._members.available():
-            for one in member.status.ranks if member.status else ():
-                labels = (member.card.worker_id, str(one.rank))
-                yield Row(labels, (one.running, one.waiting, one.kv_usage))
 
     def reported(self, member: Member, status: Status) -> None:
         """How much a worker has to do, whether it takes requests, and what others sent there."""
