@@ -4,7 +4,7 @@ import asyncio
 import re
 import traceback
 from argparse import Namespace
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from http import HTTPStatus
 from typing import Any, Final, TypeAlias
 
@@ -121,6 +121,8 @@ def list_together(app: FastAPI, apps: Callable[[], Iterable[FastAPI]]) -> None:
                 named[card["id"]] = card
         return JSONResponse(listings[0] | {"data": list(named.values())})
 
+    own = app.state.openai_serving_models
+    own.base_model_paths = _Names(own.base_model_paths, apps)
     routes = app.router.routes
     routes[:] = [route for route in routes if getattr(route, "path", "") != MODELS]
     app.add_api_route(MODELS, models, methods=["GET"])
@@ -131,6 +133,25 @@ def share_adapters(app: FastAPI, adapters: Adapters) -> None:
     models = app.state.openai_serving_models
     adapters.reserve(model.name for model in models.base_model_paths)
     models.lora_requests = adapters.requests
+
+
+class _Names(Sequence[Any]):
+    """What vLLM names in its 404: the names of all models, an app's own first.
+
+    Whether a model is its own an app asks elsewhere.
+    """
+
+    def __init__(self, own: Sequence[Any], apps: Callable[[], Iterable[FastAPI]]) -> None:
+        self._own = own
+        self._apps = apps
+
+    def __getitem__(self, index: Any) -> Any:
+        listings = (each.state.openai_serving_models.base_model_paths for each in self._apps())
+        others = [names._own for names in listings if names is not self]
+        return [*self._own, *(path for each in others for path in each)][index]
+
+    def __len__(self) -> int:
+        return len(self[:])
 
 
 def replace_engine_routes(

@@ -68,7 +68,9 @@ def pair(stack: Stack, tmp_path_factory: pytest.TempPathFactory, let_go: LetGo) 
     other = make_model("idefics3", tmp_path_factory.mktemp("other"))
     flags = (OTHER, other, stack.discovery, stack.logs, f"--served-model-name={OTHER}")
     worker = start_worker(*flags)
-    frontend = start_frontend("several", stack.discovery, stack.logs, "--models-from-cards")
+    frontend = start_frontend(
+        "several", stack.discovery, stack.logs, "--models-from-cards", "--preprocess-workers=1"
+    )
     made = Pair(stack, frontend, Endpoint(frontend.url), worker, flags)
     try:
         wait_for_workers(frontend, [*stack.workers.values(), worker])
@@ -130,8 +132,10 @@ def test_whom_nobody_has_gets_vllms_404(pair: Pair, plain: Endpoint) -> None:
     ours, theirs = (
         each.http.post("/v1/chat/completions", json=body) for each in (pair.endpoint, plain)
     )
-    assert (ours.status_code, ours.json()) == (theirs.status_code, theirs.json())
-    assert ours.status_code == 404
+    assert ours.status_code == theirs.status_code == 404
+    error, expected = ours.json()["error"], theirs.json()["error"]
+    assert error.pop("message") == f"{expected.pop('message').removesuffix('.')}, {OTHER}."
+    assert error == expected
 
 
 def test_a_model_leaves_with_its_last_worker_and_comes_back(pair: Pair) -> None:
@@ -140,7 +144,8 @@ def test_a_model_leaves_with_its_last_worker_and_comes_back(pair: Pair) -> None:
     pair.wait_until(lambda: pair.models() == ["demo"])
     gone = pair.ask(OTHER)
     assert gone.status_code == 404
-    assert gone.json()["error"]["message"] == f"The model `{OTHER}` does not exist."
+    message = gone.json()["error"]["message"]
+    assert message == f"The model `{OTHER}` does not exist. Valid aliases: demo."
     assert pair.ask("demo").status_code == 200
     pair.start_again()
     pair.wait_until(lambda: OTHER in pair.models())
