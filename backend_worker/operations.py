@@ -14,14 +14,13 @@ from backend_worker.request import ServingEngine, sendable
 from backend_worker.session import Session
 from common.errors import EngineGoneError, OperationRefusedError, WorkerBusyError
 from common.operations import (
+    LETS_REQUESTS_IN,
     LONGEST_MESSAGE,
     Condition,
     Operation,
     Outcome,
     Pause,
     Sleep,
-    StartProfile,
-    StopProfile,
     WakeUp,
     empties_blocks,
     empties_media,
@@ -108,6 +107,7 @@ class Operations:
         session.operating += 1
         try:
             outcome, message = await self.perform(operation)
+            await asyncio.sleep(0)  # frontends are told first what has changed
             await self._send(session, Operated(number, outcome, sendable(message)))
         finally:
             session.operating -= 1
@@ -134,7 +134,7 @@ class Operations:
         logger.info("an operator wants %s", name)
         self._running = operation
         self._ended.clear()
-        if not isinstance(operation, StartProfile | StopProfile):
+        if not isinstance(operation, LETS_REQUESTS_IN):
             self._open.clear()
         try:
             outcome, message = await self._run(operation)

@@ -47,6 +47,7 @@ from vllm.outputs import CompletionOutput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.metrics.stats import RequestStateStats
 
+from common.card import LONGEST_NAME, MAX_ADAPTERS
 from common.errors import ProtocolError
 from common.identity import BlockHash, Incarnation, MmHash, RequestId, WorkerId
 from common.operations import LONGEST_MESSAGE, Condition, Operation, Outcome
@@ -369,6 +370,22 @@ class Coming(msgspec.Struct, frozen=True, array_like=True):
     media: NewMedia
 
 
+class HeldAdapter(msgspec.Struct, frozen=True):
+    """A LoRA adapter that a worker has; fields are those of :class:`common.card.Adapter`."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_NAME)]
+    path: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+    base_model_name: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_NAME)] | None = (
+        None
+    )
+    is_3d_lora_weight: bool = False
+
+    @property
+    def legible(self) -> bool:
+        """Whether all of it can stand in a log line."""
+        return all(map(str.isprintable, (self.name, self.path, self.base_model_name or "")))
+
+
 class Status(msgspec.Struct, frozen=True, tag="status"):
     """The worker is alive, and how busy it is. Comes once a second, soon after what other
     frontends have here has changed, and with the end of a request.
@@ -386,6 +403,10 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
         steps: what the steps of each rank add up to; of none in most messages, since
             every two seconds is enough.
         shipping: the same of media that arrived.
+        adapters: those that it has, if they have changed since it said so last or are others than
+            those on its card.
+        active_adapters: those of them that its engine used last, as many as it computes with at
+            once, if that has changed.
     """
 
     ranks: list[RankStatus]
@@ -397,6 +418,14 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     stands_still: bool = False
     steps: Annotated[list[EngineSums], msgspec.Meta(max_length=MOST_RANKS)] = []
     shipping: ShippingSums | None = None
+    adapters: Annotated[list[HeldAdapter], msgspec.Meta(max_length=MAX_ADAPTERS)] | None = None
+    active_adapters: (
+        Annotated[
+            list[Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]],
+            msgspec.Meta(max_length=MAX_ADAPTERS),
+        ]
+        | None
+    ) = None
 
     def check(self, ranks: Collection[int]) -> None:
         """Refuse what is not about just these ranks.
@@ -411,6 +440,8 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
         for rank in of:
             if rank not in ranks:
                 raise ProtocolError(f"a status tells of rank {rank}, which is not on the card")
+        if not all(each.legible for each in self.adapters or ()):
+            raise ProtocolError("a status names an adapter with characters that can't be printed")
 
 
 class Figures(msgspec.Struct, frozen=True, tag="figures"):

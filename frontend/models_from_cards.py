@@ -8,10 +8,12 @@ import gc
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 
 from common.errors import MmRouterError
 from common.live_metrics import Row
 from common.still_busy import still_busy
+from common.supervised import once
 from common.telemetry import MODEL_LOADS, MODELS
 from frontend.asgi import App
 from frontend.http import ModelApp, ModelChoice, ReadinessGate, list_together
@@ -89,34 +91,36 @@ class ModelsFromCards:
 
     async def _serve(self, fleet: Fleet, gone: asyncio.Event) -> None:
         """All the life of a model."""
-        name = fleet.names[0]
+        live = partial(self._live, fleet, gone)
         try:
-            async with AsyncExitStack() as closing:
-                closing.callback(gc.unfreeze)  # vLLM freezes at each start what is there
-                model = await self._load(fleet, gone, closing)
-                if model is not None:
-                    MODEL_LOADS.labels("ok").inc()
-                    with self._let_in(fleet, model) as app:
-                        logger.info("serving %s", ", ".join(fleet.names))
-                        await gone.wait()
-                    await fleet.close()
-                    await _ended(app)
-        except Exception as error:  # counted; one model that can't be served ends no other
-            MODEL_LOADS.labels(type(error).__name__).inc()
-            logger.log(
-                logging.ERROR,
-                "model %s can't be served: %s",
-                name,
-                error,
-                exc_info=not isinstance(error, MmRouterError),
-            )
-            self.fleets.give_up(fleet, error)
-            await gone.wait()
+            await once("model", live, lambda error: self._refuse(fleet, error))
+            await gone.wait()  # if it could not be served, once its workers are
         finally:
             await fleet.close()
             await fleet.router.close()
             self.fleets.closed(fleet)
-        logger.info("model %s is let go", name)
+        logger.info("model %s is let go", fleet.names[0])
+
+    async def _live(self, fleet: Fleet, gone: asyncio.Event) -> None:
+        try:
+            async with AsyncExitStack() as closing:
+                closing.callback(gc.unfreeze)  # vLLM freezes at each start what is there
+                model = await self._load(fleet, gone, closing)
+                if model is None:
+                    return
+                MODEL_LOADS.labels("ok").inc()
+                with self._let_in(fleet, model) as app:
+                    logger.info("serving %s", ", ".join(fleet.names))
+                    await gone.wait()
+                await fleet.close()
+                await _ended(app)
+        except MmRouterError as error:
+            logger.error("model %s can't be served: %s", fleet.names[0], error)
+            self._refuse(fleet, error)
+
+    def _refuse(self, fleet: Fleet, error: BaseException) -> None:
+        MODEL_LOADS.labels(type(error).__name__).inc()
+        self.fleets.give_up(fleet, error)
 
     async def _load(
         self, fleet: Fleet, gone: asyncio.Event, closing: AsyncExitStack

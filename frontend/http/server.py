@@ -27,6 +27,7 @@ from common.errors import ConfigurationError, OverloadedError, causes
 from common.vllm_command_line import adopt_servers_lines
 from frontend.asgi import error_answer, overload_answer
 from frontend.http import large_json, straight_streams, stream_chunks
+from frontend.http.adapter_routes import adapter_routes
 from frontend.http.connection import HeadLimits, connections
 from frontend.http.operate import REPLACED, Operating, vllms_routes
 from frontend.http.settings import HttpSettings
@@ -167,6 +168,8 @@ def replace_engine_routes(
     app.router.routes[:] = kept
     dev_mode, absent = envs.VLLM_SERVER_DEV_MODE, POOLING - paths
     app.include_router(vllms_routes(operating, forget_media, dev_mode=dev_mode, absent=absent))
+    allowed = envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING
+    app.include_router(adapter_routes(operating, allowed=allowed))
 
 
 def _handle_errors(app: FastAPI) -> None:

@@ -82,6 +82,18 @@ class ProcessView(BaseModel):
     active_requests: int
 
 
+class AdapterView(BaseModel):
+    """A LoRA adapter that a worker has.
+
+    Attributes:
+        active: it is among those that the engine used last, as many as it computes with at once.
+    """
+
+    name: str
+    path: str
+    active: bool
+
+
 class WorkerView(BaseModel):
     """One worker with a card that fits.
 
@@ -99,6 +111,7 @@ class WorkerView(BaseModel):
         active_requests: of this frontend.
         running, waiting, hf_processor_runs: over all ranks, and kv_usage of the fullest, as
             the worker reported last; None before its first report.
+        adapters: that it has, on its card or loaded since.
         processes: how each process stands with it; only where there are several.
     """
 
@@ -119,6 +132,7 @@ class WorkerView(BaseModel):
     waiting: int | None
     kv_usage: float | None
     hf_processor_runs: int | None
+    adapters: list[AdapterView] = []
     processes: list[ProcessView] = []
 
 
@@ -229,6 +243,12 @@ class Status:
             waiting=None if status is None else sum(one.waiting for one in status.ranks),
             kv_usage=None if status is None else max(one.kv_usage for one in status.ranks),
             hf_processor_runs=None if status is None else status.hf_processor_runs,
+            adapters=[
+                AdapterView(
+                    name=each.name, path=each.path, active=each.name in member.active_adapters
+                )
+                for each in member.adapters
+            ],
         )
 
 

@@ -7,6 +7,7 @@ leaves, whoever learned it. How far it is trusted outlives it: ``ejection.py``.
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from common.identity import Incarnation, Target, WorkerId
 from common.step_sums import EngineSums, ShippingSums
 from common.supervised import supervise
 from frontend.router.events import Feed, FeedMaker
-from frontend.router.hashing import BlockHasher, HashMemo, HashScheme
+from frontend.router.hashing import BlockHasher, HashMemo, HashScheme, LoraKey
 from frontend.router.housekeeping import keep_house
 from frontend.router.index import BlockIndexes, IndexState, Knowledge, approximate
 from frontend.router.selection import (
@@ -155,6 +156,14 @@ class Roster:
         for worker_id in list(self._workers):
             await self.remove(worker_id)
         self._feed_maker.close()
+
+    def adapters_changed(
+        self, worker_id: WorkerId, adapters: frozenset[LoraKey], active: frozenset[str]
+    ) -> None:
+        """A worker has other adapters than before. Unknown ones are ignored."""
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            self._workers[worker_id] = replace(worker, adapters=adapters, active_adapters=active)
 
     def targets(self) -> list[Target]:
         """All targets a request could go to."""

@@ -6,6 +6,7 @@ event loop. What it knows it learns through its parts, which others tell their n
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from typing import Final
 
 from common.errors import FleetBusyError, NoWorkerError
 from common.identity import BlockHash, WorkerId
@@ -29,6 +30,10 @@ from frontend.router.selection import (
     cheapest,
 )
 from frontend.router.settings import RouterSettings
+
+LOADING_TOKENS: Final = 512
+"""What it costs to have an engine compute with an adapter that it has and does not use, in tokens
+of a prompt: copying one to a GPU takes some ten milliseconds, and may put another one out."""
 
 
 class Router:
@@ -126,7 +131,7 @@ class Router:
         hashes = self.hash(request)
         with stage("match"):
             estimate = self.roster.estimator.estimate(request, hashes, self._clock())
-        costs = self.pricing.costs(candidates, estimate)
+        costs = self._with_loading(self.pricing.costs(candidates, estimate), candidates, request)
         choice = self._selector.choose(
             candidates.targets,
             costs,
@@ -153,6 +158,19 @@ class Router:
         if lacking and len(lacking) == len(workers):
             raise NoWorkerError(f"no worker has the adapter {adapter.name} any more")
         return lacking
+
+    def _with_loading(
+        self, costs: list[float], candidates: Candidates, request: RoutingRequest
+    ) -> list[float]:
+        """Dearer where the engine has to load the adapter first, and others have to wait for it."""
+        if request.lora is None:
+            return costs
+        workers, name = self.roster.workers, request.lora.name
+        loading = self.pricing.prompt_cost(LOADING_TOKENS)
+        return [
+            cost if name in workers[target.worker_id].active_adapters else cost + loading
+            for cost, target in zip(costs, candidates.targets, strict=True)
+        ]
 
     def check_room(self) -> None:
         """Raises what :meth:`route` would raise now, before there is a prompt."""

@@ -95,7 +95,7 @@ class Fleets:
                 for fleet in self:
                     fleet.apply(change)
 
-    def give_up(self, fleet: Fleet, error: Exception) -> None:
+    def give_up(self, fleet: Fleet, error: BaseException) -> None:
         """A model can't be served: let its workers go, and take none of these runs again."""
         for member in fleet.members:
             card = member.card

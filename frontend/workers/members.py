@@ -4,13 +4,13 @@ Several incarnations under one worker id are told apart: at most one of them ser
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from prometheus_client import Gauge
 
-from common.card import WorkerCard
+from common.card import Adapter, WorkerCard
 from common.identity import Incarnation, WorkerId
 from common.protocol import Status
 from frontend.workers.link import WorkerLink
@@ -33,6 +33,8 @@ class Member:
         keeper: opens the link, again and again, until the card is gone and the link lost.
         leaving: why the link is closed, for the requests on it.
         joined: when the link was opened: monotonic seconds.
+        adapters: that it has, as it said last: on its card, or later.
+        active_adapters: names of those that its engine used last.
         gauges: what shows its requests, by rank and whose they are, while it serves.
     """
 
@@ -43,6 +45,8 @@ class Member:
     keeper: asyncio.Task[None] | None = None
     leaving: str = "this frontend is shutting down"
     joined: float = float("-inf")
+    adapters: Sequence[Adapter] = ()
+    active_adapters: Sequence[str] = ()
     gauges: dict[tuple[int, str], Gauge] = field(default_factory=dict)
 
     @property

@@ -11,10 +11,10 @@ from typing import Final
 
 from prometheus_client import Gauge
 
-from common.card import WorkerCard, WorkerState
+from common.card import Adapter, WorkerCard, WorkerState
 from common.errors import WorkerLostError
 from common.identity import Target, WorkerId
-from common.protocol import Status
+from common.protocol import HeldAdapter, Status
 from common.telemetry import HF_PROCESSOR_RUNS, RANK_REQUESTS, forget_worker
 from frontend.router import EventSource, LoraKey, Reported, RoutableWorker, Router
 from frontend.workers.adapters import Adapters
@@ -57,12 +57,13 @@ class Serving:
         name.holder = member
         name.free.clear()
         member.status = None  # of an earlier link; what it said is not known any more
+        member.adapters, member.active_adapters = card.adapters, ()
         member.gauges = _gauges(card)
         if name.former != card.incarnation:
             self._router.ejection.forget(card.worker_id)
         choice = self._media_sender.connect(card.worker_id, link.reply, link.offer)
         await self._router.roster.add(_routable(card))
-        self.adapters.joined(card)
+        self._show_adapters(member)  # it may have said more of them meanwhile
         self.arrival.set()
         self.arrival = asyncio.Event()
         logger.info("worker %s joined, media travel by %s", card.worker_id, choice.transport)
@@ -104,6 +105,10 @@ class Serving:
         """How much a worker has to do, whether it takes requests, and what others sent there."""
         before = member.status
         member.status = status
+        if status.adapters is not None:
+            member.adapters = [_adapter(held) for held in status.adapters]
+        if status.active_adapters is not None:
+            member.active_adapters = status.active_adapters
         if not self._members.serves(member):
             return
         worker_id = member.card.worker_id
@@ -112,6 +117,8 @@ class Serving:
             self._router.roster.blocks_emptied(worker_id, status.blocks_emptied)
         if before is None or before.media_emptied != status.media_emptied:
             self._router.roster.media_emptied(worker_id)
+        if status.adapters is not None or status.active_adapters is not None:
+            self._show_adapters(member)
         HF_PROCESSOR_RUNS.labels("worker", worker_id).set(status.hf_processor_runs)
         self._router.roster.stepped(worker_id, status.steps, status.shipping)
         self._router.load.reported(
@@ -137,6 +144,13 @@ class Serving:
             ours, others = self._router.load.shares(Target(worker_id, rank))
             member.gauges[rank, "own"].set(ours.active)
             member.gauges[rank, "others"].set(others.active)
+
+    def _show_adapters(self, member: Member) -> None:
+        worker_id = member.card.worker_id
+        self.adapters.changed(worker_id, member.adapters)
+        self._router.roster.adapters_changed(
+            worker_id, frozenset(map(_key, member.adapters)), frozenset(member.active_adapters)
+        )
 
     def answered(self, member: Member, reply: bytes) -> None:
         """A late answer of a former incarnation says nothing of the one that serves now."""
@@ -185,5 +199,18 @@ def _routable(card: WorkerCard) -> RoutableWorker:
         drops_last_block=card.reuse.drops_last_block,
         drops_in_windows=card.reuse.drops_in_windows,
         keeps_tails=card.reuse.keeps_tails,
-        adapters=frozenset(LoraKey(one.name, one.path) for one in card.adapters),
+        adapters=frozenset(map(_key, card.adapters)),
+    )
+
+
+def _key(adapter: Adapter) -> LoraKey:
+    return LoraKey(adapter.name, adapter.path)
+
+
+def _adapter(held: HeldAdapter) -> Adapter:
+    return Adapter(
+        name=held.name,
+        path=held.path,
+        base_model_name=held.base_model_name,
+        is_3d_lora_weight=held.is_3d_lora_weight,
     )

@@ -351,7 +351,9 @@ async def test_a_link_takes_so_many_questions_and_no_more(office: Office) -> Non
         ("/sleep?timeout_s=5", 422, "there is no parameter 'timeout_s'"),
         ("/collective_rpc", 501, "closed list"),
         ("/update_weights", 501, "reload_weights"),
-        ("/v1/load_lora_adapter", 501, "workers load their adapters"),
+        ("/adapters", 501, "/v1/load_lora_adapter"),
+        ("/v1/load_lora_adapter", 404, "VLLM_ALLOW_RUNTIME_LORA_UPDATING"),
+        ("/mmrouter/workers/w0/load_lora_adapter", 422, "Field required"),
         ("/v1/embeddings", 501, "pooling"),
     ],
 )
