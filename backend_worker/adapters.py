@@ -110,6 +110,30 @@ class Adapters:
                 raise ConfigurationError(f"adapter {name} can't be loaded")
             self._used(name)
 
+    def _wanted(self, wanted: LoadLoraAdapter, taken: Sequence[str]) -> Adapter:
+        """What there is to be loaded.
+
+        Raises:
+            OperationRefusedError: it can't be.
+        """
+        name = wanted.lora_name
+        try:
+            adapter = Adapter(
+                name=name, path=wanted.lora_path, is_3d_lora_weight=wanted.is_3d_lora_weight
+            )
+        except ValidationError as error:
+            raise OperationRefusedError(f"adapter {name!r}: {error.errors()[0]['msg']}") from error
+        if name in taken:
+            raise OperationRefusedError(f"{name} is the name of the model")
+        known = name in self._requests
+        if known and not wanted.load_inplace:
+            raise OperationRefusedError(
+                f"it has an adapter {name} already: load_inplace reads it again"
+            )
+        if not known and len(self.known) >= MAX_ADAPTERS:
+            raise OperationRefusedError(f"it has {MAX_ADAPTERS} adapters already")
+        return _placed(adapter)
+
     async def add(
         self,
         wanted: LoadLoraAdapter,
@@ -126,21 +150,8 @@ class Adapters:
             OperationRefusedError: it can't be, and nothing was done.
             Exception: whatever the engine says of its files.
         """
-        name = wanted.lora_name
-        try:
-            adapter = Adapter(
-                name=name, path=wanted.lora_path, is_3d_lora_weight=wanted.is_3d_lora_weight
-            )
-        except ValidationError as error:
-            raise OperationRefusedError(f"adapter {name!r}: {error.errors()[0]['msg']}") from error
-        if name in taken:
-            raise OperationRefusedError(f"{name} is the name of the model")
-        known = self._requests.get(name)
-        if known is not None and not wanted.load_inplace:
-            raise OperationRefusedError(f"it has an adapter {name} already (load_inplace)")
-        if known is None and len(self.known) >= MAX_ADAPTERS:
-            raise OperationRefusedError(f"it has {MAX_ADAPTERS} adapters already")
-        adapter = _placed(adapter)
+        adapter = self._wanted(wanted, taken)
+        name, known = adapter.name, self._requests.get(adapter.name)
         request = self._request(adapter)
         if known is not None:
             request.lora_int_id, request.load_inplace = known.lora_int_id, True

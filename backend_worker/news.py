@@ -12,11 +12,11 @@ from backend_worker.operations import Operations
 from backend_worker.request import ServingEngine
 from backend_worker.session import Session
 from backend_worker.step_counter import ShippingCounter
+from common.held_adapter import HeldAdapter
 from common.protocol import (
     LONGEST_MM_HASH,
     MOST_NEW_MEDIA,
     Coming,
-    HeldAdapter,
     RankStatus,
     Status,
     Submit,

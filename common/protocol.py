@@ -49,6 +49,7 @@ from vllm.v1.metrics.stats import RequestStateStats
 
 from common.card import LONGEST_NAME, MAX_ADAPTERS
 from common.errors import ProtocolError
+from common.held_adapter import HeldAdapter
 from common.identity import BlockHash, Incarnation, MmHash, RequestId, WorkerId
 from common.operations import LONGEST_MESSAGE, Condition, Operation, Outcome
 from common.step_sums import EngineSums, ShippingSums
@@ -368,22 +369,6 @@ class Coming(msgspec.Struct, frozen=True, array_like=True):
     rank: Count
     new_blocks: NewBlocks
     media: NewMedia
-
-
-class HeldAdapter(msgspec.Struct, frozen=True):
-    """A LoRA adapter that a worker has; fields are those of :class:`common.card.Adapter`."""
-
-    name: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_NAME)]
-    path: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
-    base_model_name: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_NAME)] | None = (
-        None
-    )
-    is_3d_lora_weight: bool = False
-
-    @property
-    def legible(self) -> bool:
-        """Whether all of it can stand in a log line."""
-        return all(map(str.isprintable, (self.name, self.path, self.base_model_name or "")))
 
 
 class Status(msgspec.Struct, frozen=True, tag="status"):

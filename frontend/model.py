@@ -107,16 +107,7 @@ class Model:
         """
         preprocessor = await asyncio.to_thread(_preprocessor, card, serve, shared)
         closing.push_async_callback(preprocessor.close)
-        args, siblings = shared.args, shared.siblings
-        runner = RequestRunner(
-            preprocessor,
-            fleet,
-            fleet.router,
-            shared.media_sender,
-            args.faults,
-            model=card.served_model_names[0],
-        )
-        client = RoutedEngineClient(preprocessor, fleet, fleet.router, runner, siblings)
+        client = _client(preprocessor, fleet, shared)
         tasks = preprocessor.tasks
         app = await build_vllm_app(client, serve, tasks, shared.server, apart=apart)
         share_adapters(app, fleet.adapters)
@@ -134,6 +125,18 @@ def _preprocessor(card: WorkerCard, serve: Namespace, shared: Shared) -> Preproc
         settings=shared.args.preprocess,
         keep_sources=shared.args.transfer is TransferMode.DISABLED,
     )
+
+
+def _client(preprocessor: Preprocessor, fleet: Fleet, shared: Shared) -> RoutedEngineClient:
+    runner = RequestRunner(
+        preprocessor,
+        fleet,
+        fleet.router,
+        shared.media_sender,
+        shared.args.faults,
+        model=preprocessor.card.served_model_names[0],
+    )
+    return RoutedEngineClient(preprocessor, fleet, fleet.router, runner, shared.siblings)
 
 
 async def _add_routes(

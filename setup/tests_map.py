@@ -34,6 +34,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "common/discovery/renewal.py": "common/discovery/file/test_file.py",
     "frontend/router/drained.py": "frontend/http/test_manage.py",
     "frontend/router/resting.py": "test_operations_flow.py",
+    "common/held_adapter.py": "test_adapter_flow.py",
     "frontend/model.py": "tests/e2e/test_several_models.py",
     "frontend/router/figures.py": "frontend/workers/test_fleets.py",
     "frontend/workers/following.py": "frontend/workers/test_fleet.py",

@@ -13,8 +13,9 @@ from prometheus_client import Gauge
 
 from common.card import Adapter, WorkerCard, WorkerState
 from common.errors import WorkerLostError
+from common.held_adapter import HeldAdapter
 from common.identity import Target, WorkerId
-from common.protocol import HeldAdapter, Status
+from common.protocol import Status
 from common.telemetry import HF_PROCESSOR_RUNS, RANK_REQUESTS, forget_worker
 from frontend.router import EventSource, LoraKey, Reported, RoutableWorker, Router
 from frontend.workers.adapters import Adapters
@@ -105,20 +106,17 @@ class Serving:
         """How much a worker has to do, whether it takes requests, and what others sent there."""
         before = member.status
         member.status = status
-        if status.adapters is not None:
-            member.adapters = [_adapter(held) for held in status.adapters]
-        if status.active_adapters is not None:
-            member.active_adapters = status.active_adapters
+        told = _note_adapters(member, status)
         if not self._members.serves(member):
             return
+        if told:
+            self._show_adapters(member)
         worker_id = member.card.worker_id
         self._router.resting.reported(worker_id, status.condition)
         if before is None or before.blocks_emptied != status.blocks_emptied:
             self._router.roster.blocks_emptied(worker_id, status.blocks_emptied)
         if before is None or before.media_emptied != status.media_emptied:
             self._router.roster.media_emptied(worker_id)
-        if status.adapters is not None or status.active_adapters is not None:
-            self._show_adapters(member)
         HF_PROCESSOR_RUNS.labels("worker", worker_id).set(status.hf_processor_runs)
         self._router.roster.stepped(worker_id, status.steps, status.shipping)
         self._router.load.reported(
@@ -205,6 +203,15 @@ def _routable(card: WorkerCard) -> RoutableWorker:
 
 def _key(adapter: Adapter) -> LoraKey:
     return LoraKey(adapter.name, adapter.path)
+
+
+def _note_adapters(member: Member, status: Status) -> bool:
+    """What a worker says of its adapters, which it does if that has changed. Whether it did."""
+    if status.adapters is not None:
+        member.adapters = [_adapter(held) for held in status.adapters]
+    if status.active_adapters is not None:
+        member.active_adapters = status.active_adapters
+    return status.adapters is not None or status.active_adapters is not None
 
 
 def _adapter(held: HeldAdapter) -> Adapter:

@@ -10,13 +10,15 @@ from fastapi import FastAPI
 from common.card import Adapter
 from common.discovery.base import CardPresent
 from common.errors import NoWorkerError
+from common.held_adapter import HeldAdapter
 from common.identity import WorkerId
-from common.protocol import HeldAdapter, RankStatus, Status
+from common.protocol import RankStatus, Status
 from frontend.http.adapter_routes import adapter_routes
 from frontend.http.operate import Operating, operate_routes
 from frontend.http.status import FleetStatus, status_routes
 from frontend.http.status import Status as FrontendStatus
 from frontend.router import LoraKey
+from frontend.workers import Members
 from tests.fakes.fleet import Town, Worker
 from tests.fakes.routing import prompt, request
 from tests.waiting import until
@@ -121,6 +123,16 @@ async def test_what_is_asked_for(
     await office.open()
     answer = await office.http.post("/v1/load_lora_adapter", json=body)
     assert (answer.status_code, words in answer.text) == (status, True), answer.text
+
+
+async def test_without_the_variable_it_says_what_does_it() -> None:
+    app = FastAPI()
+    app.include_router(adapter_routes(Operating(Members()), allowed=False))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://f") as http:
+        for name in ("load_lora_adapter", "unload_lora_adapter"):
+            answer = await http.post(f"/v1/{name}", json=POEM)
+            assert answer.status_code == 404
+            assert f"POST /mmrouter/workers/{name}" in answer.json()["detail"]
 
 
 async def test_where_it_is_active_it_is_cheaper(office: Office) -> None:

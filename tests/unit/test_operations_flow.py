@@ -352,7 +352,6 @@ async def test_a_link_takes_so_many_questions_and_no_more(office: Office) -> Non
         ("/collective_rpc", 501, "closed list"),
         ("/update_weights", 501, "reload_weights"),
         ("/adapters", 501, "/v1/load_lora_adapter"),
-        ("/v1/load_lora_adapter", 404, "VLLM_ALLOW_RUNTIME_LORA_UPDATING"),
         ("/mmrouter/workers/w0/load_lora_adapter", 422, "Field required"),
         ("/v1/embeddings", 501, "pooling"),
     ],

@@ -174,6 +174,6 @@ def test_those_that_were_used_last_are_active() -> None:
     adapters.slots = 2
     for name, path in (("story", "/s"), ("poem", "org/poem"), ("story", "/s"), ("ode", "/o")):
         asked_for(adapters, name, path)
-    assert adapters.active == ("story", "ode")
+    assert list(adapters.active) == ["story", "ode"]
     adapters.forget(UnloadLoraAdapter("ode"))
-    assert adapters.active == ("story",)
+    assert list(adapters.active) == ["story"]

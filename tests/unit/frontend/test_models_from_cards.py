@@ -17,7 +17,6 @@ from common.discovery.base import CardPresent
 from common.errors import ConfigurationError
 from common.identity import Incarnation
 from common.transfer.choice import TransferMode
-from frontend import models_from_cards
 from frontend.args import parse
 from frontend.http import ReadinessGate
 from frontend.model import Model, Shared
@@ -171,7 +170,7 @@ class Frontend:
 def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
     made = Loads(asyncio.Event(), [], [])
     made.may_end.set()
-    monkeypatch.setattr(models_from_cards.Model, "load", made.load)
+    monkeypatch.setattr(Model, "load", made.load)
     return made
 
 
