@@ -63,6 +63,7 @@ class ModelsFromCards:
         self._models: dict[ModelApp, Model] = {}
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
         self._ready = asyncio.Event()
         MODELS.set_function(self._rows)
 
@@ -83,6 +84,7 @@ class ModelsFromCards:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._leaving, return_exceptions=True)
 
     def _came(self, fleet: Fleet, gone: asyncio.Event) -> None:
         task = asyncio.create_task(self._serve(fleet, gone), name=f"model {fleet.names[0]}")
@@ -91,29 +93,37 @@ class ModelsFromCards:
 
     async def _serve(self, fleet: Fleet, gone: asyncio.Event) -> None:
         """All the life of a model."""
-        live = partial(self._live, fleet, gone)
+        closing = AsyncExitStack()
+        live = partial(self._live, fleet, gone, closing)
         try:
             await once("model", live, lambda error: self._refuse(fleet, error))
             await gone.wait()  # if it could not be served, once its workers are
         finally:
-            await fleet.close()
-            await fleet.router.close()
-            self.fleets.closed(fleet)
+            # Goes on if this is cancelled meanwhile.
+            task = asyncio.create_task(self._let_go(fleet, closing), name="model leaves")
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+            await asyncio.shield(task)
+
+    async def _let_go(self, fleet: Fleet, closing: AsyncExitStack) -> None:
+        await fleet.close()
+        await once("model leaves", closing.aclose, lambda _: None)
+        await fleet.router.close()
+        self.fleets.closed(fleet)
         logger.info("model %s is let go", fleet.names[0])
 
-    async def _live(self, fleet: Fleet, gone: asyncio.Event) -> None:
+    async def _live(self, fleet: Fleet, gone: asyncio.Event, closing: AsyncExitStack) -> None:
         try:
-            async with AsyncExitStack() as closing:
-                closing.callback(gc.unfreeze)  # vLLM freezes at each start what is there
-                model = await self._load(fleet, gone, closing)
-                if model is None:
-                    return
-                MODEL_LOADS.labels("ok").inc()
-                with self._let_in(fleet, model) as app:
-                    logger.info("serving %s", ", ".join(fleet.names))
-                    await gone.wait()
-                await fleet.close()
-                await _ended(app)
+            closing.callback(gc.unfreeze)  # vLLM freezes at each start what is there
+            model = await self._load(fleet, gone, closing)
+            if model is None:
+                return
+            MODEL_LOADS.labels("ok").inc()
+            with self._let_in(fleet, model) as app:
+                logger.info("serving %s", ", ".join(fleet.names))
+                await gone.wait()
+            await fleet.close()
+            await _ended(app)
         except MmRouterError as error:
             logger.error("model %s can't be served: %s", fleet.names[0], error)
             self._refuse(fleet, error)

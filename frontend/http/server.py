@@ -113,7 +113,7 @@ def list_together(app: FastAPI, apps: Callable[[], Iterable[FastAPI]]) -> None:
     async def models() -> JSONResponse:
         listings = [
             (await each.state.openai_serving_models.show_available_models()).model_dump()
-            for each in apps()
+            for each in list(apps()) or [app]  # the last has left meanwhile
         ]
         named: dict[str, dict[str, Any]] = {}
         for card in (card for each in listings for card in each["data"]):

@@ -135,6 +135,8 @@ class Fleets:
             self._check_unchanged(home, run, card)
             self.refusals.take_back(run)
             home.apply(CardPresent(card))
+            if home.members.get(run) is None:  # it does not fit any more
+                self._outside[run] = card
         except CardError as error:
             logger.error("%s", error)
             self.refusals.add(run, error)

@@ -170,6 +170,17 @@ async def test_a_card_that_changes_its_model(city: City) -> None:
     await joined(city, B, "a0")
 
 
+async def test_a_card_that_does_not_fit_any_more_waits_for_its_model_to_leave(city: City) -> None:
+    first, second = await joined(city, A, "a0"), await joined(city, A, "a1")
+    longer = second.model.model_copy(update={"max_model_len": 8192})
+    assert "max_model_len" in await refused(city, second.model_copy(update={"model": longer}))
+    fleet, is_gone = city.came[0]
+    await left(city, first)
+    await asyncio.wait_for(is_gone.wait(), 20)
+    await city.let_go(fleet)
+    await until(lambda: city.connected(A) == {"a1"})
+
+
 async def test_worker_ids_are_of_all_models_together(city: City) -> None:
     card = await joined(city, A, "w")
     await joined(city, A, "a1")
