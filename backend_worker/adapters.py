@@ -1,17 +1,20 @@
-"""The LoRA adapters of a worker: read from ``--lora-modules``, loaded before it serves.
+"""The LoRA adapters of a worker: read from ``--lora-modules`` and loaded before it serves, or
+loaded and let go by operators while it does.
 
 Requests name an adapter; which files that means the worker knows by itself.
 """
 
 import argparse
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 from vllm.lora.request import LoRARequest
 
-from common.card import Adapter
-from common.errors import ConfigurationError, RequestRejectedError
+from common.card import MAX_ADAPTERS, Adapter
+from common.errors import ConfigurationError, OperationRefusedError, RequestRejectedError
+from common.operations import LoadLoraAdapter, UnloadLoraAdapter
 
 
 def read_adapter(text: str) -> Adapter:
@@ -32,6 +35,11 @@ def read_adapter(text: str) -> Adapter:
         raise argparse.ArgumentTypeError(
             f"{text} is neither name=path nor JSON with name and path: {where}: {first['msg']}"
         ) from error
+    return _placed(adapter)
+
+
+def _placed(adapter: Adapter) -> Adapter:
+    """With the whole path, which frontends hash too."""
     if Path(adapter.path).is_dir():
         return adapter.model_copy(update={"path": str(Path(adapter.path).absolute())})
     return adapter
@@ -41,21 +49,29 @@ class Adapters:
     """Adapters that the engine has.
 
     Attributes:
-        known: in the order in which they were given.
+        known: in the order in which they came.
+        slots: how many the engine computes with at once.
+        changes: how often ``known`` has changed since the start.
+        active: those that were used last, as many as there are slots; the last one last. vLLM
+            keeps those by the same rule, and tells nobody.
     """
 
     def __init__(self, known: Sequence[Adapter] = ()) -> None:
         self.known = tuple(known)
-        self._requests = {
-            adapter.name: LoRARequest(
-                lora_name=adapter.name,
-                lora_int_id=number,
-                lora_path=adapter.path,
-                base_model_name=adapter.base_model_name,
-                is_3d_lora_weight=adapter.is_3d_lora_weight,
-            )
-            for number, adapter in enumerate(known, 1)
-        }
+        self.slots = 1
+        self.changes = 0
+        self.active: tuple[str, ...] = ()
+        self._ids = itertools.count(1)
+        self._requests = {adapter.name: self._request(adapter) for adapter in known}
+
+    def _request(self, adapter: Adapter) -> LoRARequest:
+        return LoRARequest(
+            lora_name=adapter.name,
+            lora_int_id=next(self._ids),
+            lora_path=adapter.path,
+            base_model_name=adapter.base_model_name,
+            is_3d_lora_weight=adapter.is_3d_lora_weight,
+        )
 
     def check(self, *, enabled: bool, taken: Sequence[str]) -> None:
         """Refuse what can't be served, before anything is loaded.
@@ -92,6 +108,79 @@ class Adapters:
                 raise ConfigurationError(f"adapter {name} can't be loaded: {error}") from error
             if not loaded:
                 raise ConfigurationError(f"adapter {name} can't be loaded")
+            self._used(name)
+
+    def _wanted(self, wanted: LoadLoraAdapter, taken: Sequence[str]) -> Adapter:
+        """What there is to be loaded.
+
+        Raises:
+            OperationRefusedError: it can't be.
+        """
+        name = wanted.lora_name
+        try:
+            adapter = Adapter(
+                name=name, path=wanted.lora_path, is_3d_lora_weight=wanted.is_3d_lora_weight
+            )
+        except ValidationError as error:
+            raise OperationRefusedError(f"adapter {name!r}: {error.errors()[0]['msg']}") from error
+        if name in taken:
+            raise OperationRefusedError(f"{name} is the name of the model")
+        known = name in self._requests
+        if known and not wanted.load_inplace:
+            raise OperationRefusedError(
+                f"it has an adapter {name} already: load_inplace reads it again"
+            )
+        if not known and len(self.known) >= MAX_ADAPTERS:
+            raise OperationRefusedError(f"it has {MAX_ADAPTERS} adapters already")
+        return _placed(adapter)
+
+    async def add(
+        self,
+        wanted: LoadLoraAdapter,
+        add: Callable[[LoRARequest], Awaitable[object]],
+        taken: Sequence[str],
+    ) -> None:
+        """Have the engine load another one.
+
+        Args:
+            add: lets the engine load it.
+            taken: names of the model.
+
+        Raises:
+            OperationRefusedError: it can't be, and nothing was done.
+            Exception: whatever the engine says of its files.
+        """
+        adapter = self._wanted(wanted, taken)
+        name, known = adapter.name, self._requests.get(adapter.name)
+        request = self._request(adapter)
+        if known is not None:
+            request.lora_int_id, request.load_inplace = known.lora_int_id, True
+        if not await add(request):
+            raise RuntimeError(f"adapter {name} can't be loaded")
+        request.load_inplace = False  # or each request would read its files
+        self._requests[name] = request
+        self.known = (*(each for each in self.known if each.name != name), adapter)
+        self.changes += 1
+        self._used(name)
+
+    def forget(self, unwanted: UnloadLoraAdapter) -> None:
+        """Let nobody ask for one any more. The engine keeps it for requests that run, and drops it
+        for others when there is no room, as it does below vLLM's own server.
+
+        Raises:
+            OperationRefusedError: it is not here.
+        """
+        name = unwanted.lora_name
+        if self._requests.pop(name, None) is None:
+            raise OperationRefusedError(f"it has no adapter {name!r}")
+        self.known = tuple(each for each in self.known if each.name != name)
+        self.active = tuple(each for each in self.active if each != name)
+        self.changes += 1
+
+    def _used(self, name: str) -> None:
+        if self.active[-1:] != (name,):
+            others = (each for each in self.active if each != name)
+            self.active = (*others, name)[-self.slots :]
 
     def named(self, asked: LoRARequest | None) -> LoRARequest | None:
         """The engine's own of what a frontend asks for.
@@ -104,4 +193,5 @@ class Adapters:
         own = self._requests.get(asked.lora_name)
         if own is None or own.lora_path != asked.lora_path:
             raise RequestRejectedError("this worker has no such adapter")
+        self._used(own.lora_name)
         return own

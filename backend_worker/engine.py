@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from vllm import AsyncEngineArgs
+from vllm import AsyncEngineArgs, envs
 from vllm.envs import enable_envs_cache
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.inputs import EngineInput, embeds_input, tokens_input
@@ -58,7 +58,7 @@ from common.errors import (
 )
 from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash, WorkerId
-from common.operations import Operation
+from common.operations import LoadLoraAdapter, Operation, UnloadLoraAdapter
 from common.protocol import MediaPart, Submit
 from common.renderer_patches import patch_renderer
 from common.step_sums import EngineSums
@@ -160,6 +160,8 @@ class Engine:
         try:
             # Joins the warm-up, drops its dummy items.
             await answered(llm, llm.reset_mm_cache())
+            if config.lora_config is not None:
+                adapters.slots = config.lora_config.max_loras
             await adapters.load(lambda adapter: answered(llm, llm.add_lora(adapter)))
         except (EngineGoneError, ConfigurationError):
             llm.shutdown()
@@ -336,7 +338,13 @@ class Engine:
 
     def refuses(self, operation: Operation) -> str:
         """Why it never does what an operator wants; empty if it does."""
-        return refuses(self._llm, operation)
+        if not isinstance(operation, LoadLoraAdapter | UnloadLoraAdapter):
+            return refuses(self._llm, operation)
+        if not self._args.enable_lora:
+            return "the worker runs without --enable-lora"
+        if not envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING:
+            return "the worker runs without VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+        return ""
 
     async def operate(self, operation: Operation) -> None:
         """Do what an operator wants, however long it takes.
@@ -346,7 +354,14 @@ class Engine:
             EngineGoneError: the engine is dead.
             Exception: vLLM's, of what failed.
         """
-        await answered(self._llm, operate(self._llm, operation))
+        match operation:
+            case LoadLoraAdapter():
+                adding = self.adapters.add(operation, self._llm.add_lora, self.served_model_names())
+                await answered(self._llm, adding)
+            case UnloadLoraAdapter():
+                self.adapters.forget(operation)
+            case _:
+                await answered(self._llm, operate(self._llm, operation))
 
     async def rests(self) -> bool:
         """Whether it is paused or asleep.

@@ -6,6 +6,7 @@ from typing import Final
 
 from common.operations import (
     Condition,
+    LoadLoraAdapter,
     Operation,
     Pause,
     ReleaseKvCacheMemory,
@@ -64,7 +65,7 @@ class EngineState:
                 return "requests stand still and would go on without weights: resume it first"
             case Sleep(level) if "weights" not in self.resident and level != self.level:
                 return f"it is asleep at level {self.level} already: wake it up first"
-            case Pause() | StartProfile() if given_up:
+            case Pause() | StartProfile() | LoadLoraAdapter() if given_up:
                 return "it is asleep: wake it up first"
             case Resume() if given_up or self.level:
                 return "it is asleep: it is woken up (wake_up), not resumed"

@@ -12,6 +12,7 @@ from backend_worker.operations import Operations
 from backend_worker.request import ServingEngine
 from backend_worker.session import Session
 from backend_worker.step_counter import ShippingCounter
+from common.held_adapter import HeldAdapter
 from common.protocol import (
     LONGEST_MM_HASH,
     MOST_NEW_MEDIA,
@@ -60,6 +61,7 @@ class News:
         if (now := time.monotonic()) - session.steps_told >= STEPS_PAUSE_S:
             session.steps_told = now
             steps, shipping = self._engine.steps(), self._shipping.sums
+        adapters, active = self._adapters(session)
         return Status(
             [
                 RankStatus(rank, load.running, load.waiting, load.kv_usage, *others[rank])
@@ -74,7 +76,21 @@ class News:
             operations.stands_still,
             steps,
             shipping,
+            adapters,
+            active,
         )
+
+    def _adapters(self, session: Session) -> tuple[list[HeldAdapter] | None, list[str] | None]:
+        """What a frontend was not told yet: all that there are, and those that are active."""
+        ours = self._engine.adapters
+        held, active = None, None
+        if session.adapters_told != ours.changes:
+            session.adapters_told = ours.changes
+            held = [HeldAdapter(**each.model_dump()) for each in ours.known]
+        if session.active_told != ours.active:
+            session.active_told = ours.active
+            active = list(ours.active)
+        return held, active
 
     @staticmethod
     def spread(submit: Submit, rank: int, others: Iterable[Session]) -> None:

@@ -14,6 +14,7 @@ from backend_worker.request import ServingEngine, sendable
 from backend_worker.session import Session
 from common.errors import EngineGoneError, OperationRefusedError, WorkerBusyError
 from common.operations import (
+    LETS_REQUESTS_IN,
     LONGEST_MESSAGE,
     Condition,
     Operation,
@@ -21,8 +22,6 @@ from common.operations import (
     Pause,
     Resume,
     Sleep,
-    StartProfile,
-    StopProfile,
     WakeUp,
     empties_blocks,
     empties_media,
@@ -115,6 +114,7 @@ class Operations:
         session.operating += 1
         try:
             outcome, message = await self.perform(operation)
+            await asyncio.sleep(0)  # frontends are told first what has changed
             await self._send(session, Operated(number, outcome, sendable(message)))
         finally:
             session.operating -= 1
@@ -141,7 +141,7 @@ class Operations:
         logger.info("an operator wants %s", name)
         self._running = operation
         self._ended.clear()
-        if not isinstance(operation, StartProfile | StopProfile):
+        if not isinstance(operation, LETS_REQUESTS_IN):
             self._open.clear()
         try:
             outcome, message = await self._run(operation)

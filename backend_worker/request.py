@@ -12,6 +12,7 @@ from typing import Final, Protocol
 import msgspec
 from vllm.outputs import RequestOutput
 
+from backend_worker.adapters import Adapters
 from backend_worker.direct_outputs import take_outputs
 from backend_worker.engine import Items, RankLoad
 from backend_worker.ledger import Entry
@@ -79,6 +80,9 @@ class ServingEngine(Protocol):
 
     @property
     def hf_processor_runs(self) -> int: ...
+
+    @property
+    def adapters(self) -> Adapters: ...
 
     @property
     def ranks(self) -> Sequence[int]: ...

@@ -446,7 +446,7 @@ class WorkerService:
             await session.outbox.send() and await self._send_now(session.address, message)
         ):
             if isinstance(message, Status):
-                session.untold(message.coming)
+                session.untold(message)
                 return
             await asyncio.sleep(FULL_PAUSE_S)
 

@@ -3,14 +3,13 @@
 import asyncio
 import math
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from backend_worker.ledger import Account
 from backend_worker.outbox import Outbox
 from backend_worker.request import WorkerRequest
 from common.identity import Incarnation, RequestId
-from common.protocol import MOST_COMING, Coming
+from common.protocol import MOST_COMING, Coming, Status
 from common.transfer.attachment import Attachment
 
 
@@ -28,6 +27,8 @@ class Session:
         telling: whether it is being told this worker's metrics.
         operating: its operations that are not answered yet.
         steps_told: when it was told last what steps add up to, in monotonic seconds.
+        adapters_told: after which change of its adapters it was told them last.
+        active_told: the active ones that it was told last.
         ended: nothing is sent to it any more.
     """
 
@@ -43,10 +44,16 @@ class Session:
     telling: bool = False
     operating: int = 0
     steps_told: float = -math.inf
+    adapters_told: int = 0
+    active_told: tuple[str, ...] | None = ()
     ended: bool = False
 
-    def untold(self, coming: Sequence[Coming]) -> None:
+    def untold(self, status: Status) -> None:
         """What it was to be told of was not sent, and is told with the next report."""
         since = [*self.coming]
         self.coming.clear()
-        self.coming.extend((*coming, *since))
+        self.coming.extend((*status.coming, *since))
+        if status.adapters is not None:
+            self.adapters_told = -1
+        if status.active_adapters is not None:
+            self.active_told = None

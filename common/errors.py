@@ -114,6 +114,12 @@ class CardNameError(CardError):
     field = "worker_id"
 
 
+class CardModelError(CardError):
+    """A worker's model can't be served beside the others that this frontend has, or not at all."""
+
+    field = "model"
+
+
 class CardCodeError(CardError):
     """A worker's model brings code of its own, which this frontend must not run."""
 

@@ -220,7 +220,9 @@ _LINKS: Final = "a worker's link tells whether it lives, and --router-stall whet
 _METRICS: Final = "metrics are at /metrics on --port, beginning with mmrouter_ and vllm:"
 _CIRCUIT: Final = "the first output that a worker on trial gives brings it back"
 _BACKOFF: Final = "a request moves at once; --retry-budget keeps retries from becoming the overload"
-_ONE_MODEL: Final = "a frontend serves the one model that its workers have"
+_ONE_MODEL: Final = (
+    "a frontend serves the model that its workers have; all that they have with --models-from-cards"
+)
 
 _REFUSALS: Final[dict[str, str]] = {
     "discovery-backend": "--discovery takes a URL: etcd://…, kubernetes://… or file:///…",

@@ -1,4 +1,4 @@
-"""How often vLLM's renderer runs the Hugging Face processor.
+"""How often vLLM's renderer runs the Hugging Face processor; one process may have several.
 
 Both sides count, so that anyone can see that an item is processed once and by the
 frontend. :mod:`common.renderer_patches` has a renderer's processor counted.
@@ -24,14 +24,13 @@ class HfProcessorRuns:
         """
         self.total = 0
         self._gauge = HF_PROCESSOR_RUNS.labels(side, worker_id or "")
-        self._gauge.set(0)
 
     def reset(self) -> None:
         """Start again from none, so that warm-up is left out."""
+        self._gauge.dec(self.total)
         self.total = 0
-        self._gauge.set(0)
 
     def add(self, runs: int) -> None:
         """Count runs, here or by another process on this one's behalf."""
         self.total += runs
-        self._gauge.set(self.total)
+        self._gauge.inc(runs)

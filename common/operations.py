@@ -5,7 +5,7 @@ vLLM's own: the routes of ``vllm serve`` have the same names and arguments.
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -100,6 +100,26 @@ class ReloadWeights(msgspec.Struct, frozen=True, tag="reload_weights"):
     """Read the model's weights from where they came from, of an engine that is paused."""
 
 
+class LoadLoraAdapter(msgspec.Struct, frozen=True, tag="load_lora_adapter"):
+    """Have a LoRA adapter, by whose name requests may ask for it.
+
+    Attributes:
+        lora_path: where the worker finds its files, on its host, or by which name on a hub.
+        load_inplace: read again what is there under the name.
+    """
+
+    lora_name: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+    lora_path: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+    load_inplace: bool = False
+    is_3d_lora_weight: bool = False
+
+
+class UnloadLoraAdapter(msgspec.Struct, frozen=True, tag="unload_lora_adapter"):
+    """Have it no longer; requests that run with it end."""
+
+    lora_name: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+
+
 Operation: TypeAlias = (
     Sleep
     | WakeUp
@@ -112,7 +132,13 @@ Operation: TypeAlias = (
     | StartProfile
     | StopProfile
     | ReloadWeights
+    | LoadLoraAdapter
+    | UnloadLoraAdapter
 )
+
+
+LETS_REQUESTS_IN: Final = (StartProfile, StopProfile, LoadLoraAdapter, UnloadLoraAdapter)
+"""Operations during which requests go on as ever."""
 
 
 class Condition(StrEnum):

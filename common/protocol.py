@@ -47,7 +47,9 @@ from vllm.outputs import CompletionOutput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.metrics.stats import RequestStateStats
 
+from common.card import LONGEST_NAME, MAX_ADAPTERS
 from common.errors import ProtocolError
+from common.held_adapter import HeldAdapter
 from common.identity import BlockHash, Incarnation, MmHash, RequestId, WorkerId
 from common.operations import LONGEST_MESSAGE, Condition, Operation, Outcome
 from common.step_sums import EngineSums, ShippingSums
@@ -386,6 +388,10 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
         steps: what the steps of each rank add up to; of none in most messages, since
             every two seconds is enough.
         shipping: the same of media that arrived.
+        adapters: those that it has, if they have changed since it said so last or are others than
+            those on its card.
+        active_adapters: those of them that its engine used last, as many as it computes with at
+            once, if that has changed.
     """
 
     ranks: list[RankStatus]
@@ -397,6 +403,14 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     stands_still: bool = False
     steps: Annotated[list[EngineSums], msgspec.Meta(max_length=MOST_RANKS)] = []
     shipping: ShippingSums | None = None
+    adapters: Annotated[list[HeldAdapter], msgspec.Meta(max_length=MAX_ADAPTERS)] | None = None
+    active_adapters: (
+        Annotated[
+            list[Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]],
+            msgspec.Meta(max_length=MAX_ADAPTERS),
+        ]
+        | None
+    ) = None
 
     def check(self, ranks: Collection[int]) -> None:
         """Refuse what is not about just these ranks.
@@ -411,6 +425,8 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
         for rank in of:
             if rank not in ranks:
                 raise ProtocolError(f"a status tells of rank {rank}, which is not on the card")
+        if not all(each.legible for each in self.adapters or ()):
+            raise ProtocolError("a status names an adapter with characters that can't be printed")
 
 
 class Figures(msgspec.Struct, frozen=True, tag="figures"):

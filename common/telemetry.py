@@ -182,6 +182,19 @@ DISCOVERY_ERRORS = Counter(
     ["reason"],
 )
 WORKERS = Gauge("mmrouter_workers", "Workers by state", ["state"])
+MODELS = Asked(
+    ("model",),
+    Described(
+        GaugeMetricFamily,
+        "mmrouter_model_serving",
+        "1 if a model is served, 0 while it is being loaded; where models come from cards",
+    ),
+    Described(GaugeMetricFamily, "mmrouter_model_workers", "Workers of a model that are connected"),
+    Described(GaugeMetricFamily, "mmrouter_model_requests", "HTTP requests that a model works on"),
+)
+MODEL_LOADS = Counter(
+    "mmrouter_model_loads", "Models that cards had this frontend load, by outcome", ["outcome"]
+)
 RANK_REQUESTS = Gauge(
     "mmrouter_rank_requests",
     "Requests that a data-parallel rank had when it last reported: this frontend's, and others'",

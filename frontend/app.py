@@ -3,14 +3,14 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
-from fastapi import FastAPI
-
+from common.discovery.base import CardWatcher
 from common.errors import MmRouterError
+from common.fleet_key import FleetKey
 from common.fleet_sockets import leaves_host
 from common.identity import Incarnation
 from common.loop_delay import measure_loop_delay
@@ -18,7 +18,6 @@ from common.still_busy import still_busy
 from common.stop_signals import StopSignals
 from common.supervised import supervise
 from common.tracing import enabled
-from common.transfer.choice import TransferMode
 from common.undo import made_in_thread, undo_on_error
 from common.vllm_versions import INSTALLED
 from frontend.args import FrontendArgs
@@ -28,34 +27,20 @@ from frontend.http import (
     AdminGuard,
     Admission,
     EarlyStreamErrors,
-    FleetStatus,
-    History,
-    Management,
     MergedMetrics,
-    Operating,
     ReadinessGate,
     RequestIds,
     RetryAfter,
     Server,
-    Status,
     Traced,
-    build_vllm_app,
     graceful_shutdown,
-    history_routes,
-    manage_routes,
-    operate_routes,
-    page_routes,
-    replace_engine_routes,
-    share_adapters,
-    status_routes,
     uvicorn_config,
-    worker_metrics_routes,
 )
+from frontend.model import Model, Shared, Whole
+from frontend.models_from_cards import ModelsFromCards
 from frontend.processes import Siblings
-from frontend.processing import Preprocessor
-from frontend.request import RequestRunner, RoutedEngineClient
-from frontend.router import Router, ZmqFeeds
-from frontend.workers import Fleet, MediaSender
+from frontend.router import Figures, Router, ZmqFeeds
+from frontend.workers import Contract, Fleet, Fleets, Gauges, MediaSender, follow
 
 logger = logging.getLogger(__name__)
 
@@ -65,20 +50,15 @@ class Frontend:
     """The parts that do not depend on the model.
 
     Attributes:
+        models: the fleet of the one model that is served, or what has the fleets of several.
         models_parts: closes what is made once the first worker has said which model it is.
-        siblings: the other processes of this frontend, if there are any.
     """
 
-    args: FrontendArgs
-    media_sender: MediaSender
-    loader: MediaLoader
-    router: Router
-    fleet: Fleet
+    shared: Shared
+    watcher: CardWatcher
+    models: Fleet | ModelsFromCards
     gate: ReadinessGate
-    server: Server
     models_parts: AsyncExitStack
-    siblings: Siblings | None
-    history: History = field(default_factory=History)
 
     async def serve(self) -> None:
         """Serve until the process is told to stop and has drained.
@@ -86,98 +66,70 @@ class Frontend:
         Raises:
             MmRouterError: it can't serve, or can't go on.
         """
-        signals = StopSignals()
-        if self.siblings is not None:
-            await self.siblings.attach(signals)
+        signals, shared = StopSignals(), self.shared
+        if shared.siblings is not None:
+            await shared.siblings.attach(signals)
+        fleets = _fleets_of(self.models)
         leave = graceful_shutdown(
-            signals, self.server, self.gate, self.fleet, self.args.process.drain_timeout_s
+            signals, shared.server, self.gate, fleets, shared.args.process.drain_timeout_s
         )
         try:
             async with asyncio.TaskGroup() as group:
                 delay = supervise("loop delay", measure_loop_delay)
+                history = supervise("history", shared.history.run)
                 tasks = (
                     group.create_task(delay, name="loop delay"),
-                    group.create_task(supervise("history", self.history.run), name="history"),
-                    group.create_task(self.fleet.run(), name="discovery"),
+                    group.create_task(history, name="history"),
+                    group.create_task(follow(self.watcher, fleets.apply), name="discovery"),
                     group.create_task(self._open(), name="open"),
                     group.create_task(leave, name="leave"),
                 )
-                await self.server.serve()
+                await shared.server.serve()
                 for task in tasks:
                     task.cancel()
         except* MmRouterError as errors:
             raise errors.exceptions[0] from None
 
     async def _open(self) -> None:
-        """Wait for the first worker, then build vLLM's app from its card and let users in."""
-        with undo_on_error(self._give_up):
-            logger.info("waiting for workers in %s", self.args.discovery)
-            preprocessor = await self._make_preprocessor()
-            app = await self._make_app(preprocessor)
-            preprocessor.hf_runs.reset()
-            served = Admission(
-                MediaAllowances(EarlyStreamErrors(app), self.args.media),
-                self.args.http,
-                several_keys=len(self.args.api_keys) > 1,
-                root_path=self.args.serve.root_path or "",
-            )
-            await self.gate.open(app, self._with_siblings(Traced(served) if enabled() else served))
-            self.server.accept()
-            if self.siblings is not None:
-                self.siblings.serving()
-        logger.info("serving %s", ", ".join(preprocessor.card.served_model_names))
+        logger.info("waiting for workers in %s", self.shared.args.discovery)
+        if isinstance(self.models, ModelsFromCards):
+            self.models.open(self.shared, self.gate, self._served)
+        else:
+            await self._open_one(self.models)
 
-    def _with_siblings(self, served: App) -> App:
-        if self.siblings is None:
-            return served
-        return MergedMetrics(served, self.siblings, self.args.serve.root_path or "")
+    async def _open_one(self, fleet: Fleet) -> None:
+        """Wait for the first worker, then build vLLM's app from its card and let users in."""
+        shared = self.shared
+        with undo_on_error(self._give_up):
+            with still_busy("waiting for the first worker", logger.info):
+                card = await fleet.contract.card()
+            whole = Whole([fleet], [fleet.router], fleet.members)
+            with still_busy(f"loading the processor of {card.model.model}", logger.info):
+                model = await Model.load(
+                    card, fleet, shared, whole, self.models_parts, shared.args.serve
+                )
+            await self.gate.open(model.app, self._served(model.app))
+            shared.server.accept()
+            if shared.siblings is not None:
+                shared.siblings.serving()
+        logger.info("serving %s", ", ".join(card.served_model_names))
+
+    def _served(self, app: App) -> App:
+        """An app behind what all requests pass."""
+        args, siblings = self.shared.args, self.shared.siblings
+        root_path = args.serve.root_path or ""
+        served: App = Admission(
+            MediaAllowances(EarlyStreamErrors(app), args.media),
+            args.http,
+            several_keys=len(args.api_keys) > 1,
+            root_path=root_path,
+        )
+        if enabled():
+            served = Traced(served)
+        return served if siblings is None else MergedMetrics(served, siblings, root_path)
 
     def _give_up(self) -> None:
-        self.server.should_exit = True
-
-    async def _make_preprocessor(self) -> Preprocessor:
-        args = self.args
-        with still_busy("waiting for the first worker", logger.info):
-            card = await self.fleet.contract.card()
-        with still_busy(f"loading the processor of {card.model.model}", logger.info):
-            preprocessor = await asyncio.to_thread(
-                Preprocessor,
-                card,
-                args.serve,
-                loader=self.loader,
-                arena=self.media_sender.arena,
-                settings=args.preprocess,
-                keep_sources=args.transfer is TransferMode.DISABLED,
-            )
-        self.models_parts.push_async_callback(preprocessor.close)
-        return preprocessor
-
-    async def _make_app(self, preprocessor: Preprocessor) -> FastAPI:
-        runner = RequestRunner(
-            preprocessor,
-            self.fleet,
-            self.router,
-            self.media_sender,
-            self.args.faults,
-            model=preprocessor.card.served_model_names[0],
-        )
-        client = RoutedEngineClient(preprocessor, self.fleet, self.router, runner, self.siblings)
-        app = await build_vllm_app(client, self.args.serve, preprocessor.tasks, self.server)
-        share_adapters(app, self.fleet.adapters)
-        own = Status(self.fleet, self.router, self.media_sender)
-        status = FleetStatus(own, self.siblings)
-        app.include_router(page_routes())
-        app.include_router(status_routes(status, several=self.siblings is not None))
-        self.history.share(self.siblings)
-        app.include_router(history_routes(self.history))
-        app.include_router(worker_metrics_routes(self.fleet.members))
-        operating = Operating(self.fleet.members)
-        replace_engine_routes(app, operating, client.reset_mm_cache)
-        app.include_router(operate_routes(operating))
-        management = Management(self.router, self.siblings)
-        await management.learn()
-        app.include_router(manage_routes(management))
-        return app
+        self.shared.server.should_exit = True
 
 
 @asynccontextmanager
@@ -207,22 +159,9 @@ async def open_frontend(
         loader = MediaLoader(args.media, args.media.cache_bytes)
         closing.push_async_callback(loader.close)
         register(loader)
-        feeds = ZmqFeeds(args.router.silence_s, args.router.replay_timeout_s, key=key)
-        closing.callback(feeds.close)
-        router = Router(args.router, feeds=feeds)
-        closing.push_async_callback(router.close)
-        fleet = Fleet(
-            args.discovery.watcher(key),
-            router,
-            media_sender,
-            Incarnation(secrets.token_hex(8)),
-            INSTALLED,
-            key,
-            trust_remote_code=args.serve.trust_remote_code,
-        )
-        closing.push_async_callback(fleet.close)
+        models = _open_models(args, media_sender, key, closing)
         models_parts = await closing.enter_async_context(AsyncExitStack())
-        gate = ReadinessGate(fleet.check_available)
+        gate = ReadinessGate(_fleets_of(models).check_available)
         closing.push_async_callback(gate.close)
         guarded = _guarded(RetryAfter(gate), args)
         server = Server(
@@ -230,9 +169,58 @@ async def open_frontend(
             siblings,
             refresh_tls=args.serve.enable_ssl_refresh,
         )
-        yield Frontend(
-            args, media_sender, loader, router, fleet, gate, server, models_parts, siblings
-        )
+        shared = Shared(args, media_sender, loader, server, siblings)
+        yield Frontend(shared, args.discovery.watcher(key), models, gate, models_parts)
+
+
+def _open_models(
+    args: FrontendArgs, media_sender: MediaSender, key: FleetKey | None, closing: AsyncExitStack
+) -> Fleet | ModelsFromCards:
+    """What has the workers, of one model or of as many as come."""
+    gauges = Gauges()
+    make_fleet = _fleets(args, media_sender, key, gauges)
+    if not args.models.models_from_cards:
+        fleet = make_fleet()
+        closing.push_async_callback(fleet.router.close)
+        closing.push_async_callback(fleet.close)
+        return fleet
+    terms = Contract(INSTALLED, key, trust_remote_code=args.serve.trust_remote_code)
+    models = ModelsFromCards(
+        make_fleet,
+        terms,
+        gauges,
+        most=args.models.max_models,
+        root_path=args.serve.root_path or "",
+    )
+    closing.push_async_callback(models.close)
+    return models
+
+
+def _fleets_of(models: Fleet | ModelsFromCards) -> Fleet | Fleets:
+    return models.fleets if isinstance(models, ModelsFromCards) else models
+
+
+def _fleets(
+    args: FrontendArgs, media_sender: MediaSender, key: FleetKey | None, gauges: Gauges
+) -> Callable[[], Fleet]:
+    """What makes a fleet, and its router, for each model."""
+    figures = Figures()
+    frontend_id = Incarnation(secrets.token_hex(8))
+
+    def make() -> Fleet:
+        feeds = ZmqFeeds(args.router.silence_s, args.router.replay_timeout_s, key=key)
+        with undo_on_error(feeds.close):
+            return Fleet(
+                Router(args.router, feeds=feeds, figures=figures),
+                media_sender,
+                frontend_id,
+                INSTALLED,
+                key,
+                trust_remote_code=args.serve.trust_remote_code,
+                gauges=gauges,
+            )
+
+    return make
 
 
 async def serve(args: FrontendArgs, siblings: Siblings | None = None) -> None:

@@ -3,7 +3,7 @@
 import argparse
 import os
 from argparse import Namespace
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -35,6 +35,21 @@ from frontend.request import FaultSettings
 from frontend.router import RouterSettings
 
 
+class ModelsSettings(FlagSettings):
+    """Whether one endpoint serves several models."""
+
+    flag_group: ClassVar[str] = "models"
+
+    models_from_cards: bool = Field(
+        False,
+        description="serve as many models as the workers have, each for as long as it has one; "
+        "without it the first worker decides on the model",
+    )
+    max_models: int = Field(
+        4, ge=1, le=256, description="models that --models-from-cards serves at the same time"
+    )
+
+
 class ModelCodeSettings(FlagSettings):
     """vLLM's own flag, with a variable as all others have."""
 
@@ -56,6 +71,7 @@ GROUPS: Final[tuple[type[FlagSettings], ...]] = (
     ArenaSettings,
     TransferSettings,
     NixlSettings,
+    ModelsSettings,
     ModelCodeSettings,
     ConfigSettings,
 )
@@ -99,6 +115,7 @@ class FrontendArgs:
     discovery: Discovery
     transfer: TransferMode
     network: NixlNetwork
+    models: ModelsSettings = field(default_factory=ModelsSettings)
     processes: int = 1
     summary: tuple[str, ...] = ()
     strays: tuple[str, ...] = ()
@@ -168,6 +185,7 @@ def parse(argv: list[str]) -> FrontendArgs:
             discovery=DiscoverySettings.from_args(ours).open(),
             transfer=TransferSettings.from_args(ours).mode,
             network=NixlSettings.from_args(ours).network(),
+            models=_models(ours, serve),
             processes=ProcessesSettings.from_args(ours).processes,
             summary=tuple(summary(ours, GROUPS, given, VLLMS_DEFAULTS)),
             strays=tuple(stray_variables(GROUPS, _is_vllms, os.environ)),
@@ -226,6 +244,24 @@ def _serve_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Give
     validate_parsed_serve_args(serve)
     _refuse_stored_responses()
     return serve, given
+
+
+def _models(ours: Namespace, serve: Namespace) -> ModelsSettings:
+    """Raises ConfigurationError for what can't be had with several models."""
+    settings = ModelsSettings.from_args(ours)
+    if not settings.models_from_cards:
+        return settings
+    if ProcessesSettings.from_args(ours).processes > 1:
+        raise ConfigurationError(
+            "--models-from-cards needs --processes=1: each process would take other models for the "
+            "first ones, and refuse the rest"
+        )
+    if serve.served_model_name:
+        raise ConfigurationError(
+            "--served-model-name is of one model, and with --models-from-cards there are several: "
+            "give it to the workers"
+        )
+    return settings
 
 
 def _api_keys(serve: Namespace, settings: KeySettings) -> list[str]:

@@ -41,6 +41,20 @@ def overload_answer(error: OverloadedError) -> JSONResponse:
     return error_answer(str(error), error.status, {"Retry-After": str(error.retry_after_s)})
 
 
+def once_more(message: Message, receive: Receive) -> Receive:
+    """What gives a message that was received already, and then what comes after it."""
+    given: Message | None = message
+
+    async def again() -> Message:
+        nonlocal given
+        if given is None:
+            return await receive()
+        first, given = given, None
+        return first
+
+    return again
+
+
 def has_body(scope: Scope) -> bool:
     """Whether a request's head announces a body, be it an empty one in pieces."""
     headers = Headers(scope=scope)

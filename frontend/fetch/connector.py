@@ -31,7 +31,7 @@ from common.telemetry import MEDIA_HELD_BYTES, MEDIA_HELD_PIXELS
 from frontend.fetch.allowance import HeldBytes, current_allowance
 from frontend.fetch.data_url import is_data_url
 from frontend.fetch.decoders import MISLED_DECODER_ERRORS, limit_decoders
-from frontend.fetch.deferred import DeferredMedium
+from frontend.fetch.deferred import DeferredMedium, deferring
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits import (
     MediaError,
@@ -83,7 +83,10 @@ class FrontendMediaConnector(MediaConnector):
         """
         try:
             current_allowance(self._loader.policy).take_medium()
-            if self._loader.defers and isinstance(media_io, _DEFERRABLE):
+            defers = deferring.get()
+            if defers is None:
+                defers = self._loader.defers
+            if defers and isinstance(media_io, _DEFERRABLE):
                 content = await self._loader.fetch(url, media_io)
                 return DeferredMedium(content, media_io, _place(url))
             return await self._loader.load(url, media_io)

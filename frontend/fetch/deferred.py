@@ -5,12 +5,17 @@ was processed before needs no decoding at all, and what was not is decoded where
 processed.
 """
 
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from vllm.multimodal.media import MediaIO
 
 from frontend.fetch.content import Content
+
+deferring: Final[ContextVar[bool | None]] = ContextVar("deferring", default=None)
+"""Whether the model of the request that this task works on wants media so; None where there is one
+model, whose processing has told the loader."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,12 +9,14 @@ from frontend.http.file_limit import raise_file_limit
 from frontend.http.history import History, history_routes
 from frontend.http.manage import Management, manage_routes
 from frontend.http.merged_metrics import MergedMetrics
+from frontend.http.model_choice import ModelApp, ModelChoice
 from frontend.http.operate import Operating, operate_routes
 from frontend.http.readiness_gate import ReadinessGate
 from frontend.http.request_context import RequestIds, Traced
 from frontend.http.retry_after import RetryAfter
 from frontend.http.server import (
     build_vllm_app,
+    list_together,
     replace_engine_routes,
     share_adapters,
     uvicorn_config,
@@ -35,6 +37,8 @@ __all__ = [
     "KeySettings",
     "Management",
     "MergedMetrics",
+    "ModelApp",
+    "ModelChoice",
     "Operating",
     "ReadinessGate",
     "RequestIds",
@@ -45,6 +49,7 @@ __all__ = [
     "build_vllm_app",
     "graceful_shutdown",
     "history_routes",
+    "list_together",
     "manage_routes",
     "operate_routes",
     "page_routes",

@@ -12,13 +12,13 @@ from common.errors import BodyError, OverloadedError
 from common.telemetry import INFLIGHT_REQUESTS, REQUESTS
 from frontend.asgi import (
     App,
-    Message,
     Receive,
     Scope,
     Send,
     arrived,
     error_answer,
     has_body,
+    once_more,
     overload_answer,
     route_path,
 )
@@ -73,7 +73,9 @@ class Admission:
                     content = await body.read(receive)
                     if content is None:
                         return
-                    receive = _replay(content, receive)
+                    message = {"type": "http.request", "body": content, "more_body": False}
+                    receive = once_more(message, receive)
+                    del message
                     del content
                 if places is not None:
                     places.take(tenant)
@@ -95,17 +97,3 @@ def _answer(error: BodyError | OverloadedError) -> App:
         answer = overload_answer(error)
     answer.headers["connection"] = "close"  # the rest of the body isn't read
     return answer
-
-
-def _replay(content: bytes, receive: Receive) -> Receive:
-    """What gives a body that was read as one message, and then what comes after it."""
-    message: Message | None = {"type": "http.request", "body": content, "more_body": False}
-
-    async def again() -> Message:
-        nonlocal message
-        if message is None:
-            return await receive()
-        first, message = message, None
-        return first
-
-    return again

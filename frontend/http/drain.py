@@ -11,7 +11,7 @@ import uvicorn
 
 from common.stop_signals import StopSignals
 from frontend.http.readiness_gate import ReadinessGate
-from frontend.workers import Fleet
+from frontend.workers import Fleet, Fleets
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ async def graceful_shutdown(
     signals: StopSignals,
     server: uvicorn.Server,
     gate: ReadinessGate,
-    fleet: Fleet,
+    fleet: Fleet | Fleets,
     timeout_s: float,
 ) -> None:
     """Wait for a signal, then bring ``server.serve()`` to its end.

@@ -1,5 +1,6 @@
 """What an operator may do to a worker, at all processes of this frontend."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 from http import HTTPStatus
 
@@ -48,13 +49,18 @@ class Done(BaseModel):
 class Management:
     """Carries out orders, here and at the other processes."""
 
-    def __init__(self, router: Router, siblings: Siblings | None) -> None:
-        self._router = router
+    def __init__(self, routers: Iterable[Router], siblings: Siblings | None) -> None:
+        """
+        Args:
+            routers: of all models, asked each time.
+            siblings: the other processes of this frontend, if there are any.
+        """
+        self._routers = routers
         self._siblings = siblings
         if siblings is not None:
-            orders, runs = msgspec.json.Decoder(Order), router.drained.runs
+            orders = msgspec.json.Decoder(Order)
             siblings.tell("manage", lambda said: self._obey(orders.decode(said)))
-            siblings.tell("drained", lambda _: msgspec.json.encode(runs()))
+            siblings.tell("drained", lambda _: msgspec.json.encode(self._drained()))
 
     async def learn(self) -> None:
         """A process that was started again drains what the others do."""
@@ -63,7 +69,8 @@ class Management:
         runs = msgspec.json.Decoder(dict[WorkerId, Incarnation])
         for _, body in await self._siblings.ask("drained"):
             for worker_id, incarnation in runs.decode(body).items():
-                self._router.drained.add(worker_id, incarnation)
+                for router in self._routers:
+                    router.drained.add(worker_id, incarnation)
 
     async def act(self, worker_id: WorkerId, action: Action) -> Done:
         """Do something to whoever serves under a worker id.
@@ -71,7 +78,8 @@ class Management:
         Raises:
             HTTPException: nobody does.
         """
-        worker = self._router.roster.workers.get(worker_id)
+        found = (router.roster.workers.get(worker_id) for router in self._routers)
+        worker = next((each for each in found if each is not None), None)
         if worker is None:
             raise HTTPException(HTTPStatus.NOT_FOUND, f"there is no worker {worker_id!r}")
         order = Order(worker_id, worker.incarnation, action)
@@ -86,17 +94,27 @@ class Management:
             processes=1 + others,
         )
 
+    def _drained(self) -> dict[WorkerId, Incarnation]:
+        return dict(run for router in self._routers for run in router.drained.runs().items())
+
     def _obey(self, order: Order) -> bytes:
-        drained, ejection = self._router.drained, self._router.ejection
-        match order.action:
-            case Action.DRAIN:
-                drained.add(order.worker_id, order.incarnation)
-            case Action.EJECT:
-                ejection.eject(order.worker_id, order.incarnation, "an operator")
-            case Action.REINSTATE:
-                drained.remove(order.worker_id)
-                ejection.forget(order.worker_id)
+        routers = list(self._routers)
+        having = [router for router in routers if order.worker_id in router.roster.workers]
+        for router in having or routers:  # it may be there later
+            _obey(router, order)
         return b""
+
+
+def _obey(router: Router, order: Order) -> None:
+    drained, ejection = router.drained, router.ejection
+    match order.action:
+        case Action.DRAIN:
+            drained.add(order.worker_id, order.incarnation)
+        case Action.EJECT:
+            ejection.eject(order.worker_id, order.incarnation, "an operator")
+        case Action.REINSTATE:
+            drained.remove(order.worker_id)
+            ejection.forget(order.worker_id)
 
 
 def manage_routes(management: Management) -> APIRouter:

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from common.identity import WorkerId
 from common.operations import Condition, Operation, Outcome, Sleep, WakeUp, name_of
 from frontend.http.operation_queries import READS, VLLMS, Read, refuse_unknown
-from frontend.http.vllm_routes import OPERATIONS, REFUSED
-from frontend.workers import Members, Performed, perform, those_called
+from frontend.http.vllm_routes import ADAPTERS, OPERATIONS, REFUSED
+from frontend.workers import Performed, Roll, perform, those_called
 
 LONG_S: Final = 600.0
 """How long a worker may take unless the operator says otherwise."""
@@ -52,24 +52,44 @@ class Operating:
         members: who is there.
     """
 
-    def __init__(self, members: Members) -> None:
+    def __init__(self, members: Roll) -> None:
         self._members = members
 
     async def perform(
-        self, operation: Operation, worker_id: WorkerId | None, timeout_s: float
+        self,
+        operation: Operation,
+        worker_id: WorkerId | None,
+        timeout_s: float,
+        model: str | None = None,
     ) -> Answer:
         """Have the worker of an id do it, or all without one; says what became of it.
+
+        Args:
+            model: a name; then only workers that serve it under that do it.
 
         Raises:
             HTTPException: there is no such worker, or none at all.
         """
-        called = those_called(self._members, worker_id)
+        called = [
+            member
+            for member in those_called(self._members, worker_id)
+            if model is None or model in member.card.served_model_names
+        ]
         if not called and worker_id is not None:
             raise HTTPException(HTTPStatus.NOT_FOUND, f"there is no worker {worker_id!r}")
         if not called:
             raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "there is no worker")
         parts = [_part(one) for one in await perform(called, operation, timeout_s)]
         return Answer(operation=name_of(operation), workers=parts)
+
+    def models(self) -> list[str]:
+        """The first name of each model that workers serve."""
+        shown = self._members.shown()
+        return list(dict.fromkeys(member.card.served_model_names[0] for member in shown))
+
+    def serves(self, model: str) -> bool:
+        """Whether some worker serves its model under a name."""
+        return any(model in one.card.served_model_names for one in self._members.shown())
 
     def conditions(self) -> dict[str, Condition | None]:
         """What each worker reported last; None before its first report."""
@@ -133,7 +153,7 @@ def vllms_routes(
     return api
 
 
-REPLACED: Final = OPERATIONS | REFUSED.keys()
+REPLACED: Final = OPERATIONS | ADAPTERS | REFUSED.keys()
 """Paths of vLLM's app that are ours."""
 
 _Act = Callable[..., Awaitable[Response]]

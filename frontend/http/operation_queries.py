@@ -13,6 +13,7 @@ from fastapi import HTTPException, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from common.operations import (
+    LoadLoraAdapter,
     Operation,
     Pause,
     PauseMode,
@@ -26,6 +27,7 @@ from common.operations import (
     StartProfile,
     StopProfile,
     Tag,
+    UnloadLoraAdapter,
     WakeUp,
 )
 
@@ -45,6 +47,33 @@ class Profile(BaseModel):
     profile_prefix: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
     delay_iterations: int | None = Field(None, ge=0, le=1 << 31)
     max_iterations: int | None = Field(None, ge=0, le=1 << 31)
+
+
+class Loading(BaseModel):
+    """A LoRA adapter to be loaded; fields are vLLM's."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    lora_name: str = Field(min_length=1, max_length=128)
+    lora_path: str = Field(min_length=1, max_length=4096)
+    load_inplace: bool = False
+    is_3d_lora_weight: bool = False
+
+
+class Unloading(BaseModel):
+    """A LoRA adapter to be let go."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    lora_name: str = Field(min_length=1, max_length=128)
+
+
+def _load_lora_adapter(adapter: Loading) -> Operation:
+    return LoadLoraAdapter(**adapter.model_dump())
+
+
+def _unload_lora_adapter(adapter: Unloading) -> Operation:
+    return UnloadLoraAdapter(adapter.lora_name)
 
 
 def _sleep(level: Level = 1, mode: Mode = "wait") -> Operation:
@@ -84,6 +113,8 @@ def _plain(kind: Callable[[], Operation]) -> Read:
     return read
 
 
+_NOT_AT_THE_ROOT: Final = {"reload_weights", "load_lora_adapter", "unload_lora_adapter"}
+
 READS: Final[Mapping[str, Read]] = MappingProxyType(
     {
         "sleep": _sleep,
@@ -97,12 +128,14 @@ READS: Final[Mapping[str, Read]] = MappingProxyType(
         "start_profile": _start_profile,
         "stop_profile": _plain(StopProfile),
         "reload_weights": _plain(ReloadWeights),
+        "load_lora_adapter": _load_lora_adapter,
+        "unload_lora_adapter": _unload_lora_adapter,
     }
 )
 """By operation, as ``/mmrouter`` has it."""
 
 VLLMS: Final[Mapping[str, Read]] = MappingProxyType(
-    {name: read for name, read in READS.items() if name != "reload_weights"}
+    {name: read for name, read in READS.items() if name not in _NOT_AT_THE_ROOT}
     | {"sleep": _vllms_sleep, "pause": _vllms_pause}
 )
 """By operation, as vLLM has it at the root."""
@@ -120,5 +153,5 @@ def refuse_unknown(request: Request, read: Read, *more: str) -> None:
     known = {*signature(read).parameters, *more}
     for name in request.query_params:
         if name not in known:
-            allowed = ", ".join(sorted(known - {"profile"})) or "none"
+            allowed = ", ".join(sorted(known - {"profile", "adapter"})) or "none"
             raise HTTPException(422, f"there is no parameter {name!r}; there is: {allowed}")

@@ -35,7 +35,11 @@ class ReadinessGate:
             served: what requests go to, with ``app`` inside; ``app`` itself unless given.
         """
         await self._lifespan.enter_async_context(app.router.lifespan_context(app))
-        self._app = served or app
+        self.let_in(served or app)
+
+    def let_in(self, app: App | None) -> None:
+        """Let requests in to an app that was started; None to let nobody in until the next one."""
+        self._app = app
 
     def close_for_good(self) -> None:
         """Answer 503 to whoever comes from now on; those who are in may finish."""

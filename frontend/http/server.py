@@ -1,14 +1,16 @@
 """The one file that touches vLLM's server assembly: its OpenAI app around our client."""
 
+import asyncio
 import re
 import traceback
 from argparse import Namespace
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from http import HTTPStatus
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 from starlette.middleware.exceptions import ExceptionMiddleware
 from vllm import envs
 from vllm.engine.protocol import EngineClient
@@ -25,12 +27,15 @@ from common.errors import ConfigurationError, OverloadedError, causes
 from common.vllm_command_line import adopt_servers_lines
 from frontend.asgi import error_answer, overload_answer
 from frontend.http import large_json, straight_streams, stream_chunks
+from frontend.http.adapter_routes import adapter_routes
 from frontend.http.connection import HeadLimits, connections
 from frontend.http.operate import REPLACED, Operating, vllms_routes
 from frontend.http.settings import HttpSettings
 from frontend.http.vllm_routes import POOLING
 from frontend.tenancy import take_salts_from_bodies
 from frontend.workers import Adapters
+
+MODELS: Final = "/v1/models"
 
 Handler: TypeAlias = Callable[[Request, Exception], Awaitable[Response]]
 
@@ -46,12 +51,15 @@ async def build_vllm_app(
     args: Namespace,
     tasks: tuple[SupportedTask, ...],
     server: uvicorn.Server,
+    *,
+    apart: bool = False,
 ) -> FastAPI:
     """vLLM's own app. Its lifespan still has to be entered.
 
     Args:
         args: vLLM's API server arguments, with the model's filled in.
         server: vLLM's error handlers look at it.
+        apart: make it in a thread, since others are served meanwhile: it takes seconds.
 
     Raises:
         KeyError: a tool or reasoning parser that doesn't exist, from vLLM.
@@ -59,15 +67,66 @@ async def build_vllm_app(
     if args.tool_parser_plugin:
         ToolParserManager.import_tool_parser(args.tool_parser_plugin)
     validate_api_server_args(args)
-    app = build_app(args, tasks, client.model_config)
-    await init_app_state(client, app.state, args, tasks)
+    assembling = _assembled(client, args, tasks)
+    app = await (asyncio.to_thread(asyncio.run, assembling) if apart else assembling)
     app.state.server = server
     large_json.install()
     stream_chunks.install()
     straight_streams.install(app.user_middleware)
     take_salts_from_bodies()
     _handle_errors(app)
+    _count_together(app)
     return app
+
+
+async def _assembled(
+    client: EngineClient, args: Namespace, tasks: tuple[SupportedTask, ...]
+) -> FastAPI:
+    app = build_app(args, tasks, client.model_config)
+    await init_app_state(client, app.state, args, tasks)
+    return app
+
+
+_http_metrics: Final[list[Any]] = []
+"""What counts requests for the first app of this process."""
+
+
+def _count_together(app: FastAPI) -> None:
+    """Let an app after the first count where that does: a process has a metric of a name once."""
+    layer: Any = app.middleware_stack
+    while not hasattr(layer, "instrumentations"):
+        layer = getattr(layer, "app", None)
+        if layer is None:
+            return
+    if layer.instrumentations:
+        _http_metrics[:] = layer.instrumentations
+    layer.instrumentations = list(_http_metrics)
+
+
+def list_together(app: FastAPI, apps: Callable[[], Iterable[FastAPI]]) -> None:
+    """List the models of several apps where one would list its own; of equal names the first.
+
+    Args:
+        apps: asked each time.
+    """
+
+    async def models() -> JSONResponse:
+        listings = [
+            (await each.state.openai_serving_models.show_available_models()).model_dump()
+            for each in list(apps()) or [app]  # the last has left meanwhile
+        ]
+        named: dict[str, dict[str, Any]] = {}
+        for card in (card for each in listings for card in each["data"]):
+            known = named.get(card["id"])
+            if known is None or (known["parent"] and not card["parent"]):  # adapters have one
+                named[card["id"]] = card
+        return JSONResponse(listings[0] | {"data": list(named.values())})
+
+    own = app.state.openai_serving_models
+    own.base_model_paths = _Names(own.base_model_paths, apps)
+    routes = app.router.routes
+    routes[:] = [route for route in routes if getattr(route, "path", "") != MODELS]
+    app.add_api_route(MODELS, models, methods=["GET"])
 
 
 def share_adapters(app: FastAPI, adapters: Adapters) -> None:
@@ -75,6 +134,25 @@ def share_adapters(app: FastAPI, adapters: Adapters) -> None:
     models = app.state.openai_serving_models
     adapters.reserve(model.name for model in models.base_model_paths)
     models.lora_requests = adapters.requests
+
+
+class _Names(Sequence[Any]):
+    """What vLLM names in its 404: the names of all models, an app's own first.
+
+    Whether a model is its own an app asks elsewhere.
+    """
+
+    def __init__(self, own: Sequence[Any], apps: Callable[[], Iterable[FastAPI]]) -> None:
+        self._own = own
+        self._apps = apps
+
+    def __getitem__(self, index: Any) -> Any:
+        listings = (each.state.openai_serving_models.base_model_paths for each in self._apps())
+        others = [names._own for names in listings if names is not self]
+        return [*self._own, *(path for each in others for path in each)][index]
+
+    def __len__(self) -> int:
+        return len(self[:])
 
 
 def replace_engine_routes(
@@ -90,6 +168,8 @@ def replace_engine_routes(
     app.router.routes[:] = kept
     dev_mode, absent = envs.VLLM_SERVER_DEV_MODE, POOLING - paths
     app.include_router(vllms_routes(operating, forget_media, dev_mode=dev_mode, absent=absent))
+    allowed = envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING
+    app.include_router(adapter_routes(operating, allowed=allowed))
 
 
 def _handle_errors(app: FastAPI) -> None:

@@ -1,5 +1,7 @@
 """What the frontend knows, as JSON for people and tests: workers and decisions."""
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -9,8 +11,8 @@ from pydantic import BaseModel, TypeAdapter
 from common.identity import Target, WorkerId
 from common.protocol import RankStatus
 from frontend.processes import Siblings
-from frontend.router import Knowledge, Router, TargetLoad
-from frontend.workers import Fleet, MediaSender, Member
+from frontend.router import Knowledge, Roster, Router, TargetLoad
+from frontend.workers import Fleet, MediaSender, Member, Refusals
 
 
 class ShareView(BaseModel):
@@ -80,6 +82,18 @@ class ProcessView(BaseModel):
     active_requests: int
 
 
+class AdapterView(BaseModel):
+    """A LoRA adapter that a worker has.
+
+    Attributes:
+        active: it is among those that the engine used last, as many as it computes with at once.
+    """
+
+    name: str
+    path: str
+    active: bool
+
+
 class WorkerView(BaseModel):
     """One worker with a card that fits.
 
@@ -87,6 +101,7 @@ class WorkerView(BaseModel):
     other respect as the process has it that has it worst.
 
     Attributes:
+        model: the first of the names under which it serves its model.
         transport: how media travel to it; None while it is not connected.
         circuit: closed, open or half-open; errors and stalls open it for a while.
         circuit_reason: why it is not closed.
@@ -97,11 +112,13 @@ class WorkerView(BaseModel):
         active_requests: of this frontend.
         running, waiting, hf_processor_runs: over all ranks, and kv_usage of the fullest, as
             the worker reported last; None before its first report.
+        adapters: that it has, on its card or loaded since.
         processes: how each process stands with it; only where there are several.
     """
 
     worker_id: WorkerId
     incarnation: str
+    model: str = ""
     state: str
     connected: bool
     request_endpoint: str
@@ -117,6 +134,7 @@ class WorkerView(BaseModel):
     waiting: int | None
     kv_usage: float | None
     hf_processor_runs: int | None
+    adapters: list[AdapterView] = []
     processes: list[ProcessView] = []
 
 
@@ -161,53 +179,79 @@ def _rank_view(router: Router, member: Member, rank: int) -> RankView:
 class Status:
     """What this process knows."""
 
-    def __init__(self, fleet: Fleet, router: Router, media_sender: MediaSender) -> None:
-        self._fleet = fleet
-        self._router = router
+    def __init__(
+        self,
+        fleets: Iterable[Fleet],
+        media_sender: MediaSender,
+        refusals: Iterable[Refusals] = (),
+    ) -> None:
+        """
+        Args:
+            fleets: of all models, asked each time.
+            refusals: of workers that no fleet looks at.
+        """
+        self._fleets = fleets
         self._media_sender = media_sender
+        self._refusals = refusals
 
     def workers(self) -> list[WorkerView]:
         """Workers whose cards fit."""
-        return [self._view(member) for member in self._fleet.members.shown()]
+        return [
+            self._view(fleet.router, member)
+            for fleet in self._fleets
+            for member in fleet.members.shown()
+        ]
 
     def refused(self) -> list[RefusedView]:
         """Workers whose cards don't fit."""
         return [
             RefusedView(worker_id=worker_id, reason=reason)
-            for worker_id, reason in self._fleet.refusals.by_worker().items()
+            for refusals in (*(fleet.refusals for fleet in self._fleets), *self._refusals)
+            for worker_id, reason in refusals.by_worker().items()
         ]
 
     def decisions(self, wanted: "Wanted") -> list[dict[str, Any]]:
         """Routing decisions: those of one response, or the last ones, newest first."""
-        log = self._router.decisions
-        found = log.last(wanted.last) if wanted.request_id is None else log.find(wanted.request_id)
-        return [decision.as_json() for decision in found]
+        logs = [fleet.router.decisions for fleet in self._fleets]
+        if wanted.request_id is not None:
+            return [each.as_json() for log in logs for each in log.find(wanted.request_id)]
+        found = [each for log in logs for each in log.last(wanted.last)]
+        if len(logs) > 1:
+            found.sort(key=lambda decision: decision.time, reverse=True)
+        return [decision.as_json() for decision in found[: wanted.last]]
 
     def index(self) -> IndexView:
         """How much of the fleet's caches is known."""
-        return _index_view(self._router)
+        return _index_view([fleet.router.roster for fleet in self._fleets])
 
-    def _view(self, member: Member) -> WorkerView:
+    def _view(self, router: Router, member: Member) -> WorkerView:
         card, link, status = member.card, member.link, member.status
-        circuit, circuit_reason = self._router.ejection.circuit(card.worker_id)
+        circuit, circuit_reason = router.ejection.circuit(card.worker_id)
         return WorkerView(
             worker_id=card.worker_id,
             incarnation=card.incarnation,
+            model=card.served_model_names[0],
             state=card.state,
             connected=link is not None,
             request_endpoint=card.request_endpoint,
             transport=self._media_sender.transport(card.worker_id),
             circuit=circuit,
             circuit_reason=circuit_reason,
-            drained=self._router.drained.has(card.worker_id, card.incarnation),
+            drained=router.drained.has(card.worker_id, card.incarnation),
             condition=None if status is None else status.condition,
-            ranks=[_rank_view(self._router, member, rank) for rank in card.ranks],
-            media=self._router.media.count(card.worker_id),
+            ranks=[_rank_view(router, member, rank) for rank in card.ranks],
+            media=router.media.count(card.worker_id),
             active_requests=0 if link is None else link.active_requests,
             running=None if status is None else sum(one.running for one in status.ranks),
             waiting=None if status is None else sum(one.waiting for one in status.ranks),
             kv_usage=None if status is None else max(one.kv_usage for one in status.ranks),
             hf_processor_runs=None if status is None else status.hf_processor_runs,
+            adapters=[
+                AdapterView(
+                    name=each.name, path=each.path, active=each.name in member.active_adapters
+                )
+                for each in member.adapters
+            ],
         )
 
 
@@ -393,9 +437,10 @@ def status_routes(status: FleetStatus, *, several: bool) -> APIRouter:
     return api
 
 
-def _index_view(router: Router) -> IndexView:
-    roster = router.roster
-    knowledge = roster.knowledge()
+def _index_view(rosters: list[Roster]) -> IndexView:
+    knowledge: Counter[Knowledge] = Counter()
+    for roster in rosters:
+        knowledge.update(roster.knowledge())
     ranks = sum(knowledge.values())
     exact = knowledge[Knowledge.EXACT]
     return IndexView(
@@ -404,5 +449,5 @@ def _index_view(router: Router) -> IndexView:
         degraded=knowledge[Knowledge.DEGRADED],
         approximate=knowledge[Knowledge.APPROXIMATE],
         exact_share=exact / ranks if ranks else 1.0,
-        blocks=sum(map(roster.blocks, roster.targets())),
+        blocks=sum(roster.blocks(target) for roster in rosters for target in roster.targets()),
     )

@@ -58,13 +58,16 @@ OPERATIONS: Final = frozenset(
 )
 """Routes by which all workers do something."""
 
+ADAPTERS: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+"""Routes by which all workers of a model load an adapter, or let one go."""
+
 _WEIGHTS: Final = (
     "each engine would need a rank of its own among the trainer's processes, and pickled handles "
     "would come along: pause the workers and have them read their weights from disk again "
     "(POST /mmrouter/workers/reload_weights), or replace them one after the other"
 )
 _VERSION: Final = "workers keep no version of their weights: name it in --served-model-name"
-_ADAPTERS: Final = "workers load their adapters when they start, with --lora-modules"
+_ADAPTERS: Final = "POST /v1/load_lora_adapter and /v1/unload_lora_adapter do it"
 _POOLING: Final = "requests of pooling models are not routed"
 _SCALING: Final = "a fleet is scaled by starting and stopping workers"
 _ABORT: Final = (
@@ -80,9 +83,7 @@ _REFUSED: Final[Mapping[str, str]] = {
     "it is for a trainer's processes, and weight transfer is not routed": "/weight_checker",
     _VERSION: "/update_weight_version /weight_info",
     "workers differ in it, and what it is for, weight transfer, is not routed": "/get_world_size",
-    _ADAPTERS: """
-        /v1/load_lora_adapter /v1/unload_lora_adapter /adapters /adapters/{adapter_name}
-    """,
+    _ADAPTERS: "/adapters /adapters/{adapter_name}",
     _POOLING: """
         /pooling /classify /v1/embeddings /v2/embed /score /v1/score /rerank /v1/rerank /v2/rerank
     """,

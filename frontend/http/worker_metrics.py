@@ -13,7 +13,7 @@ from starlette.responses import StreamingResponse
 from common.telemetry import WORKER_PAGES_MISSING
 from frontend.http.exposition import ExpositionError, Joined, PageReader
 from frontend.http.merged_metrics import TEXT_FORMAT
-from frontend.workers import Members, WorkerPage, WorkerPages
+from frontend.workers import Roll, WorkerPage, WorkerPages
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ _PAUSE_S: Final = 0.001
 """Then others have the event loop. A thread would keep the interpreter from them for longer."""
 
 
-def worker_metrics_routes(members: Members) -> APIRouter:
+def worker_metrics_routes(members: Roll) -> APIRouter:
     """The route. One page is made at a time, whoever asks."""
     api = APIRouter(prefix="/mmrouter", tags=["mmrouter"])
     turn = asyncio.Lock()
@@ -39,7 +39,7 @@ def worker_metrics_routes(members: Members) -> APIRouter:
     return api
 
 
-async def joined_pages(members: Members) -> Joined:
+async def joined_pages(members: Roll) -> Joined:
     """One page of those of all workers that serve; what is no page is counted and left out."""
     joined = Joined()
     reading = asyncio.Lock()

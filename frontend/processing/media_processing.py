@@ -105,12 +105,12 @@ class MediaProcessing:
                 f"{self._waiting} requests with media are being processed already; try again later"
             )
         self._waiting += 1
-        PREPROCESS_WAITING.set(self._waiting)
+        PREPROCESS_WAITING.inc()
         try:
             yield
         finally:
             self._waiting -= 1
-            PREPROCESS_WAITING.set(self._waiting)
+            PREPROCESS_WAITING.dec()
 
     async def _process(
         self, prompt: list[int], mm_data: MediaData, mm_uuids: Uuids, options: MediaOptions

@@ -32,6 +32,7 @@ from common.log_lines import log_setup
 from common.protocol import MediaPart
 from common.transfer.arena import ArenaAccess
 from common.transfer.media_source import MediaSource
+from common.undo import undo_on_error
 from frontend.fetch import MediaLoader
 from frontend.media_processes import StartUp
 from frontend.processing.backends import Backend, OwnBackend, PoolBackend
@@ -116,15 +117,16 @@ class Preprocessor:
         self.card = card
         self.vllm_config = _routed_config(card, serve_args)
         self.renderer: BaseRenderer = renderer_from_config(self.vllm_config)
-        self.input_processor = InputProcessor(self.vllm_config, self.renderer)
         self.tasks: tuple[SupportedTask, ...] = tuple(card.supported_tasks)
         self.hf_runs = HfProcessorRuns(side="frontend", worker_id=None)
         self._sources = MediaSources() if keep_sources else None
         self._pool: ProcessPool | None = None
         self._processing: MediaProcessing | None = None
         self._embeds_width: int | None = None
-        if self.renderer.mm_processor is not None:
-            self._take_over_media(serve_args, loader, arena, settings)
+        with undo_on_error(self.renderer.shutdown):
+            self.input_processor = InputProcessor(self.vllm_config, self.renderer)
+            if self.renderer.mm_processor is not None:
+                self._take_over_media(serve_args, loader, arena, settings)
 
     def _take_over_media(
         self,
@@ -237,6 +239,11 @@ class Preprocessor:
             item=feature.data,
             source=self._sources.get(MmHash(feature.mm_hash)) if self._sources else None,
         )
+
+    @property
+    def defers(self) -> bool:
+        """Whether media may come to it as :class:`frontend.fetch.DeferredMedium`."""
+        return self._processing is not None and self._processing.defers
 
     @property
     def tokenizer(self) -> TokenizerLike | None:

@@ -2,9 +2,11 @@
 
 from frontend.router.decision import Decision, MediaMove
 from frontend.router.events import EventSource, ZmqFeeds
+from frontend.router.figures import Figures
 from frontend.router.hashing import LoraKey, MediaSpan
 from frontend.router.index import Knowledge
 from frontend.router.request import MediaNeed, RoutingRequest
+from frontend.router.roster import Roster
 from frontend.router.router import Router
 from frontend.router.selection import Reported, TargetLoad
 from frontend.router.settings import RouterSettings
@@ -13,12 +15,14 @@ from frontend.router.worker import RoutableWorker
 __all__ = [
     "Decision",
     "EventSource",
+    "Figures",
     "Knowledge",
     "LoraKey",
     "MediaMove",
     "MediaNeed",
     "MediaSpan",
     "Reported",
+    "Roster",
     "RoutableWorker",
     "Router",
     "RouterSettings",

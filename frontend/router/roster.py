@@ -7,15 +7,15 @@ leaves, whoever learned it. How far it is trusted outlives it: ``ejection.py``.
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from common.identity import Incarnation, Target, WorkerId
 from common.step_sums import EngineSums, ShippingSums
 from common.supervised import supervise
-from common.telemetry import INDEX_RANKS
-from frontend.router.events import Feed, FeedMaker, show_figures
-from frontend.router.hashing import BlockHasher, HashMemo, HashScheme
+from frontend.router.events import Feed, FeedMaker
+from frontend.router.hashing import BlockHasher, HashMemo, HashScheme, LoraKey
 from frontend.router.housekeeping import keep_house
 from frontend.router.index import BlockIndexes, IndexState, Knowledge, approximate
 from frontend.router.selection import (
@@ -81,14 +81,11 @@ class Roster:
         self.estimator = Estimator(self.indexes, self.media, self.encoded)
         self._workers: dict[WorkerId, RoutableWorker] = {}
         self._hashers: dict[HashScheme, HashMemo] = {}
-        self._feeds: dict[WorkerId, Feed] = {}
+        self.feeds: dict[WorkerId, Feed] = {}
         self.workers: Mapping[WorkerId, RoutableWorker] = self._workers
         self.hashers: Mapping[HashScheme, HashMemo] = self._hashers
         self._listing = _Listing((), (), {})
         self._housekeeper: asyncio.Task[None] | None = None
-        show_figures(self._feeds)
-        for knowledge in Knowledge:
-            INDEX_RANKS.labels(knowledge).set_function(partial(self._count, knowledge))
 
     async def add(self, worker: RoutableWorker) -> None:
         """Take a worker in and start listening to its KV events.
@@ -119,11 +116,11 @@ class Roster:
         self.load.add(worker.worker_id, worker.targets, worker.kv_tokens)
         if worker.prefix_caching and worker.event_sources:
             feed = self._feed_maker.feed(worker, self.indexes)
-            self._feeds[worker.worker_id] = feed
+            self.feeds[worker.worker_id] = feed
             feed.start()
         self._list()
         if self._housekeeper is None:
-            work = partial(keep_house, self.indexes, self._feeds, self._clock)
+            work = partial(keep_house, self.indexes, self.feeds, self._clock)
             self._housekeeper = asyncio.create_task(
                 supervise("router housekeeping", work), name="router housekeeping"
             )
@@ -146,7 +143,7 @@ class Roster:
         self.media.drop(worker_id)
         if all(other.scheme != worker.scheme for other in self._workers.values()):
             self._hashers.pop(worker.scheme, None)
-        feed = self._feeds.pop(worker_id, None)
+        feed = self.feeds.pop(worker_id, None)
         if feed is not None:
             await feed.close()
 
@@ -159,6 +156,14 @@ class Roster:
         for worker_id in list(self._workers):
             await self.remove(worker_id)
         self._feed_maker.close()
+
+    def adapters_changed(
+        self, worker_id: WorkerId, adapters: frozenset[LoraKey], active: frozenset[str]
+    ) -> None:
+        """A worker has other adapters than before. Unknown ones are ignored."""
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            self._workers[worker_id] = replace(worker, adapters=adapters, active_adapters=active)
 
     def targets(self) -> list[Target]:
         """All targets a request could go to."""
@@ -177,7 +182,7 @@ class Roster:
 
     def state(self, target: Target) -> IndexState:
         """What is known of a target's cache."""
-        feed = self._feeds.get(target.worker_id)
+        feed = self.feeds.get(target.worker_id)
         if feed is not None:
             return feed.state(target.rank)
         worker = self._workers.get(target.worker_id)
@@ -194,16 +199,13 @@ class Roster:
         states = Counter(self.state(target).knowledge for target in self._listing.targets)
         return {knowledge: states[knowledge] for knowledge in Knowledge}
 
-    def _count(self, knowledge: Knowledge) -> int:
-        return self.knowledge()[knowledge]
-
     def blocks_emptied(self, worker_id: WorkerId, at: float) -> None:
         """A worker had its blocks forgotten; its events tell that with its engine's next step only.
 
         Args:
             at: when, by its clock, in seconds since the epoch; 0 for never.
         """
-        feed, worker = self._feeds.get(worker_id), self._workers.get(worker_id)
+        feed, worker = self.feeds.get(worker_id), self._workers.get(worker_id)
         if feed is not None:
             feed.emptied(at)
         elif worker is not None and at:
@@ -232,7 +234,7 @@ class Roster:
         Args:
             routed_at: when it was routed, in monotonic seconds.
         """
-        feed = self._feeds.get(target.worker_id)
+        feed = self.feeds.get(target.worker_id)
         if feed is not None:
             feed.served(target.rank, routed_at)
 

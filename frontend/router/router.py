@@ -6,6 +6,7 @@ event loop. What it knows it learns through its parts, which others tell their n
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from typing import Final
 
 from common.errors import FleetBusyError, NoWorkerError
 from common.identity import BlockHash, WorkerId
@@ -13,6 +14,7 @@ from common.telemetry import stage
 from frontend.router.decision import CLIENT_ID_LENGTH, Considered, Decision, DecisionLog
 from frontend.router.drained import Drained
 from frontend.router.events import FeedMaker, ZmqFeeds
+from frontend.router.figures import Figures
 from frontend.router.hashing import HashMemo, HashScheme, LoraKey
 from frontend.router.in_flight import InFlight
 from frontend.router.modes import Choice
@@ -29,6 +31,10 @@ from frontend.router.selection import (
 )
 from frontend.router.settings import RouterSettings
 
+LOADING_TOKENS: Final = 512
+"""What it costs to have an engine compute with an adapter that it has and does not use, in tokens
+of a prompt: copying one to a GPU takes some ten milliseconds, and may put another one out."""
+
 
 class Router:
     """Decides where requests run.
@@ -37,6 +43,7 @@ class Router:
         settings: the operator's choices.
         clock: monotonic seconds.
         feeds: what follows workers' caches; their KV events over ZMQ unless given.
+        figures: shows what this router counts; together with others if they have the same.
 
     Attributes:
         settings: the settings in force.
@@ -57,6 +64,7 @@ class Router:
         *,
         clock: Callable[[], float] = time.monotonic,
         feeds: FeedMaker | None = None,
+        figures: Figures | None = None,
     ) -> None:
         self.settings = settings = RouterSettings() if settings is None else settings
         self._clock = clock
@@ -76,9 +84,12 @@ class Router:
         self.resting = Resting()
         self.in_flight = InFlight(settings, clock, self.roster, self.ejection, self.pricing)
         self.decisions = DecisionLog(settings.decisions)
+        self._figures = Figures() if figures is None else figures
+        self._figures.add(self.roster, self.ejection)
 
     async def close(self) -> None:
         """Remove all workers and stop every task. The router is of no use afterwards."""
+        self._figures.remove(self.roster)
         await self.roster.close()
 
     def hash(self, request: RoutingRequest) -> dict[HashScheme, list[BlockHash]]:
@@ -120,7 +131,7 @@ class Router:
         hashes = self.hash(request)
         with stage("match"):
             estimate = self.roster.estimator.estimate(request, hashes, self._clock())
-        costs = self.pricing.costs(candidates, estimate)
+        costs = self._with_loading(self.pricing.costs(candidates, estimate), candidates, request)
         choice = self._selector.choose(
             candidates.targets,
             costs,
@@ -147,6 +158,19 @@ class Router:
         if lacking and len(lacking) == len(workers):
             raise NoWorkerError(f"no worker has the adapter {adapter.name} any more")
         return lacking
+
+    def _with_loading(
+        self, costs: list[float], candidates: Candidates, request: RoutingRequest
+    ) -> list[float]:
+        """Dearer where the engine has to load the adapter first, and others have to wait for it."""
+        if request.lora is None:
+            return costs
+        workers, name = self.roster.workers, request.lora.name
+        loading = self.pricing.prompt_cost(LOADING_TOKENS)
+        return [
+            cost if name in workers[target.worker_id].active_adapters else cost + loading
+            for cost, target in zip(costs, candidates.targets, strict=True)
+        ]
 
     def check_room(self) -> None:
         """Raises what :meth:`route` would raise now, before there is a prompt."""

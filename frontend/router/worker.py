@@ -48,6 +48,7 @@ class RoutableWorker:
         drops_in_windows: whether it does so in groups of layers with a window too, where there
             are groups of others.
         adapters: that requests may ask it for.
+        active_adapters: names of those that its engine need not load first.
         keeps_tails: whether groups of layers with a window or a state keep only what a repeated
             prompt needs; otherwise all that they computed.
     """
@@ -67,6 +68,7 @@ class RoutableWorker:
     drops_in_windows: bool = True
     keeps_tails: bool = True
     adapters: frozenset[LoraKey] = frozenset()
+    active_adapters: frozenset[str] = frozenset()
 
     @property
     def scheme(self) -> HashScheme:

@@ -1,25 +1,37 @@
 """The workers of this frontend: who is there, the link to each, and the media sent over it."""
 
 from frontend.workers.adapters import Adapters
+from frontend.workers.contract import Contract
 from frontend.workers.dispatch import Answer
 from frontend.workers.figures import WorkerPage, WorkerPages
 from frontend.workers.fleet import Fleet
+from frontend.workers.fleets import Fleets
+from frontend.workers.following import follow
+from frontend.workers.gauges import Gauges
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
-from frontend.workers.members import Member, Members
+from frontend.workers.members import Everybody, Member, Members, Roll
 from frontend.workers.operations import Performed, perform, those_called
+from frontend.workers.refusals import Refusals
 
 __all__ = [
     "Adapters",
     "Answer",
+    "Contract",
+    "Everybody",
     "Fleet",
+    "Fleets",
+    "Gauges",
     "MediaSender",
     "Member",
     "Members",
     "Performed",
+    "Refusals",
+    "Roll",
     "WorkerLink",
     "WorkerPage",
     "WorkerPages",
+    "follow",
     "perform",
     "those_called",
 ]

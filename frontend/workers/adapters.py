@@ -42,15 +42,19 @@ class Adapters:
 
     def joined(self, card: WorkerCard) -> None:
         """A worker serves."""
-        self.left(card.worker_id)
-        self._of[card.worker_id] = card.adapters
-        for adapter in card.adapters:
+        self.changed(card.worker_id, card.adapters)
+
+    def changed(self, worker_id: WorkerId, adapters: Sequence[Adapter]) -> None:
+        """A worker that serves has these now, and no others."""
+        self.left(worker_id)
+        self._of[worker_id] = adapters
+        for adapter in adapters:
             offers = self._offers.setdefault(adapter.name, {})
             offers[adapter] = offers.get(adapter, 0) + 1
             self._choose(adapter.name)
             chosen = self.requests.get(adapter.name)
             if chosen is not None and chosen.lora_path != adapter.path:
-                place = (adapter.path, card.worker_id, chosen.lora_path)
+                place = (adapter.path, worker_id, chosen.lora_path)
                 logger.warning(CONFLICT, adapter.name, *place)
 
     def left(self, worker_id: WorkerId) -> None:

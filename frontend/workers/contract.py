@@ -30,6 +30,11 @@ class Contract:
         """Whether there has been a card that fits."""
         return self._card.done()
 
+    @property
+    def first(self) -> WorkerCard | None:
+        """The first card that fits, None until there is one."""
+        return self._card.result() if self._card.done() else None
+
     async def card(self) -> WorkerCard:
         """The first card that fits, once there is one."""
         return await asyncio.shield(self._card)

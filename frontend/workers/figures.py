@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from common.errors import WorkerBusyError, WorkerLostError
 from common.identity import WorkerId
 from common.telemetry import WORKER_PAGES_MISSING
-from frontend.workers.members import Member, Members
+from frontend.workers.members import Member, Roll
 
 ANSWER_S: Final = 2.0
 """How long a worker may take."""
@@ -33,7 +33,7 @@ class WorkerPage(NamedTuple):
 class WorkerPages:
     """Asks all workers that serve, and gives what they say to whoever wants it."""
 
-    def __init__(self, members: Members, take: Callable[[WorkerPage], Awaitable[None]]) -> None:
+    def __init__(self, members: Roll, take: Callable[[WorkerPage], Awaitable[None]]) -> None:
         """
         Args:
             take: gets each page, in any order and several at a time.

@@ -1,7 +1,7 @@
 """Which workers there are, and a link to each.
 
-Follows discovery, refuses cards that do not fit, has the others kept connected, and answers
-what requests ask.
+Is told what discovery says, refuses cards that do not fit, has the others kept connected, and
+answers what requests ask. All workers of a fleet serve the same model.
 
 Discovery says whom to connect to; whether a worker lives is known from its link. So a
 worker whose link lives stays, whatever became of its card. Several incarnations under one
@@ -13,32 +13,29 @@ import asyncio
 import logging
 
 from common.card import WorkerCard, WorkerState
-from common.discovery.base import CardChange, CardGone, CardPresent, CardRefused, CardWatcher
-from common.errors import CardError, DiscoveryError, NoWorkerError, WorkerLostError
+from common.discovery.base import CardChange, CardGone, CardPresent, CardRefused
+from common.errors import CardError, NoWorkerError, WorkerLostError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation, WorkerId
-from common.supervised import supervise
-from common.telemetry import INTERNAL_ERRORS
 from frontend.router import Router
 from frontend.workers.adapters import Adapters
 from frontend.workers.contract import Contract
+from frontend.workers.gauges import Gauges
 from frontend.workers.keeper import Keeper
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
 from frontend.workers.members import Member, Members, Run
-from frontend.workers.refusals import Refusals
+from frontend.workers.refusals import Refusals, nobody
 from frontend.workers.serving import Serving
 
 logger = logging.getLogger(__name__)
 
-REASONS = 3
-"""Refused workers of which a user is told why: there may be thousands, of one kind."""
-
 
 class Fleet:
-    """The workers of this frontend.
+    """The workers of a model.
 
     Attributes:
+        router: where requests run among them.
         contract: which cards fit.
         members: every run of a worker whose card does, and which of them serve.
         refusals: who is refused, and why.
@@ -46,7 +43,6 @@ class Fleet:
 
     def __init__(
         self,
-        watcher: CardWatcher,
         router: Router,
         media_sender: MediaSender,
         frontend_id: Incarnation,
@@ -54,16 +50,18 @@ class Fleet:
         key: FleetKey | None = None,
         *,
         trust_remote_code: bool = False,
+        gauges: Gauges | None = None,
     ) -> None:
         """
         Args:
             key: without one, workers must be on this host and have none either.
             trust_remote_code: whether models may bring code of their own, which would run here.
+            gauges: shows who is there; together with other fleets if they have the same.
         """
+        self.router = router
         self.contract = Contract(vllm_version, key, trust_remote_code=trust_remote_code)
         self.members = Members()
         self.refusals = Refusals()
-        self._watcher = watcher
         self._serving = Serving(self.members, router, media_sender)
         self._keeper = Keeper(
             self.members,
@@ -75,6 +73,8 @@ class Fleet:
             stall_s=router.settings.stall_s,
         )
         self._closed = False
+        self._gauges = Gauges() if gauges is None else gauges
+        self._gauges.add(self.members, self.refusals)
 
     @property
     def connected(self) -> bool:
@@ -98,16 +98,29 @@ class Fleet:
             return
         if self._closed:
             raise NoWorkerError("this frontend is shutting down")
-        if reasons := self.refusals.reasons():
-            more = len(reasons) - REASONS
-            said = [*reasons[:REASONS], *([f"and {more} more are refused"] if more > 0 else [])]
-            raise NoWorkerError("no worker is available: " + "; ".join(said))
-        raise NoWorkerError("no worker is available: none has registered yet, or all are gone")
+        raise nobody(self.refusals.reasons())
 
     def joined_since(self, worker_id: WorkerId, moment: float) -> bool:
         """Whether a worker came, or came back, after a moment: monotonic seconds."""
         holder = self.members.holder(worker_id)
         return holder is not None and holder.joined > moment
+
+    @property
+    def names(self) -> list[str]:
+        """Under which users ask for the model; none until the first card has come."""
+        first = self.contract.first
+        return [] if first is None else first.served_model_names
+
+    def expel(self, run: Run, reason: str) -> None:
+        """Leave one run of a worker. Unknown ones are ignored."""
+        member = self.members.get(run)
+        if member is not None:
+            self._keeper.remove(member, reason)
+
+    def give_up(self, reason: str) -> None:
+        """Leave every worker."""
+        for member in self.members:
+            self._keeper.remove(member, reason)
 
     @property
     def adapters(self) -> Adapters:
@@ -124,30 +137,15 @@ class Fleet:
         """Whether this frontend is shutting down."""
         return self._closed
 
-    async def run(self) -> None:
-        """Follow discovery until cancelled.
-
-        Raises:
-            DiscoveryError: at first sight, cards can't be read or can't be trusted.
-        """
-        await supervise("discovery", self._follow, fatal=(DiscoveryError,))
-
     async def close(self) -> None:
         """Leave every worker. Requests that still run fail."""
         self._closed = True
         self._serving.arrival.set()
         await self._keeper.close("this frontend is shutting down")
+        self._gauges.remove(self.members, self.refusals)
 
-    async def _follow(self) -> None:
-        async for change in self._watcher.changes():
-            try:
-                self._apply(change)
-            except Exception:  # counted; a card that we stumble over keeps no other worker out
-                INTERNAL_ERRORS.labels("discovery").inc()
-                logger.exception("a change in discovery was not followed: %r", change)
-            self.members.count()
-
-    def _apply(self, change: CardChange) -> None:
+    def apply(self, change: CardChange) -> None:
+        """Follow a change in discovery."""
         match change:
             case CardPresent(card):
                 self._card_present(card)

@@ -73,7 +73,6 @@ class Keeper:
         """Forget a member. Its keeper closes the link, and is not waited for."""
         if not self._members.remove(member):
             return
-        self._members.count()
         logger.info("worker %s removed: %s", member.card.worker_id, reason)
         member.leaving = reason
         if member.keeper is not None and member.keeper is not asyncio.current_task():

@@ -4,16 +4,15 @@ Several incarnations under one worker id are told apart: at most one of them ser
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from prometheus_client import Gauge
 
-from common.card import WorkerCard
+from common.card import Adapter, WorkerCard
 from common.identity import Incarnation, WorkerId
 from common.protocol import Status
-from common.telemetry import WORKERS
 from frontend.workers.link import WorkerLink
 
 
@@ -34,6 +33,8 @@ class Member:
         keeper: opens the link, again and again, until the card is gone and the link lost.
         leaving: why the link is closed, for the requests on it.
         joined: when the link was opened: monotonic seconds.
+        adapters: that it has, as it said last: on its card, or later.
+        active_adapters: names of those that its engine used last.
         gauges: what shows its requests, by rank and whose they are, while it serves.
     """
 
@@ -44,6 +45,8 @@ class Member:
     keeper: asyncio.Task[None] | None = None
     leaving: str = "this frontend is shutting down"
     joined: float = float("-inf")
+    adapters: Sequence[Adapter] = ()
+    active_adapters: Sequence[str] = ()
     gauges: dict[tuple[int, str], Gauge] = field(default_factory=dict)
 
     @property
@@ -67,16 +70,55 @@ class Name:
     free: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+class Roll(Protocol):
+    """Who is there, in one fleet or in several."""
+
+    def holder(self, worker_id: WorkerId) -> Member | None:
+        """Who serves under a worker id, even if it was removed and is about to leave."""
+
+    def available(self) -> Iterator[Member]:
+        """Those who can take a request now."""
+
+    def shown(self) -> list[Member]:
+        """Every worker with a card that fits, connected or not."""
+
+
+class Everybody:
+    """The members of several fleets."""
+
+    def __init__(self, fleets: Iterable["Members"]) -> None:
+        """
+        Args:
+            fleets: asked each time.
+        """
+        self._fleets = fleets
+
+    def holder(self, worker_id: WorkerId) -> Member | None:
+        """Who serves under a worker id, even if it was removed and is about to leave."""
+        held = (members.holder(worker_id) for members in self._fleets)
+        return next((member for member in held if member is not None), None)
+
+    def available(self) -> Iterator[Member]:
+        """Those who can take a request now."""
+        return (member for members in self._fleets for member in members.available())
+
+    def shown(self) -> list[Member]:
+        """Every worker with a card that fits, connected or not."""
+        return [member for members in self._fleets for member in members.shown()]
+
+
 class Members:
     """The members by their runs, and the names that they have.
 
     Attributes:
         names: by worker id, until the last that had the name is gone for good.
+        left: called when one was removed, or a name is free for others.
     """
 
     def __init__(self) -> None:
         self._members: dict[Run, Member] = {}
         self.names: dict[WorkerId, Name] = {}
+        self.left: Callable[[], None] = lambda: None
 
     def __iter__(self) -> Iterator[Member]:
         return iter(list(self._members.values()))
@@ -95,7 +137,9 @@ class Members:
 
     def remove(self, member: Member) -> bool:
         """Forget a member; a name that it holds it gives up later. Whether it was there."""
-        return self._members.pop(member.run, None) is not None
+        known = self._members.pop(member.run, None) is not None
+        self.left()
+        return known
 
     def forget_name(self, worker_id: WorkerId) -> bool:
         """Once the last incarnation under it is gone for good. Whether it is."""
@@ -103,6 +147,7 @@ class Members:
         if known or self.holder(worker_id) is not None:
             return False
         self.names.pop(worker_id, None)
+        self.left()
         return True
 
     def holder(self, worker_id: WorkerId) -> Member | None:
@@ -130,9 +175,3 @@ class Members:
             for member in self._members.values()
             if member.link is not None or self.holder(member.card.worker_id) is None
         ]
-
-    def count(self) -> None:
-        """For the metrics: how many are connected, and how many not."""
-        connected = sum(1 for _ in self.available())
-        WORKERS.labels("connected").set(connected)
-        WORKERS.labels("disconnected").set(len(self.shown()) - connected)

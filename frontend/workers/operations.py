@@ -9,7 +9,7 @@ from typing import Final
 from common.errors import WorkerBusyError, WorkerLostError
 from common.identity import Incarnation, WorkerId
 from common.operations import Operation, Outcome
-from frontend.workers.members import Member, Members
+from frontend.workers.members import Member, Roll
 
 AT_ONCE: Final = 256
 """Workers that are asked at the same time."""
@@ -32,7 +32,7 @@ class Performed:
     seconds: float
 
 
-def those_called(members: Members, worker_id: WorkerId | None) -> list[Member]:
+def those_called(members: Roll, worker_id: WorkerId | None) -> list[Member]:
     """The worker of an id, whoever serves under it or else whoever has it; all without an id."""
     shown = members.shown()
     if worker_id is None:

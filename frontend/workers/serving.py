@@ -7,17 +7,16 @@ what it reports; whatever another incarnation says does not reach them.
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
 from typing import Final
 
 from prometheus_client import Gauge
 
-from common.card import WorkerCard, WorkerState
+from common.card import Adapter, WorkerCard, WorkerState
 from common.errors import WorkerLostError
+from common.held_adapter import HeldAdapter
 from common.identity import Target, WorkerId
-from common.live_metrics import Row
 from common.protocol import Status
-from common.telemetry import HF_PROCESSOR_RUNS, RANK_LOAD, RANK_REQUESTS, forget_worker
+from common.telemetry import HF_PROCESSOR_RUNS, RANK_REQUESTS, forget_worker
 from frontend.router import EventSource, LoraKey, Reported, RoutableWorker, Router
 from frontend.workers.adapters import Adapters
 from frontend.workers.link import WorkerLink
@@ -47,7 +46,6 @@ class Serving:
         self._media_sender = media_sender
         self.arrival = asyncio.Event()
         self.adapters = Adapters()
-        RANK_LOAD.set_function(self._rank_load)
 
     async def join(self, member: Member, name: Name, link: WorkerLink) -> None:
         """Serve under a name that nobody has; a worker that drains only keeps its link."""
@@ -60,15 +58,15 @@ class Serving:
         name.holder = member
         name.free.clear()
         member.status = None  # of an earlier link; what it said is not known any more
+        member.adapters, member.active_adapters = card.adapters, ()
         member.gauges = _gauges(card)
         if name.former != card.incarnation:
             self._router.ejection.forget(card.worker_id)
         choice = self._media_sender.connect(card.worker_id, link.reply, link.offer)
         await self._router.roster.add(_routable(card))
-        self.adapters.joined(card)
+        self._show_adapters(member)  # it may have said more of them meanwhile
         self.arrival.set()
         self.arrival = asyncio.Event()
-        self._members.count()
         logger.info("worker %s joined, media travel by %s", card.worker_id, choice.transport)
 
     async def give_up_name(self, member: Member) -> None:
@@ -86,14 +84,12 @@ class Serving:
         self._router.resting.forget(member.card.worker_id)
         # Whoever waits for the name runs only after the router has forgotten this one.
         await self._router.roster.remove(member.card.worker_id)
-        self._members.count()
 
     def link_closed(self, worker_id: WorkerId) -> None:
         """No media go to a worker any more, unless a successor serves under its id by now."""
         if self._members.holder(worker_id) is None:
             self._media_sender.forget(worker_id)
         self.forget_name(worker_id)
-        self._members.count()
 
     def forget_name(self, worker_id: WorkerId) -> None:
         """Once the last incarnation under it is gone for good, so is what is held against it."""
@@ -106,19 +102,15 @@ class Serving:
         if worker_id not in self._members.names:  # else it came back
             forget_worker(worker_id)
 
-    def _rank_load(self) -> Iterator[Row]:
-        """For the metrics: what those who serve reported last."""
-        for member in self._members.available():
-            for one in member.status.ranks if member.status else ():
-                labels = (member.card.worker_id, str(one.rank))
-                yield Row(labels, (one.running, one.waiting, one.kv_usage))
-
     def reported(self, member: Member, status: Status) -> None:
         """How much a worker has to do, whether it takes requests, and what others sent there."""
         before = member.status
         member.status = status
+        told = _note_adapters(member, status)
         if not self._members.serves(member):
             return
+        if told:
+            self._show_adapters(member)
         worker_id = member.card.worker_id
         self._router.resting.reported(worker_id, status.condition)
         if before is None or before.blocks_emptied != status.blocks_emptied:
@@ -150,6 +142,13 @@ class Serving:
             ours, others = self._router.load.shares(Target(worker_id, rank))
             member.gauges[rank, "own"].set(ours.active)
             member.gauges[rank, "others"].set(others.active)
+
+    def _show_adapters(self, member: Member) -> None:
+        worker_id = member.card.worker_id
+        self.adapters.changed(worker_id, member.adapters)
+        self._router.roster.adapters_changed(
+            worker_id, frozenset(map(_key, member.adapters)), frozenset(member.active_adapters)
+        )
 
     def answered(self, member: Member, reply: bytes) -> None:
         """A late answer of a former incarnation says nothing of the one that serves now."""
@@ -198,5 +197,27 @@ def _routable(card: WorkerCard) -> RoutableWorker:
         drops_last_block=card.reuse.drops_last_block,
         drops_in_windows=card.reuse.drops_in_windows,
         keeps_tails=card.reuse.keeps_tails,
-        adapters=frozenset(LoraKey(one.name, one.path) for one in card.adapters),
+        adapters=frozenset(map(_key, card.adapters)),
+    )
+
+
+def _key(adapter: Adapter) -> LoraKey:
+    return LoraKey(adapter.name, adapter.path)
+
+
+def _note_adapters(member: Member, status: Status) -> bool:
+    """What a worker says of its adapters, which it does if that has changed. Whether it did."""
+    if status.adapters is not None:
+        member.adapters = [_adapter(held) for held in status.adapters]
+    if status.active_adapters is not None:
+        member.active_adapters = status.active_adapters
+    return status.adapters is not None or status.active_adapters is not None
+
+
+def _adapter(held: HeldAdapter) -> Adapter:
+    return Adapter(
+        name=held.name,
+        path=held.path,
+        base_model_name=held.base_model_name,
+        is_3d_lora_weight=held.is_3d_lora_weight,
     )

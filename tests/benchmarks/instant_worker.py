@@ -14,6 +14,7 @@ import uvloop
 from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.outputs import CompletionOutput, RequestOutput
 
+from backend_worker.adapters import Adapters
 from backend_worker.engine import Items, RankLoad
 from backend_worker.media_receiver import MediaReceiver
 from backend_worker.service import WorkerService
@@ -38,6 +39,7 @@ class InstantEngine:
 
     def __init__(self) -> None:
         self._held: set[MmHash] = set()
+        self.adapters = Adapters()
 
     def holds(self, mm_hash: MmHash) -> bool:
         return mm_hash in self._held

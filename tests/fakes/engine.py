@@ -5,18 +5,29 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 
 import torch
+from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import (
     MultiModalKwargsItem,
 )
 from vllm.outputs import CompletionOutput, RequestOutput
 
+from backend_worker.adapters import Adapters
 from backend_worker.engine import Items, RankLoad
 from common.errors import (
     CorruptSegmentError,
     MediaMissingError,
 )
 from common.identity import MmHash
-from common.operations import Operation, Pause, Resume, Sleep, WakeUp, empties_media
+from common.operations import (
+    LoadLoraAdapter,
+    Operation,
+    Pause,
+    Resume,
+    Sleep,
+    UnloadLoraAdapter,
+    WakeUp,
+    empties_media,
+)
 from common.protocol import (
     Submit,
 )
@@ -32,6 +43,7 @@ class ScriptedEngine:
     def __init__(self) -> None:
         self.held: set[MmHash] = set()
         self.script: Script = two_outputs
+        self.adapters = Adapters()
         self.running = 0
         self.aborted = 0
         self.settled_calls = 0
@@ -93,11 +105,19 @@ class ScriptedEngine:
                 self.resting = True
             case WakeUp() | Resume():
                 self.resting = False
+            case LoadLoraAdapter():
+                await self.adapters.add(operation, _loaded, ["demo"])
+            case UnloadLoraAdapter():
+                self.adapters.forget(operation)
         if empties_media(operation):
             self.held.clear()
 
     async def rests(self) -> bool:
         return self.resting
+
+
+async def _loaded(adapter: LoRARequest) -> bool:
+    return True
 
 
 async def _done(operation: Operation) -> None:

@@ -13,7 +13,11 @@ from common.transfer.choice import TransferMode
 from common.transfer.registry import receivers
 from frontend.router.router import Router
 from frontend.router.settings import RouterSettings
+from frontend.workers.contract import Contract
 from frontend.workers.fleet import Fleet
+from frontend.workers.fleets import Fleets
+from frontend.workers.following import follow
+from frontend.workers.gauges import Gauges
 from frontend.workers.media_sender import MediaSender
 from tests.fakes.cards import make_card
 from tests.fakes.engine import ScriptedEngine, no_rendering
@@ -76,7 +80,6 @@ class Town:
         self.router = Router(RouterSettings())
         self.media_sender = MediaSender(None, TransferMode.AUTO)
         self.fleet = Fleet(
-            self.news,
             self.router,
             self.media_sender,
             Incarnation("f"),
@@ -85,7 +88,7 @@ class Town:
         )
         self.workers: list[Worker] = []
         self.worker = self.start("i0")
-        self.following = asyncio.create_task(self.fleet.run())
+        self.following = asyncio.create_task(follow(self.news, self.fleet.apply))
 
     def start(self, incarnation: str) -> Worker:
         """Another run of the same worker."""
@@ -109,6 +112,62 @@ class Town:
         await self.fleet.close()
         await self.router.close()
         for worker in self.workers:
+            await worker.close()
+        self.media_sender.close()
+
+
+class City:
+    """Fleets of several models, and workers that cards may point at.
+
+    Attributes:
+        came: each fleet that came, with what is set once its last worker has left.
+    """
+
+    def __init__(self, *, most: int = 2) -> None:
+        self.news = Announcements()
+        self.media_sender = MediaSender(None, TransferMode.AUTO)
+        self.came: list[tuple[Fleet, asyncio.Event]] = []
+        self._gauges = Gauges()
+        self.fleets = Fleets(
+            self._fleet,
+            lambda fleet, gone: self.came.append((fleet, gone)),
+            Contract("0.32.0"),
+            most=most,
+            gauges=self._gauges,
+        )
+        self._workers: list[Worker] = []
+        self.following = asyncio.create_task(follow(self.news, self.fleets.apply))
+
+    def _fleet(self) -> Fleet:
+        router = Router(RouterSettings())
+        return Fleet(router, self.media_sender, Incarnation("f"), "0.32.0", gauges=self._gauges)
+
+    def start(self, incarnation: str) -> Worker:
+        """Another worker."""
+        self._workers.append(Worker(incarnation))
+        return self._workers[-1]
+
+    def connected(self, model: str) -> set[WorkerId]:
+        """Workers that serve a model, for the fleet and for its router alike."""
+        fleet = self.fleets.of(model)
+        if fleet is None:
+            return set()
+        names = {member.card.worker_id for member in fleet.members.available()}
+        return names & set(fleet.router.roster.workers)
+
+    async def let_go(self, fleet: Fleet) -> None:
+        """As whoever serves a model does once it has left."""
+        await fleet.close()
+        await fleet.router.close()
+        self.fleets.closed(fleet)
+
+    async def close(self) -> None:
+        self.following.cancel()
+        await asyncio.gather(self.following, return_exceptions=True)
+        await self.fleets.close()
+        for fleet, _ in self.came:
+            await self.let_go(fleet)
+        for worker in self._workers:
             await worker.close()
         self.media_sender.close()
 

@@ -40,7 +40,7 @@ class Office:
         operating = Operating(town.fleet.members)
         app = FastAPI()
         app.include_router(operate_routes(operating))
-        app.include_router(manage_routes(Management(town.router, None)))
+        app.include_router(manage_routes(Management([town.router], None)))
         app.include_router(vllms_routes(operating, self._forget, dev_mode=True))
         transport = httpx.ASGITransport(AdminGuard(app, ["user"], ["admin"]))
         self.http = httpx.AsyncClient(
@@ -351,7 +351,8 @@ async def test_a_link_takes_so_many_questions_and_no_more(office: Office) -> Non
         ("/sleep?timeout_s=5", 422, "there is no parameter 'timeout_s'"),
         ("/collective_rpc", 501, "closed list"),
         ("/update_weights", 501, "reload_weights"),
-        ("/v1/load_lora_adapter", 501, "workers load their adapters"),
+        ("/adapters", 501, "/v1/load_lora_adapter"),
+        ("/mmrouter/workers/w0/load_lora_adapter", 422, "Field required"),
         ("/v1/embeddings", 501, "pooling"),
     ],
 )

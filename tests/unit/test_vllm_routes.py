@@ -16,7 +16,7 @@ from frontend.args import parse
 from frontend.http.operate import REPLACED, Operating, vllms_routes
 from frontend.http.operation_queries import READS, VLLMS
 from frontend.http.server import replace_engine_routes
-from frontend.http.vllm_routes import OPERATIONS, POOLING, REFUSED, SERVED
+from frontend.http.vllm_routes import ADAPTERS, OPERATIONS, POOLING, REFUSED, SERVED
 from frontend.workers import Members
 
 _ENTRYPOINTS = Path(vllm.__file__).parent / "entrypoints"
@@ -68,7 +68,7 @@ def paths_of(app: FastAPI) -> set[str]:
 
 def test_every_route_stands_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new one of vLLM's: serve it, let workers do it, or say in vllm_routes.py why not."""
-    places = [SERVED.keys(), OPERATIONS, REFUSED.keys()]
+    places = [SERVED.keys(), OPERATIONS, ADAPTERS, REFUSED.keys()]
     listed = frozenset[str]().union(*places)
     assert len(listed) == sum(map(len, places))
     source, built = declared(), paths_of(everything(monkeypatch))
@@ -105,7 +105,8 @@ def test_what_concerns_engines_is_ours_and_nothing_else_is(
 def test_every_operation_has_vllms_name() -> None:
     posts = OPERATIONS - {"/is_sleeping", "/is_paused"}
     assert {f"/{name}" for name in VLLMS} == posts
-    assert READS.keys() - VLLMS.keys() == {"reload_weights"}
+    elsewhere = {path.removeprefix("/v1/") for path in ADAPTERS}
+    assert READS.keys() - VLLMS.keys() == {"reload_weights"} | elsewhere
 
 
 async def test_where_vllm_pools_it_is_refused_with_the_reason() -> None:

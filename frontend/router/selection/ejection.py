@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from common.identity import Incarnation, RequestId, WorkerId
-from common.telemetry import EJECTED_WORKERS, EJECTIONS
+from common.telemetry import EJECTIONS
 
 JITTER = 0.2
 """Times out differ by up to this share in either direction."""
@@ -75,9 +75,10 @@ class Ejection:
         self._max_s = max_s
         self._random = chance or random.Random()
         self._records: dict[WorkerId, _Record] = {}
-        EJECTED_WORKERS.set_function(
-            lambda: sum(one.circuit is not Circuit.CLOSED for one in self._records.values())
-        )
+
+    def out(self) -> int:
+        """How many are out, or on trial."""
+        return sum(one.circuit is not Circuit.CLOSED for one in self._records.values())
 
     def failed(self, worker_id: WorkerId, incarnation: Incarnation, reason: str) -> None:
         """A request failed, and it was the worker's fault."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from common.identity import RequestId, Target, WorkerId
-from common.telemetry import BUSY_WORKERS
 
 
 class TargetLoad(NamedTuple):
@@ -110,7 +109,6 @@ class LoadTracker:
         self._reports: dict[Target, Reported] = {}
         self._expires: dict[WorkerId, float] = {}
         self._requests: dict[RequestId, _Request] = {}
-        BUSY_WORKERS.set_function(lambda: len({one.worker_id for one in self.busy()}))
 
     def add(self, worker_id: WorkerId, targets: Sequence[Target], kv_tokens: int = 0) -> None:
         """Register a worker.

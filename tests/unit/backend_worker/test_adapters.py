@@ -11,8 +11,9 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from backend_worker.adapters import Adapters, read_adapter
 from backend_worker.args import parse
-from common.card import Adapter
-from common.errors import ConfigurationError, RequestRejectedError
+from common.card import MAX_ADAPTERS, Adapter
+from common.errors import ConfigurationError, OperationRefusedError, RequestRejectedError
+from common.operations import LoadLoraAdapter, UnloadLoraAdapter
 
 STORY, POEM = Adapter(name="story", path="/s"), Adapter(name="poem", path="org/poem")
 
@@ -94,3 +95,85 @@ def test_a_request_gets_the_workers_own_whatever_it_says() -> None:
     for name, path in (("other", "/s"), ("story", "/etc")):
         with pytest.raises(RequestRejectedError, match="no such adapter"):
             adapters.named(LoRARequest(name, 1, path))
+
+
+class Loader:
+    """Stands for the engine's loading."""
+
+    def __init__(self) -> None:
+        self.asked: list[LoRARequest] = []
+        self.inplace: list[bool] = []
+        self.answer: bool | Exception = True
+
+    async def __call__(self, request: LoRARequest) -> bool:
+        self.asked.append(request)
+        self.inplace.append(request.load_inplace)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def asked_for(adapters: Adapters, name: str, path: str) -> LoRARequest | None:
+    return adapters.named(LoRARequest(lora_name=name, lora_int_id=77, lora_path=path))
+
+
+async def test_they_come_and_go_while_it_serves(tmp_path: Path) -> None:
+    adapters, loader = Adapters([STORY]), Loader()
+    await adapters.add(LoadLoraAdapter("poem", str(tmp_path)), loader, ["demo"])
+    assert [each.name for each in adapters.known] == ["story", "poem"] and adapters.changes == 1
+    own = asked_for(adapters, "poem", str(tmp_path))
+    assert own is loader.asked[0] and own.lora_int_id == 2
+    for refused in (LoadLoraAdapter("poem", "/p"), LoadLoraAdapter("demo", "/p")):
+        with pytest.raises(OperationRefusedError):
+            await adapters.add(refused, loader, ["demo"])
+    await adapters.add(LoadLoraAdapter("poem", "/new", load_inplace=True), loader, ["demo"])
+    assert loader.inplace == [False, True]
+    again = asked_for(adapters, "poem", "/new")
+    assert again is not None and again.lora_int_id == 2 and not again.load_inplace
+    adapters.forget(UnloadLoraAdapter("poem"))
+    assert adapters.known == (STORY,) and adapters.changes == 3
+    with pytest.raises(RequestRejectedError):
+        asked_for(adapters, "poem", "/new")
+    with pytest.raises(OperationRefusedError, match="no adapter 'poem'"):
+        adapters.forget(UnloadLoraAdapter("poem"))
+    # What comes under its name later is another one to the engine.
+    await adapters.add(LoadLoraAdapter("poem", "/later"), loader, ["demo"])
+    assert loader.asked[-1].lora_int_id > 2
+
+
+@pytest.mark.parametrize("answer", [False, ValueError("no such file")])
+async def test_what_can_not_be_loaded_changes_nothing(answer: bool | Exception) -> None:
+    adapters, loader = Adapters([STORY]), Loader()
+    loader.answer = answer
+    with pytest.raises((RuntimeError, ValueError)):
+        await adapters.add(LoadLoraAdapter("poem", "/p"), loader, ["demo"])
+    assert adapters.known == (STORY,) and not adapters.changes and not adapters.active
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [LoadLoraAdapter("a\nb", "/p"), LoadLoraAdapter("a", "/p\x00"), LoadLoraAdapter("a", "")],
+)
+async def test_names_and_paths_that_are_none(wanted: LoadLoraAdapter) -> None:
+    loader = Loader()
+    with pytest.raises(OperationRefusedError):
+        await Adapters().add(wanted, loader, [])
+    assert not loader.asked
+
+
+async def test_there_may_be_so_many() -> None:
+    adapters, loader = Adapters(), Loader()
+    for number in range(MAX_ADAPTERS):
+        await adapters.add(LoadLoraAdapter(f"a{number}", "/p"), loader, [])
+    with pytest.raises(OperationRefusedError, match="already"):
+        await adapters.add(LoadLoraAdapter("one-more", "/p"), loader, [])
+
+
+def test_those_that_were_used_last_are_active() -> None:
+    adapters = Adapters([STORY, POEM, Adapter(name="ode", path="/o")])
+    adapters.slots = 2
+    for name, path in (("story", "/s"), ("poem", "org/poem"), ("story", "/s"), ("ode", "/o")):
+        asked_for(adapters, name, path)
+    assert list(adapters.active) == ["story", "ode"]
+    adapters.forget(UnloadLoraAdapter("ode"))
+    assert list(adapters.active) == ["story"]

@@ -26,7 +26,7 @@ def args(tmp_path: Path) -> FrontendArgs:
 async def test_all_of_it_is_there_and_gone_afterwards(args: FrontendArgs) -> None:
     before = arenas()
     async with open_frontend(args) as frontend:
-        assert frontend.media_sender.arena is not None
+        assert frontend.shared.media_sender.arena is not None
         assert len(arenas() - before) == 1
     assert arenas() == before
 

@@ -224,3 +224,20 @@ def test_what_would_do_nothing_is_refused(
         parse(argv)
     assert stopped.value.code == 2
     assert complaint in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--processes=2"], "--processes=1"),
+        (["--served-model-name=demo"], "give it to the workers"),
+    ],
+)
+def test_what_can_not_be_had_with_several_models(
+    flags: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert parse(["--models-from-cards", "--max-models=2"]).models.max_models == 2
+    assert not parse(flags).models.models_from_cards
+    with pytest.raises(SystemExit):
+        parse(["--models-from-cards", *flags])
+    assert reason in capsys.readouterr().err

@@ -24,7 +24,7 @@ from common.errors import (
 )
 from common.identity import BlockHash, Incarnation, RequestId, Target, WorkerId
 from common.protocol import Coming, Output, RankStatus, Status, Submit, Terms
-from common.telemetry import INTERNAL_ERRORS, REFUSED_CARDS, TASK_FAILURES, WORKERS
+from common.telemetry import INTERNAL_ERRORS, REFUSED_CARDS, TASK_FAILURES
 from common.transfer.handshake import TransferReply
 from frontend.router import LoraKey, RoutingRequest
 from frontend.router.selection.ejection import Circuit
@@ -35,6 +35,10 @@ from tests.fakes.cards import make_card
 from tests.fakes.engine import output
 from tests.fakes.fleet import Town, gone
 from tests.waiting import until
+
+
+def shown(state: str) -> float | None:
+    return REGISTRY.get_sample_value("mmrouter_workers", {"state": state})
 
 
 @pytest.fixture
@@ -87,8 +91,8 @@ async def test_a_worker_whose_link_lives_stays_whatever_became_of_its_card(town:
     await until(lambda: not town.fleet.members.shown())
     assert town.router.roster.targets() == []
     # Not only once discovery says something again.
-    assert WORKERS.labels("connected")._value.get() == 0
-    assert WORKERS.labels("disconnected")._value.get() == 0
+    assert shown("connected") == 0
+    assert shown("disconnected") == 0
 
 
 async def test_adapters_come_and_go_with_their_worker(town: Town) -> None:
@@ -246,7 +250,7 @@ async def test_of_two_living_workers_under_one_id_the_first_serves_and_the_other
     assert "process 77 on there" in reason and "process 1 on here" in reason
     assert "--worker-id" in reason
     assert REFUSED_CARDS.labels("worker_id")._value.get() == counted + 1
-    assert WORKERS.labels("refused")._value.get() == 1
+    assert shown("refused") == 1
     assert town.serving() == "i0" and len(town.fleet.members.shown()) == 1
     # Once the first is gone, the other serves, and needs nobody to say so.
     await town.worker.close()

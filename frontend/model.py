@@ -1,0 +1,158 @@
+"""One model: its processor, what runs its requests, and vLLM's app for it."""
+
+import asyncio
+from argparse import Namespace
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Self
+
+from fastapi import FastAPI
+
+from common.card import WorkerCard
+from common.transfer.choice import TransferMode
+from frontend.args import FrontendArgs
+from frontend.fetch import MediaLoader
+from frontend.http import (
+    FleetStatus,
+    History,
+    Management,
+    Operating,
+    Server,
+    Status,
+    build_vllm_app,
+    history_routes,
+    manage_routes,
+    operate_routes,
+    page_routes,
+    replace_engine_routes,
+    share_adapters,
+    status_routes,
+    worker_metrics_routes,
+)
+from frontend.processes import Siblings
+from frontend.processing import Preprocessor
+from frontend.request import RequestRunner, RoutedEngineClient
+from frontend.router import Router
+from frontend.workers import Fleet, MediaSender, Refusals, Roll
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all models of a process have together.
+
+    Attributes:
+        siblings: the other processes of this frontend, if there are any.
+    """
+
+    args: FrontendArgs
+    media_sender: MediaSender
+    loader: MediaLoader
+    server: Server
+    siblings: Siblings | None
+    history: History = field(default_factory=History)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What is there of all models, to be looked at and operated; asked each time.
+
+    Attributes:
+        refusals: of workers that no fleet looks at.
+        forget_media: lets all models forget those that were processed; None where there is one.
+    """
+
+    fleets: Iterable[Fleet]
+    routers: Iterable[Router]
+    roll: Roll
+    refusals: tuple[Refusals, ...] = ()
+    forget_media: Callable[[], Awaitable[None]] | None = None
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that is served.
+
+    Attributes:
+        app: vLLM's. Its lifespan still has to be entered.
+    """
+
+    preprocessor: Preprocessor
+    client: RoutedEngineClient
+    app: FastAPI
+
+    @classmethod
+    async def load(
+        cls,
+        card: WorkerCard,
+        fleet: Fleet,
+        shared: Shared,
+        whole: Whole,
+        closing: AsyncExitStack,
+        serve: Namespace,
+        *,
+        apart: bool = False,
+    ) -> Self:
+        """Take seconds, most of them in threads.
+
+        Args:
+            card: the contract of the fleet.
+            closing: closes what was made.
+            serve: vLLM's API server arguments, into which the model's are filled.
+            apart: others are served meanwhile.
+
+        Raises:
+            ConfigurationError: the model can't be served here.
+            Exception: what vLLM raises for arguments that don't fit a model.
+        """
+        preprocessor = await asyncio.to_thread(_preprocessor, card, serve, shared)
+        closing.push_async_callback(preprocessor.close)
+        client = _client(preprocessor, fleet, shared)
+        tasks = preprocessor.tasks
+        app = await build_vllm_app(client, serve, tasks, shared.server, apart=apart)
+        share_adapters(app, fleet.adapters)
+        await _add_routes(app, shared, whole, whole.forget_media or client.reset_mm_cache)
+        preprocessor.hf_runs.reset()
+        return cls(preprocessor, client, app)
+
+
+def _preprocessor(card: WorkerCard, serve: Namespace, shared: Shared) -> Preprocessor:
+    return Preprocessor(
+        card,
+        serve,
+        loader=shared.loader,
+        arena=shared.media_sender.arena,
+        settings=shared.args.preprocess,
+        keep_sources=shared.args.transfer is TransferMode.DISABLED,
+    )
+
+
+def _client(preprocessor: Preprocessor, fleet: Fleet, shared: Shared) -> RoutedEngineClient:
+    runner = RequestRunner(
+        preprocessor,
+        fleet,
+        fleet.router,
+        shared.media_sender,
+        shared.args.faults,
+        model=preprocessor.card.served_model_names[0],
+    )
+    return RoutedEngineClient(preprocessor, fleet, fleet.router, runner, shared.siblings)
+
+
+async def _add_routes(
+    app: FastAPI, shared: Shared, whole: Whole, forget_media: Callable[[], Awaitable[None]]
+) -> None:
+    """Those of ours: the same at every model's app."""
+    siblings = shared.siblings
+    status = FleetStatus(Status(whole.fleets, shared.media_sender, whole.refusals), siblings)
+    app.include_router(page_routes())
+    app.include_router(status_routes(status, several=siblings is not None))
+    shared.history.share(siblings)
+    app.include_router(history_routes(shared.history))
+    app.include_router(worker_metrics_routes(whole.roll))
+    operating = Operating(whole.roll)
+    replace_engine_routes(app, operating, forget_media)
+    app.include_router(operate_routes(operating))
+    management = Management(whole.routers, siblings)
+    await management.learn()
+    app.include_router(manage_routes(management))

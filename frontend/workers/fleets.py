@@ -1,0 +1,255 @@
+"""Several models behind one frontend: each has a fleet of its own.
+
+The names under which a worker serves its model say which fleet its card is for. A model comes with
+its first worker and leaves with its last one. What there is no room for is refused by name, and
+looked at again when a model has left.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from common.card import WorkerCard, WorkerState
+from common.discovery.base import CardChange, CardGone, CardPresent, CardRefused
+from common.errors import CardError, CardIncompatibleError, CardModelError, CardNameError
+from frontend.workers.contract import Contract
+from frontend.workers.fleet import Fleet
+from frontend.workers.gauges import Gauges
+from frontend.workers.members import Run
+from frontend.workers.refusals import Refusals, nobody
+
+logger = logging.getLogger(__name__)
+
+MOST_NAMES: Final = 64
+LONGEST_NAME: Final = 512
+
+Came = Callable[[Fleet, asyncio.Event], None]
+"""Is told of the fleet of a model that is new, and of what is set once its last worker has left.
+It owes :meth:`Fleets.closed` for each."""
+
+
+class Fleets:
+    """The fleets of all models.
+
+    Attributes:
+        refusals: workers that no fleet looks at, and why; fleets have others.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Fleet],
+        came: Came,
+        terms: Contract,
+        *,
+        most: int,
+        gauges: Gauges | None = None,
+    ) -> None:
+        """
+        Args:
+            make: a fleet for another model.
+            terms: what is demanded of every card, whatever its model. Never settled.
+            most: models at the same time.
+        """
+        self.refusals = Refusals()
+        self._make = make
+        self._came = came
+        self._terms = terms
+        self._most = most
+        self._here: dict[Fleet, asyncio.Event] = {}
+        self._leaving: list[Fleet] = []
+        self._outside: dict[Run, WorkerCard] = {}
+        self._namesakes: set[Run] = set()
+        self._banned: dict[Run, CardError] = {}
+        self._look_at: set[Run] | None = None
+        self._closed = False
+        (Gauges() if gauges is None else gauges).add(None, self.refusals)
+
+    def __iter__(self) -> Iterator[Fleet]:
+        return iter(list(self._here))
+
+    def of(self, name: str) -> Fleet | None:
+        """The fleet of the model that has a name, if there is one."""
+        return next((fleet for fleet in self._here if name in fleet.names), None)
+
+    def check_available(self) -> None:
+        """Raises NoWorkerError, with what is known of the reason, if nobody is there."""
+        if any(fleet.connected for fleet in self._here):
+            return
+        everybody = (self.refusals, *(fleet.refusals for fleet in self._here))
+        raise nobody([reason for each in everybody for reason in each.reasons()])
+
+    def apply(self, change: CardChange) -> None:
+        """Follow a change in discovery."""
+        match change:
+            case CardPresent(card):
+                self._present(card)
+            case CardRefused(worker_id, incarnation, error):
+                self.refusals.add(Run(worker_id, incarnation), error)
+            case CardGone(worker_id, incarnation):
+                run = Run(worker_id, incarnation)
+                self._outside.pop(run, None)
+                self._namesakes.discard(run)
+                self._banned.pop(run, None)
+                self.refusals.take_back(run)
+                for fleet in self:
+                    fleet.apply(change)
+
+    def give_up(self, fleet: Fleet, error: BaseException) -> None:
+        """A model can't be served: let its workers go, and take none of these runs again."""
+        for member in fleet.members:
+            card = member.card
+            why = CardModelError(
+                f"worker {card.worker_id} refused: its model {card.served_model_names[0]} can't be "
+                f"served here: {error}"
+            )
+            self._banned[member.run] = why
+            self.refusals.add(member.run, why)
+        fleet.give_up(str(error))
+
+    def closed(self, fleet: Fleet) -> None:
+        """Nothing is left of a model that has left: others may have its place."""
+        self._here.pop(fleet, None)
+        self._leaving = [each for each in self._leaving if each is not fleet]
+        self._look_again(self._outside)
+
+    async def close(self) -> None:
+        """Leave every worker. Requests that still run fail."""
+        self._closed = True
+        for fleet in self:
+            await fleet.close()
+
+    def _present(self, card: WorkerCard) -> None:
+        if self._closed:
+            return
+        run = Run(card.worker_id, card.incarnation)
+        home = next((fleet for fleet in self._here if fleet.members.get(run) is not None), None)
+        self._outside.pop(run, None)
+        self._namesakes.discard(run)
+        try:
+            if run in self._banned:
+                raise self._banned[run]
+            if home is None:
+                self._place(run, card)
+                return
+            self._check_unchanged(home, run, card)
+            self.refusals.take_back(run)
+            home.apply(CardPresent(card))
+            if home.members.get(run) is None:  # it does not fit any more
+                self._outside[run] = card
+        except CardError as error:
+            logger.error("%s", error)
+            self.refusals.add(run, error)
+
+    def _check_unchanged(self, home: Fleet, run: Run, card: WorkerCard) -> None:
+        if card.served_model_names == home.names:
+            return
+        error = CardModelError(
+            f"worker {card.worker_id} refused: it joined as one of {', '.join(home.names)}, and "
+            f"its card says {', '.join(card.served_model_names)} now; start it again"
+        )
+        self._banned[run] = error
+        home.expel(run, str(error))
+        raise error
+
+    def _place(self, run: Run, card: WorkerCard) -> None:
+        """Give a card to the fleet that it is for, or keep it until that can be had."""
+        if card.state is not WorkerState.READY:
+            self.refusals.take_back(run)
+            return
+        self._terms.check(card)
+        _check_names(card)
+        fleet = next((one for one in self._here if one.names == card.served_model_names), None)
+        self._outside[run] = card
+        self._check_worker_id(run, card, fleet)
+        if fleet is None:
+            self._check_room(card)
+        made = fleet or self._make()
+        self.refusals.take_back(run)
+        made.apply(CardPresent(card))
+        if made.members.get(run) is not None:
+            del self._outside[run]
+        if fleet is None:
+            made.members.left = lambda: self._look_again(self._namesakes)
+            self._here[made] = gone = asyncio.Event()
+            logger.info("the first worker of model %s has come", card.served_model_names[0])
+            self._came(made, gone)
+
+    def _check_worker_id(self, run: Run, card: WorkerCard, fleet: Fleet | None) -> None:
+        """Whatever is kept by worker id is kept for all models together."""
+        for other in (*self._here, *self._leaving):
+            if other is not fleet and card.worker_id in other.members.names:
+                self._namesakes.add(run)
+                raise CardNameError(
+                    f"worker {card.worker_id} refused: a worker of model {other.names[0]} has the "
+                    "same worker id; give each worker a --worker-id of its own"
+                )
+
+    def _check_room(self, card: WorkerCard) -> None:
+        """Raises CardError if another model would be too many, or taken for one of them."""
+        others = [*self._here, *self._leaving]
+        for other in others:
+            theirs = other.contract.first
+            assert theirs is not None, "a fleet has a card"
+            if shared := sorted({*other.names} & {*card.served_model_names}):
+                raise CardModelError(
+                    f"worker {card.worker_id} refused: it serves its model as "
+                    f"{', '.join(card.served_model_names)}, and another one that is served as "
+                    f"{', '.join(other.names)} has the name {shared[0]} here"
+                )
+            _check_apart(theirs, card)
+        if len(others) >= self._most:
+            raise CardModelError(
+                f"worker {card.worker_id} refused: its model {card.served_model_names[0]} would be "
+                f"one more than the {self._most} of --max-models"
+            )
+
+    def _look_again(self, runs: Iterable[Run]) -> None:
+        """At those that no fleet has: soon, since those who call are in the middle of something."""
+        if self._closed:
+            return
+        if self._look_at is None:
+            self._look_at = set()
+            asyncio.get_running_loop().call_soon(self._look)
+        self._look_at.update(runs)
+
+    def _look(self) -> None:
+        wanted, self._look_at = self._look_at or set(), None
+        for fleet, gone in list(self._here.items()):
+            if not len(fleet.members):
+                del self._here[fleet]
+                self._leaving.append(fleet)
+                logger.info("the last worker of model %s has left", fleet.names[0])
+                gone.set()
+        for run, card in list(self._outside.items()):
+            if run in wanted:
+                self._present(card)
+
+
+def _check_names(card: WorkerCard) -> None:
+    """They stand in log lines, metrics and errors."""
+    names = card.served_model_names
+    if len(names) > MOST_NAMES or not all(
+        0 < len(name) <= LONGEST_NAME and name.isprintable() for name in names
+    ):
+        raise CardModelError(
+            f"worker {card.worker_id} refused: a model may have {MOST_NAMES} names, of up to "
+            f"{LONGEST_NAME} printable characters each"
+        )
+
+
+def _check_apart(ours: WorkerCard, theirs: WorkerCard) -> None:
+    """What is of a whole process must be the same for all models, and media must not be mixed up.
+
+    vLLM names processed media by the model's path, and by nothing else that a worker was started
+    with.
+    """
+    if ours.environment != theirs.environment:
+        raise CardIncompatibleError(
+            theirs.worker_id, "environment", ours.environment, theirs.environment
+        )
+    if ours.model.model == theirs.model.model:
+        for field in type(ours.model).model_fields:
+            here, there = getattr(ours.model, field), getattr(theirs.model, field)
+            if here != there:
+                raise CardIncompatibleError(theirs.worker_id, f"model.{field}", here, there)

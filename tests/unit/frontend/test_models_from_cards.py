@@ -1,0 +1,299 @@
+"""Models come and go with their workers: real links and fleets, models that are made up."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from prometheus_client import REGISTRY
+
+from common.card import WorkerCard
+from common.discovery.base import CardPresent
+from common.errors import ConfigurationError
+from common.identity import Incarnation
+from common.transfer.choice import TransferMode
+from frontend.args import parse
+from frontend.http import ReadinessGate
+from frontend.model import Model, Shared
+from frontend.models_from_cards import ModelsFromCards
+from frontend.router import Router, RouterSettings
+from frontend.workers import Contract, Fleet, Gauges, MediaSender, follow
+from tests.fakes.fleet import Announcements, Worker, gone
+from tests.waiting import until
+
+
+class Listed:
+    """What vLLM's server would list."""
+
+    def __init__(self, name: str) -> None:
+        self.base_model_paths = [SimpleNamespace(name=name)]
+        self._name = name
+
+    async def show_available_models(self) -> Any:
+        cards = [
+            {"id": self._name, "parent": None},
+            {"id": "beta", "parent": self._name},
+            {"id": f"of-{self._name}", "parent": self._name},
+        ]
+        return SimpleNamespace(model_dump=lambda: {"object": "list", "data": cards})
+
+
+@dataclass
+class Loads:
+    """Loads models as a test says.
+
+    Attributes:
+        may_end: while it is cleared, loading goes on.
+        asked: names of models, in the order in which they were loaded.
+        closed: names of those that were closed.
+        at_once: how many were being loaded at the same time.
+    """
+
+    may_end: asyncio.Event
+    asked: list[str]
+    closed: list[str]
+    error: Exception | None = None
+    at_once: int = 0
+    loading: int = 0
+    answer: asyncio.Event | None = None
+
+    async def load(
+        self,
+        card: WorkerCard,
+        fleet: Fleet,
+        shared: Shared,
+        whole: Any,
+        closing: AsyncExitStack,
+        serve: Any,
+        *,
+        apart: bool,
+    ) -> Model:
+        name = card.served_model_names[0]
+        self.asked.append(name)
+        closing.callback(self.closed.append, name)
+        assert serve is not shared.args.serve, "it is filled in"
+        self.loading += 1
+        self.at_once = max(self.at_once, self.loading)
+        try:
+            await self.may_end.wait()
+        finally:
+            self.loading -= 1
+        if self.error is not None:
+            raise self.error
+        app = FastAPI()
+        app.state.openai_serving_models = Listed(name)
+
+        async def say() -> dict[str, str]:
+            if self.answer is not None:
+                await self.answer.wait()
+            return {"model": name}
+
+        app.add_api_route("/v1/completions", say, methods=["POST"])
+        preprocessor: Any = SimpleNamespace(defers=False)
+        client: Any = SimpleNamespace()
+        return Model(preprocessor, client, app)
+
+
+class Frontend:
+    """Models of which only the loading is made up."""
+
+    def __init__(self) -> None:
+        self.news = Announcements()
+        self.media_sender = MediaSender(None, TransferMode.AUTO)
+        gauges = Gauges()
+
+        def make() -> Fleet:
+            return Fleet(
+                Router(RouterSettings()),
+                self.media_sender,
+                Incarnation("f"),
+                "0.32.0",
+                gauges=gauges,
+            )
+
+        self.models = ModelsFromCards(make, Contract("0.32.0"), gauges, most=2, root_path="")
+        self.gate = ReadinessGate(self.models.fleets.check_available)
+        server: Any = SimpleNamespace(accept=lambda: None)
+        loader: Any = None
+        shared = Shared(parse([]), self.media_sender, loader, server, None)
+        self.models.open(shared, self.gate, lambda app: app)
+        self.following = asyncio.create_task(follow(self.news, self.models.fleets.apply))
+        self.workers: list[Worker] = []
+
+    def come(self, model: str, **changes: Any) -> WorkerCard:
+        """A worker of a model comes."""
+        worker = Worker(f"i{len(self.workers)}")
+        self.workers.append(worker)
+        settings = {"model": f"/models/{model}"}
+        names = [model]
+        card = worker.card(
+            f"w{len(self.workers)}", model=settings, served_model_names=names, **changes
+        )
+        self.news.say(CardPresent(card))
+        return card
+
+    async def leave(self, card: WorkerCard) -> None:
+        await self.workers[int(card.incarnation.removeprefix("i"))].close()
+        self.news.say(gone(card))
+
+    async def ask(self, model: str) -> httpx.Response:
+        async with self.http() as http:
+            return await http.post("/v1/completions", json={"model": model})
+
+    async def listed(self) -> list[str]:
+        async with self.http() as http:
+            answer = await http.get("/v1/models")
+            return [card["id"] for card in answer.json()["data"]]
+
+    def http(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self.gate), base_url="http://f")
+
+    def serving(self) -> list[str]:
+        return [app.names[0] for app in self.models.choice.apps]
+
+    async def close(self) -> None:
+        self.following.cancel()
+        await asyncio.gather(self.following, return_exceptions=True)
+        await self.models.close()
+        await self.gate.close()
+        for worker in self.workers:
+            await worker.close()
+        self.media_sender.close()
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
+    made = Loads(asyncio.Event(), [], [])
+    made.may_end.set()
+    monkeypatch.setattr(Model, "load", made.load)
+    return made
+
+
+@pytest.fixture
+async def frontend(request: pytest.FixtureRequest) -> AsyncIterator[Frontend]:
+    frontend = Frontend()
+    yield frontend
+    await frontend.close()
+
+
+def figures(model: str) -> list[float | None]:
+    return [
+        REGISTRY.get_sample_value(f"mmrouter_model_{name}", {"model": model})
+        for name in ("serving", "workers", "requests")
+    ]
+
+
+async def test_models_are_served_while_they_have_workers(loads: Loads, frontend: Frontend) -> None:
+    assert (await frontend.ask("alpha")).status_code == 503
+    alpha = frontend.come("alpha")
+    await until(lambda: frontend.serving() == ["alpha"])
+    beta = frontend.come("beta")
+    await until(lambda: len(frontend.serving()) == 2)
+    assert (await frontend.ask("beta")).json() == {"model": "beta"}
+    # A model goes before an adapter of its name, and of equal names the first counts.
+    assert await frontend.listed() == ["alpha", "beta", "of-alpha", "of-beta"]
+    await until(lambda: figures("alpha") == [1, 1, 0])
+    await frontend.leave(alpha)
+    await until(lambda: loads.closed == ["alpha"])
+    assert figures("alpha") == [None, None, None]
+    assert await frontend.listed() == ["beta", "of-beta"]
+    await frontend.leave(beta)
+    await until(lambda: loads.closed == ["alpha", "beta"])
+    answer = await frontend.ask("beta")
+    assert answer.status_code == 503 and "all are gone" in answer.text
+    frontend.come("beta")
+    await until(lambda: frontend.serving() == ["beta"])
+    assert (await frontend.ask("beta")).json() == {"model": "beta"}
+
+
+async def test_one_is_loaded_after_the_other_and_keeps_nobody_waiting(
+    loads: Loads, frontend: Frontend
+) -> None:
+    frontend.come("alpha")
+    await until(lambda: frontend.serving() == ["alpha"])
+    loads.may_end.clear()
+    frontend.come("beta")
+    await until(lambda: loads.loading)
+    answer = await frontend.ask("beta")
+    assert answer.status_code == 503 and answer.headers["retry-after"]
+    assert "`beta` is being loaded" in answer.json()["error"]["message"]
+    assert (await frontend.ask("alpha")).json() == {"model": "alpha"}
+    assert figures("beta")[0] == 0
+    loads.may_end.set()
+    await until(lambda: frontend.serving() == ["alpha", "beta"])
+    assert loads.at_once == 1
+
+
+@pytest.mark.parametrize("error", [ConfigurationError("no such file"), KeyError("parser")])
+async def test_a_model_that_can_not_be_loaded_is_refused_and_keeps_no_place(
+    loads: Loads, frontend: Frontend, error: Exception
+) -> None:
+    loads.error = error
+    card = frontend.come("alpha")
+    refusals = frontend.models.fleets.refusals
+    await until(lambda: card.worker_id in refusals.by_worker() and loads.closed)
+    await until(lambda: not list(frontend.models.fleets))
+    assert str(error) in refusals.by_worker()[card.worker_id]
+    answer = await frontend.ask("alpha")
+    assert answer.status_code == 503 and str(error) in answer.json()["error"]["message"]
+    frontend.news.say(CardPresent(card))
+    loads.error = None
+    for name in ("beta", "gamma"):  # both places are free
+        frontend.come(name)
+        await until(lambda name=name: name in frontend.serving())  # type: ignore[misc]
+    assert loads.asked == ["alpha", "beta", "gamma"]
+
+
+async def test_a_path_that_is_none_is_refused(frontend: Frontend) -> None:
+    """With vLLM's own loading."""
+    card = frontend.come("alpha")
+    refusals = frontend.models.fleets.refusals
+    await until(lambda: card.worker_id in refusals.by_worker())
+    assert "can't be read on this machine" in refusals.by_worker()[card.worker_id]
+    await until(lambda: not list(frontend.models.fleets))
+
+
+async def test_workers_that_leave_while_their_model_is_loaded(
+    loads: Loads, frontend: Frontend
+) -> None:
+    loads.may_end.clear()
+    alpha, beta = frontend.come("alpha"), frontend.come("beta")
+    await until(lambda: loads.loading)
+    await frontend.leave(alpha)
+    await frontend.leave(beta)  # which waits for its turn
+    await until(lambda: not list(frontend.models.fleets))
+    loads.may_end.set()
+    await until(lambda: loads.closed == ["alpha"])
+    assert loads.asked == ["alpha"] and not frontend.serving()
+    frontend.come("beta")
+    await until(lambda: frontend.serving() == ["beta"])
+
+
+async def test_requests_that_run_end_before_their_model_is_closed(
+    loads: Loads, frontend: Frontend
+) -> None:
+    alpha = frontend.come("alpha")
+    frontend.come("beta")
+    await until(lambda: len(frontend.serving()) == 2)
+    loads.answer = asyncio.Event()
+    asking = asyncio.create_task(frontend.ask("alpha"))
+    await until(lambda: figures("alpha")[2] == 1)
+    await frontend.leave(alpha)
+    await until(lambda: frontend.serving() == ["beta"])
+    assert not loads.closed
+    loads.answer.set()
+    assert (await asking).json() == {"model": "alpha"}
+    await until(lambda: loads.closed == ["alpha"])
+
+
+async def test_it_ends_while_a_model_is_loaded(loads: Loads, frontend: Frontend) -> None:
+    loads.may_end.clear()
+    frontend.come("alpha")
+    await until(lambda: loads.loading)
+    await frontend.close()
+    assert loads.closed == ["alpha"]
