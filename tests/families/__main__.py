@@ -1,6 +1,6 @@
 """Holds every model family against a plain vLLM.
 
-    python -m tests.families [--results DIRECTORY] [--again] [--list] [CASE ...]
+    python -m tests.families [--page FILE] [--results DIRECTORY] [--again] [CASE ...]
 
 Each case starts a worker, three frontends whose media travel in another way each, and a plain vLLM
 of one tiny model, and asks all of them the same. A case that has a result already is not run again,
@@ -51,7 +51,7 @@ def main() -> int:
         print("\n".join(CASES))
         return 0
     for number, (name, case) in enumerate(cases.items(), 1):
-        if options.page or (read(name, options.results) and not options.again):
+        if options.dry or (read(name, options.results) and not options.again):
             continue
         print(f"[{number}/{len(cases)}] {name}", end=" ", flush=True)
         result = run(case, options.keep and options.keep / name)

@@ -34,13 +34,13 @@ def compare(
     theirs = _ask(servers.plain.url, question, client)
     statuses = theirs.status_code, ours.status_code
     if statuses != (200, 200):
-        differs, said = _differing_refusals(ours, theirs), _message(theirs)
+        differs, said = differing_refusals(ours, theirs), _message(theirs)
         return Answer(way, question.medium, question.name, differs, *statuses, said)
     answer, expected = ours.json(), theirs.json()
     differs = _differing_answers(answer, expected, cached=cached)
     decision = _decision(url, str(answer["id"]), client)
     differs += _mispredicted(answer, decision)
-    differs += _travelled(way, decision, _hf_runs(url, client) - runs)
+    differs += travelled(way, decision, _hf_runs(url, client) - runs)
     return Answer(
         way, question.medium, question.name, differs, *statuses, _text(expected)[:80],
         _cached(answer), answer["usage"]["prompt_tokens"],
@@ -65,7 +65,7 @@ def _message(reply: httpx.Response) -> str:
     return reply.text[:200]
 
 
-def _differing_refusals(ours: httpx.Response, theirs: httpx.Response) -> list[str]:
+def differing_refusals(ours: httpx.Response, theirs: httpx.Response) -> list[str]:
     """Both may refuse. Where plain vLLM's processor breaks, ours may say so, or may answer, because
     it is given one medium at a time."""
     if ours.status_code == theirs.status_code < 500:
@@ -113,7 +113,7 @@ def _mispredicted(answer: dict[str, Any], decision: Mapping[str, Any]) -> list[s
     return [f"predicted {predicted} cached tokens, realised {_cached(answer)}"]
 
 
-def _travelled(way: str, decision: Mapping[str, Any], hf_runs: int) -> list[str]:
+def travelled(way: str, decision: Mapping[str, Any], hf_runs: int) -> list[str]:
     """Only a worker that was sent the media themselves has to process them."""
     shipped = [move["transport"] for move in decision["media"] if move["how"] != "held"]
     by_reference = sum(transport == REFERENCE for transport in shipped)

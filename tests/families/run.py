@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -13,11 +13,20 @@ from tests.families.questions import questions
 from tests.families.results import Answer, Result
 from tests.families.stack import Broken, Servers, Unbuilt, architecture_of, make_model, running
 
+WAYS_ASKED = ("shm", "inline", "reference")
 
-def run(case: Case, keep: Path | None = None) -> Result:
+
+def run(
+    case: Case,
+    keep: Path | None = None,
+    ways: Sequence[str] = WAYS_ASKED,
+    stop: Callable[..., None] | None = None,
+) -> Result:
     """
     Args:
         keep: where model and logs are left; nowhere unless given.
+        ways: how media travel; everything is asked for the first.
+        stop: ends processes, which may take its time; waited for unless given.
     """
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mmrouter-family-") as temporary:
@@ -31,7 +40,10 @@ def run(case: Case, keep: Path | None = None) -> Result:
             architecture = architecture_of(model)
             if case.draft:
                 make_model(case.draft, directory, directory)
-            with running(case, model, directory) as servers, httpx.Client(timeout=60) as client:
+            with (
+                running(case, model, directory, ways, stop) as servers,
+                httpx.Client(timeout=60) as client,
+            ):
                 for answer in _answers(case, servers, client):
                     answers.append(answer)
                 index = index_of(servers, client)
@@ -44,7 +56,7 @@ def run(case: Case, keep: Path | None = None) -> Result:
 
 
 def _answers(case: Case, servers: Servers, client: httpx.Client) -> Iterator[Answer]:
-    for way in servers.frontends:
-        for question in questions(way, case.asked, whole=way == "shm"):
+    for number, way in enumerate(servers.frontends):
+        for question in questions(way, case.asked, whole=number == 0):
             yield compare(servers, way, question, client, cached=case.alone)
             servers.check_alive()

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,7 +102,7 @@ def architecture_of(model: Path) -> str:
     return str(architecture)
 
 
-def start(case: Case, model: Path, directory: Path) -> Servers:
+def start(case: Case, model: Path, directory: Path, ways: Sequence[str]) -> Servers:
     """Start everything; nothing is waited for."""
     cards = directory / "cards"
     drawn = () if case.maker == DEMO else ("--load-format=sharded_state",)
@@ -111,7 +111,7 @@ def start(case: Case, model: Path, directory: Path) -> Servers:
     frontends = {
         way: start_frontend(f"{case.name}-{way}", cards, directory, *WAYS[way][0], *case.both,
                             env=WAYS[way][1])
-        for way in ("shm", "inline", "reference")
+        for way in ways
     }  # fmt: skip
     return Servers(
         worker=start_worker(f"{case.name}-worker", model, cards, directory, *flags),
@@ -121,18 +121,31 @@ def start(case: Case, model: Path, directory: Path) -> Servers:
 
 
 @contextlib.contextmanager
-def running(case: Case, model: Path, directory: Path) -> Iterator[Servers]:
+def running(
+    case: Case,
+    model: Path,
+    directory: Path,
+    ways: Sequence[str],
+    stop: Callable[..., None] | None = None,
+) -> Iterator[Servers]:
     """Everything, ready to be asked.
+
+    Args:
+        ways: how media travel, with a frontend for each.
+        stop: ends all processes, instead of ``Servers.stop``.
 
     Raises:
         Unbuilt, Broken: as ``Servers.check_alive`` does.
     """
-    servers = start(case, model, directory)
+    servers = start(case, model, directory, ways)
     try:
         _wait(servers)
         yield servers
     finally:
-        servers.stop()
+        if stop is None:
+            servers.stop()
+        else:
+            stop(*servers.all())
 
 
 def _wait(servers: Servers) -> None:

@@ -121,7 +121,7 @@ def _garbled(draw: Draw) -> Part:
     )
 
 
-_MAKERS: dict[Callable[[Draw], Part], int] = {
+MAKERS: dict[Callable[[Draw], Part], int] = {
     _image: 8, _odd_image: 6, _video: 4, _odd_video: 3, _sound: 4, _odd_sound: 3,
     _wrong_kind: 3, _tensor: 3, _text: 6, _special: 6, _named: 2, _garbled: 1,
 }  # fmt: skip
@@ -129,5 +129,5 @@ _MAKERS: dict[Callable[[Draw], Part], int] = {
 
 def part(draw: Draw) -> Part:
     """Any of these."""
-    (maker,) = draw.choices(list(_MAKERS), list(_MAKERS.values()))
+    (maker,) = draw.choices(list(MAKERS), list(MAKERS.values()))
     return maker(draw)

@@ -6,10 +6,21 @@ weights. What can't be made stands in ``tests/families/catalog.py`` with its rea
 
 from collections.abc import Callable
 
-from tests.families.makers import chats, gemmas, glms, llavas, qwens, sounds, texts, tiles, vlms
+from tests.families.makers import (
+    chats,
+    gemmas,
+    glms,
+    known,
+    llavas,
+    qwens,
+    sounds,
+    texts,
+    tiles,
+    vlms,
+)
 from tests.families.makers.base import Tiny
 
-_MODULES = (chats, gemmas, glms, llavas, qwens, sounds, texts, tiles, vlms)
+_MODULES = (chats, gemmas, glms, known, llavas, qwens, sounds, texts, tiles, vlms)
 
 MAKERS: dict[str, Callable[[], Tiny]] = {
     name: maker

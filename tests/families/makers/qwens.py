@@ -120,7 +120,8 @@ def qwen3_vl_moe() -> Tiny:
     return Tiny(config, tokenizer, processor)
 
 
-def _linear(tokenizer: Any, **more: Any) -> Settings:
+def linear(tokenizer: Any, **more: Any) -> Settings:
+    """Configuration of a language model of which one layer in four has attention."""
     return decoder(
         tokenizer,
         num_hidden_layers=4,
@@ -130,6 +131,7 @@ def _linear(tokenizer: Any, **more: Any) -> Settings:
         linear_key_head_dim=64,
         linear_value_head_dim=64,
         rope_parameters=INTERLEAVED | {"partial_rotary_factor": 1.0},
+        mtp_num_hidden_layers=1,
         **more,
     )
 
@@ -140,7 +142,7 @@ def qwen3_5() -> Tiny:
     eye, processor = _qwen3_parts(tokenizer)
     del eye["deepstack_visual_indexes"]
     config = hf.Qwen3_5Config(
-        text_config=_linear(tokenizer),
+        text_config=linear(tokenizer),
         vision_config=eye,
         tie_word_embeddings=False,
         architectures=["Qwen3_5ForConditionalGeneration"],
@@ -156,7 +158,7 @@ def qwen3_5_moe() -> Tiny:
     del eye["deepstack_visual_indexes"]
     shared = EXPERTS | {"shared_expert_intermediate_size": HIDDEN}
     config = hf.Qwen3_5MoeConfig(
-        text_config=_linear(tokenizer, **shared),
+        text_config=linear(tokenizer, **shared),
         vision_config=eye,
         tie_word_embeddings=False,
         architectures=["Qwen3_5MoeForConditionalGeneration"],
