@@ -10,6 +10,7 @@ differs.
 
 import argparse
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -57,11 +58,15 @@ def main() -> int:
         result = run(case, options.keep and options.keep / name)
         write(result, options.results)
         print(f"({result.seconds:.0f} s): {verdict(result)}", flush=True)
-    results = [result for name in cases if (result := read(name, options.results))]
     if options.page:
-        page.write(results, options.page)
-    print(msgspec.json.encode(summary(results, registry())).decode())
-    return int(any(result.differs for result in results))
+        page.write(_results(CASES, options.results), options.page)
+    asked = _results(cases, options.results)
+    print(msgspec.json.encode(summary(asked, registry())).decode())
+    return int(any(each.differs for each in asked))
+
+
+def _results(names: Iterable[str], directory: Path) -> list[Result]:
+    return [result for name in names if (result := read(name, directory))]
 
 
 if __name__ == "__main__":

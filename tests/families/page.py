@@ -19,7 +19,8 @@ with the request (`inline`), or not at all (`reference`: the worker processes th
 in the cache as the router had predicted; that media went the way they should; and that no worker
 ran its processor, but where media do not travel. A number in brackets says how many questions.
 *Answered by ours only*: the processor breaks on several media at once, as plain vLLM gives them to
-it, and ours gives it one at a time.
+it, and ours gives it one at a time. *Deaf*: under its random weights
+another medium gets the same text, so that only tokens tell whether the medium is the right one.
 """
 MEDIA: tuple[Medium, ...] = tuple(BY_MEDIUM)
 
@@ -63,6 +64,7 @@ def _cell(result: Result, medium: Medium) -> str:
     refused = sum(answer.status != 200 != answer.ours for answer in answers)
     alone = sum(answer.status != 200 == answer.ours for answer in answers)
     words = f"{differing} of {len(answers)} differ" if differing else f"same ({len(answers)})"
+    words += "" if result.follows(medium) else ", deaf"
     words += f", {refused} refused by both" if refused else ""
     return words + (f", {alone} answered by ours only" if alone else "")
 

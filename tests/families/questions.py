@@ -72,6 +72,13 @@ BY_MEDIUM: dict[Medium, dict[str, Ask]] = {
     "text": TEXT, "image": IMAGES, "video": VIDEOS, "sound": SOUNDS,
 }  # fmt: skip
 
+OTHERS: dict[Medium, tuple[str, str]] = {
+    "image": ("an image", "another image"),
+    "video": ("a video", "another video"),
+    "sound": ("two sounds", "two sounds, swapped"),
+}
+"""Questions that differ by their media alone."""
+
 ENOUGH: frozenset[str] = frozenset(
     {
         "an image", "the image again", "two images, swapped", "an image twice",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.families.questions import Medium
+from tests.families.questions import OTHERS, Medium
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -58,6 +58,15 @@ class Result(msgspec.Struct, frozen=True):
     @property
     def differs(self) -> bool:
         return bool(self.broken or self.differing)
+
+    def follows(self, medium: Medium) -> bool:
+        """Whether another medium gets another answer, where both were asked."""
+        said = [
+            each.said
+            for each in self.answers
+            if each.way == self.answers[0].way and each.question in OTHERS.get(medium, ())
+        ]
+        return len(said) < 2 or len(set(said)) > 1
 
 
 class Summary(msgspec.Struct, frozen=True):

@@ -124,6 +124,12 @@ MEDIA: Mapping[str, Sequence[object]] = {
     ),
 }  # fmt: skip
 
+PROMPTS: Sequence[object] = (
+    "river", "", ["a", "b"], [], [1, 2, 3],
+    [[1], [2]],
+    [-1], [10**9], [767], [768], [2**63], [[]], ["a"] * 20, list(range(700)) * 7,
+)  # fmt: skip
+
 
 def chat(draw: random.Random) -> dict[str, object]:
     """The body of a chat request."""
@@ -137,13 +143,7 @@ def chat(draw: random.Random) -> dict[str, object]:
 
 def completion(draw: random.Random) -> dict[str, object]:
     """The body of a request for a completion, by tokens too."""
-    prompt = draw.choice(
-        (
-            "river", "", " ".join(draw.choices(SPECIAL, k=5)), ["a", "b"], [], [1, 2, 3],
-            [[1], [2]],
-            [-1], [10**9], [767], [768], [2**63], [[]], ["a"] * 20, list(range(700)) * 7,
-        )
-    )  # fmt: skip
+    prompt = draw.choice((*PROMPTS, " ".join(draw.choices(SPECIAL, k=5))))
     return {"model": "demo", "prompt": prompt} | options(draw, SAMPLING, FORMATS)
 
 

@@ -106,19 +106,20 @@ def _named(draw: Draw) -> Part:
     )
 
 
+GARBLED: tuple[Part, ...] = (
+    {"type": "image_url"},
+    {"type": "image_url", "image_url": 7},
+    {"type": "nothing", "nothing": {}},
+    {"type": "image_url", "image_url": {"url": ""}},
+    {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}},
+    {"type": "audio_url", "audio_url": {"url": "data:,"}},
+    {"type": "video_url", "video_url": {"url": "data:video/jpeg;base64,AAAA"}},
+    {},
+)
+
+
 def _garbled(draw: Draw) -> Part:
-    return draw.choice(
-        (
-            {"type": "image_url"},
-            {"type": "image_url", "image_url": 7},
-            {"type": "nothing", "nothing": {}},
-            {"type": "image_url", "image_url": {"url": ""}},
-            {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}},
-            {"type": "audio_url", "audio_url": {"url": "data:,"}},
-            {"type": "video_url", "video_url": {"url": "data:video/jpeg;base64,AAAA"}},
-            {},
-        )
-    )
+    return draw.choice(GARBLED)
 
 
 MAKERS: dict[Callable[[Draw], Part], int] = {

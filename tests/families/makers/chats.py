@@ -89,5 +89,5 @@ def eagle2_5_vl() -> Tiny:
 
 def qianfan_ocr() -> Tiny:
     """Qianfan-OCR: the same under Qwen3, with a configuration that vLLM knows."""
-    known = {"model_type": "qianfan_ocr", "auto_map": {}}
+    known: Settings = {"model_type": "qianfan_ocr", "auto_map": {}}
     return _chat("QianfanOCRForConditionalGeneration", _intern_vit(), text="qwen3", **known)

@@ -69,7 +69,7 @@ def qwen2_vl() -> Tiny:
 def qwen2_5_vl() -> Tiny:
     """Qwen2.5-VL: windows in the encoder, seconds in a video's positions."""
     tokenizer, processor = qwen2_vl_parts(hf.Qwen2_5_VLProcessor)
-    windows = {"window_size": 4 * 28, "fullatt_block_indexes": [VISION_LAYERS - 1]}
+    windows: Settings = {"window_size": 4 * 28, "fullatt_block_indexes": [VISION_LAYERS - 1]}
     config = hf.Qwen2_5_VLConfig(
         text_config=decoder(tokenizer, rope_parameters=MROPE),
         vision_config=tower(**windows),

@@ -9,6 +9,7 @@ from tests.families.makers.base import (
     HIDDEN,
     MROPE,
     VISION_LAYERS,
+    Settings,
     Tiny,
     chat,
     decoder,
@@ -69,7 +70,7 @@ def qwen2_5_omni() -> Tiny:
     """Qwen2.5-Omni's thinker: pictures, films and sound, interleaved by time."""
     tokenizer = vocabulary(OMNI_TEMPLATE, **OMNI)
     image, video, audio, start, end, audio_start, audio_end = ids(tokenizer, *OMNI.values())
-    windows = {"window_size": 4 * 28, "fullatt_block_indexes": [VISION_LAYERS - 1]}
+    windows: Settings = {"window_size": 4 * 28, "fullatt_block_indexes": [VISION_LAYERS - 1]}
     thinker = {
         "text_config": decoder(tokenizer, rope_parameters=MROPE),
         "vision_config": tower(**windows),

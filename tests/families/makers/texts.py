@@ -4,7 +4,7 @@ from typing import Any
 
 import transformers as hf
 
-from tests.families.makers.base import EXPERTS, HIDDEN, Tiny, chat, decoder, vocabulary
+from tests.families.makers.base import EXPERTS, HIDDEN, Settings, Tiny, chat, decoder, vocabulary
 
 
 def _text(config: Any, architecture: str, *, drawn: bool = True, **more: Any) -> Tiny:
@@ -29,12 +29,12 @@ def mistral_window() -> Tiny:
 
 def gemma2() -> Tiny:
     """Layers with a window and layers without, in turn."""
-    more = {"num_hidden_layers": 4, "sliding_window": 64, "query_pre_attn_scalar": 64}
+    more: Settings = {"num_hidden_layers": 4, "sliding_window": 64, "query_pre_attn_scalar": 64}
     return _text(hf.Gemma2Config, "Gemma2ForCausalLM", tie_word_embeddings=True, **more)
 
 
 def mixtral() -> Tiny:
-    more = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
+    more: Settings = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
     return _text(hf.MixtralConfig, "MixtralForCausalLM", **more)
 
 

@@ -10,6 +10,7 @@ from tests.families.makers.base import (
     PATCH,
     SIDE,
     VISION_LAYERS,
+    Settings,
     Tiny,
     chat,
     decoder,
@@ -97,7 +98,7 @@ def exaone4_5() -> Tiny:
     processor = hf.Exaone4_5_Processor(
         parts.image_processor, tokenizer, parts.video_processor, chat_template=TEMPLATE
     )
-    windows = {"window_size": 4 * 28, "fullatt_block_indexes": [VISION_LAYERS - 1]}
+    windows: Settings = {"window_size": 4 * 28, "fullatt_block_indexes": [VISION_LAYERS - 1]}
     config = hf.Exaone4_5_Config(
         text_config=decoder(tokenizer, "exaone4", sliding_window=None,
                             layer_types=["full_attention"] * 3),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.families import page
-from tests.families.questions import Medium, questions
+from tests.families.questions import OTHERS, Medium, questions
 from tests.families.results import Answer, Result, path_of, read, summary, write
 
 LLAVA = "LlavaForConditionalGeneration"
@@ -69,3 +69,12 @@ def test_no_two_ways_share_a_medium(whole: bool) -> None:
         for way in ("shm", "inline")
     ]
     assert media[0] and not media[0] & media[1]
+
+
+def test_a_model_is_deaf_if_another_medium_gets_the_same_text(tmp_path: Path) -> None:
+    one, other = (Answer("shm", "image", name, [], 200, 200, "river") for name in OTHERS["image"])
+    deaf = result("deaf", one, other, mode="deaf")
+    assert not deaf.follows("image") and deaf.follows("video")
+    assert result("lone", one).follows("image")
+    page.write([deaf], tmp_path / "families.md")
+    assert "same (2), deaf" in (tmp_path / "families.md").read_text()
