@@ -43,9 +43,8 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="also what has a result")
     parser.add_argument("--keep", type=Path, help="where models and logs are left")
     parser.add_argument("--list", action="store_true", help="say which cases there are")
-    parser.add_argument(
-        "--page", type=Path, help="write the page of what came out, and run nothing"
-    )
+    parser.add_argument("--page", type=Path, help="write what came out")
+    parser.add_argument("--dry", action="store_true", help="run nothing more")
     options = parser.parse_args()
     cases = {name: CASES[name] for name in options.cases} or CASES
     if options.list:

@@ -33,7 +33,7 @@ def write(results: Sequence[Result], path: Path) -> None:
         HEAD,
         f"{figures.architectures} architectures, {figures.cases} questions; "
         f"{figures.differ} differ; {figures.unbuildable} architectures of the registry are not "
-        "built.\n",
+        f"built.{_not_run(families)}\n",
         "## Architectures\n",
         *_table("architecture", ((f"`{r.architecture}`", r) for r in families)),
         "\n## Engines in another mode\n",
@@ -43,6 +43,12 @@ def write(results: Sequence[Result], path: Path) -> None:
         *_not_built(families),
     ]
     path.write_text("\n".join(parts) + "\n")
+
+
+def _not_run(families: Iterable[Result]) -> str:
+    run = {result.architecture for result in families}
+    missing = [f"`{name}`" for name, why in registry().items() if not why and name not in run]
+    return f" Not run yet: {', '.join(missing)}." if missing else ""
 
 
 def _table(title: str, rows: Iterable[tuple[str, Result]]) -> list[str]:

@@ -73,7 +73,7 @@ class Summary(msgspec.Struct, frozen=True):
     """All cases in four figures, and the last line of a run.
 
     Attributes:
-        architectures: those that were compared with plain vLLM.
+        architectures: those of vLLM's registry that were compared with plain vLLM.
         cases: questions that were asked of both.
         differ: cases in which something differs.
         unbuildable: architectures of vLLM's registry without a tiny model.
@@ -92,11 +92,12 @@ def summary(results: Iterable[Result], registry: Mapping[str, str]) -> Summary:
     """
     results = list(results)
     compared = {result.architecture for result in results if result.answers}
+    failed = {result.architecture for result in results if result.unbuilt} - compared
     return Summary(
-        architectures=len(compared),
+        architectures=len(compared & registry.keys()),
         cases=sum(len(result.answers) for result in results),
         differ=sum(len(result.differing) + bool(result.broken) for result in results),
-        unbuildable=len(registry.keys() - compared),
+        unbuildable=sum(bool(why) or name in failed for name, why in registry.items()),
     )
 
 

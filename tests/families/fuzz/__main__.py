@@ -10,6 +10,7 @@ frontend died, or an answer was a 5xx other than 501.
 
 import argparse
 import asyncio
+import shutil
 import sys
 import tempfile
 import time
@@ -56,6 +57,8 @@ def main() -> int:
         finally:
             for siege in sieges:
                 siege.stop()
+                for log in siege.directory.glob("*.log"):
+                    shutil.copy(log, options.kept)
     print(msgspec.json.encode(tally).decode())
     return int(bool(tally.engines_died or tally.frontends_died or tally.server_errors))
 

@@ -134,9 +134,9 @@ PROMPTS: Sequence[object] = (
 def chat(draw: random.Random) -> dict[str, object]:
     """The body of a chat request."""
     messages = [
-        {"role": draw.choice(("user", "user", "user", "system", "assistant", "tool", "nobody")),
+        {"role": draw.choice((*["user"] * 12, "system", "assistant", "tool", "nobody")),
          "content": [part(draw) for _ in range(draw.choice((0, 1, 1, 2, 2, 3, 6)))]}
-        for _ in range(draw.choice((0, 1, 1, 1, 1, 2, 3)))
+        for _ in range(draw.choice((0, *[1] * 12, 2, 3)))
     ]  # fmt: skip
     return {"model": "demo", "messages": messages} | options(draw, SAMPLING, FORMATS, MEDIA)
 
@@ -154,6 +154,6 @@ def options(draw: random.Random, *tables: Mapping[str, Sequence[object]]) -> dic
         chosen["stream"] = True
     for table in tables:
         names = list(table)
-        for name in draw.sample(names, min(len(names), draw.choice((0, 0, 1, 1, 2)))):
+        for name in draw.sample(names, min(len(names), draw.choice((0, 0, 0, 0, 1, 2)))):
             chosen[name] = draw.choice(table[name])
     return chosen
