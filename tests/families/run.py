@@ -11,7 +11,18 @@ from tests.families.case import Case
 from tests.families.compare import compare, index_of
 from tests.families.questions import questions
 from tests.families.results import Answer, Result
-from tests.families.stack import Broken, Servers, Unbuilt, architecture_of, make_model, running
+from tests.families.stack import (
+    Broken,
+    Servers,
+    Unbuilt,
+    architecture_of,
+    make_model,
+    reason,
+    running,
+)
+
+DEAD = "EngineCore encountered an issue"
+"""What plain vLLM says when its engine has ended."""
 
 WAYS_ASKED = ("shm", "inline", "reference")
 
@@ -58,5 +69,8 @@ def run(
 def _answers(case: Case, servers: Servers, client: httpx.Client) -> Iterator[Answer]:
     for number, way in enumerate(servers.frontends):
         for question in questions(way, case.asked, whole=number == 0):
-            yield compare(servers, way, question, client, cached=case.alone)
+            answer = compare(servers, way, question, client, cached=case.alone)
+            if answer.status >= 500 and DEAD in answer.said:
+                raise Unbuilt(f"plain vLLM's engine ends with it: {reason(servers.plain)}")
+            yield answer
             servers.check_alive()

@@ -131,7 +131,6 @@ def linear(tokenizer: Any, **more: Any) -> Settings:
         linear_key_head_dim=64,
         linear_value_head_dim=64,
         rope_parameters=INTERLEAVED | {"partial_rotary_factor": 1.0},
-        mtp_num_hidden_layers=1,
         **more,
     )
 

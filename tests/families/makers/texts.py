@@ -57,3 +57,10 @@ def qwen3_next() -> Tiny:
         linear_key_head_dim=64, linear_value_head_dim=64, shared_expert_intermediate_size=HIDDEN,
         **EXPERTS,
     )  # fmt: skip
+
+
+def glm4_moe() -> Tiny:
+    """Experts, and a layer that predicts the token after the next."""
+    more: Settings = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1}
+    more |= {"moe_intermediate_size": HIDDEN, "use_qk_norm": False}
+    return _text(hf.Glm4MoeConfig, "Glm4MoeForCausalLM", num_nextn_predict_layers=1, **more)
