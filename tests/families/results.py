@@ -61,12 +61,12 @@ class Result(msgspec.Struct, frozen=True):
 
     def follows(self, medium: Medium) -> bool:
         """Whether another medium gets another answer, where both were asked."""
-        said = [
-            each.said
+        said = {
+            each.question: each.said
             for each in self.answers
             if each.way == self.answers[0].way and each.question in OTHERS.get(medium, ())
-        ]
-        return len(said) < 2 or len(set(said)) > 1
+        }
+        return len(said) < 2 or len(set(said.values())) > 1
 
 
 class Summary(msgspec.Struct, frozen=True):
