@@ -20,10 +20,13 @@ PYTEST_ARGS ?=
 TEST_PROCESSES ?= 2
 BENCH_ARGS ?=
 CHAOS_ARGS ?=
+FAMILIES_ARGS ?=
+# For example --minutes 2
+FUZZ_ARGS ?=
 RUN_VARIABLES := MODEL WORKERS PORT ROUTER_MODE ENGINE_ARGS
 
 # Only `run` hands these on: a test must not depend on the caller's MODEL or PORT.
-unexport DEVICE PYTHON PYTEST_ARGS TEST_PROCESSES BENCH_ARGS CHAOS_ARGS $(RUN_VARIABLES)
+unexport DEVICE PYTHON PYTEST_ARGS TEST_PROCESSES BENCH_ARGS CHAOS_ARGS FAMILIES_ARGS FUZZ_ARGS $(RUN_VARIABLES)
 
 VENV_PYTHON := .venv/bin/python
 # In the order of the files, so that engines start first.
@@ -38,7 +41,7 @@ BENCH_ENVIRONMENT := $(ENVIRONMENT)-bench
 DOCS_ENVIRONMENT := $(ENVIRONMENT)-docs
 CLIENTS_ENVIRONMENT := .venv-clients/.mmrouter
 
-.PHONY: help setup run test fuzz chaos check fix docs site locks demo-model clean distclean check-simgpu
+.PHONY: help setup run test fuzz families fuzz-engines chaos check fix docs site locks demo-model clean distclean check-simgpu
 .PHONY: bench-router bench-router-scale bench-join bench-transfer bench-last-hop
 .PHONY: bench-preprocess bench-processes bench-fleet bench-tokens bench-serving bench-charts
 
@@ -89,6 +92,12 @@ test: $(ENVIRONMENT) $(CLIENTS_ENVIRONMENT) ## run the whole test suite
 
 fuzz: $(ENVIRONMENT) ## run the unit tests with inputs that nobody has tried yet
 	@$(VENV_PYTHON) -m pytest $(PYTEST_PARALLEL) -m "not e2e" --hypothesis-profile=explore $(PYTEST_ARGS)
+
+families: $(ENVIRONMENT) ## hold every model family against plain vLLM, for hours; goes on where it was stopped
+	@$(VENV_PYTHON) -m tests.families --page docs/families.md $(FAMILIES_ARGS)
+
+fuzz-engines: $(ENVIRONMENT) ## send requests that nobody would write to engines of tiny families
+	@$(VENV_PYTHON) -m tests.families.fuzz $(FUZZ_ARGS)
 
 check: $(ENVIRONMENT) $(DOCS_ENVIRONMENT) ## locks, lint, format, imports between folders, types, duplicate code, links, site
 	$(VENV_PYTHON) setup/locks.py

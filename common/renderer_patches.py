@@ -78,13 +78,17 @@ def patch_renderer(
 
 
 def _count_runs(processor: BaseMultiModalProcessor[Any], runs: HfProcessorRuns) -> None:
-    original = processor._call_hf_processor
+    """Where media are sorted for the Hugging Face processor: many models call it in ways of their
+    own, some of them for each frame, but all of them sort first and call it for what is there."""
+    original = processor._get_hf_mm_inputs
 
-    def counted(hf_data: Mapping[str, object], hf_kwargs: Mapping[str, object]) -> Any:
-        runs.add(1)
-        return original(hf_data, hf_kwargs)
+    def counted(mm_items: Any, hf_kwargs: Mapping[str, object]) -> Any:
+        inputs = original(mm_items, hf_kwargs)
+        if inputs.hf_data:
+            runs.add(1)
+        return inputs
 
-    _replace_method(processor, "_call_hf_processor", counted)
+    _replace_method(processor, "_get_hf_mm_inputs", counted)
 
 
 def _replace_method(

@@ -29,6 +29,7 @@ OWN_ENGINES = (
     "test_apart",
     "test_families",
     "test_launch_script",
+    "test_more_families",
     "test_processes",
     "test_status_page",
     "test_worker_flags",

@@ -25,6 +25,7 @@ _MODULES: Final = (
     PLAIN_VLLM,
     "tests.fakes.",
     "tests.benchmarks.",
+    "tests.families.",
     "tests.simgpu.",
 )
 

@@ -30,6 +30,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
+from vllm.model_executor import models
 from vllm.multimodal import image
 from vllm.multimodal.cache.base import BaseMultiModalProcessorCache
 from vllm.multimodal.media import (
@@ -266,11 +267,33 @@ def test_the_renderer_has_the_parts_that_we_reach_into() -> None:
     assert "self._process_multimodal_async(" in inspect.getsource(
         BaseRenderer._process_tokens_async
     )
-    assert parameters(BaseMultiModalProcessor._call_hf_processor) == [
+    assert parameters(BaseMultiModalProcessor._get_hf_mm_inputs) == [
         "self",
-        "hf_data",
+        "mm_items",
         "hf_kwargs",
     ]
+
+
+def test_all_models_sort_media_before_they_call_the_hf_processor() -> None:
+    """That is where its runs are counted, since many call it in ways of their own."""
+    ways = [
+        (path, node)
+        for path in Path(inspect.getfile(models)).parent.glob("*.py")
+        if "def _apply_hf_processor_main" in (source := path.read_text())
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and node.name == "_apply_hf_processor_main"
+    ]
+    assert ways
+    ways.append(_base_way())
+    for path, node in ways:
+        assert ast.unparse(node).count("self._get_hf_mm_inputs(") == 1, path
+
+
+def _base_way() -> tuple[Path, ast.FunctionDef]:
+    source = textwrap.dedent(inspect.getsource(BaseMultiModalProcessor._apply_hf_processor_main))
+    (node,) = ast.parse(source).body
+    assert isinstance(node, ast.FunctionDef)
+    return Path(inspect.getfile(BaseMultiModalProcessor)), node
 
 
 def test_media_are_processed_as_before() -> None:

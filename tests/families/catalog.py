@@ -1,0 +1,135 @@
+"""All cases: the families, and engines that work in another mode."""
+
+from collections.abc import Iterator
+
+from tests.families.case import DEMO, Case
+from tests.families.questions import Medium
+from tests.families.unbuilt import UNBUILT
+
+Takes = frozenset[Medium]
+IMAGE: Takes = frozenset({"image"})
+SEEING: Takes = frozenset({"image", "video"})
+HEARING: Takes = frozenset({"sound"})
+ALL: Takes = frozenset({"image", "video", "sound"})
+CACHED = "--enable-prefix-caching"
+BFLOAT16 = "--dtype=bfloat16"
+TRUST = "--trust-remote-code"
+CODE = (TRUST,)
+
+_FAMILIES: dict[str, tuple[str, Takes] | tuple[str, Takes, tuple[str, ...]]] = {
+    "AriaForConditionalGeneration": ("aria", IMAGE),
+    "AudioFlamingo3ForConditionalGeneration": ("audio_flamingo3", HEARING),
+    "Blip2ForConditionalGeneration": ("blip2", IMAGE),
+    "Cohere2VisionForConditionalGeneration": ("cohere2_vision", IMAGE),
+    "Eagle2_5_VLForConditionalGeneration": ("eagle2_5_vl", IMAGE, CODE),
+    "Exaone4_5_ForConditionalGeneration": ("exaone4_5", SEEING),
+    "Gemma4ForConditionalGeneration": ("gemma4", SEEING),
+    "GlmAsrForConditionalGeneration": ("glm_asr", HEARING),
+    "Glm4vForConditionalGeneration": ("glm4v", SEEING),
+    "Glm4vMoeForConditionalGeneration": ("glm4v_moe", SEEING),
+    "GlmOcrForConditionalGeneration": ("glm_ocr", SEEING),
+    "Granite4VisionForConditionalGeneration": ("granite4_vision", IMAGE),
+    "NVLM_D": ("nvlm_d", IMAGE, CODE),
+    "Ovis": ("ovis", IMAGE),
+    "PaddleOCRVLForConditionalGeneration": ("paddle_ocr_vl", IMAGE),
+    "QianfanOCRForConditionalGeneration": ("qianfan_ocr", IMAGE),
+    "Qwen2_5OmniForConditionalGeneration": ("qwen2_5_omni", ALL),
+    "Qwen2_5OmniModel": ("qwen2_5_omni_model", ALL),
+    "Gemma3ForConditionalGeneration": ("gemma3", IMAGE),
+    "H2OVLChatModel": ("h2o_vl", IMAGE, CODE),
+    "Idefics3ForConditionalGeneration": ("idefics3", IMAGE),
+    "InternS1ForConditionalGeneration": ("intern_s1", SEEING),
+    "InternVLChatModel": ("intern_vl_chat", SEEING, CODE),
+    "InternVLForConditionalGeneration": ("internvl_hf", SEEING),
+    "Lfm2VlForConditionalGeneration": ("lfm2_vl", IMAGE, (CACHED,)),
+    "LightOnOCRForConditionalGeneration": ("light_on_ocr", IMAGE),
+    "Llama4ForConditionalGeneration": ("llama4", IMAGE),
+    "LlavaForConditionalGeneration": ("llava", IMAGE),
+    "LlavaNextForConditionalGeneration": ("llava_next", IMAGE),
+    "LlavaNextVideoForConditionalGeneration": ("llava_next_video", SEEING),
+    "LlavaOnevisionForConditionalGeneration": ("llava_onevision", SEEING),
+    "MiniCPMV4_6ForConditionalGeneration": ("mini_cpm_v4_6", SEEING, (CACHED, BFLOAT16)),
+    "MiniCPMV4_7ForConditionalGeneration": ("mini_cpm_v4_7", SEEING, (CACHED, BFLOAT16)),
+    "Mistral3ForConditionalGeneration": ("mistral3", IMAGE),
+    "PaliGemmaForConditionalGeneration": ("paligemma", IMAGE),
+    "Qwen2VLForConditionalGeneration": ("qwen2_vl", SEEING),
+    "Qwen2_5_VLForConditionalGeneration": ("qwen2_5_vl", SEEING),
+    "Qwen2AudioForConditionalGeneration": ("qwen2_audio", HEARING),
+    "Qwen3ASRForConditionalGeneration": ("qwen3_asr", HEARING),
+    "Qwen3OmniMoeForConditionalGeneration": ("qwen3_omni", ALL),
+    "Qwen3VLForConditionalGeneration": ("qwen3_vl", SEEING),
+    "Qwen3VLMoeForConditionalGeneration": ("qwen3_vl_moe", SEEING),
+    "Qwen3_5ForConditionalGeneration": ("qwen3_5", SEEING, (CACHED, BFLOAT16)),
+    "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe", SEEING, (CACHED, BFLOAT16)),
+    "SkyworkR1VChatModel": ("skywork_r1v", IMAGE, CODE),
+}
+"""By architecture: who makes it, what it takes, and flags that it needs."""
+
+_DUMMY = '"draft_load_config": {"load_format": "dummy"}'
+_NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}'
+_EAGLE = '{"method": "eagle", "model": "{dir}/eagle", "num_speculative_tokens": 2, ' + _DUMMY + "}"
+_MTP = '{"method": "mtp", "num_speculative_tokens": 1, ' + _DUMMY + "}"
+_SMALL = ("--num-gpu-blocks-override=24", "--max-model-len=640", "--max-num-batched-tokens=640")
+_PROCESSES = "--distributed-executor-backend=mp"
+
+MODES: tuple[Case, ...] = (
+    Case("ngram", "llama", mode="n-gram drafting", flags=(f"--speculative-config={_NGRAM}",)),
+    Case("eagle", "llama", mode="EAGLE drafting", flags=(f"--speculative-config={_EAGLE}",),
+         draft="eagle"),
+    Case("mtp", "glm4_moe", mode="multi-token prediction",
+         flags=(f"--speculative-config={_MTP}",)),
+    Case("window", "mistral_window", mode="every layer with a window"),
+    Case("windows", "gemma2", mode="every other layer with a window"),
+    Case("mamba", "granite_hybrid", mode="Mamba beside attention",
+         flags=("--no-enable-prefix-caching",)),
+    Case("mamba-cached", "granite_hybrid", mode="Mamba beside attention, states cached",
+         flags=(CACHED, "--mamba-cache-mode=all")),
+    Case("linear", "qwen3_next", mode="linear attention", flags=(CACHED, BFLOAT16)),
+    Case("experts", "mixtral", mode="experts"),
+    Case("two-devices", DEMO, SEEING, mode="tensor parallel 2",
+         flags=("--tensor-parallel-size=2", _PROCESSES)),
+    Case("two-ranks", DEMO, IMAGE, mode="data parallel 2", flags=("--data-parallel-size=2",),
+         alone=False),
+    Case("no-prefix-cache", "llava", IMAGE, mode="prefix caching off",
+         flags=("--no-enable-prefix-caching",)),
+    Case("small-cache", "llava", IMAGE, mode="a KV cache of 24 blocks", flags=_SMALL),
+    Case("small-media-cache", "qwen2_vl", SEEING, mode="a media cache of 1 MB",
+         flags=("--mm-processor-cache-gb=0.001",)),
+    Case("no-media-cache", "qwen2_vl", SEEING, mode="no media cache",
+         flags=("--mm-processor-cache-gb=0",)),
+    Case("quantised", DEMO, SEEING, mode="weights quantised as they are loaded",
+         flags=("--quantization=int8_per_channel_weight_only",)),
+    Case("transformers", DEMO, IMAGE, mode="--model-impl transformers",
+         flags=("--model-impl=transformers",)),
+    Case("host-normalize", "qwen2_5_vl", SEEING, mode="--no-mm-device-do-normalize",
+         flags=("--no-mm-device-do-normalize",)),
+    Case("pruned-videos", "qwen2_5_vl", SEEING, mode="--video-pruning-rate 0.5",
+         flags=("--video-pruning-rate=0.5",)),
+)  # fmt: skip
+"""Engines that work in another mode."""
+
+
+def _cases() -> Iterator[Case]:
+    for architecture, (maker, media, *flags) in _FAMILIES.items():
+        name = maker.replace("_", "-")
+        yield Case(
+            name,
+            maker,
+            media,
+            architecture,
+            flags=flags[0] if flags else (),
+            both=CODE if flags and TRUST in flags[0] else (),
+        )
+    yield Case("pixtral-hf", "pixtral_hf", IMAGE, "LlavaForConditionalGeneration")
+    yield from MODES
+
+
+CASES: dict[str, Case] = {case.name: case for case in _cases()}
+
+
+def registry() -> dict[str, str]:
+    """Every architecture of vLLM's multimodal registry, with the reason why it has no case, or
+    nothing."""
+    from vllm.model_executor.models.registry import _MULTIMODAL_MODELS
+
+    return {name: "" if name in _FAMILIES else UNBUILT[name] for name in _MULTIMODAL_MODELS}

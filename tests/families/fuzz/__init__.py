@@ -1,0 +1,1 @@
+"""Requests with media that nobody would send, against engines of tiny families: none may end."""

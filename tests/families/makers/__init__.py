@@ -1,0 +1,32 @@
+"""Makers of tiny models: each module has some that are alike.
+
+A maker gives a configuration, a tokenizer and a processor; ``tests/families/draw.py`` gives the
+weights. What can't be made stands in ``tests/families/catalog.py`` with its reason.
+"""
+
+from collections.abc import Callable
+
+from tests.families.makers import (
+    chats,
+    gemmas,
+    glms,
+    known,
+    llavas,
+    qwens,
+    sounds,
+    texts,
+    tiles,
+    vlms,
+)
+from tests.families.makers.base import Tiny
+
+_MODULES = (chats, gemmas, glms, known, llavas, qwens, sounds, texts, tiles, vlms)
+
+MAKERS: dict[str, Callable[[], Tiny]] = {
+    name: maker
+    for module in _MODULES
+    for name, maker in vars(module).items()
+    if getattr(maker, "__module__", "") == module.__name__
+    and getattr(maker, "__annotations__", {}) == {"return": Tiny}
+}
+"""By name: the public functions that take nothing and return a model."""
