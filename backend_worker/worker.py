@@ -30,6 +30,7 @@ from common.errors import (
 from common.fleet_key import FleetKey
 from common.fleet_sockets import check_bind
 from common.log_lines import configure_logging
+from common.settings_summary import log_settings
 from common.still_busy import still_busy
 from common.stop_signals import StopSignals
 from common.telemetry import enable_nvtx
@@ -60,10 +61,7 @@ def run() -> None:
     )
     configure_vllms_logging(vllms, engine=True)
     args.engine.logging_config = vllms.logging_config  # for the engine's processes
-    for line in args.summary:
-        logger.info("in force, %s", line)
-    for line in args.strays:
-        logger.warning("%s", line)
+    log_settings(logger, args.summary, args.strays)
     if args.process.nvtx:
         enable_nvtx()
     prepare_environment(args.worker.worker_host)

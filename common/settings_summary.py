@@ -1,6 +1,7 @@
 """What is in force and who said so, as lines for the log at start. Secrets are left out."""
 
 import dataclasses
+import logging
 import re
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,14 @@ _HOLDS_SECRET: Final = re.compile(r"key|token|secret|password|credential|auth", 
 
 LONGEST: Final = 300
 """Characters of a value of vLLM's."""
+
+
+def log_settings(logger: logging.Logger, lines: Iterable[str], strays: Iterable[str]) -> None:
+    """Say at start what is in force, and what the environment says in vain."""
+    for line in lines:
+        logger.info("in force, %s", line)
+    for line in strays:
+        logger.warning("%s", line)
 
 
 def summary(

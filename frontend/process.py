@@ -10,6 +10,7 @@ import uvloop
 
 from common.errors import MmRouterError
 from common.log_lines import configure_logging
+from common.settings_summary import log_settings
 from common.telemetry import enable_nvtx
 from common.tracing import exporting, prepare
 from common.vllm_command_line import configure_vllms_logging
@@ -36,10 +37,7 @@ def main(run: Run = serve) -> None:
     configure_logging(args.process.log_setup(name))
     configure_vllms_logging(args.serve)
     if siblings is None or siblings.name == "0":
-        for line in args.summary:
-            logger.info("in force, %s", line)
-        for line in args.strays:
-            logger.warning("%s", line)
+        log_settings(logger, args.summary, args.strays)
     if args.process.nvtx:
         enable_nvtx()
     os.environ.setdefault("VLLM_MEDIA_CONNECTOR", CONNECTOR_NAME)
