@@ -78,7 +78,7 @@ def skywork_r1v() -> Tiny:
 
 def nvlm_d() -> Tiny:
     """NVLM-D: the names of its tiles between them."""
-    return _chat("NVLM_D", _intern_vit(), "<Image>", "</Image>", image="<image>\\n")
+    return _chat("NVLM_D", _intern_vit(), "<Image>", "</Image>", image="{{- '<image>\\n' -}}")
 
 
 def eagle2_5_vl() -> Tiny:
