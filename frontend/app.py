@@ -33,6 +33,7 @@ from frontend.http import (
     Management,
     MergedMetrics,
     Operating,
+    PoolingLimits,
     ReadinessGate,
     RequestIds,
     RetryAfter,
@@ -42,6 +43,7 @@ from frontend.http import (
     build_vllm_app,
     graceful_shutdown,
     history_routes,
+    limit_pooling,
     manage_routes,
     operate_routes,
     page_routes,
@@ -163,6 +165,8 @@ class Frontend:
         )
         client = RoutedEngineClient(preprocessor, self.fleet, self.router, runner, self.siblings)
         app = await build_vllm_app(client, self.args.serve, preprocessor.tasks, self.server)
+        several = len(self.args.api_keys) > 1
+        limit_pooling(app, PoolingLimits(self.args.http, several_keys=several))
         share_adapters(app, self.fleet.adapters)
         own = Status(self.fleet, self.router, self.media_sender)
         status = FleetStatus(own, self.siblings)

@@ -35,7 +35,12 @@ VALUES: Final[Mapping[str, tuple[str, ...]]] = {
     "vllm.lora.request": ("LoRARequest",),
     "vllm.multimodal.inputs": ("MultiModalFeatureSpec", "MultiModalKwargsItem", "PlaceholderRange"),
     "vllm.multimodal.media": ("MediaIO",),
-    "vllm.outputs": ("CompletionOutput", "PoolingRequestOutput", "RequestOutput"),
+    "vllm.outputs": (
+        "CompletionOutput",
+        "PoolingOutput",
+        "PoolingRequestOutput",
+        "RequestOutput",
+    ),
     "vllm.pooling_params": ("PoolingParams",),
     "vllm.sampling_params": ("RequestOutputKind", "SamplingParams"),
     "vllm.tasks": ("SupportedTask",),
@@ -77,6 +82,9 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.openai.chat_completion.api_router",
             "vllm.entrypoints.openai.completion.api_router",
         ),
+    },
+    "how pooling requests are served": {
+        "frontend/http/pooling.py": ("vllm.entrypoints.pooling.base.serving",),
     },
     "`EngineClient`": {
         "frontend/http/server.py": ("vllm.engine.protocol",),
@@ -183,6 +191,9 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.v1.engine.async_llm",
             "vllm.v1.engine.output_processor",
         ),
+    },
+    "what engines are asked": {
+        "backend_worker/engine_calls.py": ("vllm.v1.engine.async_llm",),
     },
     "operations of engines": {
         "backend_worker/engine_operations.py": ("vllm.v1.engine.async_llm",),

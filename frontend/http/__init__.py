@@ -10,6 +10,7 @@ from frontend.http.history import History, history_routes
 from frontend.http.manage import Management, manage_routes
 from frontend.http.merged_metrics import MergedMetrics
 from frontend.http.operate import Operating, operate_routes
+from frontend.http.pooling import PoolingLimits, limit_pooling
 from frontend.http.readiness_gate import ReadinessGate
 from frontend.http.request_context import RequestIds, Traced
 from frontend.http.retry_after import RetryAfter
@@ -36,6 +37,7 @@ __all__ = [
     "Management",
     "MergedMetrics",
     "Operating",
+    "PoolingLimits",
     "ReadinessGate",
     "RequestIds",
     "RetryAfter",
@@ -45,6 +47,7 @@ __all__ = [
     "build_vllm_app",
     "graceful_shutdown",
     "history_routes",
+    "limit_pooling",
     "manage_routes",
     "operate_routes",
     "page_routes",

@@ -28,7 +28,6 @@ from frontend.http import large_json, straight_streams, stream_chunks
 from frontend.http.connection import HeadLimits, connections
 from frontend.http.operate import REPLACED, Operating, vllms_routes
 from frontend.http.settings import HttpSettings
-from frontend.http.vllm_routes import POOLING
 from frontend.tenancy import take_salts_from_bodies
 from frontend.workers import Adapters
 
@@ -59,8 +58,9 @@ async def build_vllm_app(
     if args.tool_parser_plugin:
         ToolParserManager.import_tool_parser(args.tool_parser_plugin)
     validate_api_server_args(args)
-    app = build_app(args, tasks, client.model_config)
-    await init_app_state(client, app.state, args, tasks)
+    named = [*tasks]  # as vLLM's engine names them, since errors quote the list
+    app = build_app(args, named, client.model_config)
+    await init_app_state(client, app.state, args, named)
     app.state.server = server
     large_json.install()
     stream_chunks.install()
@@ -85,11 +85,9 @@ def replace_engine_routes(
     Args:
         forget_media: lets the frontend forget those that it processed.
     """
-    paths = {getattr(route, "path", "") for route in app.router.routes}
     kept = [route for route in app.router.routes if getattr(route, "path", "") not in REPLACED]
     app.router.routes[:] = kept
-    dev_mode, absent = envs.VLLM_SERVER_DEV_MODE, POOLING - paths
-    app.include_router(vllms_routes(operating, forget_media, dev_mode=dev_mode, absent=absent))
+    app.include_router(vllms_routes(operating, forget_media, dev_mode=envs.VLLM_SERVER_DEV_MODE))
 
 
 def _handle_errors(app: FastAPI) -> None:

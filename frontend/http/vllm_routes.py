@@ -19,6 +19,9 @@ _SERVED: Final[Mapping[str, str]] = {
     "by vLLM's app, which finds nothing, since no responses are stored": """
         /v1/responses/{response_id} /v1/responses/{response_id}/cancel
     """,
+    "by vLLM's app, for models that pool, and for what they are for": """
+        /pooling /classify /v1/embeddings /v2/embed /score /v1/score /rerank /v1/rerank /v2/rerank
+    """,
     "by vLLM's app, for models that take speech": """
         /v1/audio/transcriptions /v1/audio/translations
     """,
@@ -65,7 +68,6 @@ _WEIGHTS: Final = (
 )
 _VERSION: Final = "workers keep no version of their weights: name it in --served-model-name"
 _ADAPTERS: Final = "workers load their adapters when they start, with --lora-modules"
-_POOLING: Final = "requests of pooling models are not routed"
 _SCALING: Final = "a fleet is scaled by starting and stopping workers"
 _ABORT: Final = (
     "clients end their requests by closing the connection; POST /pause?mode=abort ends all"
@@ -83,9 +85,6 @@ _REFUSED: Final[Mapping[str, str]] = {
     _ADAPTERS: """
         /v1/load_lora_adapter /v1/unload_lora_adapter /adapters /adapters/{adapter_name}
     """,
-    _POOLING: """
-        /pooling /classify /v1/embeddings /v2/embed /score /v1/score /rerank /v1/rerank /v2/rerank
-    """,
     _SCALING: "/scale_elastic_ep /is_scaling_elastic_ep",
     _ABORT: "/abort_requests /inference/v1/abort_requests",
     _FAULTS: "/fault_tolerance/apply /fault_tolerance/status",
@@ -100,6 +99,3 @@ REFUSED: Final[Mapping[str, str]] = MappingProxyType(
     {path: reason for reason, paths in _REFUSED.items() for path in paths.split()}
 )
 """Routes that answer 501, and why."""
-
-POOLING: Final = frozenset(_REFUSED[_POOLING].split())
-"""Those of them that vLLM's app has for models that pool alone; elsewhere they are its own 404."""

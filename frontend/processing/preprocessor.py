@@ -16,6 +16,7 @@ from vllm.inputs import EngineInput
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.cache.base import MultiModalCache
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem
+from vllm.pooling_params import PoolingParams
 from vllm.renderers import BaseRenderer, renderer_from_config
 from vllm.sampling_params import SamplingParams
 from vllm.tasks import SupportedTask
@@ -165,7 +166,7 @@ class Preprocessor:
     async def process(
         self,
         prompt: EngineInput,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         request_id: str,
         lora_request: LoRARequest | None,
     ) -> ProcessedPrompt:
