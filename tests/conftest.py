@@ -29,6 +29,7 @@ OWN_ENGINES = (
     "test_apart",
     "test_families",
     "test_launch_script",
+    "test_pooling",
     "test_processes",
     "test_worker_flags",
 )

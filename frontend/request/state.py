@@ -15,7 +15,7 @@ from vllm.tokenizers import TokenizerLike
 from common.errors import MmRouterError, WorkerGarbledError
 from common.identity import WorkerId
 from common.lifecycle import Event, Lifecycle, State
-from common.protocol import Output, Submit
+from common.protocol import MOST_POOLED_BYTES, Output, Submit
 from common.telemetry import (
     INTER_TOKEN_LATENCY,
     MIGRATIONS,
@@ -202,6 +202,8 @@ class RequestState:
     def _pooled(self, output: Output) -> PoolingRequestOutput:
         if output.pooled is None or not self._pools or not output.finished:
             raise WorkerGarbledError("a worker generated what was to be pooled, or the reverse")
+        if output.pooled.nbytes > MOST_POOLED_BYTES:
+            raise WorkerGarbledError("a worker pooled more than an answer may have")
         self.lifecycle.on(Event.LAST_OUTPUT)
         REQUEST_SECONDS.observe(time.perf_counter() - self._arrived)
         return PoolingRequestOutput(

@@ -30,6 +30,7 @@ from frontend.http.settings import HttpSettings
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing.preprocessor import Preprocessor
 from frontend.processing.settings import PreprocessSettings
+from frontend.request import state
 from frontend.request.engine_client import RoutedEngineClient
 from frontend.request.settings import FaultSettings
 from tests.fakes.engine import output, pooled
@@ -149,8 +150,9 @@ async def test_each_input_gets_its_own_vector(pooling: Pooling) -> None:
     ]  # fmt: skip
     lengths = [len(submit.prompt_token_ids or ()) for _, submit, _ in pooling.asked]
     assert body["usage"]["prompt_tokens"] == sum(lengths)
-    params = {(each.pooling_params.task, each.sampling_params) for _, each, _ in pooling.asked}
-    assert params == {("embed", None)}
+    for _, submit, _ in pooling.asked:
+        assert submit.sampling_params is None and submit.pooling_params is not None
+        assert submit.pooling_params.task == "embed"
 
 
 async def test_scores_and_ranks(pooling: Pooling) -> None:
@@ -166,11 +168,12 @@ async def test_scores_and_ranks(pooling: Pooling) -> None:
 
 async def test_what_the_model_is_not_for_is_vllms_own_404(pooling: Pooling) -> None:
     message = {"role": "user", "content": "hello"}
-    for path, body in {
+    bodies: dict[str, dict[str, Any]] = {
         "/classify": {"input": "hello"},
         "/v1/completions": {"prompt": "hello"},
         "/v1/chat/completions": {"messages": [message]},
-    }.items():
+    }
+    for path, body in bodies.items():
         answer = await pooling.post(path, **body)
         assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
     assert pooling.asked == []
@@ -236,6 +239,16 @@ async def test_a_worker_that_generates_instead(pooling: Pooling) -> None:
     for _ in range(2):
         answer = await pooling.embed("text")
         assert answer.json()["data"][0]["embedding"] == pooling.tokens("text")
+
+
+async def test_a_worker_that_says_too_much(
+    card: WorkerCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "MOST_POOLED_BYTES", 15)  # one answer here has 16
+    async with pooling_frontend(card, faults=FaultSettings(worker_wait_s=0)) as pooling:
+        answer = await pooling.embed("text")
+        assert answer.status_code == 503, answer.text
+        assert {name for name, _, _ in pooling.asked} == {"w0", "w1"}, "the other one was tried"
 
 
 async def test_a_client_that_leaves_ends_all_of_its_inputs(pooling: Pooling) -> None:
@@ -326,13 +339,14 @@ async def test_a_site_that_hangs_holds_up_nobody_else(pooling: Pooling) -> None:
 
 
 async def test_one_request_has_no_more_inputs_than_allowed(card: WorkerCard) -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/embeddings": {"input": ["x"] * 10_000},
+        "/pooling": {"input": [[1]] * 6},
+        "/score": {"queries": "q", "documents": ["d"] * 5},
+        "/v2/embed": {"texts": ["x"] * 6, "input_type": "search_query"},
+    }
     async with pooling_frontend(card, HttpSettings(max_pooling_inputs=5)) as pooling:
-        for path, body in {
-            "/v1/embeddings": {"input": ["x"] * 10_000},
-            "/pooling": {"input": [[1]] * 6},
-            "/score": {"queries": "q", "documents": ["d"] * 5},
-            "/v2/embed": {"texts": ["x"] * 6, "input_type": "search_query"},
-        }.items():
+        for path, body in bodies.items():
             answer = await pooling.post(path, **body)
             assert (answer.status_code, "--max-pooling-inputs" in answer.text) == (400, True)
         assert pooling.asked == []
