@@ -29,7 +29,7 @@ from backend_worker.engine_calls import AnyOutput, ask, check, has_failed
 from backend_worker.engine_config import USAGE, engine_config
 from backend_worker.engine_operations import operate, refuses
 from backend_worker.engine_statistics import StatsBoard
-from backend_worker.media_input import media_input
+from backend_worker.media_input import encoded, media_input
 from backend_worker.ranks import served_ranks
 from backend_worker.render import LocalRenderer, partitioned_hashes
 from common import telemetry
@@ -367,7 +367,8 @@ class Engine:
             return tokens_input(token_ids, cache_salt=submit.cache_salt)
         # By position, the order in which the engine's side of the cache sees them.
         sent = self._inject(submit.media, items)
-        return media_input(token_ids, submit.media, sent, submit.cache_salt)
+        prompt = media_input(token_ids, submit.media, sent, submit.cache_salt)
+        return encoded(prompt) if self._llm.model_config.is_encoder_decoder else prompt
 
     @telemetry.stage("inject")
     def _inject(self, parts: list[MediaPart], items: Items) -> list[MultiModalKwargsItem | None]:

@@ -30,7 +30,14 @@ VALUES: Final[Mapping[str, tuple[str, ...]]] = {
         "VLLMUnprocessableEntityError",
         "VLLMValidationError",
     ),
-    "vllm.inputs": ("EngineInput", "PromptType", "embeds_input", "mm_input", "tokens_input"),
+    "vllm.inputs": (
+        "EncoderDecoderInput",
+        "EngineInput",
+        "PromptType",
+        "embeds_input",
+        "mm_input",
+        "tokens_input",
+    ),
     "vllm.logprobs": ("FlatLogprobs", "Logprob"),
     "vllm.lora.request": ("LoRARequest",),
     "vllm.multimodal.inputs": ("MultiModalFeatureSpec", "MultiModalKwargsItem", "PlaceholderRange"),
@@ -90,6 +97,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "frontend/http/server.py": ("vllm.engine.protocol",),
         "frontend/request/engine_client.py": (
             "vllm.engine.protocol",
+            "vllm.renderers.inputs.preprocess",
             "vllm.v1.engine",
             "vllm.v1.engine.exceptions",
             "vllm.v1.kv_hints",

@@ -70,6 +70,7 @@ def _make_config(card: WorkerCard, args: AsyncEngineArgs) -> VllmConfig:
         cache_config=CacheConfig(enable_prefix_caching=card.cache.enable_prefix_caching),
         scheduler_config=SchedulerConfig.default_factory(
             max_model_len=model_config.max_model_len,
+            is_encoder_decoder=model_config.is_encoder_decoder,
             max_num_batched_tokens=card.capacity.max_num_batched_tokens,
             max_num_seqs=card.capacity.max_num_seqs,
         ),

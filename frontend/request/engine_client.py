@@ -13,6 +13,7 @@ from vllm.inputs import EngineInput, PromptType
 from vllm.lora.request import LoRARequest
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.pooling_params import PoolingParams
+from vllm.renderers.inputs.preprocess import parse_enc_dec_prompt
 from vllm.sampling_params import SamplingParams
 from vllm.tasks import SupportedTask
 from vllm.v1.engine import EngineCoreRequest, PauseMode
@@ -92,6 +93,9 @@ class RoutedEngineClient(EngineClient):
             GracefulHTTPError: no worker could take it; 503.
             GenerationError: a worker failed on it; 500.
         """
+        if isinstance(prompt, dict) and "encoder_prompt" in prompt and "type" not in prompt:
+            # vLLM has not rendered it: it asks a model for the language of a sound so.
+            (prompt,) = await self.renderer.render_cmpl_async([parse_enc_dec_prompt(prompt)])
         request = GenerateRequest(
             prompt=prompt,
             sampling_params=sampling_params,
