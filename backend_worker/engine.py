@@ -17,7 +17,6 @@ from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from vllm.inputs import EngineInput, embeds_input, tokens_input
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 from vllm.multimodal.inputs import MultiModalKwargsItem
-from vllm.outputs import RequestOutput
 from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
@@ -26,13 +25,14 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from backend_worker import direct_outputs
 from backend_worker.adapters import Adapters
+from backend_worker.engine_calls import AnyOutput, ask, check, has_failed
 from backend_worker.engine_config import USAGE, engine_config
 from backend_worker.engine_operations import operate, refuses
 from backend_worker.engine_statistics import StatsBoard
-from backend_worker.media_input import media_input
+from backend_worker.media_input import encoded, media_input
 from backend_worker.ranks import served_ranks
 from backend_worker.render import LocalRenderer, partitioned_hashes
-from common import telemetry, tracing
+from common import telemetry
 from common.card import (
     CacheSettings,
     Capacity,
@@ -274,8 +274,8 @@ class Engine:
         """What the steps of each rank add up to, since the start; zeros without statistics."""
         return self._stats.steps()
 
-    async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
-        """Run a request. Closing the iterator aborts it in the engine.
+    async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[AnyOutput]:
+        """Run a request, also one that pools. Closing the iterator aborts it in the engine.
 
         Args:
             submit: the request; every media part is in ``items`` or held.
@@ -284,8 +284,8 @@ class Engine:
         Raises:
             MediaMissingError: a part is neither in ``items`` nor held, or the
                 engine turned out to have evicted it. No output was produced.
-            RequestRejectedError: the engine finds the request invalid.
-            WorkerBusyError: the engine's admission control is full.
+            RequestRejectedError: the engine finds the request invalid, or its answer is too large.
+            WorkerBusyError: the engine's admission control is full, or an operator ended it.
             EngineFailedError: the engine failed on it.
             EngineGoneError: the engine is dead.
         """
@@ -294,25 +294,15 @@ class Engine:
         # requests in the same order.
         prompt = self._engine_input(submit, items)
         cached = [part.mm_hash for part in submit.media if self.holds(part.mm_hash)]
-        outputs = self._llm.generate(
-            prompt,
-            submit.sampling_params,
-            submit.request_id,
-            prompt_text=submit.prompt_text,
-            lora_request=self.adapters.named(submit.lora_request),
-            trace_headers=tracing.headers_onwards(submit.trace_headers),
-            priority=submit.priority,
-            data_parallel_rank=self._local_rank(submit.rank),
-            session_id=submit.session_id,
-            reasoning_ended=submit.reasoning_ended,
-            reasoning_parser_kwargs=submit.reasoning_parser_kwargs,
-        )
+        adapter, rank = self.adapters.named(submit.lora_request), self._local_rank(submit.rank)
+        outputs = ask(self._llm, submit, prompt, adapter, rank)
         produced = False
         try:
             async for output in outputs:
                 if not produced:
                     self._check_evicted(output, cached)
                     produced = True
+                check(output)
                 yield output
         except VLLMClientError as error:
             raise RequestRejectedError(str(error)) from error
@@ -375,9 +365,9 @@ class Engine:
         """Stop the engine processes. Blocks until they are gone."""
         self._llm.shutdown(timeout=SHUTDOWN_S)
 
-    def _check_evicted(self, first: RequestOutput, cached: list[MmHash]) -> None:
+    def _check_evicted(self, first: AnyOutput, cached: list[MmHash]) -> None:
         """Raises MediaMissingError if a request failed since the engine had evicted its media."""
-        if any(one.finish_reason == "error" for one in first.outputs):
+        if has_failed(first):
             # AsyncLLM drops what its engine misses from its own cache.
             missing = [mm_hash for mm_hash in cached if not self.holds(mm_hash)]
             if missing:
@@ -400,7 +390,8 @@ class Engine:
             return tokens_input(token_ids, cache_salt=submit.cache_salt)
         # By position, the order in which the engine's side of the cache sees them.
         sent = self._inject(submit.media, items)
-        return media_input(token_ids, submit.media, sent, submit.cache_salt)
+        prompt = media_input(token_ids, submit.media, sent, submit.cache_salt)
+        return encoded(prompt) if self._llm.model_config.is_encoder_decoder else prompt
 
     @telemetry.stage("inject")
     def _inject(self, parts: list[MediaPart], items: Items) -> list[MultiModalKwargsItem | None]:

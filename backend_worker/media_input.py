@@ -5,7 +5,7 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
 import torch
-from vllm.inputs import EngineInput, mm_input
+from vllm.inputs import EncoderDecoderInput, EngineInput, mm_input, tokens_input
 from vllm.multimodal.inputs import MultiModalKwargsItem, PlaceholderRange
 
 from common.errors import RequestRejectedError
@@ -36,6 +36,15 @@ def media_input(
         hashes[part.modality].append(part.mm_hash)
         placeholders[part.modality].append(_placeholder(part))
     return mm_input(token_ids, kwargs, hashes, placeholders, cache_salt=cache_salt)
+
+
+def encoded(prompt: EngineInput) -> EngineInput:
+    """The prompt of a decoder as AsyncLLM takes it where an encoder has its media.
+
+    The encoder's own tokens are for checks, which frontends have made.
+    """
+    nothing = tokens_input([])
+    return EncoderDecoderInput(type="enc_dec", encoder_prompt=nothing, decoder_prompt=prompt)
 
 
 def _modalities(parts: Sequence[MediaPart]) -> list[str]:

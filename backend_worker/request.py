@@ -10,11 +10,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
 import msgspec
-from vllm.outputs import RequestOutput
+from vllm.outputs import PoolingRequestOutput, RequestOutput
 
 from backend_worker.adapters import Adapters
 from backend_worker.direct_outputs import take_outputs
 from backend_worker.engine import Items, RankLoad
+from backend_worker.engine_calls import AnyOutput
 from backend_worker.ledger import Entry
 from backend_worker.media_receiver import MediaReceiver, ReceivedMedia
 from backend_worker.outbox import Outbox
@@ -93,7 +94,7 @@ class ServingEngine(Protocol):
 
     def steps(self) -> list[EngineSums]: ...
 
-    def generate(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]: ...
+    def generate(self, submit: Submit, items: Items) -> AsyncGenerator[AnyOutput]: ...
 
     async def settled(self) -> None: ...
 
@@ -279,7 +280,7 @@ class WorkerRequest:
         finally:
             ended()
 
-    async def _outputs(self, media: Sequence[memoryview]) -> AsyncGenerator[RequestOutput]:
+    async def _outputs(self, media: Sequence[memoryview]) -> AsyncGenerator[AnyOutput]:
         """The engine's outputs, asking the frontend for media as often as needed.
 
         Raises:
@@ -360,7 +361,15 @@ def in_log_lines(request_id: RequestId) -> str:
     return shown if shown.isprintable() else ascii(shown)
 
 
-def _to_wire(request_id: RequestId, output: RequestOutput) -> Output:
+def _to_wire(request_id: RequestId, output: AnyOutput) -> Output:
+    if isinstance(output, PoolingRequestOutput):
+        return Output(
+            request_id,
+            [],
+            output.finished,
+            num_cached_tokens=output.num_cached_tokens,
+            pooled=output.outputs.data,
+        )
     return Output(
         request_id,
         output.outputs,

@@ -20,7 +20,7 @@ from pydantic import (
 from common.errors import CardError, CardIncompatibleError
 from common.identity import Incarnation, WorkerId
 
-CARD_VERSION = 4
+CARD_VERSION = 5
 
 MAX_RANKS = 4096
 
@@ -105,6 +105,7 @@ class ModelSettings(_Frozen):
     interleave_mm_strings: bool
     enable_mm_embeds: bool
     enable_prompt_embeds: bool
+    pooler_config: dict[str, JsonValue] | None
 
 
 class OutputSettings(_Frozen):

@@ -53,6 +53,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "mm_encoder_only": "there would be no language model to answer",
         "ec_transfer_config": "frontends know no split into encoding and answering",
         "reasoning_parser_plugin": "frontends load no plug-ins",
+        "io_processor_plugin": "frontends load no plug-ins",
         "data_parallel_multi_port_external_lb": "it is for `vllm serve`, which starts a server for "
         "each rank; start a worker for each, with --data-parallel-rank",
         "tokens_only": "frontends need the text of answers",
@@ -68,7 +69,6 @@ _LOADING = "how the engine gets its weights, of which frontends have none"
 _CACHING = "how the engine keeps its KV cache; events tell what is in it, and the card the sizes"
 _SCHEDULING = "the engine's own queue; the worker says how long it is"
 _ADAPTERS = "how the engine keeps its adapters; which it has stands on the card"
-_POOLING = "no pooling is routed"
 _CHECKED = "workers check it themselves, and refuse the request"
 _TELEMETRY = "what the worker logs and measures"
 _HOP = "how tensors get from the worker to its engine"
@@ -138,7 +138,6 @@ _REASONS: Mapping[str, str] = {
         lora_target_modules specialize_active_lora
         enable_mixed_moe_lora_format enable_moe_shared_loras max_lora_cls_labels
     """,
-    _POOLING: "io_processor_plugin pooler_config",
     _CHECKED: "diffusion_config",
     _TELEMETRY: """
         disable_log_stats aggregate_engine_logging show_hidden_metrics_for_version
@@ -161,8 +160,7 @@ IRRELEVANT: Mapping[str, str] = MappingProxyType(
 """Arguments that are irrelevant to a frontend, because …"""
 
 IDLE: Mapping[str, str] = MappingProxyType(
-    {name: reason for name, reason in IRRELEVANT.items() if reason == _POOLING}
-    | {"aggregate_engine_logging": "workers write no statistics on the log"}
+    {"aggregate_engine_logging": "workers write no statistics on the log"}
 )
 """Those that would do nothing in a worker either, since nobody asks for it."""
 

@@ -7,8 +7,9 @@ have made it from a card, and so find out if the two differ.
 import dataclasses
 from collections.abc import Sequence
 
+from pydantic import JsonValue
 from vllm import AsyncEngineArgs, envs
-from vllm.config import ModelConfig, MultiModalConfig, VllmConfig
+from vllm.config import ModelConfig, MultiModalConfig, PoolerConfig, VllmConfig
 
 from common.card import (
     EngineSettings,
@@ -64,7 +65,22 @@ def model_settings(model: ModelConfig) -> ModelSettings:
         interleave_mm_strings=media.interleave_mm_strings,
         enable_mm_embeds=media.enable_mm_embeds,
         enable_prompt_embeds=model.enable_prompt_embeds,
+        pooler_config=_pooler(model.pooler_config),
     )
+
+
+_NOT_POOLING = {
+    "pooling_type",  # is in the two that it stands for, and vLLM wants one or the others
+    "enable_flash_late_interaction",  # of the engine's kernel
+}
+
+
+def _pooler(config: PoolerConfig | None) -> dict[str, JsonValue] | None:
+    """How it is pooled, as vLLM resolved it; None for models that generate."""
+    if config is None:
+        return None
+    fields: dict[str, JsonValue] = dataclasses.asdict(config)
+    return {name: value for name, value in fields.items() if name not in _NOT_POOLING}
 
 
 def output_settings(config: VllmConfig) -> OutputSettings:

@@ -44,6 +44,7 @@ import torch
 from vllm.logprobs import FlatLogprobs, Logprob
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.v1.metrics.stats import RequestStateStats
 
@@ -55,7 +56,7 @@ from common.operations import LONGEST_MESSAGE, Condition, Operation, Outcome
 from common.step_sums import EngineSums, ShippingSums
 from common.tracing import TraceHeaders
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 PING_INTERVAL_S = 1.0
 """How often each side says that it is alive."""
@@ -104,6 +105,9 @@ NewMedia: TypeAlias = Annotated[
 
 MOST_OUTPUTS = 128
 """Outputs of one message: what a frontend decodes and hands out before others get their turn."""
+
+MOST_POOLED_BYTES = 256 << 20
+"""Of one pooled answer. Vectors of 4,096 numbers for each of 16,000 tokens have as many."""
 
 MOST_OPERATIONS = 8
 """Of one frontend that are not answered yet. A worker does one at a time, and refuses others."""
@@ -167,9 +171,11 @@ class Offer(msgspec.Struct, frozen=True, tag="offer"):
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
-    """One ``generate`` call.
+    """One ``generate`` or ``encode`` call.
 
     Attributes:
+        sampling_params: of what is to be generated; None if nothing is.
+        pooling_params: of what is to be pooled; None if nothing is. A request has one of both.
         media: every media item of the prompt, by position.
         shipments: transfer metadata of the items that come along, each once.
         prompt_embeds: (tokens, hidden) for prompts given as embeddings.
@@ -183,7 +189,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
 
     request_id: RequestId
     prompt_token_ids: list[int] | None
-    sampling_params: SamplingParams
+    sampling_params: SamplingParams | None
     media: list[MediaPart]
     shipments: list[bytes]
     prompt_text: str | None = None
@@ -200,6 +206,11 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     timeout_s: float | None = None
     prefill_tokens: Count = 0
     new_blocks: NewBlocks = []
+    pooling_params: PoolingParams | None = None
+
+    def __post_init__(self) -> None:
+        if (self.sampling_params is None) == (self.pooling_params is None):
+            raise ValueError("a request has either sampling_params or pooling_params")
 
 
 class Supply(msgspec.Struct, frozen=True, tag="supply"):
@@ -302,9 +313,12 @@ class Nack(msgspec.Struct, frozen=True, tag="nack"):
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):
-    """One ``RequestOutput`` of the engine, without what the frontend knows.
+    """One ``RequestOutput`` or ``PoolingRequestOutput`` of the engine, without what the frontend
+    knows.
 
     Attributes:
+        outputs: what was generated; none if something was pooled.
+        pooled: of any shape, at most :data:`MOST_POOLED_BYTES`; None if something was generated.
         metrics: only if it is finished; before, nobody asks for them.
     """
 
@@ -316,6 +330,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     num_cached_tokens: int | None = None
     num_cache_creation_tokens: int | None = None
     kv_transfer_params: dict[str, Any] | None = None  # opaque to us: the connector's
+    pooled: torch.Tensor | None = None
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):

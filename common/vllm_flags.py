@@ -63,7 +63,8 @@ SERVER_REFUSED: Final[Mapping[str, str]] = MappingProxyType(
         "dp_supervisor_probe_timeout_s": _OTHER_SERVERS,
         "dp_supervisor_probe_failure_threshold": _OTHER_SERVERS,
         "tokens_only": engine_arguments.REFUSED["tokens_only"],
-        "enable_flash_late_interaction": "no pooling is routed",
+        "enable_flash_late_interaction": "a query's vectors would have to be at the worker of each "
+        "of its documents, so frontends compare them",
     }
 )
 """Arguments of the server that no frontend takes."""

@@ -28,6 +28,7 @@ from frontend.http import (
     Admission,
     EarlyStreamErrors,
     MergedMetrics,
+    PoolingLimits,
     ReadinessGate,
     RequestIds,
     RetryAfter,
@@ -169,7 +170,8 @@ async def open_frontend(
             siblings,
             refresh_tls=args.serve.enable_ssl_refresh,
         )
-        shared = Shared(args, media_sender, loader, server, siblings)
+        pooling = PoolingLimits(args.http, several_keys=len(args.api_keys) > 1)
+        shared = Shared(args, media_sender, loader, server, siblings, pooling)
         yield Frontend(shared, args.discovery.watcher(key), models, gate, models_parts)
 
 

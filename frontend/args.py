@@ -83,6 +83,7 @@ VLLMS_DEFAULTS: Final[dict[str, object]] = {
     "enable_prompt_tokens_details": True,  # cached tokens are what a router is for
     "disable_access_log_for_endpoints": "/health,/metrics",
     "h11_max_incomplete_event_size": 64 << 10,
+    "enable_flash_late_interaction": False,  # workers share no vectors of queries
 }
 """Arguments of vLLM's with another default, or one that everybody wants to know."""
 

@@ -18,10 +18,12 @@ from frontend.http import (
     History,
     Management,
     Operating,
+    PoolingLimits,
     Server,
     Status,
     build_vllm_app,
     history_routes,
+    limit_pooling,
     manage_routes,
     operate_routes,
     page_routes,
@@ -43,6 +45,7 @@ class Shared:
 
     Attributes:
         siblings: the other processes of this frontend, if there are any.
+        pooling: what pooling requests may take.
     """
 
     args: FrontendArgs
@@ -50,6 +53,7 @@ class Shared:
     loader: MediaLoader
     server: Server
     siblings: Siblings | None
+    pooling: PoolingLimits
     history: History = field(default_factory=History)
 
 
@@ -110,6 +114,7 @@ class Model:
         client = _client(preprocessor, fleet, shared)
         tasks = preprocessor.tasks
         app = await build_vllm_app(client, serve, tasks, shared.server, apart=apart)
+        limit_pooling(app, shared.pooling)
         share_adapters(app, fleet.adapters)
         await _add_routes(app, shared, whole, whole.forget_media or client.reset_mm_cache)
         preprocessor.hf_runs.reset()

@@ -30,12 +30,24 @@ VALUES: Final[Mapping[str, tuple[str, ...]]] = {
         "VLLMUnprocessableEntityError",
         "VLLMValidationError",
     ),
-    "vllm.inputs": ("EngineInput", "PromptType", "embeds_input", "mm_input", "tokens_input"),
+    "vllm.inputs": (
+        "EncoderDecoderInput",
+        "EngineInput",
+        "PromptType",
+        "embeds_input",
+        "mm_input",
+        "tokens_input",
+    ),
     "vllm.logprobs": ("FlatLogprobs", "Logprob"),
     "vllm.lora.request": ("LoRARequest",),
     "vllm.multimodal.inputs": ("MultiModalFeatureSpec", "MultiModalKwargsItem", "PlaceholderRange"),
     "vllm.multimodal.media": ("MediaIO",),
-    "vllm.outputs": ("CompletionOutput", "PoolingRequestOutput", "RequestOutput"),
+    "vllm.outputs": (
+        "CompletionOutput",
+        "PoolingOutput",
+        "PoolingRequestOutput",
+        "RequestOutput",
+    ),
     "vllm.pooling_params": ("PoolingParams",),
     "vllm.sampling_params": ("RequestOutputKind", "SamplingParams"),
     "vllm.tasks": ("SupportedTask",),
@@ -78,10 +90,14 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.openai.completion.api_router",
         ),
     },
+    "how pooling requests are served": {
+        "frontend/http/pooling.py": ("vllm.entrypoints.pooling.base.serving",),
+    },
     "`EngineClient`": {
         "frontend/http/server.py": ("vllm.engine.protocol",),
         "frontend/request/engine_client.py": (
             "vllm.engine.protocol",
+            "vllm.renderers.inputs.preprocess",
             "vllm.v1.engine",
             "vllm.v1.engine.exceptions",
             "vllm.v1.kv_hints",
@@ -183,6 +199,9 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.v1.engine.async_llm",
             "vllm.v1.engine.output_processor",
         ),
+    },
+    "what engines are asked": {
+        "backend_worker/engine_calls.py": ("vllm.v1.engine.async_llm",),
     },
     "operations of engines": {
         "backend_worker/engine_operations.py": ("vllm.v1.engine.async_llm",),

@@ -30,6 +30,7 @@ OWN_ENGINES = (
     "test_families",
     "test_launch_script",
     "test_more_families",
+    "test_pooling",
     "test_processes",
     "test_status_page",
     "test_worker_flags",

@@ -170,7 +170,7 @@ class MmKwargsSender(ABC):
         """
         with stage(f"send_{self.transport}"):
             handle = self._send(mm_hash, item)
-        self._count(handle)
+        self.count_sent(handle)
         return handle
 
     def send_held(self, mm_hash: MmHash) -> MediaHandle | None:
@@ -179,7 +179,7 @@ class MmKwargsSender(ABC):
         """
         handle = self._send_held(mm_hash)
         if handle is not None:
-            self._count(handle)
+            self.count_sent(handle)
         return handle
 
     def send_encoded(self, mm_hash: MmHash, source: MediaSource) -> MediaHandle | None:
@@ -198,7 +198,8 @@ class MmKwargsSender(ABC):
         """Whether a worker's answer says that it has read the probe as it is now."""
         return False
 
-    def _count(self, handle: MediaHandle) -> None:
+    def count_sent(self, handle: MediaHandle) -> None:
+        """Tell whoever counts that an item leaves."""
         if self._on_sent is not None:
             self._on_sent(self.transport, handle.metadata.nbytes)
 

@@ -36,7 +36,7 @@ class ReferenceSender(MmKwargsSender):
             partition=source.partition,
         )
         handle = MediaHandle(metadata, [source.encoded])
-        self._count(handle)
+        self.count_sent(handle)
         return handle
 
     def _send(self, mm_hash: MmHash, item: MultiModalKwargsItem) -> MediaHandle:

@@ -4,7 +4,7 @@ from frontend.fetch.allowance import MediaAllowances, RequestAllowance, current_
 from frontend.fetch.connector import CONNECTOR_NAME, for_user, register
 from frontend.fetch.content import Content
 from frontend.fetch.decoders import MISLED_DECODER_ERRORS, decode, limit_decoders
-from frontend.fetch.deferred import DeferredMedium, deferring
+from frontend.fetch.deferred import DeferredMedium, PendingMedium, arrived, deferring
 from frontend.fetch.loader import MediaLoader
 from frontend.fetch.mode import decoding_mode, freeze
 from frontend.fetch.settings import MediaSettings
@@ -17,7 +17,9 @@ __all__ = [
     "MediaAllowances",
     "MediaLoader",
     "MediaSettings",
+    "PendingMedium",
     "RequestAllowance",
+    "arrived",
     "current_allowance",
     "decode",
     "decoding_mode",

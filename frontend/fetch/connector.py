@@ -4,10 +4,7 @@ Errors become vLLM's own here, so that users get a 400 or 422 with one sentence.
 names the place as the user wrote it, without what may be a secret.
 """
 
-import asyncio
-import contextvars
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -31,7 +28,7 @@ from common.telemetry import MEDIA_HELD_BYTES, MEDIA_HELD_PIXELS
 from frontend.fetch.allowance import HeldBytes, current_allowance
 from frontend.fetch.data_url import is_data_url
 from frontend.fetch.decoders import MISLED_DECODER_ERRORS, limit_decoders
-from frontend.fetch.deferred import DeferredMedium, deferring
+from frontend.fetch.deferred import DeferredMedium, PendingMedium, deferring
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits import (
     MediaError,
@@ -98,11 +95,14 @@ class FrontendMediaConnector(MediaConnector):
     def load_from_url(
         self, url: str, media_io: MediaIO[Any], *, fetch_timeout: int | None = None
     ) -> Any:
-        """The same for vLLM's synchronous parser: under the policy, but without cache."""
+        """The same for vLLM's synchronous parser, which must not wait for it."""
+        return PendingMedium(partial(self.load_from_url_async, url, media_io))
 
-        context = contextvars.copy_context()  # the request's, with its allowance
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(context.run, asyncio.run, self._load_alone(url, media_io)).result()
+    def fetch_image_embedding(self, data: str) -> torch.Tensor:
+        """Refused, as the others: what is asked for synchronously has no budget."""
+        raise VLLMValidationError("Embeddings of media are taken in messages only")
+
+    fetch_audio_embedding = fetch_video_embedding = fetch_image_embedding
 
     async def fetch_image_embedding_async(self, data: str) -> torch.Tensor:
         """A tensor in base64; a 400 if it is none."""
@@ -143,14 +143,6 @@ class FrontendMediaConnector(MediaConnector):
             ) from error
         finally:
             loading.close()
-
-    async def _load_alone(self, url: str, media_io: MediaIO[Any]) -> Any:
-        loader = MediaLoader(self._loader.policy, 0, budgets=self._loader.budgets)
-        alone = FrontendMediaConnector(loader)
-        try:
-            return await alone.load_from_url_async(url, media_io)
-        finally:
-            await alone._loader.close()
 
 
 def register(loader: MediaLoader) -> None:

@@ -5,6 +5,8 @@ was processed before needs no decoding at all, and what was not is decoded where
 processed.
 """
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final
@@ -31,3 +33,22 @@ class DeferredMedium:
     content: Content
     media_io: MediaIO[Any]
     place: str
+
+
+@dataclass(frozen=True, eq=False)
+class PendingMedium:
+    """A medium that nobody has fetched: where vLLM's code can't wait for it.
+
+    Attributes:
+        load: fetches it, for the request that the caller works on.
+    """
+
+    load: Callable[[], Awaitable[Any]]
+
+
+async def arrived(media: list[Any]) -> list[Any]:
+    """Media with those fetched that were not. Raises what fetching raises."""
+    waiting = [index for index, each in enumerate(media) if isinstance(each, PendingMedium)]
+    loaded = await asyncio.gather(*(media[index].load() for index in waiting))
+    found = dict(zip(waiting, loaded, strict=True))
+    return [found.get(index, each) for index, each in enumerate(media)]

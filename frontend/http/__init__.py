@@ -11,6 +11,7 @@ from frontend.http.manage import Management, manage_routes
 from frontend.http.merged_metrics import MergedMetrics
 from frontend.http.model_choice import ModelApp, ModelChoice
 from frontend.http.operate import Operating, operate_routes
+from frontend.http.pooling import PoolingLimits, limit_pooling
 from frontend.http.readiness_gate import ReadinessGate
 from frontend.http.request_context import RequestIds, Traced
 from frontend.http.retry_after import RetryAfter
@@ -40,6 +41,7 @@ __all__ = [
     "ModelApp",
     "ModelChoice",
     "Operating",
+    "PoolingLimits",
     "ReadinessGate",
     "RequestIds",
     "RetryAfter",
@@ -49,6 +51,7 @@ __all__ = [
     "build_vllm_app",
     "graceful_shutdown",
     "history_routes",
+    "limit_pooling",
     "list_together",
     "manage_routes",
     "operate_routes",

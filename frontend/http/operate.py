@@ -2,7 +2,7 @@
 ``/mmrouter/workers`` and under vLLM's own names at the root.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Set
+from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
@@ -122,7 +122,6 @@ def vllms_routes(
     forget_media: Callable[[], Awaitable[None]],
     *,
     dev_mode: bool,
-    absent: Set[str] = frozenset(),
 ) -> APIRouter:
     """vLLM's own routes that concern engines, at the root: those that workers carry out, and a
     sentence for the others.
@@ -130,7 +129,6 @@ def vllms_routes(
     Args:
         forget_media: lets the frontend forget those that it processed.
         dev_mode: whether vLLM's server would have them.
-        absent: paths to say nothing about.
     """
     api = APIRouter(tags=["vLLM"])
     for name, read in VLLMS.items():
@@ -146,8 +144,7 @@ def vllms_routes(
         if not dev_mode:
             tell = _say(HTTPStatus.NOT_FOUND, _not_here(name, "GET /mmrouter/workers says it"))
         api.add_api_route(f"/{name}", tell, methods=["GET"])
-    for path in REFUSED.keys() - absent:
-        reason = REFUSED[path]
+    for path, reason in REFUSED.items():
         refuse = _say(HTTPStatus.NOT_IMPLEMENTED, f"{path} does nothing here: {reason}")
         api.add_api_route(path, refuse, methods=["GET", "POST", "DELETE"], include_in_schema=False)
     return api

@@ -31,7 +31,6 @@ from frontend.http.adapter_routes import adapter_routes
 from frontend.http.connection import HeadLimits, connections
 from frontend.http.operate import REPLACED, Operating, vllms_routes
 from frontend.http.settings import HttpSettings
-from frontend.http.vllm_routes import POOLING
 from frontend.tenancy import take_salts_from_bodies
 from frontend.workers import Adapters
 
@@ -82,8 +81,9 @@ async def build_vllm_app(
 async def _assembled(
     client: EngineClient, args: Namespace, tasks: tuple[SupportedTask, ...]
 ) -> FastAPI:
-    app = build_app(args, tasks, client.model_config)
-    await init_app_state(client, app.state, args, tasks)
+    named = [*tasks]  # as vLLM's engine names them, since errors quote the list
+    app = build_app(args, named, client.model_config)
+    await init_app_state(client, app.state, args, named)
     return app
 
 
@@ -163,11 +163,9 @@ def replace_engine_routes(
     Args:
         forget_media: lets the frontend forget those that it processed.
     """
-    paths = {getattr(route, "path", "") for route in app.router.routes}
     kept = [route for route in app.router.routes if getattr(route, "path", "") not in REPLACED]
     app.router.routes[:] = kept
-    dev_mode, absent = envs.VLLM_SERVER_DEV_MODE, POOLING - paths
-    app.include_router(vllms_routes(operating, forget_media, dev_mode=dev_mode, absent=absent))
+    app.include_router(vllms_routes(operating, forget_media, dev_mode=envs.VLLM_SERVER_DEV_MODE))
     allowed = envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING
     app.include_router(adapter_routes(operating, allowed=allowed))
 

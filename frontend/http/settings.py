@@ -36,6 +36,20 @@ class HttpSettings(FlagSettings):
         description="what the requests of one API key may take of --max-inflight and "
         "--body-memory-mb, as a fraction; holds where there are several keys",
     )
+    max_pooling_inputs: int = Field(
+        2048,
+        ge=1,
+        description="inputs of one request for embeddings, scores or what else is pooled; more are "
+        "answered 400",
+    )
+    pooling_inputs: int = Field(
+        16384, ge=1, description="inputs of all such requests together; more are answered 429"
+    )
+    pooling_memory_mb: Positive = Field(
+        512.0,
+        description="memory for pooled answers until the last one of their request is there; what "
+        "doesn't fit is answered 429",
+    )
     head_timeout_s: Positive = Field(
         10.0, description="how long the head of a request may take to arrive"
     )
@@ -55,6 +69,8 @@ class HttpSettings(FlagSettings):
                 "max_inflight": -(-self.max_inflight // processes),
                 "max_connections": -(-self.max_connections // processes),
                 "body_memory_mb": self.body_memory_mb / processes,
+                "pooling_inputs": -(-self.pooling_inputs // processes),
+                "pooling_memory_mb": self.pooling_memory_mb / processes,
             }
         )
 
@@ -67,6 +83,11 @@ class HttpSettings(FlagSettings):
     def body_memory_bytes(self) -> int:
         """Memory for bodies in bytes, enough for one of any allowed size."""
         return max(self.max_body_bytes, int(self.body_memory_mb * 2**20))
+
+    @property
+    def pooling_memory_bytes(self) -> int:
+        """Memory for pooled answers in bytes."""
+        return int(self.pooling_memory_mb * 2**20)
 
 
 class KeySettings(FlagSettings):

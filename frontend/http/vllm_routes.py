@@ -19,6 +19,9 @@ _SERVED: Final[Mapping[str, str]] = {
     "by vLLM's app, which finds nothing, since no responses are stored": """
         /v1/responses/{response_id} /v1/responses/{response_id}/cancel
     """,
+    "by vLLM's app, for models that pool, and for what they are for": """
+        /pooling /classify /v1/embeddings /v2/embed /score /v1/score /rerank /v1/rerank /v2/rerank
+    """,
     "by vLLM's app, for models that take speech": """
         /v1/audio/transcriptions /v1/audio/translations
     """,
@@ -68,7 +71,6 @@ _WEIGHTS: Final = (
 )
 _VERSION: Final = "workers keep no version of their weights: name it in --served-model-name"
 _ADAPTERS: Final = "POST /v1/load_lora_adapter and /v1/unload_lora_adapter do it"
-_POOLING: Final = "requests of pooling models are not routed"
 _SCALING: Final = "a fleet is scaled by starting and stopping workers"
 _ABORT: Final = (
     "clients end their requests by closing the connection; POST /pause?mode=abort ends all"
@@ -84,9 +86,6 @@ _REFUSED: Final[Mapping[str, str]] = {
     _VERSION: "/update_weight_version /weight_info",
     "workers differ in it, and what it is for, weight transfer, is not routed": "/get_world_size",
     _ADAPTERS: "/adapters /adapters/{adapter_name}",
-    _POOLING: """
-        /pooling /classify /v1/embeddings /v2/embed /score /v1/score /rerank /v1/rerank /v2/rerank
-    """,
     _SCALING: "/scale_elastic_ep /is_scaling_elastic_ep",
     _ABORT: "/abort_requests /inference/v1/abort_requests",
     _FAULTS: "/fault_tolerance/apply /fault_tolerance/status",
@@ -101,6 +100,3 @@ REFUSED: Final[Mapping[str, str]] = MappingProxyType(
     {path: reason for reason, paths in _REFUSED.items() for path in paths.split()}
 )
 """Routes that answer 501, and why."""
-
-POOLING: Final = frozenset(_REFUSED[_POOLING].split())
-"""Those of them that vLLM's app has for models that pool alone; elsewhere they are its own 404."""

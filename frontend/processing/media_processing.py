@@ -16,13 +16,13 @@ from common.errors import MmRouterError, OverloadedError
 from common.hf_processor_runs import HfProcessorRuns
 from common.telemetry import PREPROCESS_WAITING, stage
 from common.transfer.media_source import MediaSource
-from frontend.fetch import DeferredMedium
+from frontend.fetch import DeferredMedium, arrived
 from frontend.processing.backends import Backend, Decodes
 from frontend.processing.batch import MediaOptions, Processed, processes_apart
 from frontend.processing.client_hashes import HashedItems
 from frontend.processing.named_media import NamedMedia
 from frontend.processing.processed_once import ProcessedOnce
-from frontend.processing.prompt_media import Kept, MediaData, Shown, media_apart
+from frontend.processing.prompt_media import Kept, MediaData, Shown, listed, media_apart
 from frontend.processing.renderer_processing import RendererProcessing
 from frontend.processing.sources import MediaSources
 from frontend.processing.store import ProcessedStore
@@ -92,6 +92,9 @@ class MediaProcessing:
                 wait for their media, 422 if processing broke.
         """
         options = MediaOptions(mm_processor_kwargs or {}, media_io_kwargs or {})
+        mm_data = {
+            modality: await arrived(listed(each)) or each for modality, each in mm_data.items()
+        }
         try:
             with self._admitted(), stage("process_media"):
                 return await self._process(prompt, mm_data, mm_uuids or {}, options)

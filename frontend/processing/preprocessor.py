@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from vllm.config import ModelConfig, VllmConfig
+from vllm.config import ModelConfig
 from vllm.inputs import EngineInput
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.cache.base import MultiModalCache
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem
+from vllm.pooling_params import PoolingParams
 from vllm.renderers import BaseRenderer, renderer_from_config
 from vllm.sampling_params import SamplingParams
 from vllm.tasks import SupportedTask
@@ -25,7 +26,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 
 from common.cache_partition import hash_within
 from common.card import WorkerCard
-from common.errors import ConfigurationError, RequestRejectedError
+from common.errors import RequestRejectedError
 from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash, MmIdentifier
 from common.log_lines import log_setup
@@ -111,11 +112,10 @@ class Preprocessor:
                 process them themselves.
 
         Raises:
-            ConfigurationError: the model's files can't be read here, or the model
-                is of a kind that can't be routed, or the processes don't start.
+            ConfigurationError: the model's files can't be read here, or the processes don't start.
         """
         self.card = card
-        self.vllm_config = _routed_config(card, serve_args)
+        self.vllm_config = build_config(card, serve_args)
         self.renderer: BaseRenderer = renderer_from_config(self.vllm_config)
         self.tasks: tuple[SupportedTask, ...] = tuple(card.supported_tasks)
         self.hf_runs = HfProcessorRuns(side="frontend", worker_id=None)
@@ -167,7 +167,7 @@ class Preprocessor:
     async def process(
         self,
         prompt: EngineInput,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         request_id: str,
         lora_request: LoRARequest | None,
     ) -> ProcessedPrompt:
@@ -182,7 +182,7 @@ class Preprocessor:
         request: EngineCoreRequest = await self.input_processor.process_inputs_async(
             request_id, prompt, params, self.tasks
         )
-        text = prompt.get("prompt") if isinstance(prompt, dict) else None
+        text = _said_to_the_decoder(prompt).get("prompt")
         return ProcessedPrompt(
             token_ids=request.prompt_token_ids or [],
             media=[self._media_item(feature) for feature in request.mm_features or []],
@@ -198,6 +198,9 @@ class Preprocessor:
 
         vLLM's token-in, token-out route (``--enable-scale-out``) takes hashes from clients.
         """
+        if prompt["type"] == "enc_dec":
+            decoder = await self._with_own_hashes(prompt["decoder_prompt"])
+            return {**prompt, "decoder_prompt": decoder}
         salt = salt_of_blocks(prompt.get("cache_salt"))
         if salt != prompt.get("cache_salt"):
             prompt = {**prompt, "cache_salt": salt}
@@ -264,11 +267,9 @@ class Preprocessor:
         self.renderer.shutdown()
 
 
-def _routed_config(card: WorkerCard, serve_args: Namespace) -> VllmConfig:
-    config = build_config(card, serve_args)
-    if config.model_config.is_encoder_decoder:
-        raise ConfigurationError(f"{card.model.model} is an encoder-decoder model: not routed")
-    return config
+def _said_to_the_decoder(prompt: EngineInput) -> EngineInput:
+    """Where vLLM has tokens and media. The tokens of an encoder are for its checks."""
+    return prompt["decoder_prompt"] if prompt["type"] == "enc_dec" else prompt
 
 
 def _make_store(arena: ArenaAccess | None, model_config: ModelConfig) -> ProcessedStore:

@@ -8,6 +8,7 @@ from argparse import Namespace
 from vllm import AsyncEngineArgs, envs
 from vllm.config import (
     CacheConfig,
+    PoolerConfig,
     ReasoningConfig,
     SchedulerConfig,
     StructuredOutputsConfig,
@@ -69,6 +70,7 @@ def _make_config(card: WorkerCard, args: AsyncEngineArgs) -> VllmConfig:
         cache_config=CacheConfig(enable_prefix_caching=card.cache.enable_prefix_caching),
         scheduler_config=SchedulerConfig.default_factory(
             max_model_len=model_config.max_model_len,
+            is_encoder_decoder=model_config.is_encoder_decoder,
             max_num_batched_tokens=card.capacity.max_num_batched_tokens,
             max_num_seqs=card.capacity.max_num_seqs,
         ),
@@ -89,6 +91,8 @@ def _apply(card: WorkerCard, serve_args: Namespace) -> None:
         )
     for name, value in card.model.model_dump().items():
         setattr(serve_args, name, value)
+    if card.model.pooler_config is not None:
+        serve_args.pooler_config = PoolerConfig(**card.model.pooler_config)
     serve_args.mm_processor_device = "auto"  # it is in mm_processor_kwargs
     if serve_args.served_model_name is None:
         serve_args.served_model_name = card.served_model_names

@@ -13,6 +13,7 @@ from vllm.inputs import EngineInput, PromptType
 from vllm.lora.request import LoRARequest
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.pooling_params import PoolingParams
+from vllm.renderers.inputs.preprocess import parse_enc_dec_prompt
 from vllm.sampling_params import SamplingParams
 from vllm.tasks import SupportedTask
 from vllm.v1.engine import EngineCoreRequest, PauseMode
@@ -26,6 +27,7 @@ from common.errors import (
 from common.telemetry import REQUESTS
 from frontend.processes import Siblings
 from frontend.processing import Preprocessor
+from frontend.request import batches
 from frontend.request.runner import GenerateRequest, RequestRunner
 from frontend.router import (
     Router,
@@ -91,6 +93,9 @@ class RoutedEngineClient(EngineClient):
             GracefulHTTPError: no worker could take it; 503.
             GenerationError: a worker failed on it; 500.
         """
+        if isinstance(prompt, dict) and "encoder_prompt" in prompt and "type" not in prompt:
+            # vLLM has not rendered it: it asks a model for the language of a sound so.
+            (prompt,) = await self.renderer.render_cmpl_async([parse_enc_dec_prompt(prompt)])
         request = GenerateRequest(
             prompt=prompt,
             sampling_params=sampling_params,
@@ -172,7 +177,7 @@ class RoutedEngineClient(EngineClient):
         """The frontend has no KV connector, so vLLM's server never calls this."""
         _not_routed("KV transfer between engines")
 
-    def encode(
+    async def encode(
         self,
         prompt: PromptType | EngineInput,
         pooling_params: PoolingParams,
@@ -183,8 +188,28 @@ class RoutedEngineClient(EngineClient):
         tokenization_kwargs: dict[str, Any] | None = None,
         reasoning_ended: bool | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
-        """Pooling models are not routed."""
-        _not_routed("pooling")
+        """Pool a rendered prompt on a worker, which is chosen as for :meth:`generate`; one output.
+
+        Raises what :meth:`generate` raises.
+        """
+        deadlines = self._runner.deadlines()
+        request = GenerateRequest(
+            prompt=prompt,
+            sampling_params=None,
+            client_id=request_id,
+            lora_request=lora_request,
+            trace_headers=trace_headers,
+            priority=priority,
+            pooling_params=pooling_params,
+            deadlines=deadlines,
+        )
+        try:
+            async with batches.place(deadlines), aclosing(self._runner.run(request)) as outputs:
+                async for output in outputs:
+                    batches.keep(output.outputs.data.nbytes)
+                    yield output
+        except MmRouterError as error:
+            raise as_vllm_error(error) from error
 
     async def start_profile(
         self,

@@ -128,7 +128,7 @@ class Continuation(Resume):
         Raises:
             NotResumableError: the text so far doesn't follow from the tokens.
         """
-        params: SamplingParams = submit.sampling_params
+        params = sampling_of(submit)
         self.submit = msgspec.structs.replace(
             submit,
             prompt_token_ids=[*(submit.prompt_token_ids or []), *choice.token_ids],
@@ -216,6 +216,12 @@ class Regeneration(Resume):
         )
 
 
+def sampling_of(submit: Submit) -> SamplingParams:
+    """The parameters of a request that generates: what is pooled comes whole, or not at all."""
+    assert submit.sampling_params is not None
+    return submit.sampling_params
+
+
 def plan_resume(
     submit: Submit, generated: GeneratedSoFar, tokenizer: TokenizerLike | None, *, seen: bool
 ) -> Resume:
@@ -237,7 +243,7 @@ def plan_resume(
     if not seen:
         generated.clear()
         return Beginning(submit)
-    params = submit.sampling_params
+    params = sampling_of(submit)
     if params.output_kind is not RequestOutputKind.DELTA:
         raise NotResumableError("it is no stream of deltas")
     if params.temperature == 0 or params.seed is not None:
@@ -249,7 +255,7 @@ def _state_of_its_own(
     submit: Submit, generated: GeneratedSoFar, tokenizer: TokenizerLike | None
 ) -> str | None:
     """What a worker remembers of an answer beside its tokens, as a part of a sentence."""
-    params: SamplingParams = submit.sampling_params
+    params = sampling_of(submit)
     if set(generated.choices) != {0}:
         return "it has several answers"
     if params.num_logprobs is not None and _mid_letter(generated.choices[0], tokenizer):

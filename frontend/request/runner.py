@@ -14,7 +14,7 @@ from vllm.engine.protocol import StreamingInput
 from vllm.exceptions import VLLMError
 from vllm.inputs import EngineInput, PromptType
 from vllm.lora.request import LoRARequest
-from vllm.outputs import RequestOutput
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import TokenizerLike
 from vllm.v1.engine import EngineCoreRequest
@@ -38,7 +38,7 @@ from frontend.request.failures import failure
 from frontend.request.retry import Attempts, RetryBudget
 from frontend.request.settings import FaultSettings
 from frontend.request.spans import CallSpans, new_request_id
-from frontend.request.state import RequestState
+from frontend.request.state import AnyOutput, RequestState
 from frontend.router import (
     Decision,
     LoraKey,
@@ -71,7 +71,7 @@ class PromptProcessor(Protocol):
     async def process(
         self,
         prompt: EngineInput,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         request_id: RequestId,
         lora_request: LoRARequest | None,
     ) -> ProcessedPrompt:
@@ -110,17 +110,19 @@ class Workers(Protocol):
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """What vLLM's server wants to be generated.
+    """What vLLM's server wants to be generated, or pooled.
 
     Attributes:
         prompt: rendered; anything else is refused.
+        sampling_params: None if something is to be pooled, by ``pooling_params``.
+        deadlines: where some of its time is over; without them it begins with all of it.
         client_id: what the client calls it, and perhaps chose. Others may choose the same, so
             it names nothing but the outputs, log lines and decisions.
         rank: of the worker's data-parallel ranks, if the client chose one.
     """
 
     prompt: EngineCoreRequest | PromptType | EngineInput | AsyncGenerator[StreamingInput, None]
-    sampling_params: SamplingParams
+    sampling_params: SamplingParams | None
     client_id: str
     prompt_text: str | None = None
     lora_request: LoRARequest | None = None
@@ -130,6 +132,13 @@ class GenerateRequest:
     session_id: str | None = None
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None
+    pooling_params: PoolingParams | None = None
+    deadlines: Deadlines | None = None
+
+    @property
+    def params(self) -> SamplingParams | PoolingParams:
+        """Those that it has."""
+        return self.sampling_params or self.pooling_params
 
 
 class RequestRunner:
@@ -157,8 +166,8 @@ class RequestRunner:
         self._faults = faults
         self.retry_budget = RetryBudget(faults.retry_budget)
 
-    async def run(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
-        """The answer, as it is made. Close it to abort the request.
+    async def run(self, request: GenerateRequest) -> AsyncGenerator[AnyOutput, None]:
+        """The answer, as it is made; what is pooled comes whole. Close it to abort the request.
 
         Raises:
             MmRouterError: the request is wrong, or could not be run.
@@ -197,6 +206,10 @@ class RequestRunner:
             REQUESTS.labels(outcome).inc()
             spans.ended(outcome, state.completion_tokens if state is not None else 0)
 
+    def deadlines(self) -> Deadlines:
+        """Those of a request that begins now."""
+        return Deadlines(self._faults)
+
     def _begin(
         self,
         request: GenerateRequest,
@@ -205,7 +218,7 @@ class RequestRunner:
         lifecycle: Lifecycle,
         spans: CallSpans,
     ) -> RequestState:
-        spans.submitted(self._model, len(prompt.token_ids or ()), request.sampling_params)
+        spans.submitted(self._model, len(prompt.token_ids or ()), request.params)
         return RequestState(
             Submit(
                 request_id=own_id,
@@ -223,6 +236,7 @@ class RequestRunner:
                 session_id=request.session_id,
                 reasoning_ended=request.reasoning_ended,
                 reasoning_parser_kwargs=request.reasoning_parser_kwargs,
+                pooling_params=request.pooling_params,
             ),
             request.client_id,
             prompt,
@@ -232,7 +246,7 @@ class RequestRunner:
                 self.retry_budget,
                 worker_wait_s=self._faults.worker_wait_s,
             ),
-            Deadlines(self._faults),
+            request.deadlines or self.deadlines(),
             self._processor.tokenizer,
             spans,
         )
@@ -248,13 +262,12 @@ class RequestRunner:
             raise RequestRejectedError("only prompts that vLLM's renderer made can be routed")
         with stage("process"):
             return await self._processor.process(
-                prompt, request.sampling_params, own_id, request.lora_request
+                prompt, request.params, own_id, request.lora_request
             )
 
     async def _hash(self, state: RequestState) -> RoutingRequest:
         """Step 2. ``block_mm_infos`` and vLLM's own block hashes."""
         prompt, submit = state.prompt, state.resume.submit
-        params = submit.sampling_params
         lora = prompt.lora_request
         request = RoutingRequest(
             request_id=submit.request_id,
@@ -271,7 +284,7 @@ class RequestRunner:
             lora=None if lora is None else LoraKey(lora.lora_name, lora.lora_path),
             cache_salt=prompt.cache_salt,
             has_embeds=prompt.prompt_embeds is not None,
-            reads_cache=params.prompt_logprobs is None and not params.skip_reading_prefix_cache,
+            reads_cache=_reads_cache(submit),
             client_id=state.client_id,
         )
         with stage("hash"):
@@ -361,7 +374,7 @@ class RequestRunner:
         decision: Decision,
         link: WorkerLink,
         answers: AsyncGenerator[Answer],
-    ) -> AsyncGenerator[RequestOutput]:
+    ) -> AsyncGenerator[AnyOutput]:
         """Step 6. The worker's outputs as vLLM's; media it still lacks are supplied."""
         worker_id = decision.worker_id
         asked: Counter[MmHash] = Counter()
@@ -413,6 +426,14 @@ class RequestRunner:
         )
         _record(decision, handles, nack.reason)
         await link.supply(nack.request_id, handles)
+
+
+def _reads_cache(submit: Submit) -> bool:
+    """Whether the engine takes blocks that it has already, by its own rule."""
+    sampling = submit.sampling_params
+    if sampling is None:  # vectors of every token need every token
+        return not (submit.pooling_params and submit.pooling_params.skip_reading_prefix_cache)
+    return sampling.prompt_logprobs is None and not sampling.skip_reading_prefix_cache
 
 
 def _record(decision: Decision, handles: Iterable[MediaHandle], how: str) -> None:

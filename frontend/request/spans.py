@@ -1,4 +1,5 @@
-"""What the trace of a request says of one ``generate`` call: who answered, why there, how much.
+"""What the trace of a request says of one ``generate`` or ``encode`` call: who answered, why there,
+how much.
 
 The names are vLLM's where it has the same figure; a test compares them. Nothing here is what the
 user wrote.
@@ -12,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Final
 
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 
 from common import tracing
@@ -64,11 +66,13 @@ class CallSpans:
         self._workers: list[WorkerId] = []
         self._begun = arrived.get() or time.perf_counter()
 
-    def submitted(self, model: str, prompt_tokens: int, params: SamplingParams) -> None:
+    def submitted(
+        self, model: str, prompt_tokens: int, params: SamplingParams | PoolingParams
+    ) -> None:
         """The prompt is ready to be routed."""
         if (root := self._root) is None or not root.recording:
             return
-        said = {name: getattr(params, field) for name, field in PARAMETERS.items()}
+        said = {name: getattr(params, field, None) for name, field in PARAMETERS.items()}
         attributes = {name: value for name, value in said.items() if value is not None}
         root.set({MODEL: model, REQUEST_ID: self._request_id, **attributes})
         root.add(PROMPT_TOKENS, prompt_tokens)

@@ -1,20 +1,21 @@
-"""One ``generate`` call on its way: where it is, who tried, what was answered."""
+"""One ``generate`` or ``encode`` call on its way: where it is, who tried, what was answered."""
 
 import asyncio
 import copy
 import logging
 import math
 import time
+from typing import TypeAlias
 
 import msgspec
-from vllm.outputs import RequestOutput
+from vllm.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers import TokenizerLike
 
-from common.errors import MmRouterError
+from common.errors import MmRouterError, WorkerGarbledError
 from common.identity import WorkerId
 from common.lifecycle import Event, Lifecycle, State
-from common.protocol import Output, Submit
+from common.protocol import MOST_POOLED_BYTES, Output, Submit
 from common.telemetry import (
     INTER_TOKEN_LATENCY,
     MIGRATIONS,
@@ -30,6 +31,9 @@ from frontend.request.retry import Attempts
 from frontend.request.spans import CallSpans
 
 logger = logging.getLogger(__name__)
+
+AnyOutput: TypeAlias = RequestOutput | PoolingRequestOutput
+"""Of a request that generates, or of one that pools."""
 
 GATHER_INTERVAL = 16
 """Tokens per output of an answer that the user gets at its end only."""
@@ -59,9 +63,9 @@ class RequestState:
             submit: under an id of ours.
             client_id: what the client calls the request; goes on its outputs and into logs.
         """
-        params: SamplingParams = submit.sampling_params
-        self._gathers = params.output_kind is RequestOutputKind.FINAL_ONLY
-        if self._gathers:
+        params = submit.sampling_params
+        self._gathers = params is not None and params.output_kind is RequestOutputKind.FINAL_ONLY
+        if params is not None and self._gathers:
             submit = msgspec.structs.replace(submit, sampling_params=_streaming(params))
         self.client_id = client_id
         self.prompt = prompt
@@ -71,7 +75,8 @@ class RequestState:
         self.spans = spans
         self.resume: Resume = Beginning(submit)
         self._original = submit
-        self._alone = params.n == 1
+        self._pools = params is None
+        self._alone = params is not None and params.n == 1
         self._blank = vars(
             RequestOutput(
                 request_id=client_id,
@@ -152,14 +157,16 @@ class RequestState:
             if late < until:
                 raise self.deadlines.late() from error
 
-    def answer(self, output: Output) -> RequestOutput | None:
+    def answer(self, output: Output) -> AnyOutput | None:
         """What a worker's output says to the user; None if nothing (yet).
 
         Raises:
             NotResumableError: it doesn't follow what was answered before.
+            WorkerGarbledError: it is no answer to what was asked.
         """
-        now = time.perf_counter()
-        tokens = 0
+        if self._pools or output.pooled is not None:
+            return self._pooled(output)
+        now, tokens = time.perf_counter(), 0
         for one in output.outputs:
             tokens += len(one.token_ids)
         self._place += tokens
@@ -191,6 +198,26 @@ class RequestState:
         if self._gathers:
             return self._gather(answer)
         return answer if outputs or finished else None
+
+    def _pooled(self, output: Output) -> PoolingRequestOutput:
+        if output.pooled is None or not self._pools or not output.finished:
+            raise WorkerGarbledError("a worker generated what was to be pooled, or the reverse")
+        if output.pooled.nbytes > MOST_POOLED_BYTES:
+            raise WorkerGarbledError("a worker pooled more than an answer may have")
+        self.lifecycle.on(Event.LAST_OUTPUT)
+        REQUEST_SECONDS.observe(time.perf_counter() - self._arrived)
+        return PoolingRequestOutput(
+            request_id=self.client_id,
+            outputs=PoolingOutput(output.pooled),
+            prompt_token_ids=self._prompt_tokens(),
+            num_cached_tokens=output.num_cached_tokens or 0,
+            finished=True,
+        )
+
+    def _prompt_tokens(self) -> list[int]:
+        """Of a prompt of embeddings as many zeros as it has, which is what vLLM counts."""
+        embeds = self.prompt.prompt_embeds
+        return self.prompt.token_ids or ([] if embeds is None else [0] * len(embeds))
 
     def _gather(self, answer: RequestOutput) -> RequestOutput | None:
         whole = self._gathered

@@ -68,6 +68,7 @@ def make_card(
             interleave_mm_strings=False,
             enable_mm_embeds=False,
             enable_prompt_embeds=False,
+            pooler_config=None,
         ).model_copy(update=model or {}),
         output=OutputSettings(
             backend="auto",

@@ -9,7 +9,12 @@ from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import (
     MultiModalKwargsItem,
 )
-from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.outputs import (
+    CompletionOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+)
 
 from backend_worker.adapters import Adapters
 from backend_worker.engine import Items, RankLoad
@@ -34,7 +39,7 @@ from common.protocol import (
 from common.step_sums import EngineSums
 from common.transfer.media_source import MediaSource
 
-Script = Callable[[Submit, Items], AsyncGenerator[RequestOutput]]
+Script = Callable[[Submit, Items], AsyncGenerator[RequestOutput | PoolingRequestOutput]]
 
 
 class ScriptedEngine:
@@ -69,13 +74,16 @@ class ScriptedEngine:
     def steps(self) -> list[EngineSums]:
         return self.step_sums
 
-    async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+    async def generate(
+        self, submit: Submit, items: Items
+    ) -> AsyncGenerator[RequestOutput | PoolingRequestOutput]:
         missing = [
             p.mm_hash for p in submit.media if p.mm_hash not in items and p.mm_hash not in self.held
         ]
         if missing:
             raise MediaMissingError(missing, "not_held")
-        self.seen.append({h: item["pixels"].data.clone() for h, item in items.items()})
+        pixels = {h: item["pixels"] for h, item in items.items() if "pixels" in item}
+        self.seen.append({h: each.data.clone() for h, each in pixels.items()})
         self.held.update(items)
         self.running += 1
         try:
@@ -129,6 +137,10 @@ def output(text: str, *, finished: bool) -> RequestOutput:
         0, text, [1], None, None, finish_reason="stop" if finished else None
     )
     return RequestOutput("r", None, None, None, [completion], finished, num_cached_tokens=3)
+
+
+def pooled(*numbers: float) -> PoolingRequestOutput:
+    return PoolingRequestOutput("r", PoolingOutput(torch.tensor(numbers)), [1], 3, finished=True)
 
 
 async def two_outputs(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:

@@ -175,6 +175,7 @@ class LetterEngine:
     async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
         tokens = list(submit.prompt_token_ids or [])
         cached = self._store(tokens)
+        assert submit.sampling_params is not None
         wanted = submit.sampling_params.max_tokens or 1
         self._running += 1
         try:

@@ -8,6 +8,7 @@ import msgspec
 import torch
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 
 from common.identity import BlockHash, Incarnation, MmHash, RequestId, WorkerId
@@ -79,6 +80,7 @@ TO_WORKER: list[msgspec.Struct] = [
         cache_salt="salt",
         new_blocks=[BlockHash(b"b" * 32)],
     ),
+    Submit(R, [1], None, [], [], pooling_params=PoolingParams(task="embed", dimensions=8)),
     Supply(R, [b"{}"]),
     Abort(R),
     Ping(),
@@ -103,7 +105,8 @@ TO_FRONTEND: list[msgspec.Struct] = [
                     )
                 ],
                 finished=True,
-            )
+            ),
+            Output(R, [], finished=True, pooled=torch.zeros(2, 300)),
         ]
     ),
     Failed(R, FailureKind.MEDIA, "why"),

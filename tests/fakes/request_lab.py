@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import zmq.asyncio
-from vllm.outputs import RequestOutput
+from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from backend_worker.engine import Items
@@ -22,6 +22,7 @@ from common.protocol import Submit
 from common.transfer.choice import TransferMode
 from common.transfer.registry import receivers
 from frontend.processing.preprocessor import ProcessedPrompt
+from frontend.request.resume import sampling_of
 from frontend.request.runner import GenerateRequest, RequestRunner
 from frontend.request.settings import FaultSettings
 from frontend.router.router import Router
@@ -36,7 +37,7 @@ from tests.ports import free_port
 
 ANSWER = "Größe: 3 m² – „schön“ 😀 日本語"
 
-Script = Callable[[Submit, Items], AsyncGenerator[RequestOutput]]
+Script = Callable[[Submit, Items], AsyncGenerator[RequestOutput | PoolingRequestOutput]]
 
 
 class Connected:
@@ -134,7 +135,7 @@ class Lab:
         async def script(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
             self.asked.append((name, submit))
             assert submit.prompt_token_ids is not None
-            made = self.model.outputs(submit.prompt_token_ids, submit.sampling_params, steps)
+            made = self.model.outputs(submit.prompt_token_ids, sampling_of(submit), steps)
             async for output in stream(made):
                 yield output
             if isinstance(then, Exception):

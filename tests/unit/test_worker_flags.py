@@ -37,7 +37,7 @@ RESOLVED = {"runner", "convert"}
 OF_THE_ENGINE = {"quantization", "logits_processors"}
 """On the card to be compared, not to be followed."""
 
-MADE_OF_OTHERS = {"original_max_model_len"}
+MADE_OF_OTHERS = {"original_max_model_len", "_pooler_config_sources"}
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +103,7 @@ FLAGS: list[list[str]] = [
     ["--model-impl=transformers"],
     ["--video-pruning-rate=0.5", "--video-pruning-method=vidcom2"],
     ["--runner=pooling", "--convert=embed"],
+    ["--runner=pooling", "--convert=embed", '--pooler-config={"seq_pooling_type": "MEAN"}'],
     ["--hf-config-path={model}"],
     ["--tokenizer={model}", "--tokenizer-mode=hf"],
     ["--dtype=bfloat16", "--max-model-len=777"],

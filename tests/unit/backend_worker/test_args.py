@@ -90,9 +90,9 @@ def test_nixl_stays_on_this_host_unless_it_is_told(monkeypatch: pytest.MonkeyPat
         (["m", "n"], {}, "unexpected argument 'n'"),
         (["m", "--api-key", "k"], {}, "--api-key means nothing here: it is the server's"),
         (
-            ["m", "--pooler-config={}"],
+            ["m", "--aggregate-engine-logging"],
             {},
-            "--pooler-config means nothing here: no pooling is routed",
+            "--aggregate-engine-logging means nothing here: workers write no statistics",
         ),
         (["m", "--headless"], {}, "--data-parallel-hybrid-lb"),
         (["--model", "m", "--nixl-interface", "all"], {}, "must name devices"),

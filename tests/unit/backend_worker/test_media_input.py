@@ -6,10 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vllm.inputs import split_enc_dec_input
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.multimodal.utils import argsort_mm_positions
 
-from backend_worker.media_input import media_input
+from backend_worker.media_input import encoded, media_input
 from common.errors import RequestRejectedError
 from common.protocol import MediaPart, Submit, ToWorker
 from common.wire import Codec
@@ -76,3 +77,12 @@ def test_an_order_that_cannot_be() -> None:
     ]
     with pytest.raises(RequestRejectedError, match="no order"):
         media_input([0] * 8, parts, [None] * 4, None)
+
+
+def test_a_prompt_of_a_decoder_keeps_its_media() -> None:
+    """vLLM takes an encoder's media, whose places are in its own prompt, from the decoder's."""
+    part = MediaPart("audio", "h", 0, 1500, None)  # type: ignore[arg-type]
+    prompt = media_input([7, 8], [part], [None], "salt")
+    encoder, decoder = split_enc_dec_input(encoded(prompt))
+    assert decoder == prompt
+    assert encoder is not None and encoder["prompt_token_ids"] == []

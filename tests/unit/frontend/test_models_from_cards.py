@@ -18,7 +18,7 @@ from common.errors import ConfigurationError
 from common.identity import Incarnation
 from common.transfer.choice import TransferMode
 from frontend.args import parse
-from frontend.http import ReadinessGate
+from frontend.http import PoolingLimits, ReadinessGate
 from frontend.model import Model, Shared
 from frontend.models_from_cards import ModelsFromCards
 from frontend.router import Router, RouterSettings
@@ -120,7 +120,9 @@ class Frontend:
         self.gate = ReadinessGate(self.models.fleets.check_available)
         server: Any = SimpleNamespace(accept=lambda: None)
         loader: Any = None
-        shared = Shared(parse([]), self.media_sender, loader, server, None)
+        args = parse([])
+        pooling = PoolingLimits(args.http, several_keys=False)
+        shared = Shared(args, self.media_sender, loader, server, None, pooling)
         self.models.open(shared, self.gate, lambda app: app)
         self.following = asyncio.create_task(follow(self.news, self.models.fleets.apply))
         self.workers: list[Worker] = []

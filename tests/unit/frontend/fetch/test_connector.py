@@ -20,6 +20,7 @@ from vllm.multimodal.hasher import MultiModalHasher
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector, MediaWithBytes
 
 from frontend.fetch.connector import CONNECTOR_NAME, FrontendMediaConnector, register
+from frontend.fetch.deferred import arrived
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.policy import FetchPolicy
 from tests.odd_urls import ODD
@@ -254,26 +255,34 @@ def lab() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("on_the_loop", [True, False])
-def test_the_synchronous_way_has_the_same_policy(lab: str, on_the_loop: bool) -> None:
-    def load(connector: FrontendMediaConnector) -> None:
-        assert connector.fetch_image(lab).original_bytes == PICTURES["png"]
+async def test_the_synchronous_way_fetches_later(lab: str, on_the_loop: bool) -> None:
+    """It must not wait; whoever processes the medium fetches it, under the same policy."""
+    for allowed in (True, False):
+        loader = MediaLoader(FetchPolicy(allow_private=allowed), 0)
+        connector = FrontendMediaConnector(loader)
+        try:
+            if on_the_loop:
+                pending = connector.fetch_image(lab)
+            else:
+                pending = await asyncio.to_thread(connector.fetch_image, lab)
+            same, loaded = await arrived(["as it is", pending])
+            assert (same, loaded.original_bytes) == ("as it is", PICTURES["png"])
+            assert allowed
+        except VLLMValidationError as error:
+            assert not allowed and "not public" in str(error)
+        finally:
+            await loader.close()
 
-    async def main() -> None:
-        for allowed in (True, False):
-            loader = MediaLoader(FetchPolicy(allow_private=allowed), 0)
-            connector = FrontendMediaConnector(loader)
-            try:
-                if on_the_loop:
-                    load(connector)
-                else:
-                    await asyncio.to_thread(load, connector)
-                assert allowed
-            except VLLMValidationError as error:
-                assert not allowed and "not public" in str(error)
-            finally:
-                await loader.close()
 
-    asyncio.run(main())
+async def test_the_synchronous_way_takes_no_embeddings(make_loader: MakeLoader) -> None:
+    connector = FrontendMediaConnector(make_loader())
+    for fetch in (
+        connector.fetch_image_embedding,
+        connector.fetch_audio_embedding,
+        connector.fetch_video_embedding,
+    ):
+        with pytest.raises(VLLMValidationError, match="in messages only"):
+            fetch("AAAA")
 
 
 @pytest.mark.parametrize("url", ODD)

@@ -25,6 +25,7 @@ from frontend.request.resume import (
     Regeneration,
     Resume,
     plan_resume,
+    sampling_of,
 )
 from tests.fakes.model import ScriptedModel, tokenizer
 
@@ -77,7 +78,7 @@ def cut(model: ScriptedModel, sampling: SamplingParams, places: list[int]) -> tu
         resume = plan_resume(original, generated, tokenizer(), seen=True)
         asked = resume.submit
         assert asked.prompt_token_ids is not None
-        for output in model.outputs(asked.prompt_token_ids, asked.sampling_params, steps):
+        for output in model.outputs(asked.prompt_token_ids, sampling_of(asked), steps):
             joined = resume.join(output.outputs)
             generated.add(joined)
             for one in joined:
@@ -142,7 +143,7 @@ def test_what_is_asked_is_what_is_left() -> None:
     for output in model.outputs(model.prompt, sampling, 12):
         generated.add(output.outputs)
     resume = plan_resume(submit(model, sampling), generated, tokenizer(), seen=True)
-    asked = resume.submit.sampling_params
+    asked = sampling_of(resume.submit)
     assert (asked.max_tokens, asked.min_tokens, asked.stop) == (18, 0, [])
     assert asked.prompt_logprobs is None, "given with the first output"
     assert resume.submit.prompt_token_ids == model.prompt + model.answer[:12]

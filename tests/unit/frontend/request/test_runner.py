@@ -32,6 +32,7 @@ from common.operations import Condition
 from common.protocol import Submit, ToFrontend
 from frontend.request import retry, runner
 from frontend.request.deadlines import Deadlines
+from frontend.request.resume import sampling_of
 from frontend.request.retry import FURTHER, RetryBudget
 from frontend.request.runner import LONGEST_ID
 from frontend.request.settings import FaultSettings
@@ -418,9 +419,8 @@ async def stream_of(
     lab.asked.append((name, submit))
     assert submit.prompt_token_ids is not None
     told = len(submit.prompt_token_ids) - len(lab.model.prompt)
-    for output in lab.model.outputs(
-        submit.prompt_token_ids, submit.sampling_params, max(0, steps - told)
-    ):
+    sampling = sampling_of(submit)
+    for output in lab.model.outputs(submit.prompt_token_ids, sampling, max(0, steps - told)):
         yield output
 
 

@@ -1,0 +1,111 @@
+"""What a request asks of AsyncLLM: to generate, or to pool."""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import TypeAlias
+
+from vllm.inputs import EngineInput
+from vllm.lora.request import LoRARequest
+from vllm.outputs import PoolingRequestOutput, RequestOutput
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from backend_worker.ranks import served_ranks
+from common import tracing
+from common.errors import EngineFailedError, RequestRejectedError, WorkerBusyError
+from common.protocol import MOST_POOLED_BYTES, Submit
+
+AnyOutput: TypeAlias = RequestOutput | PoolingRequestOutput
+"""What an engine says of a request that generates, or of one that pools."""
+
+
+def ask(
+    llm: AsyncLLM,
+    submit: Submit,
+    prompt: EngineInput,
+    adapter: LoRARequest | None,
+    rank: int | None,
+) -> AsyncGenerator[AnyOutput, None]:
+    """The outputs of a request. Nothing suspends before its prompt is sent.
+
+    Args:
+        adapter: as this engine knows it.
+        rank: among those behind ``llm``; None for any.
+
+    Raises:
+        What AsyncLLM raises, and of what is pooled what :func:`check` finds.
+    """
+    headers = tracing.headers_onwards(submit.trace_headers)
+    if submit.pooling_params is not None:
+        return _pooled(llm, submit, prompt, adapter, rank, headers)
+    generated: AsyncGenerator[RequestOutput, None] = llm.generate(
+        prompt,
+        submit.sampling_params,
+        submit.request_id,
+        prompt_text=submit.prompt_text,
+        lora_request=adapter,
+        trace_headers=headers,
+        priority=submit.priority,
+        data_parallel_rank=rank,
+        session_id=submit.session_id,
+        reasoning_ended=submit.reasoning_ended,
+        reasoning_parser_kwargs=submit.reasoning_parser_kwargs,
+    )
+    return generated
+
+
+def has_failed(output: AnyOutput) -> bool:
+    """Whether the engine failed on the request, perhaps since it had evicted its media."""
+    if isinstance(output, PoolingRequestOutput):
+        return output.error is not None
+    return any(one.finish_reason == "error" for one in output.outputs)
+
+
+async def _pooled(
+    llm: AsyncLLM,
+    submit: Submit,
+    prompt: EngineInput,
+    adapter: LoRARequest | None,
+    rank: int | None,
+    headers: Mapping[str, str] | None,
+) -> AsyncGenerator[PoolingRequestOutput, None]:
+    options = {
+        "lora_request": adapter,
+        "trace_headers": headers,
+        "priority": submit.priority,
+    }
+    if len(served_ranks(llm.vllm_config.parallel_config)) > 1:
+        # vLLM's encode() can be told the rank in no other way.
+        prompt = llm.input_processor.process_inputs(
+            submit.request_id,
+            prompt,
+            submit.pooling_params,
+            supported_tasks=await llm.get_supported_tasks(),
+            data_parallel_rank=rank,
+            **options,
+        )
+    pooled = llm.encode(prompt, submit.pooling_params, submit.request_id, **options)
+    async with aclosing(pooled) as outputs:
+        async for output in outputs:
+            yield output
+
+
+def check(output: AnyOutput) -> None:
+    """Refuse what was pooled and is no answer, or too large for one.
+
+    Raises:
+        EngineFailedError: the engine failed on it.
+        WorkerBusyError: an operator had the engine end it.
+        RequestRejectedError: it is too large.
+    """
+    if not isinstance(output, PoolingRequestOutput):
+        return
+    if output.error is not None:
+        raise EngineFailedError(f"the engine failed: {output.error.message}")
+    data = output.outputs.data
+    if not data.numel():  # vLLM's answer to what is ended
+        raise WorkerBusyError("the engine was told to end the request")
+    if data.nbytes > MOST_POOLED_BYTES:
+        raise RequestRejectedError(
+            f"the answer would have {data.nbytes >> 20} MiB, more than {MOST_POOLED_BYTES >> 20}: "
+            "shorten the input"
+        )

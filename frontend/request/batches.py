@@ -1,0 +1,69 @@
+"""The inputs of one pooling request: how many of them may be at workers at a time.
+
+vLLM's server asks for all of them at once, thousands if a client likes. Whoever lets such a request
+in says here what it may take; a call that belongs to none takes what it wants.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Final
+
+from frontend.request.deadlines import Deadlines
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one request may take.
+
+    Attributes:
+        own: places of its own, so that no request takes all that there are.
+        shared: those of all requests together.
+        keep: called with the bytes of each answer, which are held until the last one is there;
+            raises OverloadedError if there is no room.
+    """
+
+    own: asyncio.Semaphore
+    shared: asyncio.Semaphore
+    keep: Callable[[int], None]
+
+
+current_batch: Final[ContextVar[Batch | None]] = ContextVar("batch", default=None)
+"""Of the request that a task works on."""
+
+
+@asynccontextmanager
+async def place(deadlines: Deadlines) -> AsyncIterator[None]:
+    """Wait for a place, and hold it.
+
+    Raises:
+        DeadlineExceededError: there is none in time.
+    """
+    if (batch := current_batch.get()) is None:
+        yield
+        return
+    async with await _places(batch, deadlines):
+        yield
+
+
+async def _places(batch: Batch, deadlines: Deadlines) -> AsyncExitStack:
+    async with AsyncExitStack() as taken:
+        try:
+            async with asyncio.timeout(deadlines.left_s()):
+                await taken.enter_async_context(batch.own)
+                await taken.enter_async_context(batch.shared)
+        except TimeoutError as error:
+            raise deadlines.late() from error
+        return taken.pop_all()
+
+
+def keep(nbytes: int) -> None:
+    """An answer is held until the last one of its request is there.
+
+    Raises:
+        OverloadedError: there is no room for it.
+    """
+    if (batch := current_batch.get()) is not None:
+        batch.keep(nbytes)

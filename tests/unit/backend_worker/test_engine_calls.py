@@ -1,0 +1,78 @@
+"""What is asked of AsyncLLM for a request that pools, and which of its answers are none."""
+
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.outputs import PoolingOutput, PoolingRequestOutput, RequestError
+from vllm.pooling_params import PoolingParams
+
+from backend_worker import engine_calls
+from common.errors import EngineFailedError, RequestRejectedError, WorkerBusyError
+from common.identity import RequestId
+from common.protocol import Submit
+from tests.fakes.engine import output, pooled
+
+PARAMS = PoolingParams(task="embed")
+SUBMIT = Submit(RequestId("r"), [1, 2], None, [], [], priority=3, pooling_params=PARAMS)
+
+
+class Llm:
+    """Says one vector, and remembers what it was asked."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.vllm_config = SimpleNamespace(parallel_config=None)
+        self.input_processor = self
+        self.processed: list[dict[str, Any]] = []
+        self.encoded: list[tuple[Any, Any, str, dict[str, Any]]] = []
+
+    async def get_supported_tasks(self) -> list[str]:
+        return ["embed"]
+
+    def process_inputs(self, *given: Any, **options: Any) -> str:
+        self.processed.append(options)
+        return "processed"
+
+    async def encode(
+        self, prompt: Any, params: Any, request_id: str, **options: Any
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        self.encoded.append((prompt, params, request_id, options))
+        yield pooled(1.0, 2.0)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_the_rank_is_told_where_there_are_several(
+    monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    monkeypatch.setattr(engine_calls, "served_ranks", lambda _: list(range(ranks)))
+    llm: Any = Llm(ranks)
+    prompt: Any = {"type": "token"}
+    outputs = [each async for each in engine_calls.ask(llm, SUBMIT, prompt, None, ranks - 1)]
+    assert [each.outputs.data.tolist() for each in outputs] == [[1.0, 2.0]]
+    ((given, params, request_id, options),) = llm.encoded
+    assert (params, request_id, options["priority"]) == (PARAMS, "r", 3)
+    assert given == ("processed" if ranks > 1 else prompt)
+    assert [each["data_parallel_rank"] for each in llm.processed] == [1] * (ranks - 1)
+
+
+def test_what_is_no_answer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine_calls.check(pooled(1.0))
+    engine_calls.check(output("words", finished=True))
+    with pytest.raises(WorkerBusyError, match="told to end"):
+        engine_calls.check(pooled())
+    monkeypatch.setattr(engine_calls, "MOST_POOLED_BYTES", 7)
+    with pytest.raises(RequestRejectedError, match="shorten the input"):
+        engine_calls.check(pooled(1.0, 2.0))
+
+
+def test_what_failed_says_so() -> None:
+    empty = PoolingOutput(torch.empty(0))
+    error = RequestError("multimodal_cache_miss", "cache miss", retryable=True)
+    failed = PoolingRequestOutput("r", empty, [1], 0, finished=True, error=error)
+    assert engine_calls.has_failed(failed)
+    assert not engine_calls.has_failed(pooled(1.0))
+    with pytest.raises(EngineFailedError, match="cache miss"):
+        engine_calls.check(failed)

@@ -1,0 +1,438 @@
+"""Pooling requests through vLLM's own app to workers over real sockets. Engines are scripted."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+import uvicorn
+from fastapi import FastAPI
+from starlette.requests import Request
+from vllm import AsyncEngineArgs
+from vllm.outputs import PoolingRequestOutput, RequestOutput
+
+from backend_worker.engine import Items
+from common.card import WorkerCard
+from common.engine_settings import model_settings
+from common.errors import EngineGoneError, MediaMissingError
+from common.identity import MmHash
+from common.protocol import Submit
+from frontend.args import parse
+from frontend.fetch.connector import CONNECTOR_NAME, register
+from frontend.fetch.loader import MediaLoader
+from frontend.http.pooling import PoolingLimits, inputs_of, limit_pooling
+from frontend.http.server import build_vllm_app
+from frontend.http.settings import HttpSettings
+from frontend.media_limits.policy import FetchPolicy
+from frontend.processing.preprocessor import Preprocessor
+from frontend.processing.settings import PreprocessSettings
+from frontend.request import state
+from frontend.request.engine_client import RoutedEngineClient
+from frontend.request.settings import FaultSettings
+from tests.fakes.engine import output, pooled
+from tests.fakes.request_lab import Lab, Script
+from tests.pictures import data_uri, picture
+from tests.waiting import until
+
+EMBEDS = ("embed", "token_embed")
+SHOWN = {"type": "image_url", "image_url": {"url": data_uri(picture("pooled"))}}
+
+HEARD = {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,AAAA"}}
+
+# vLLM's own code is run, which uses what it has deprecated.
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+class Pooling:
+    """A frontend of a model that embeds, over two workers."""
+
+    def __init__(self, lab: Lab, preprocessor: Preprocessor) -> None:
+        self.lab = lab
+        self.preprocessor = preprocessor
+        self.asked: list[tuple[str, Submit, Items]] = []
+        vars(lab)["process"] = preprocessor.process
+        fleet: Any = lab.fleet
+        self.client = RoutedEngineClient(preprocessor, fleet, lab.router, lab.runner)
+
+    async def serve(self, settings: HttpSettings) -> None:
+        args = parse([]).serve
+        args.model, args.served_model_name = self.preprocessor.model_config.model, ["demo"]
+        server = uvicorn.Server(uvicorn.Config(lambda: None))
+        self.app: FastAPI = await build_vllm_app(self.client, args, self.preprocessor.tasks, server)
+        limit_pooling(self.app, PoolingLimits(settings, several_keys=False))
+        self.preprocessor.hf_runs.reset()
+        transport = httpx.ASGITransport(self.app)
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://f", timeout=60)
+        for name, engine in self.lab.engines.items():
+            engine.script = self.answering(name)
+
+    def answering(self, name: str) -> Script:
+        """The tokens of a prompt are its vector."""
+
+        async def script(submit: Submit, items: Items) -> AsyncGenerator[PoolingRequestOutput]:
+            self.asked.append((name, submit, items))
+            yield pooled(*vector(submit.prompt_token_ids or []))
+
+        return script
+
+    async def post(self, path: str, **body: Any) -> httpx.Response:
+        return await self.http.post(path, json={"model": "demo", **body})
+
+    async def embed(self, *inputs: str, **more: Any) -> httpx.Response:
+        return await self.post("/v1/embeddings", input=list(inputs), **more)
+
+    def tokens(self, text: str) -> list[float]:
+        tokenizer = self.preprocessor.tokenizer
+        assert tokenizer is not None
+        return vector(tokenizer.encode(text))
+
+
+def vector(tokens: list[int]) -> list[float]:
+    return [float(each) for each in [*tokens, 0, 0, 0, 0][:4]]
+
+
+@asynccontextmanager
+async def pooling_frontend(
+    card: WorkerCard,
+    http: HttpSettings | None = None,
+    faults: FaultSettings | None = None,
+) -> AsyncIterator[Pooling]:
+    made = AsyncEngineArgs(
+        model=card.model.model,
+        runner="pooling",
+        convert="embed",
+        dtype="float32",
+        max_model_len=4096,
+        limit_mm_per_prompt={"image": 2},
+    )
+    settings = model_settings(made.create_model_config())
+    card = card.model_copy(update={"model": settings, "supported_tasks": list(EMBEDS)})
+    loader = MediaLoader(FetchPolicy(), 1 << 26)
+    register(loader)
+    preprocessor = Preprocessor(
+        card, parse([]).serve, loader=loader, arena=None, settings=PreprocessSettings()
+    )
+    lab = Lab(faults or FaultSettings())
+    await lab.add("w0")
+    await lab.add("w1")
+    pooling = Pooling(lab, preprocessor)
+    await pooling.serve(http or HttpSettings())
+    try:
+        yield pooling
+    finally:
+        await pooling.http.aclose()
+        await lab.close()
+        await preprocessor.close()
+        await loader.close()
+
+
+@pytest.fixture(autouse=True)
+def as_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_MEDIA_CONNECTOR", CONNECTOR_NAME)
+    monkeypatch.setattr(Request, "json", Request.json)  # put back afterwards
+
+
+@pytest_asyncio.fixture
+async def pooling(card: WorkerCard) -> AsyncIterator[Pooling]:
+    async with pooling_frontend(card) as pooling:
+        yield pooling
+
+
+async def test_each_input_gets_its_own_vector(pooling: Pooling) -> None:
+    answer = await pooling.embed("one of them", "and another one")
+    body = answer.json()
+    assert [each["embedding"] for each in body["data"]] == [
+        pooling.tokens("one of them"), pooling.tokens("and another one")
+    ]  # fmt: skip
+    lengths = [len(submit.prompt_token_ids or ()) for _, submit, _ in pooling.asked]
+    assert body["usage"]["prompt_tokens"] == sum(lengths)
+    for _, submit, _ in pooling.asked:
+        assert submit.sampling_params is None and submit.pooling_params is not None
+        assert submit.pooling_params.task == "embed"
+
+
+async def test_scores_and_ranks(pooling: Pooling) -> None:
+    for prefix in ("", "/v1"):
+        answer = await pooling.post(f"{prefix}/score", queries="alike", documents=["alike", "no"])
+        scores = [each["score"] for each in answer.json()["data"]]
+        assert scores[0] == pytest.approx(1.0) and scores[1] < 1.0
+    for prefix in ("", "/v1", "/v2"):
+        answer = await pooling.post(f"{prefix}/rerank", query="alike", documents=["no", "alike"])
+        ranked = [each["index"] for each in answer.json()["results"]]
+        assert ranked == [1, 0]
+
+
+async def test_what_the_model_is_not_for_is_vllms_own_404(pooling: Pooling) -> None:
+    message = {"role": "user", "content": "hello"}
+    bodies: dict[str, dict[str, Any]] = {
+        "/classify": {"input": "hello"},
+        "/v1/completions": {"prompt": "hello"},
+        "/v1/chat/completions": {"messages": [message]},
+    }
+    for path, body in bodies.items():
+        answer = await pooling.post(path, **body)
+        assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
+    assert pooling.asked == []
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("/pooling", {"input": "x", "task": "classify"}, "Unsupported task: 'classify'"),
+    ("/pooling", {"input": "x", "task": "token_embed"}, "pooler-config.task token_embed"),
+    ("/pooling", {"input": "x", "task": "dance"}, "task"),
+    ("/pooling", {"input": "x", "task": "score"}, "`score` task was removed"),
+    ("/v1/embeddings", {"input": []}, "at least one prompt"),
+    ("/v1/embeddings", {"input": "x", "dimensions": 3}, "Matryoshka"),
+    ("/v1/embeddings", {"input": [1, 1 << 40]}, ""),
+    ("/v1/embeddings", {"input": "x " * 5000}, "maximum"),
+    ("/score", {"queries": ["a", "b"], "documents": ["c", "d", "e"]}, "1:1, 1:N or N:N"),
+    (
+        "/v1/embeddings",
+        {"messages": [{"role": "user", "content": [HEARD]}]},
+        "audio",
+    ),
+    ("/v1/embeddings", {"messages": [{"role": "user", "content": [SHOWN] * 3}]}, "At most 2"),
+]
+
+
+async def test_bad_input(pooling: Pooling, subtests: pytest.Subtests) -> None:
+    for path, body, words in WRONG:
+        with subtests.test(f"{path} {str(body)[:60]}"):
+            answer = await pooling.post(path, **body)
+            assert (answer.status_code, words in answer.text) == (400, True), answer.text
+    assert pooling.asked == []
+
+
+async def test_an_unknown_model(pooling: Pooling) -> None:
+    answer = await pooling.http.post("/v1/embeddings", json={"model": "other", "input": "x"})
+    assert answer.status_code == 404
+
+
+@pytest.mark.parametrize("steps", ["before an answer", "while others are answered"])
+async def test_a_lost_worker_goes_unnoticed(pooling: Pooling, steps: str) -> None:
+    lost: list[str] = []
+
+    async def dying(submit: Submit, items: Items) -> AsyncGenerator[PoolingRequestOutput]:
+        lost.append(submit.request_id)
+        if steps == "while others are answered":
+            await until(lambda: bool(pooling.asked))
+        raise EngineGoneError("the worker's engine died")
+        yield pooled(0.0)
+
+    pooling.lab.engines["w0"].script = dying
+    texts = [f"text number {index}" for index in range(6)]
+    answer = await pooling.embed(*texts)
+    assert [each["embedding"] for each in answer.json()["data"]] == list(map(pooling.tokens, texts))
+    assert lost
+
+
+async def test_a_worker_that_generates_instead(pooling: Pooling) -> None:
+    """Its answer is not one, so another worker is asked."""
+
+    async def generating(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        yield output("words", finished=True)
+
+    pooling.lab.engines["w0"].script = generating
+    for _ in range(2):
+        answer = await pooling.embed("text")
+        assert answer.json()["data"][0]["embedding"] == pooling.tokens("text")
+
+
+async def test_a_worker_that_says_too_much(
+    card: WorkerCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "MOST_POOLED_BYTES", 15)  # one answer here has 16
+    async with pooling_frontend(card, faults=FaultSettings(worker_wait_s=0)) as pooling:
+        answer = await pooling.embed("text")
+        assert answer.status_code == 503, answer.text
+        assert {name for name, _, _ in pooling.asked} == {"w0", "w1"}, "the other one was tried"
+
+
+async def test_a_client_that_leaves_ends_all_of_its_inputs(pooling: Pooling) -> None:
+    async def hanging(submit: Submit, items: Items) -> AsyncGenerator[PoolingRequestOutput]:
+        await asyncio.Event().wait()
+        yield pooled(0.0)
+
+    engines = pooling.lab.engines.values()
+    for engine in engines:
+        engine.script = hanging
+    left = asyncio.Event()
+    body = json.dumps({"model": "demo", "input": ["a", "b", "c"]}).encode()
+    messages: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> dict[str, Any]:
+        if messages:
+            return messages.pop()
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        pass
+
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/embeddings", "query_string": b"",
+        "headers": [(b"content-type", b"application/json")], "http_version": "1.1",
+    }  # fmt: skip
+    serving = asyncio.create_task(pooling.app(scope, receive, send))
+    await until(lambda: sum(engine.running for engine in engines) == 3)
+    left.set()
+    await until(lambda: sum(engine.aborted for engine in engines) == 3)
+    await asyncio.wait([serving])
+
+
+async def test_media_are_processed_here_and_sent_once(pooling: Pooling) -> None:
+    conversation = [{"role": "user", "content": [SHOWN, {"type": "text", "text": "this"}]}]
+    for asked in (1, 2):
+        answer = await pooling.post("/v1/embeddings", messages=conversation)
+        assert answer.status_code == 200, answer.text
+        assert len(pooling.asked) == asked
+        _, submit, _ = pooling.asked[-1]
+        assert len(submit.media) == 1
+    assert pooling.preprocessor.hf_runs.total == 1
+    shipped = [items for _, _, items in pooling.asked if items]
+    (item,) = shipped[0].values()
+    assert item["pixel_values"].data is not None
+
+
+async def test_media_that_a_worker_lost_are_sent_again(pooling: Pooling) -> None:
+    async def forgetful(submit: Submit, items: Items) -> AsyncGenerator[PoolingRequestOutput]:
+        pooling.asked.append(("", submit, items))
+        if len(pooling.asked) == 1:
+            raise MediaMissingError([MmHash(submit.media[0].mm_hash)], "engine_evicted")
+        yield pooled(1.0)
+
+    for engine in pooling.lab.engines.values():
+        engine.script = forgetful
+    conversation = [{"role": "user", "content": [SHOWN]}]
+    answer = await pooling.post("/v1/embeddings", messages=conversation)
+    assert answer.status_code == 200, answer.text
+    assert len(pooling.asked) == 2
+
+
+async def test_scores_of_pictures(pooling: Pooling) -> None:
+    answer = await pooling.post("/score", queries="alike", documents=[{"content": [SHOWN]}, "no"])
+    assert answer.status_code == 200, answer.text
+    assert [len(submit.media) for _, submit, _ in pooling.asked].count(1) == 1
+    assert pooling.preprocessor.hf_runs.total == 1
+
+
+async def test_embeddings_of_media_in_scores_are_refused(pooling: Pooling) -> None:
+    shown = {"type": "image_embeds", "image_embeds": "AAAA"}
+    answer = await pooling.post("/score", queries="a", documents=[{"content": [shown]}])
+    assert answer.status_code == 400, answer.text
+
+
+async def test_a_site_that_hangs_holds_up_nobody_else(pooling: Pooling) -> None:
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x.png"
+    shown = {"type": "image_url", "image_url": {"url": url}}
+    hung = asyncio.create_task(
+        pooling.post("/score", queries="a", documents=[{"content": [shown]}])
+    )
+    assert (await pooling.embed("meanwhile")).status_code == 200
+    hung.cancel()
+    server.close()
+    await asyncio.wait([hung])
+
+
+async def test_one_request_has_no_more_inputs_than_allowed(card: WorkerCard) -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/embeddings": {"input": ["x"] * 10_000},
+        "/pooling": {"input": [[1]] * 6},
+        "/score": {"queries": "q", "documents": ["d"] * 5},
+        "/v2/embed": {"texts": ["x"] * 6, "input_type": "search_query"},
+    }
+    async with pooling_frontend(card, HttpSettings(max_pooling_inputs=5)) as pooling:
+        for path, body in bodies.items():
+            answer = await pooling.post(path, **body)
+            assert (answer.status_code, "--max-pooling-inputs" in answer.text) == (400, True)
+        assert pooling.asked == []
+        assert (await pooling.post("/v1/embeddings", input=[5] * 100)).status_code == 200
+
+
+async def test_all_requests_have_no_more_inputs_than_allowed(card: WorkerCard) -> None:
+    settings = HttpSettings(max_pooling_inputs=2, pooling_inputs=2)
+    async with pooling_frontend(card, settings) as pooling:
+        going = asyncio.Event()
+
+        async def waiting(submit: Submit, items: Items) -> AsyncGenerator[PoolingRequestOutput]:
+            await going.wait()
+            yield pooled(1.0)
+
+        engines = pooling.lab.engines.values()
+        for engine in engines:
+            engine.script = waiting
+        first = asyncio.create_task(pooling.embed("a", "b"))
+        await until(lambda: sum(engine.running for engine in engines) == 2)
+        refused = await pooling.embed("c")
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        going.set()
+        assert (await first).status_code == 200
+        assert (await pooling.embed("c")).status_code == 200
+
+
+async def test_answers_that_are_held_have_room_or_are_refused(card: WorkerCard) -> None:
+    settings = HttpSettings(pooling_memory_mb=20 / 2**20)  # one answer here has 16 bytes
+    async with pooling_frontend(card, settings) as pooling:
+        texts = ["a text that is long", "another one that is long"]
+        assert (await pooling.embed(*texts)).status_code == 429
+        for text in texts:
+            assert (await pooling.embed(text)).status_code == 200
+
+
+async def test_a_large_request_is_worked_on_in_parts(card: WorkerCard) -> None:
+    async with pooling_frontend(card, HttpSettings(max_inflight=8)) as pooling:
+        most = 0
+
+        async def counted(submit: Submit, items: Items) -> AsyncGenerator[PoolingRequestOutput]:
+            nonlocal most
+            most = max(most, sum(each.running for each in pooling.lab.engines.values()))
+            await asyncio.sleep(0)
+            yield pooled(1.0)
+
+        for engine in pooling.lab.engines.values():
+            engine.script = counted
+        assert (await pooling.embed(*["x"] * 40)).status_code == 200
+        assert 1 <= most <= 2
+
+
+async def test_a_request_that_waits_for_a_place_is_late_in_time(card: WorkerCard) -> None:
+    faults = FaultSettings(request_timeout_s=0.5)
+    async with pooling_frontend(card, HttpSettings(max_inflight=1), faults) as pooling:
+
+        async def hanging(submit: Submit, items: Items) -> AsyncGenerator[PoolingRequestOutput]:
+            await asyncio.Event().wait()
+            yield pooled(1.0)
+
+        for engine in pooling.lab.engines.values():
+            engine.script = hanging
+        answer = await pooling.embed("a", "b")
+        assert (answer.status_code, "0.5 s" in answer.text) == (504, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [
+        ({"input": "text"}, 1),
+        ({"input": [1, 2, 3]}, 1),
+        ({"input": [[1, 2], [3]]}, 2),
+        ({"input": ["a", "b", "c"]}, 3),
+        ({"input": []}, 0),
+        ({"messages": [{"role": "user"}] * 3}, 1),
+        ({"messages": [[{"role": "user"}]] * 3}, 3),
+        ({"data_1": "q", "data_2": ["a", "b"], "documents": ["a", "b"]}, 3),
+        ({"query": "q", "documents": [{"content": []}] * 4}, 5),
+        ({"texts": ["a"], "images": ["b", "c"], "inputs": None}, 3),
+        ({"data": {"x": 1}}, 0),
+    ],
+)
+def test_inputs_are_counted(fields: dict[str, Any], count: int) -> None:
+    class Asked:
+        def __init__(self) -> None:
+            vars(self).update(fields)
+
+    assert inputs_of(Asked()) == count
