@@ -75,14 +75,16 @@ def test_what_the_environment_says_is_never_taken_for_something_else(
 # Several processes
 
 DIVIDED = {
-    "http": {"max_inflight", "max_connections", "body_memory_mb"},
+    "http": {
+        "max_inflight", "max_connections", "body_memory_mb", "pooling_inputs", "pooling_memory_mb",
+    },
     "media": {"held_mb", "decoding_megapixels", "cache_mb"},
     "preprocess": {"workers", "queue"},
-}
+}  # fmt: skip
 """What is limited for the frontend as a whole."""
 
 PER_REQUEST = {
-    "max_body_mb", "key_share", "head_timeout_s", "body_timeout_s", "send_timeout_s",
+    "max_body_mb", "max_pooling_inputs", "key_share", "head_timeout_s", "body_timeout_s", "send_timeout_s",
     "allow_private", "max_redirects", "timeout_s", "max_mb", "max_pixels", "max_video_pixels",
     "max_per_request", "max_request_mb", "max_request_megapixels", "decode_timeout_s",
     "allowed_domains", "local_root",
