@@ -84,7 +84,8 @@ DIVIDED = {
 """What is limited for the frontend as a whole."""
 
 PER_REQUEST = {
-    "max_body_mb", "max_pooling_inputs", "key_share", "head_timeout_s", "body_timeout_s", "send_timeout_s",
+    "max_body_mb", "key_share", "head_timeout_s", "body_timeout_s", "send_timeout_s",
+    "max_pooling_inputs",
     "allow_private", "max_redirects", "timeout_s", "max_mb", "max_pixels", "max_video_pixels",
     "max_per_request", "max_request_mb", "max_request_megapixels", "decode_timeout_s",
     "allowed_domains", "local_root",
