@@ -192,7 +192,7 @@ class Capacity(_Frozen):
     num_blocks: int = Field(ge=0)
     max_num_seqs: int = Field(gt=0)
     max_num_batched_tokens: int = Field(gt=0)
-    encoder_cache_tokens: int = Field(ge=0)
+    encoder_cache_tokens: int = Field(ge=0, le=1 << 32)
 
 
 class KvEventSource(_Frozen):

@@ -9,16 +9,39 @@ Source: ``EncoderCacheManager`` of vLLM 0.32.0.
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import Final
 
 from common.identity import MmHash, Target
 from frontend.router.request import MediaNeed
+
+
+_MOST_ITEMS: Final = 65_536
+"""Of one target: its card may say that it has room for any number of tokens."""
+
+
+class _Kept:
+    """What one target keeps, the item used longest ago first."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.items: OrderedDict[MmHash, int] = OrderedDict()
+        self._taken = 0
+
+    def use(self, need: MediaNeed) -> None:
+        self._taken += need.num_tokens - self.items.pop(need.mm_hash, 0)
+        self.items[need.mm_hash] = need.num_tokens
+
+    def make_room(self) -> None:
+        # One item always has room.
+        while (self._taken > self.room or len(self.items) > _MOST_ITEMS) and len(self.items) > 1:
+            self._taken -= self.items.popitem(last=False)[1]
 
 
 class EncodedMedia:
     """For each target, the items used last, as many as its engine has room for."""
 
     def __init__(self) -> None:
-        self._targets: dict[Target, tuple[int, OrderedDict[MmHash, int]]] = {}
+        self._targets: dict[Target, _Kept] = {}
 
     def add(self, target: Target, tokens: int) -> None:
         """Register a target.
@@ -26,7 +49,7 @@ class EncodedMedia:
         Args:
             tokens: that it has room for.
         """
-        self._targets[target] = tokens, OrderedDict()
+        self._targets[target] = _Kept(tokens)
 
     def drop(self, target: Target) -> None:
         """It is gone. Unknown ones are ignored."""
@@ -34,25 +57,23 @@ class EncodedMedia:
 
     def emptied(self, target: Target) -> None:
         """It keeps nothing any more. Unknown ones are ignored."""
-        if (found := self._targets.get(target)) is not None:
-            found[1].clear()
+        if (kept := self._targets.get(target)) is not None:
+            self._targets[target] = _Kept(kept.room)
 
     def used(self, target: Target, media: Iterable[MediaNeed]) -> None:
         """A prompt was sent that needs these from the encoder. Unknown targets are ignored."""
-        room, items = self._targets.get(target, (0, OrderedDict[MmHash, int]()))
+        if (kept := self._targets.get(target)) is None:
+            return
         for need in media:
-            items.pop(need.mm_hash, None)
-            items[need.mm_hash] = need.num_tokens
-        taken = sum(items.values())
-        while taken > room and len(items) > 1:  # one item always has room
-            taken -= items.popitem(last=False)[1]
+            kept.use(need)
+        kept.make_room()
 
     def holds(self, target: Target, mm_hash: MmHash) -> bool:
         """Whether it need not encode an item again."""
-        found = self._targets.get(target)
-        return found is not None and mm_hash in found[1]
+        kept = self._targets.get(target)
+        return kept is not None and mm_hash in kept.items
 
     def knows(self, target: Target) -> bool:
         """Whether anything can be said of a target: how much room it has."""
-        found = self._targets.get(target)
-        return found is not None and found[0] > 0
+        kept = self._targets.get(target)
+        return kept is not None and kept.room > 0

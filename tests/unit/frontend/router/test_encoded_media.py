@@ -1,7 +1,10 @@
 """What encoders keep is modelled by room and by use."""
 
+import pytest
+
 from common.identity import MmHash, Target, WorkerId
 from frontend.router import Router, RouterSettings
+from frontend.router.selection import encoded_media
 from frontend.router.selection.encoded_media import EncodedMedia
 from tests.fakes.routing import Clock, image, request, worker
 
@@ -73,3 +76,13 @@ async def test_a_picture_that_made_way_is_encoded_again() -> None:
 
 async def test_costs_in_tokens_take_what_is_held_for_encoded() -> None:
     assert await media_tokens("tokens") == [32, 0, 32, 0]
+
+
+def test_no_card_makes_it_keep_all_there_ever_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoded_media, "_MOST_ITEMS", 3)
+    encoded = EncodedMedia()
+    encoded.add(A, 1 << 32)
+    for number in range(5):
+        encoded.used(A, [image(str(number), 0, 1)])
+    assert not any(encoded.holds(A, MmHash(name)) for name in "01")
+    assert all(encoded.holds(A, MmHash(name)) for name in "234")
