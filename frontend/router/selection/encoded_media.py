@@ -14,7 +14,6 @@ from typing import Final
 from common.identity import MmHash, Target
 from frontend.router.request import MediaNeed
 
-
 _MOST_ITEMS: Final = 65_536
 """Of one target: its card may say that it has room for any number of tokens."""
 
