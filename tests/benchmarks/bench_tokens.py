@@ -1,6 +1,6 @@
 """CPU time that a streamed token takes: in frontend, worker and vLLM's own server.
 
-    python -m tests.benchmarks.bench_tokens [--beside CHECKOUT] [--no-vllm]
+    python -m tests.benchmarks.bench_tokens [--beside CHECKOUT] [--no-vllm] [--flames FOLDER]
 
 Engines are simulated, so they leave the cores to what is measured. A worker with a frontend and
 vLLM's own server are up at the same time and take turns in blocks: so many streams, and CPU time is
@@ -8,7 +8,8 @@ read when the last of them has begun and again when the first of them ends. Anot
 project can take turns with this one.
 
 Ends with one line of JSON: microseconds for each token, medians of blocks, and the spread between
-the lowest and the highest.
+the lowest and the highest. With --flames it ends with the flame graphs that it drew instead, since
+processes that are sampled are slower.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.benchmarks.flames import record
 from tests.benchmarks.telling import telling
 from tests.e2e.processes import ENGINE_FLAGS, SERVER_FLAGS, HttpServer, Process, worker_pid
 from tests.ports import free_port
@@ -193,6 +195,17 @@ async def measure(contenders: Sequence[Contender], args: argparse.Namespace) -> 
                 each.us.clear()
 
 
+async def sample(contenders: Sequence[Contender], args: argparse.Namespace) -> list[Path]:
+    """Draw what their processes do while blocks run; the graphs."""
+    pids = {f"{each.name}-{role}": pid for each in contenders for role, pid in each.find().items()}
+    load = asyncio.create_task(measure(contenders, args))
+    try:
+        return await asyncio.to_thread(record, pids, args.seconds, args.flames)
+    finally:
+        load.cancel()
+        await asyncio.wait([load])
+
+
 def report(contenders: Sequence[Contender]) -> dict[str, float]:
     """Print the blocks; the figures."""
     figures: dict[str, float] = {}
@@ -215,7 +228,8 @@ def main() -> None:
     )
     parser.add_argument("--beside", type=Path, help="another checkout of this project")
     parser.add_argument("--no-vllm", action="store_true")
-    parser.add_argument("--hold", action="store_true", help="run blocks for ever, for a profiler")
+    parser.add_argument("--flames", type=Path, help="draw flame graphs here; needs py-spy")
+    parser.add_argument("--seconds", type=int, default=60, help="of sampling, for --flames")
     args = parser.parse_args()
     gpu = GpuModel(step_ms=args.step_ms, prefill_ms=0.001, context_ms=0.0)
     with tempfile.TemporaryDirectory(prefix="bench-tokens-") as work, ExitStack() as stack:
@@ -228,9 +242,12 @@ def main() -> None:
                 contenders.append(lab.vllm())
             for each in contenders:
                 each.server.wait_for_status(200)
-        if args.hold:
-            print({each.name: each.find() for each in contenders}, flush=True)
+        if args.flames:
             args.rounds = 1 << 30
+            with telling("sampling"):
+                graphs = asyncio.run(sample(contenders, args))
+            print("\n" + json.dumps({"graphs": [str(each) for each in graphs]}))
+            return
         before = read_totals(lab.totals)
         with telling(f"measuring, {args.rounds} rounds"):
             asyncio.run(measure(contenders, args))
