@@ -28,9 +28,9 @@ from pathlib import Path
 
 import psutil
 
-from tests.benchmarks.flames import record
+from tests.benchmarks.flames import NoProfilerError, find_profiler, record
 from tests.benchmarks.telling import telling
-from tests.e2e.processes import ENGINE_FLAGS, SERVER_FLAGS, HttpServer, Process, worker_pid
+from tests.e2e.processes import ENGINE_FLAGS, SERVER_FLAGS, HttpServer, Process, card_path
 from tests.ports import free_port
 from tests.simgpu.gpu import GpuModel
 from tests.simgpu.start import EXECUTOR, start_sim_vllm
@@ -113,6 +113,13 @@ class Block:
         writer.close()
 
 
+def _serving(cards: Path, worker: str) -> int:
+    """The process that serves as a worker. Another checkout's card may have another version."""
+    pid = json.loads(card_path(cards, worker).read_bytes())["host"]["pid"]
+    assert isinstance(pid, int)
+    return pid
+
+
 def _request(number: int, tokens: int) -> bytes:
     body = json.dumps(
         {
@@ -171,7 +178,7 @@ class Lab:
         return Contender(
             name,
             frontend,
-            lambda: {"frontend": frontend.pid, "worker": worker_pid(cards, worker)},
+            lambda: {"frontend": frontend.pid, "worker": _serving(cards, worker)},
         )
 
     def vllm(self) -> Contender:
@@ -231,6 +238,11 @@ def main() -> None:
     parser.add_argument("--flames", type=Path, help="draw flame graphs here; needs py-spy")
     parser.add_argument("--seconds", type=int, default=60, help="of sampling, for --flames")
     args = parser.parse_args()
+    if args.flames:
+        try:
+            find_profiler()
+        except NoProfilerError as error:
+            parser.error(str(error))
     gpu = GpuModel(step_ms=args.step_ms, prefill_ms=0.001, context_ms=0.0)
     with tempfile.TemporaryDirectory(prefix="bench-tokens-") as work, ExitStack() as stack:
         lab = Lab(stack, Path(work), gpu)

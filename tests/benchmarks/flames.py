@@ -1,5 +1,7 @@
 """Flame graphs of processes: what py-spy samples, drawn as SVG without scripts.
 
+Only threads that hold the interpreter count: in containers, py-spy takes idle ones for busy.
+
 py-spy is no dependency of the project: `pip install py-spy`. It needs the right to trace processes.
 """
 
@@ -111,6 +113,18 @@ class NoProfilerError(Exception):
     """py-spy is not there, or may not trace."""
 
 
+def find_profiler() -> str:
+    """Where py-spy is.
+
+    Raises:
+        NoProfilerError: nowhere on PATH.
+    """
+    program = shutil.which("py-spy")
+    if program is None:
+        raise NoProfilerError("py-spy is not on PATH: pip install py-spy")
+    return program
+
+
 def record(pids: Mapping[str, int], seconds: int, folder: Path) -> list[Path]:
     """Sample processes at the same time, and draw a graph of each.
 
@@ -125,11 +139,9 @@ def record(pids: Mapping[str, int], seconds: int, folder: Path) -> list[Path]:
     Raises:
         NoProfilerError: py-spy is not there, or gave no samples.
     """
-    program = shutil.which("py-spy")
-    if program is None:
-        raise NoProfilerError("py-spy is not on PATH: pip install py-spy")
+    program = find_profiler()
     folder.mkdir(parents=True, exist_ok=True)
-    command = [program, "record", "--format=raw", "--function", "--rate=250"]
+    command = [program, "record", "--format=raw", "--function", "--gil", "--rate=100"]
     running = {
         name: subprocess.Popen(
             [*command, f"--duration={seconds}", f"--pid={pid}", f"--output={folder / name}.raw"],
