@@ -7,6 +7,15 @@ SHELL := /bin/sh
 # cpu or cuda: which build of vLLM to install.
 DEVICE ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
 
+# 0.32 or 0.33. The newer one lives beside, in .venv-vllm-0.33; on a CPU it is there to be tested
+# only (docs/vllm-0.33.md).
+VLLM ?= 0.32
+ifeq ($(filter 0.32 0.33,$(VLLM)),)
+$(error VLLM is 0.32 or 0.33, not $(VLLM))
+endif
+OF_VLLM := $(filter-out -0.32,-$(VLLM))
+VENV := .venv$(if $(OF_VLLM),-vllm$(OF_VLLM))
+
 DEMO_MODEL := .demo-model
 MODEL ?= $(DEMO_MODEL)
 WORKERS ?= 2
@@ -26,17 +35,17 @@ FUZZ_ARGS ?=
 RUN_VARIABLES := MODEL WORKERS PORT ROUTER_MODE ENGINE_ARGS
 
 # Only `run` hands these on: a test must not depend on the caller's MODEL or PORT.
-unexport DEVICE PYTHON PYTEST_ARGS TEST_PROCESSES BENCH_ARGS CHAOS_ARGS FAMILIES_ARGS FUZZ_ARGS $(RUN_VARIABLES)
+unexport DEVICE VLLM PYTHON PYTEST_ARGS TEST_PROCESSES BENCH_ARGS CHAOS_ARGS FAMILIES_ARGS FUZZ_ARGS $(RUN_VARIABLES)
 
-VENV_PYTHON := .venv/bin/python
+VENV_PYTHON := $(VENV)/bin/python
 # In the order of the files, so that engines start first.
 PYTEST_PARALLEL = -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
-LOCK := locks/$(DEVICE).txt
+LOCK := locks/$(DEVICE)$(OF_VLLM).txt
 PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check --no-deps
 # A lock has all that is needed, so nothing is resolved; a file whose hash it lacks is refused, and
 # nothing is built, since a build would fetch what it needs unchecked.
 PIP_INSTALL_LOCK := $(PIP_INSTALL) --require-hashes --only-binary :all: -r
-ENVIRONMENT := .venv/.mmrouter-$(DEVICE)
+ENVIRONMENT := $(VENV)/.mmrouter-$(DEVICE)
 BENCH_ENVIRONMENT := $(ENVIRONMENT)-bench
 DOCS_ENVIRONMENT := $(ENVIRONMENT)-docs
 CLIENTS_ENVIRONMENT := .venv-clients/.mmrouter
@@ -51,19 +60,33 @@ help: ## list the targets
 	@echo "make run takes MODEL, WORKERS, PORT, ENGINE_ARGS (any vLLM engine flags) and ROUTER_MODE"
 	@echo "(kv, round-robin, random, power-of-two, least-loaded); everything that"
 	@echo "examples/launch/agg_multimodal_router.sh --help lists works as an environment variable."
-	@echo "DEVICE=cpu or cuda chooses the build of vLLM (here: $(DEVICE))."
+	@echo "DEVICE=cpu or cuda chooses the build of vLLM (here: $(DEVICE)), VLLM=0.32 or 0.33 the version."
 
-setup: $(ENVIRONMENT) ## prepare .venv
+setup: $(ENVIRONMENT) ## prepare .venv, or .venv-vllm-0.33 with VLLM=0.33
 
 $(VENV_PYTHON):
 	@for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
 	    if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
-	        "$$python" -m venv .venv && exit 0; \
-	        rm -rf .venv; exit 1; \
+	        "$$python" -m venv $(VENV) && exit 0; \
+	        rm -rf $(VENV); exit 1; \
 	    fi; \
 	done; \
 	echo "Python 3.11 or later is needed; name one with PYTHON=" >&2; exit 1
 
+ifeq ($(DEVICE)$(OF_VLLM),cpu-0.33)
+.PHONY: beside
+beside:
+	@$(MAKE) --no-print-directory setup VLLM=0.32 DEVICE=cpu
+
+# Only what is another version than in .venv; the rest is taken from there.
+$(ENVIRONMENT): $(LOCK) setup/vllm_vehicle.py | beside
+	@rm -rf $(VENV)
+	@.venv/bin/python -m venv --without-pip $(VENV)
+	@.venv/bin/python -m pip --python $(VENV_PYTHON) install --disable-pip-version-check --no-deps \
+	    --require-hashes --only-binary :all: --no-compile --quiet -r $(LOCK)
+	@$(VENV_PYTHON) setup/vllm_vehicle.py .venv
+	@touch $@
+else
 $(ENVIRONMENT): pyproject.toml $(LOCK) setup/cpu_torch.py setup/torchvision_hook.py | $(VENV_PYTHON)
 	@echo "Installing for $(DEVICE): several gigabytes, so this takes minutes."
 	@$(PIP_INSTALL_LOCK) $(LOCK) || { \
@@ -75,6 +98,7 @@ $(ENVIRONMENT): pyproject.toml $(LOCK) setup/cpu_torch.py setup/torchvision_hook
 	@$(PIP_INSTALL) --quiet --no-index --no-build-isolation -e .
 	@$(VENV_PYTHON) setup/cpu_torch.py
 	@touch $@
+endif
 
 demo-model: $(ENVIRONMENT) ## make the tiny random model that `make run` serves
 	@$(VENV_PYTHON) examples/demo_model.py $(DEMO_MODEL)
@@ -192,5 +216,5 @@ clean: ## remove what running and testing left
 	rm -rf .runs .site $(DEMO_MODEL) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
 	find backend_worker common examples frontend setup tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean ## and .venv, .venv-clients
-	rm -rf .venv .venv-clients
+distclean: clean ## and .venv, .venv-vllm-0.33, .venv-clients
+	rm -rf .venv .venv-vllm-0.33 .venv-clients

@@ -25,6 +25,7 @@ VALUES: Final[Mapping[str, tuple[str, ...]]] = {
     "vllm.exceptions": (
         "GenerationError",
         "GracefulHTTPError",
+        "RetryableRequestError",
         "VLLMClientError",
         "VLLMError",
         "VLLMUnprocessableEntityError",
@@ -70,7 +71,16 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "command line": {
         "backend_worker/args.py": ("vllm",),
         "common/vllm_command_line.py": ("vllm.logger", "vllm.utils.argparse_utils"),
-        "frontend/args.py": ("vllm.entrypoints.launchers.cli_args", "vllm.envs"),
+        "frontend/args.py": ("vllm.envs",),
+    },
+    "what versions do in different ways": {
+        "common/vllm_features.py": (
+            "vllm.config",
+            "vllm.engine.protocol",
+            "vllm.entrypoints.common.cli_args",
+            "vllm.entrypoints.launchers.cli_args",
+            "vllm.renderers",
+        ),
     },
     "bodies of errors": {
         "frontend/asgi.py": ("vllm.entrypoints.serve.engine.protocol",),
@@ -232,6 +242,11 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     },
 }
 """Surface -> file -> modules of vLLM that it may import for that surface."""
+
+MOVED: Final[Mapping[str, str]] = {
+    "vllm.entrypoints.launchers.cli_args": "vllm.entrypoints.common.cli_args",
+}
+"""Modules that one of the supported versions has here and another there: older -> newer."""
 
 
 @dataclass(frozen=True)
