@@ -5,6 +5,7 @@ of the changes. What a version lacks is left alone. Whatever differs is found ou
 ``tests/unit/test_vllm_surface.py`` and ``tests/unit/common/test_vllm_features.py``.
 """
 
+from collections.abc import Callable
 from inspect import signature
 from types import ModuleType
 from typing import Any
@@ -25,6 +26,29 @@ def server_arguments() -> ModuleType:
         import vllm.entrypoints.launchers.cli_args as cli_args
     module: ModuleType = cli_args
     return module
+
+
+def count_frames_with(count: Callable[[bytes], int]) -> None:
+    """Have the frames of a video be counted so, in this process, where its header does not say.
+
+    From 0.33 on vLLM reads such a video once for that, before it chooses frames; before, it refused
+    it.
+    """
+    from vllm.multimodal.video_decoders.opencv import OpenCVVideoBackendMixin
+
+    if hasattr(OpenCVVideoBackendMixin, "demux_count_frames"):
+        OpenCVVideoBackendMixin.demux_count_frames = staticmethod(count)
+
+
+def makers_of_messages() -> list[ModuleType]:
+    """vLLM's modules in which what a parser, or none, found in a token becomes part of a stream."""
+    import vllm.parser.abstract_parser as parsers
+
+    try:
+        import vllm.entrypoints.openai.chat_completion.stream_processor as processors
+    except ModuleNotFoundError:  # before 0.33 the serving code did it by itself
+        return [parsers]
+    return [parsers, processors]
 
 
 def hash_blocks_by_their_own_tokens(config: VllmConfig) -> None:

@@ -79,6 +79,9 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.engine.protocol",
             "vllm.entrypoints.common.cli_args",
             "vllm.entrypoints.launchers.cli_args",
+            "vllm.entrypoints.openai.chat_completion.stream_processor",
+            "vllm.multimodal.video_decoders.opencv",
+            "vllm.parser.abstract_parser",
             "vllm.renderers",
         ),
     },
@@ -93,7 +96,6 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.openai.chat_completion.serving",
             "vllm.entrypoints.openai.completion.protocol",
             "vllm.entrypoints.openai.completion.serving",
-            "vllm.parser.abstract_parser",
         ),
         "frontend/http/straight_streams.py": (
             "vllm.entrypoints.openai.chat_completion.api_router",
@@ -172,7 +174,11 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "frontend/fetch/loader.py": ("vllm.multimodal.media", "vllm.multimodal.media.connector"),
         "frontend/fetch/mode.py": ("vllm.multimodal.video",),
         "frontend/fetch/sound_limit.py": ("vllm.envs",),
-        "frontend/fetch/video_limit.py": ("vllm.multimodal.media", "vllm.multimodal.video"),
+        "frontend/fetch/video_limit.py": (
+            "vllm.multimodal.media",
+            "vllm.multimodal.video",
+            "vllm.multimodal.video_decoders.opencv",
+        ),
     },
     "decoders, and what they may open": {
         "common/decoder_guard.py": (
@@ -247,6 +253,9 @@ MOVED: Final[Mapping[str, str]] = {
     "vllm.entrypoints.launchers.cli_args": "vllm.entrypoints.common.cli_args",
 }
 """Modules that one of the supported versions has here and another there: older -> newer."""
+
+NEW: Final = ("vllm.entrypoints.openai.chat_completion.stream_processor",)
+"""Modules that only the newer of the supported versions has."""
 
 
 @dataclass(frozen=True)
