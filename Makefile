@@ -50,7 +50,7 @@ BENCH_ENVIRONMENT := $(ENVIRONMENT)-bench
 DOCS_ENVIRONMENT := $(ENVIRONMENT)-docs
 CLIENTS_ENVIRONMENT := .venv-clients/.mmrouter
 
-.PHONY: help setup run test fuzz families fuzz-engines chaos check fix docs site locks demo-model clean distclean check-simgpu
+.PHONY: help setup run test test-version fuzz families fuzz-engines chaos check fix docs site locks demo-model clean distclean check-simgpu
 .PHONY: bench-router bench-router-scale bench-join bench-transfer bench-last-hop
 .PHONY: bench-preprocess bench-processes bench-fleet bench-tokens bench-serving bench-charts
 
@@ -108,11 +108,21 @@ run: export WORKERS := $(WORKERS)
 run: export PORT := $(PORT)
 run: export ROUTER_MODE := $(ROUTER_MODE)
 run: export ENGINE_ARGS := $(ENGINE_ARGS)
+run: export MMROUTER_PYTHON ?= $(CURDIR)/$(VENV_PYTHON)
 run: $(ENVIRONMENT) $(if $(filter $(DEMO_MODEL),$(MODEL)),demo-model) ## start workers and the frontend, until Ctrl-C
 	@exec examples/launch/agg_multimodal_router.sh
 
 test: $(ENVIRONMENT) $(CLIENTS_ENVIRONMENT) ## run the whole test suite
 	@$(VENV_PYTHON) -m pytest $(PYTEST_PARALLEL) --durations=10 $(PYTEST_ARGS)
+
+# Its surfaces without engines, then workers whose caches and media are another's in each version.
+OF_A_VERSION := tests/e2e/test_last_hop.py tests/unit/test_vllm_*.py tests/unit/common/test_vllm_*.py \
+    tests/unit/common/test_engine_*.py tests/unit/backend_worker/test_engine_*.py \
+    tests/unit/frontend/fetch/test_decode.py tests/unit/frontend/http/test_stream_chunks.py \
+    tests/unit/frontend/router/test_block_hasher.py
+
+test-version: $(ENVIRONMENT) ## run the tests that tell versions of vLLM apart; with VLLM=0.33
+	@$(VENV_PYTHON) -m pytest $(PYTEST_PARALLEL) $(OF_A_VERSION) $(PYTEST_ARGS)
 
 fuzz: $(ENVIRONMENT) ## run the unit tests with inputs that nobody has tried yet
 	@$(VENV_PYTHON) -m pytest $(PYTEST_PARALLEL) -m "not e2e" --hypothesis-profile=explore $(PYTEST_ARGS)

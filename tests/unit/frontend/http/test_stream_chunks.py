@@ -169,6 +169,8 @@ DELTAS: list[list[DeltaMessage | None]] = [
 
 
 class _Parser:
+    tool_parser_cls = object
+
     def __init__(self, deltas: list[DeltaMessage | None]) -> None:
         self._deltas = [delta and delta.model_copy(deep=True) for delta in deltas]
 
@@ -184,6 +186,7 @@ def _serving(kind: Any, deltas: list[DeltaMessage | None] | None = None) -> Any:
     vars(serving).update(
         parser_cls=None if deltas is None else _Parser,
         _make_parser=lambda *_: _Parser(deltas or []),
+        enable_auto_tools=True,
         enable_force_include_usage=False,
         enable_prompt_tokens_details=True,
         enable_per_request_metrics=False,
