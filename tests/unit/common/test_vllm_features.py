@@ -53,7 +53,7 @@ def test_what_an_engine_evicted_is_forgotten_without_rendering() -> None:
     assert renderer.cache.held == {"seen"}
 
 
-class _Renderer(BaseRenderer):  # type: ignore[type-arg]
+class _Renderer(BaseRenderer):
     cache: Cache
 
     @property
