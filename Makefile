@@ -7,6 +7,15 @@ SHELL := /bin/sh
 # cpu or cuda: which build of vLLM to install.
 DEVICE ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
 
+# 0.32 or 0.33. The newer one lives beside, in .venv-vllm-0.33; on a CPU it is there to be tested
+# only (docs/vllm-0.33.md).
+VLLM ?= 0.32
+ifeq ($(filter 0.32 0.33,$(VLLM)),)
+$(error VLLM is 0.32 or 0.33, not $(VLLM))
+endif
+OF_VLLM := $(filter-out -0.32,-$(VLLM))
+VENV := .venv$(if $(OF_VLLM),-vllm$(OF_VLLM))
+
 DEMO_MODEL := .demo-model
 MODEL ?= $(DEMO_MODEL)
 WORKERS ?= 2
@@ -26,22 +35,22 @@ FUZZ_ARGS ?=
 RUN_VARIABLES := MODEL WORKERS PORT ROUTER_MODE ENGINE_ARGS
 
 # Only `run` hands these on: a test must not depend on the caller's MODEL or PORT.
-unexport DEVICE PYTHON PYTEST_ARGS TEST_PROCESSES BENCH_ARGS CHAOS_ARGS FAMILIES_ARGS FUZZ_ARGS $(RUN_VARIABLES)
+unexport DEVICE VLLM PYTHON PYTEST_ARGS TEST_PROCESSES BENCH_ARGS CHAOS_ARGS FAMILIES_ARGS FUZZ_ARGS $(RUN_VARIABLES)
 
-VENV_PYTHON := .venv/bin/python
+VENV_PYTHON := $(VENV)/bin/python
 # In the order of the files, so that engines start first.
 PYTEST_PARALLEL = -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
-LOCK := locks/$(DEVICE).txt
+LOCK := locks/$(DEVICE)$(OF_VLLM).txt
 PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check --no-deps
 # A lock has all that is needed, so nothing is resolved; a file whose hash it lacks is refused, and
 # nothing is built, since a build would fetch what it needs unchecked.
 PIP_INSTALL_LOCK := $(PIP_INSTALL) --require-hashes --only-binary :all: -r
-ENVIRONMENT := .venv/.mmrouter-$(DEVICE)
+ENVIRONMENT := $(VENV)/.mmrouter-$(DEVICE)
 BENCH_ENVIRONMENT := $(ENVIRONMENT)-bench
 DOCS_ENVIRONMENT := $(ENVIRONMENT)-docs
 CLIENTS_ENVIRONMENT := .venv-clients/.mmrouter
 
-.PHONY: help setup run test fuzz families fuzz-engines chaos check fix docs site locks demo-model clean distclean check-simgpu
+.PHONY: help setup run test test-version fuzz families fuzz-engines chaos check fix docs site locks demo-model clean distclean check-simgpu
 .PHONY: bench-router bench-router-scale bench-join bench-transfer bench-last-hop
 .PHONY: bench-preprocess bench-processes bench-fleet bench-tokens bench-serving bench-charts
 
@@ -51,19 +60,33 @@ help: ## list the targets
 	@echo "make run takes MODEL, WORKERS, PORT, ENGINE_ARGS (any vLLM engine flags) and ROUTER_MODE"
 	@echo "(kv, round-robin, random, power-of-two, least-loaded); everything that"
 	@echo "examples/launch/agg_multimodal_router.sh --help lists works as an environment variable."
-	@echo "DEVICE=cpu or cuda chooses the build of vLLM (here: $(DEVICE))."
+	@echo "DEVICE=cpu or cuda chooses the build of vLLM (here: $(DEVICE)), VLLM=0.32 or 0.33 the version."
 
-setup: $(ENVIRONMENT) ## prepare .venv
+setup: $(ENVIRONMENT) ## prepare .venv, or .venv-vllm-0.33 with VLLM=0.33
 
 $(VENV_PYTHON):
 	@for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
 	    if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
-	        "$$python" -m venv .venv && exit 0; \
-	        rm -rf .venv; exit 1; \
+	        "$$python" -m venv $(VENV) && exit 0; \
+	        rm -rf $(VENV); exit 1; \
 	    fi; \
 	done; \
 	echo "Python 3.11 or later is needed; name one with PYTHON=" >&2; exit 1
 
+ifeq ($(DEVICE)$(OF_VLLM),cpu-0.33)
+.PHONY: beside
+beside:
+	@$(MAKE) --no-print-directory setup VLLM=0.32 DEVICE=cpu
+
+# Only what is another version than in .venv; the rest is taken from there.
+$(ENVIRONMENT): $(LOCK) setup/vllm_vehicle.py | beside
+	@rm -rf $(VENV)
+	@.venv/bin/python -m venv --without-pip $(VENV)
+	@.venv/bin/python -m pip --python $(VENV_PYTHON) install --disable-pip-version-check --no-deps \
+	    --require-hashes --only-binary :all: --no-compile --quiet -r $(LOCK)
+	@$(VENV_PYTHON) setup/vllm_vehicle.py .venv
+	@touch $@
+else
 $(ENVIRONMENT): pyproject.toml $(LOCK) setup/cpu_torch.py setup/torchvision_hook.py | $(VENV_PYTHON)
 	@echo "Installing for $(DEVICE): several gigabytes, so this takes minutes."
 	@$(PIP_INSTALL_LOCK) $(LOCK) || { \
@@ -75,6 +98,7 @@ $(ENVIRONMENT): pyproject.toml $(LOCK) setup/cpu_torch.py setup/torchvision_hook
 	@$(PIP_INSTALL) --quiet --no-index --no-build-isolation -e .
 	@$(VENV_PYTHON) setup/cpu_torch.py
 	@touch $@
+endif
 
 demo-model: $(ENVIRONMENT) ## make the tiny random model that `make run` serves
 	@$(VENV_PYTHON) examples/demo_model.py $(DEMO_MODEL)
@@ -84,11 +108,21 @@ run: export WORKERS := $(WORKERS)
 run: export PORT := $(PORT)
 run: export ROUTER_MODE := $(ROUTER_MODE)
 run: export ENGINE_ARGS := $(ENGINE_ARGS)
+run: export MMROUTER_PYTHON ?= $(CURDIR)/$(VENV_PYTHON)
 run: $(ENVIRONMENT) $(if $(filter $(DEMO_MODEL),$(MODEL)),demo-model) ## start workers and the frontend, until Ctrl-C
 	@exec examples/launch/agg_multimodal_router.sh
 
 test: $(ENVIRONMENT) $(CLIENTS_ENVIRONMENT) ## run the whole test suite
 	@$(VENV_PYTHON) -m pytest $(PYTEST_PARALLEL) --durations=10 $(PYTEST_ARGS)
+
+# Its surfaces without engines, then workers whose caches and media are another's in each version.
+OF_A_VERSION := tests/e2e/test_last_hop.py tests/unit/test_vllm_*.py tests/unit/common/test_vllm_*.py \
+    tests/unit/common/test_engine_*.py tests/unit/backend_worker/test_engine_*.py \
+    tests/unit/frontend/fetch/test_decode.py tests/unit/frontend/http/test_stream_chunks.py \
+    tests/unit/frontend/router/test_block_hasher.py
+
+test-version: $(ENVIRONMENT) ## run the tests that tell versions of vLLM apart; with VLLM=0.33
+	@$(VENV_PYTHON) -m pytest $(PYTEST_PARALLEL) $(OF_A_VERSION) $(PYTEST_ARGS)
 
 fuzz: $(ENVIRONMENT) ## run the unit tests with inputs that nobody has tried yet
 	@$(VENV_PYTHON) -m pytest $(PYTEST_PARALLEL) -m "not e2e" --hypothesis-profile=explore $(PYTEST_ARGS)
@@ -192,5 +226,5 @@ clean: ## remove what running and testing left
 	rm -rf .runs .site $(DEMO_MODEL) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
 	find backend_worker common examples frontend setup tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean ## and .venv, .venv-clients
-	rm -rf .venv .venv-clients
+distclean: clean ## and .venv, .venv-vllm-0.33, .venv-clients
+	rm -rf .venv .venv-vllm-0.33 .venv-clients

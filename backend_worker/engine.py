@@ -13,7 +13,12 @@ from typing import TypeVar
 
 from vllm import AsyncEngineArgs, envs
 from vllm.envs import enable_envs_cache
-from vllm.exceptions import GracefulHTTPError, VLLMClientError
+from vllm.exceptions import (
+    GenerationError,
+    GracefulHTTPError,
+    RetryableRequestError,
+    VLLMClientError,
+)
 from vllm.inputs import EngineInput, embeds_input, tokens_input
 from vllm.multimodal.cache import MultiModalProcessorOnlyCache
 from vllm.multimodal.inputs import MultiModalKwargsItem
@@ -62,6 +67,7 @@ from common.operations import LoadLoraAdapter, Operation, UnloadLoraAdapter
 from common.protocol import MediaPart, Submit
 from common.renderer_patches import patch_renderer
 from common.step_sums import EngineSums
+from common.vllm_features import forget_evicted_media
 
 SHUTDOWN_S = 10.0
 """How long engine processes may take to clean up after themselves."""
@@ -285,13 +291,15 @@ class Engine:
             MediaMissingError: a part is neither in ``items`` nor held, or the
                 engine turned out to have evicted it. No output was produced.
             RequestRejectedError: the engine finds the request invalid, or its answer is too large.
-            WorkerBusyError: the engine's admission control is full, or an operator ended it.
+            WorkerBusyError: the engine's admission control is full, an operator ended it, or the
+                engine is paused and takes nothing.
             EngineFailedError: the engine failed on it.
             EngineGoneError: the engine is dead.
         """
         # From here to the first output nothing may suspend before AsyncLLM has
         # sent the request: its media cache mirrors the engine's only if both see
         # requests in the same order.
+        forget_evicted_media(self._llm.renderer)
         prompt = self._engine_input(submit, items)
         cached = [part.mm_hash for part in submit.media if self.holds(part.mm_hash)]
         adapter, rank = self.adapters.named(submit.lora_request), self._local_rank(submit.rank)
@@ -308,6 +316,10 @@ class Engine:
             raise RequestRejectedError(str(error)) from error
         except GracefulHTTPError as error:
             raise WorkerBusyError(error.message) from error
+        except RetryableRequestError as error:
+            raise WorkerBusyError(str(error)) from error
+        except GenerationError as error:
+            raise EngineFailedError(f"the engine failed: {error}") from error
         except EngineDeadError as error:
             raise EngineGoneError("the worker's engine died") from error
         except EngineGenerateError as error:
@@ -368,7 +380,8 @@ class Engine:
     def _check_evicted(self, first: AnyOutput, cached: list[MmHash]) -> None:
         """Raises MediaMissingError if a request failed since the engine had evicted its media."""
         if has_failed(first):
-            # AsyncLLM drops what its engine misses from its own cache.
+            # AsyncLLM drops what its engine misses from its own cache, some day.
+            forget_evicted_media(self._llm.renderer)
             missing = [mm_hash for mm_hash in cached if not self.holds(mm_hash)]
             if missing:
                 raise MediaMissingError(missing, "engine_evicted")

@@ -14,6 +14,7 @@ from vllm.usage.usage_lib import UsageContext
 
 from backend_worker.ranks import check_launch
 from common.engine_arguments import check_arguments, check_configuration
+from common.vllm_features import hash_blocks_by_their_own_tokens
 
 USAGE: Final = UsageContext.OPENAI_API_SERVER
 """As whom vLLM sees a worker. It chooses the sizes of batches by that, where nobody gave them."""
@@ -27,6 +28,8 @@ ON_PURPOSE: Final[Mapping[str, str]] = MappingProxyType(
         "threads: PyTorch's second one kills it",
         "scheduler_config.encoder_cache_size": "with --encoder-cache-tokens, for which vLLM has "
         "no flag",
+        "speculative_config.disable_lookahead_block_hashes": "frontends hash a prompt's blocks by "
+        "themselves, without what comes after",
         "parallel_config._api_process_count": "a worker is one process; with several ranks "
         "`vllm serve` starts a server for each",
         "parallel_config._api_process_rank": "as above",
@@ -89,6 +92,7 @@ def engine_config(args: AsyncEngineArgs, encoder_cache_tokens: int = 0) -> VllmC
     config = args.create_engine_config(USAGE)
     check_configuration(config)
     check_launch(config)
+    hash_blocks_by_their_own_tokens(config)
     scheduler = config.scheduler_config
     scheduler.encoder_cache_size = max(scheduler.encoder_cache_size, encoder_cache_tokens)
     return config

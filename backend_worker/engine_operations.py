@@ -18,6 +18,7 @@ from common.operations import (
     StopProfile,
     WakeUp,
 )
+from common.vllm_features import profiler_options
 
 
 async def operate(llm: AsyncLLM, operation: Operation) -> None:
@@ -71,11 +72,13 @@ def refuses(llm: AsyncLLM, operation: Operation) -> str:
 
 
 async def _start_profile(llm: AsyncLLM, start: StartProfile) -> None:
+    options = profiler_options(llm, start.profiler_kwargs)
     try:
         await llm.start_profile(
             start.profile_prefix,
             delay_iterations=start.delay_iterations,
             max_iterations=start.max_iterations,
+            **options,
         )
     except (GracefulHTTPError, ValueError) as error:  # one runs, or the prefix is none
         raise OperationRefusedError(str(error)) from error

@@ -92,7 +92,7 @@ _REASONS: Mapping[str, str] = {
         mamba_cache_philox_rounds replayssm_buffer_len use_replayssm kernel_config
         enable_flashinfer_autotune additional_config optimization_level performance_mode
         gdn_prefill_backend kda_prefill_backend kda_decode_backend
-        enable_return_routed_experts aux_output_config
+        enable_return_routed_experts aux_output_config monokernel
     """,
     _PLACEMENT: """
         distributed_executor_backend pipeline_parallel_size master_addr master_port nnodes
@@ -150,7 +150,7 @@ _REASONS: Mapping[str, str] = {
     _HOP: "mm_processor_cache_type mm_shm_cache_max_object_size_mb mm_tensor_ipc",
     _SLEEPING: """
         enable_sleep_mode sleep_mode_offload_cudagraph sleep_preserve_parameter_names
-        enable_cumem_allocator enable_nccl_comm_suspend
+        enable_cumem_allocator enable_nccl_comm_suspend sleep_mode_backend watchdog_config
     """,
 }
 

@@ -18,6 +18,12 @@ Tag: TypeAlias = Literal["weights", "kv_cache", "scheduling"]
 Iterations: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 """Steps of an engine."""
 
+ProfilerOptions: TypeAlias = Annotated[
+    dict[Annotated[str, msgspec.Meta(max_length=128)], bool | int | float | str],
+    msgspec.Meta(max_length=64),
+]
+"""Named arguments of PyTorch's profiler that can be written in JSON."""
+
 LONGEST_MESSAGE = 2000
 """Characters of what a worker says about an operation."""
 
@@ -85,11 +91,13 @@ class StartProfile(msgspec.Struct, frozen=True, tag="start_profile"):
         profile_prefix: of the files' names.
         delay_iterations: steps before it begins.
         max_iterations: steps after which it ends by itself.
+        profiler_kwargs: what else PyTorch's profiler is told; for vLLM 0.33 and newer.
     """
 
     profile_prefix: Annotated[str, msgspec.Meta(max_length=128)] | None = None
     delay_iterations: Iterations | None = None
     max_iterations: Iterations | None = None
+    profiler_kwargs: ProfilerOptions | None = None
 
 
 class StopProfile(msgspec.Struct, frozen=True, tag="stop_profile"):

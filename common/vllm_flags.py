@@ -18,7 +18,8 @@ _BY_UVICORN: Final = "the HTTP server has it"
 _SERVER: Final[Mapping[str, str]] = {
     _IN_THE_APP: """
         chat_template chat_template_content_format trust_request_chat_template
-        trust_request_mm_kwargs default_chat_template_kwargs response_role
+        trust_request_mm_kwargs default_chat_template_kwargs reasoning_effort_map
+        response_role
         return_tokens_as_token_ids enable_auto_tool_choice exclude_tools_when_tool_choice_none
         tool_call_parser tool_strict_level tool_server max_log_len
         enable_prompt_tokens_details enable_per_request_metrics enable_server_load_tracking

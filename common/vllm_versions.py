@@ -4,7 +4,7 @@ from typing import Final
 
 from vllm.version import __version__
 
-SUPPORTED: Final = ("0.32.0",)
+SUPPORTED: Final = ("0.32.0", "0.33.0")
 """Those that this was built on and tested with. ``pyproject.toml`` installs nothing else."""
 
 INSTALLED: Final[str] = __version__.partition("+")[0]

@@ -9,7 +9,6 @@ from typing import ClassVar, Final
 
 from pydantic import Field
 from vllm import envs
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.exceptions import VLLMError
 
 from common.command_line import CommandLine, ConfigSettings, flags_of, read_command_line
@@ -26,6 +25,7 @@ from common.transfer.choice import TransferMode
 from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.settings import NixlSettings, TransferSettings
 from common.vllm_command_line import VllmParser, pass_level_on, read_vllms
+from common.vllm_features import server_arguments
 from common.vllm_flags import ENGINE_AT_FRONTEND, SERVER, refusal_at_frontend
 from frontend.fetch import MediaSettings
 from frontend.http import HttpSettings, KeySettings, read_keys
@@ -200,7 +200,7 @@ def completion(shell: str) -> str:
     ours = VllmParser("ours", (), refusal_at_frontend)
     add_all(ours, GROUPS)
     vllms = VllmParser("vllm", (), refusal_at_frontend)
-    make_arg_parser(vllms)
+    server_arguments().make_arg_parser(vllms)
     return completion_of(
         "mmrouter-frontend", (*ours.actions, *vllms.actions), refusal_at_frontend, shell
     )
@@ -218,7 +218,7 @@ def _serve_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Give
         ConfigurationError, TypeError, ValueError: vLLM, or we, don't take them, or not together.
     """
     parser = VllmParser(prog, flags_of(GROUPS), refusal_at_frontend)
-    make_arg_parser(parser)
+    server_arguments().make_arg_parser(parser)
     serve, given = read_vllms(parser, line.rest, line.file)
     for name, value in VLLMS_DEFAULTS.items():
         if name not in given:
@@ -242,7 +242,7 @@ def _serve_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Give
         raise ConfigurationError(f"VLLM_HTTP_TIMEOUT_KEEP_ALIVE is unusable: {error}") from error
     if "api_key" not in given and envs.VLLM_API_KEY:
         given["api_key"] = Given("environment", "VLLM_API_KEY", envs.VLLM_API_KEY)
-    validate_parsed_serve_args(serve)
+    server_arguments().validate_parsed_serve_args(serve)
     _refuse_stored_responses()
     return serve, given
 

@@ -41,6 +41,8 @@ class Lock:
         whole: with what the project itself and its build need, not the extras alone.
         also: what uv does not see, since it reads one file's metadata for all of a release.
         without: what is needed in name only.
+        instead: what stands in the place of requirements that can't be had; each has its reason.
+        alone: without what its packages need.
         beside: locks of environments that this one is installed into, whose versions it keeps.
         links: whether files that PIP_FIND_LINKS names count, as PyTorch's CPU builds do.
         says: its own words in the file's header.
@@ -52,6 +54,8 @@ class Lock:
     whole: bool = True
     also: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+    instead: tuple[str, ...] = ()
+    alone: bool = False
     beside: tuple[str, ...] = ()
     links: bool = False
 
@@ -76,6 +80,23 @@ CUDA = Lock(
     ("cuda", "nixl", "kubernetes", "otel", "test"),
     "Resolved without downloading the packages, on a machine without a GPU: nobody has installed\n"
     "or run this list as a whole.",
+)
+CPU_033 = Lock(
+    "cpu-0.33.txt",
+    ("cuda-0.33",),
+    "What setup/vllm_vehicle.py makes an environment of that runs tests of this vLLM on a CPU.\n"
+    "All else is taken from cpu.txt's environment, though this vLLM asks for a newer torch.",
+    whole=False,
+    also=("orjson>=3.11.6",),  # what vLLM 0.33 needs and 0.32 did not
+    alone=True,
+    beside=(CPU.name,),
+)
+CUDA_033 = Lock(
+    "cuda-0.33.txt",
+    ("cuda-0.33", "nixl", "kubernetes", "otel", "test"),
+    f"{CUDA.says}\nCertifi is older than vLLM asks for: see setup/locks.py.",
+    # vLLM 0.33.0 asks for 2026.10.19, which is not on PyPI: only the file of the day before.
+    instead=("certifi>=2026.10.18",),
 )
 BENCH = Lock(
     "bench.txt",
@@ -117,7 +138,7 @@ CLIENTS = Lock(
         "tomlkit",
     ),
 )
-LOCKS = (CPU, CUDA, BENCH, DOCS, CLIENTS)
+LOCKS = (CPU, CUDA, CPU_033, CUDA_033, BENCH, DOCS, CLIENTS)
 
 ENTRY = re.compile(
     r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^ ;\\]+)(?: ; (?P<marker>[^\\]+?))?"
@@ -261,13 +282,16 @@ def make(lock: Lock) -> str:
         wanted = Path(temporary, "wanted.txt")
         wanted.write_text("".join(f"{each}\n" for each in requirements(lock)))
         overrides = Path(temporary, "overrides.txt")
-        overrides.write_text("".join(f"{each}; sys_platform == 'no'\n" for each in lock.without))
+        gone = (f"{each}; sys_platform == 'no'" for each in lock.without)
+        overrides.write_text("".join(f"{each}\n" for each in (*gone, *lock.instead)))
         made = Path(temporary, lock.name)
         made.write_text(lock.path.read_text() if lock.path.exists() else "")
         command: list[str | Path] = [sys.executable, "-m", "uv", "pip", "compile", wanted]
         command += ["--output-file", made, "--override", overrides]
         command += ["--quiet", "--no-config", "--no-header", "--annotation-style", "line"]
         command += ["--universal", "--python-version", pythons()[0], "--generate-hashes"]
+        if lock.alone:
+            command += ["--no-deps"]
         for name in lock.beside:
             command += ["--constraint", DIRECTORY / name]
         if lock.links:

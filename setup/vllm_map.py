@@ -25,6 +25,7 @@ VALUES: Final[Mapping[str, tuple[str, ...]]] = {
     "vllm.exceptions": (
         "GenerationError",
         "GracefulHTTPError",
+        "RetryableRequestError",
         "VLLMClientError",
         "VLLMError",
         "VLLMUnprocessableEntityError",
@@ -70,7 +71,19 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "command line": {
         "backend_worker/args.py": ("vllm",),
         "common/vllm_command_line.py": ("vllm.logger", "vllm.utils.argparse_utils"),
-        "frontend/args.py": ("vllm.entrypoints.launchers.cli_args", "vllm.envs"),
+        "frontend/args.py": ("vllm.envs",),
+    },
+    "what versions do in different ways": {
+        "common/vllm_features.py": (
+            "vllm.config",
+            "vllm.engine.protocol",
+            "vllm.entrypoints.common.cli_args",
+            "vllm.entrypoints.launchers.cli_args",
+            "vllm.entrypoints.openai.chat_completion.stream_processor",
+            "vllm.multimodal.video_decoders.opencv",
+            "vllm.parser.abstract_parser",
+            "vllm.renderers",
+        ),
     },
     "bodies of errors": {
         "frontend/asgi.py": ("vllm.entrypoints.serve.engine.protocol",),
@@ -83,7 +96,6 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.openai.chat_completion.serving",
             "vllm.entrypoints.openai.completion.protocol",
             "vllm.entrypoints.openai.completion.serving",
-            "vllm.parser.abstract_parser",
         ),
         "frontend/http/straight_streams.py": (
             "vllm.entrypoints.openai.chat_completion.api_router",
@@ -162,7 +174,11 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "frontend/fetch/loader.py": ("vllm.multimodal.media", "vllm.multimodal.media.connector"),
         "frontend/fetch/mode.py": ("vllm.multimodal.video",),
         "frontend/fetch/sound_limit.py": ("vllm.envs",),
-        "frontend/fetch/video_limit.py": ("vllm.multimodal.media", "vllm.multimodal.video"),
+        "frontend/fetch/video_limit.py": (
+            "vllm.multimodal.media",
+            "vllm.multimodal.video",
+            "vllm.multimodal.video_decoders.opencv",
+        ),
     },
     "decoders, and what they may open": {
         "common/decoder_guard.py": (
@@ -232,6 +248,14 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     },
 }
 """Surface -> file -> modules of vLLM that it may import for that surface."""
+
+MOVED: Final[Mapping[str, str]] = {
+    "vllm.entrypoints.launchers.cli_args": "vllm.entrypoints.common.cli_args",
+}
+"""Modules that one of the supported versions has here and another there: older -> newer."""
+
+NEW: Final = ("vllm.entrypoints.openai.chat_completion.stream_processor",)
+"""Modules that only the newer of the supported versions has."""
 
 
 @dataclass(frozen=True)

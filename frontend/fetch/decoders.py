@@ -8,6 +8,7 @@ import struct
 import warnings
 import zlib
 from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from typing import Any
 
@@ -19,11 +20,12 @@ from vllm.multimodal.media.audio import load_audio
 
 from common.decoder_guard import guard_decoders
 from common.media_formats import is_known_container
+from common.vllm_features import count_frames_with
 from frontend.fetch.content import Content
 from frontend.fetch.picture_limit import picture_pixels
 from frontend.fetch.sample_tables import claims_too_many_samples
 from frontend.fetch.sound_limit import SLACK, resampled_bytes, sound_size
-from frontend.fetch.video_limit import limit_video
+from frontend.fetch.video_limit import count_frames, limit_video
 from frontend.media_limits import FetchPolicy, RefusedError
 
 PIXEL_BYTES = 4
@@ -50,12 +52,14 @@ somebody else made up leads them astray. vLLM would answer these with a 500."""
 
 
 def limit_decoders(policy: FetchPolicy) -> None:
-    """Tell decoders the largest picture and what they may open, for the whole process.
+    """Tell decoders the largest picture, what they may open and how long they may count frames, for
+    the whole process.
 
     Pillow and vLLM compare what a file's header says, before they decode; Pillow also does
     it for pictures inside of icons and other containers.
     """
     guard_decoders()
+    count_frames_with(partial(count_frames, policy.decode_timeout_s))
     envs.VLLM_MAX_IMAGE_PIXELS = policy.max_pixels
     Image.MAX_IMAGE_PIXELS = (policy.max_pixels + 1) // 2  # it refuses twice as much
     warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)

@@ -7,6 +7,7 @@ gigabytes of frames, or claim so many that reading them takes hours.
 import time
 from collections.abc import Callable, Iterator
 from copy import copy
+from io import BytesIO
 from itertools import islice
 from typing import Any, ClassVar, Final
 
@@ -14,6 +15,7 @@ import cv2
 import pybase64
 from vllm.multimodal.media import VideoMediaIO
 from vllm.multimodal.video import VideoLoader
+from vllm.multimodal.video_decoders.opencv import OpenCVVideoBackendMixin
 
 from frontend.fetch.content import Content
 from frontend.fetch.picture_limit import picture_pixels
@@ -46,6 +48,27 @@ def limit_video(
     limited = copy(media_io)
     limited.video_loader = type("Counting", (_CountingLoader, loader), limits)()
     return limited
+
+
+def count_frames(timeout_s: float, data: bytes) -> int:
+    """The frames of a video whose header does not say how many it has. Decodes none.
+
+    Raises:
+        RefusedError: they can't be counted in time, or it has none.
+    """
+    source = BytesIO(data)  # which OpenCV does not hold by itself
+    reader = OpenCVVideoBackendMixin.get_cv2_video_api()
+    packets = cv2.VideoCapture(source, reader, [cv2.CAP_PROP_FORMAT, -1])
+    watched = _Watched(packets, 0, time.monotonic() + timeout_s)
+    try:
+        frames = 0
+        while watched.grab():
+            frames += 1
+    finally:
+        packets.release()
+    if not frames:
+        raise RefusedError("it has no frames that can be counted")
+    return frames
 
 
 def _sequence_pixels(data: bytes, num_frames: int, policy: FetchPolicy) -> int:

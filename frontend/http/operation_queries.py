@@ -47,6 +47,13 @@ class Profile(BaseModel):
     profile_prefix: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
     delay_iterations: int | None = Field(None, ge=0, le=1 << 31)
     max_iterations: int | None = Field(None, ge=0, le=1 << 31)
+    profiler_kwargs: (
+        dict[
+            Annotated[str, Field(max_length=128)],
+            bool | int | float | Annotated[str, Field(max_length=4096)],
+        ]
+        | None
+    ) = Field(None, max_length=64)
 
 
 class Loading(BaseModel):

@@ -17,7 +17,8 @@ from vllm.entrypoints.openai.chat_completion import protocol as chat
 from vllm.entrypoints.openai.chat_completion import serving as chat_serving
 from vllm.entrypoints.openai.completion import protocol as completion
 from vllm.entrypoints.openai.completion import serving as completion_serving
-from vllm.parser import abstract_parser
+
+from common.vllm_features import makers_of_messages
 
 Model: TypeAlias = Any
 """What vLLM puts there: Pydantic's models, or nothing."""
@@ -44,6 +45,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     finish_reason: Text = UNSET
     stop_reason: int | Text = UNSET
     token_ids: Tokens = UNSET
+    weight_versions: Model = UNSET  # from vLLM 0.33 on, as all of its name
 
     @property
     def tool_calls(self) -> Model:
@@ -65,6 +67,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     stop_reason: int | Text = UNSET
     prompt_token_ids: Tokens = UNSET
     token_ids: Tokens = UNSET
+    weight_versions: Model = UNSET
 
 
 class _Chunk(msgspec.Struct, kw_only=True):
@@ -90,12 +93,14 @@ class ChatChunk(_Chunk, kw_only=True):
     prompt_token_ids: Tokens = UNSET
     prompt_text: Text = UNSET
     metrics: Model = UNSET
+    kv_transfer_params: Model = UNSET  # likewise
 
 
 class CompletionChunk(_Chunk, kw_only=True):
     """For a ``CompletionStreamResponse``."""
 
     metrics: Model = UNSET
+    kv_transfer_params: Model = UNSET
 
 
 STANDS_FOR: Final[dict[type[msgspec.Struct], type[BaseModel]]] = {
@@ -124,7 +129,8 @@ def install() -> None:
     for ours, module in _MADE_IN.items():
         vars(module)[STANDS_FOR[ours].__name__] = ours
     # Parsers ask messages what they have and change them, so theirs stay vLLM's.
-    vars(abstract_parser)[DeltaMessage.__name__] = quick_message
+    for module in makers_of_messages():
+        vars(module)[DeltaMessage.__name__] = quick_message
 
 
 def quick_message(content: Text = UNSET, **others: Model) -> DeltaMessage:

@@ -14,7 +14,7 @@ _SERVED: Final[Mapping[str, str]] = {
     _APP: """
         /health /load /version /ping /invocations /tokenize /detokenize /v1/models /v1/completions
         /v1/chat/completions /v1/chat/completions/batch /v1/responses /v1/systemone
-        /v1/messages /v1/messages/count_tokens /generative_scoring
+        /v1/messages /v1/messages/count_tokens /generative_scoring /v1/decisions
     """,
     "by vLLM's app, which finds nothing, since no responses are stored": """
         /v1/responses/{response_id} /v1/responses/{response_id}/cancel

@@ -217,6 +217,7 @@ class RoutedEngineClient(EngineClient):
         *,
         delay_iterations: int | None = None,
         max_iterations: int | None = None,
+        profiler_kwargs: dict[str, Any] | None = None,
     ) -> None:
         """Profile a worker instead."""
         _not_routed("profiling")

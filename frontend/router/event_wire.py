@@ -1,7 +1,7 @@
 """Reading KV event messages: bytes in, changes of a cache out.
 
-Decodes with vLLM's own structs (0.32.0, ``vllm.distributed.kv_events``), which ignore
-fields they don't know. Sequence numbers and what to do on loss are in
+Decodes with vLLM's own structs (0.32.0 and 0.33.0, ``vllm.distributed.kv_events``), which
+ignore fields they don't know. Sequence numbers and what to do on loss are in
 ``event_stream.py``.
 """
 

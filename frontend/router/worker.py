@@ -79,7 +79,7 @@ class RoutableWorker:
         """At which blocks a later prompt may go on from one of so many tokens.
 
         Groups of layers with a window or a state keep what is needed for that, and drop the rest.
-        Source: ``replay_boundaries`` of vLLM 0.32.0.
+        Source: ``replay_boundaries`` of vLLM 0.32.0 and 0.33.0.
         """
         whole = prompt_tokens // self.block_size
         if not self.keeps_tails:

@@ -20,7 +20,6 @@ from contextlib import aclosing
 from pathlib import Path
 
 import zmq.asyncio
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.renderers.params import ChatParams
 from vllm.sampling_params import SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -29,6 +28,7 @@ from common.card import WorkerCard
 from common.identity import Incarnation, RequestId
 from common.protocol import Nack, Output, Submit
 from common.transfer.choice import TransferMode
+from common.vllm_features import server_arguments
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing.preprocessor import Preprocessor, ProcessedPrompt
@@ -84,7 +84,7 @@ async def first_output_ms(
 async def measure(card: WorkerCard, images: int) -> tuple[float, float]:
     """Medians over fresh pictures and over the same ones asked about again."""
     parser = FlexibleArgumentParser()
-    make_arg_parser(parser)
+    server_arguments().make_arg_parser(parser)
     media_sender = MediaSender.create(1 << 29, TransferMode.SHM)
     loader = MediaLoader(FetchPolicy(), 0)
     preprocessor = await asyncio.to_thread(

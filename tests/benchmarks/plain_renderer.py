@@ -3,13 +3,14 @@ whose command line asks for the version of a package that isn't there.
 """
 
 import uvloop
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.launchers.render.entry import run_launch_fastapi
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from common.vllm_features import server_arguments
+
 if __name__ == "__main__":
     parser = FlexibleArgumentParser()
-    make_arg_parser(parser)
+    server_arguments().make_arg_parser(parser)
     args = parser.parse_args()
-    validate_parsed_serve_args(args)
+    server_arguments().validate_parsed_serve_args(args)
     uvloop.run(run_launch_fastapi(args))

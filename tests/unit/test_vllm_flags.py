@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import vllm
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 
 from backend_worker import args as worker
 from common import engine_arguments, flag_aliases, vllm_flags
@@ -16,8 +15,10 @@ from common.command_line import flags_of
 from common.config_file import ConfigFile
 from common.errors import ConfigurationError
 from common.vllm_command_line import VllmParser, read_vllms
+from common.vllm_features import server_arguments
 from frontend import args as frontend
 from setup.vllm_map import ROOT
+from tests.by_version import NOT_HERE
 
 pytestmark = pytest.mark.filterwarnings("ignore:--log-config-file is deprecated")
 
@@ -35,7 +36,7 @@ Refusal = Callable[[str], str | None]
 def parser_of(groups: tuple[object, ...], refusal: Refusal, *, server: bool) -> VllmParser:
     parser = VllmParser("test", flags_of(groups), refusal)  # type: ignore[arg-type]
     if server:
-        make_arg_parser(parser)
+        server_arguments().make_arg_parser(parser)
     else:
         parser.add_argument("model_tag", nargs="?")
         worker.add_vllms(parser)
@@ -80,7 +81,8 @@ def each(parser: VllmParser, server: set[str] | None = None) -> Iterator[argpars
 
 def test_every_flag_is_in_one_place(at_frontend: VllmParser, at_worker: VllmParser) -> None:
     server = names(at_frontend) - (names(at_worker) - {"model_tag"})
-    assert vllm_flags.SERVER.keys() | vllm_flags.SERVER_REFUSED.keys() == server
+    listed = vllm_flags.SERVER.keys() | vllm_flags.SERVER_REFUSED.keys()
+    assert listed - NOT_HERE == server
     assert not vllm_flags.SERVER.keys() & vllm_flags.SERVER_REFUSED.keys()
     assert vllm_flags.ENGINE_AT_FRONTEND.keys() <= names(at_worker)
     assert vllm_flags.SERVER_AT_WORKER.keys() <= names(at_frontend) & names(at_worker)
@@ -128,7 +130,8 @@ def test_a_worker_knows_the_servers_flags_and_says_whose_they_are(
 def test_what_works_at_a_frontend_is_read_by_something_that_runs_there() -> None:
     """Not by what vLLM's own launcher does, which we have in its place."""
     entrypoints = Path(vllm.__file__).parent / "entrypoints"
-    left_out = ("launchers/api_server/entry.py", "launchers/launcher.py", "launchers/cli_args.py")
+    parser = Path(server_arguments().__file__ or "")
+    left_out = ("launchers/api_server/entry.py", "launchers/launcher.py", parser.as_posix())
     files = [
         *(
             file
@@ -137,14 +140,14 @@ def test_what_works_at_a_frontend_is_read_by_something_that_runs_there() -> None
             and "cli" not in file.relative_to(entrypoints).parts
         ),
         *(ROOT / "frontend").rglob("*.py"),
-        entrypoints.parent / "entrypoints/launchers/cli_args.py",
+        parser,
     ]
     text = "\n".join(file.read_text() for file in files[:-1])
     # The defaults that requests have are made there.
     text += files[-1].read_text().partition("def resolve_default_chat_template_kwargs")[2]
     read = set(re.findall(r"\b(?:args|serve)\.(\w+)|\bgetattr\([\w.\s]+,\s*\"(\w+)\"", text))
     words = {word for pair in read for word in pair}
-    assert vllm_flags.SERVER.keys() - READ_BEFORE - words == set()
+    assert vllm_flags.SERVER.keys() - READ_BEFORE - words - NOT_HERE == set()
 
 
 def test_no_alias_hides_a_flag_of_vllms(at_frontend: VllmParser, at_worker: VllmParser) -> None:

@@ -3,9 +3,12 @@
 import ast
 import dataclasses
 import inspect
+import pickle
 import textwrap
+import threading
 import tomllib
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, cast
 
 import pytest
@@ -61,6 +64,7 @@ from frontend.fetch.mode import decoding_mode
 from frontend.http.admin import MANAGEMENT, is_for_admins
 from frontend.processing.vllm_cache import StoreCache
 from frontend.request.engine_client import RoutedEngineClient
+from tests.by_version import since_033
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,12 +77,14 @@ def test_the_version_is_the_one_that_this_was_built_on() -> None:
     assert INSTALLED in SUPPORTED
 
 
-@pytest.mark.parametrize("extra", ["cpu", "cuda"])
-def test_the_project_installs_the_versions_that_are_supported(extra: str) -> None:
+def test_the_project_installs_the_versions_that_are_supported() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    (vllm,) = map(Requirement, project["optional-dependencies"][extra])
-    assert tuple(each.version for each in vllm.specifier) == SUPPORTED
-    assert {each.operator for each in vllm.specifier} == {"=="}
+    extras = project["optional-dependencies"]
+    asked = {name: Requirement(extras[name][0]) for name in ("cpu", "cuda", "cuda-0.33")}
+    assert {each.operator for one in asked.values() for each in one.specifier} == {"=="}
+    versions = {name: each.version for name, one in asked.items() for each in one.specifier}
+    oldest, newest = SUPPORTED
+    assert versions == {"cpu": oldest, "cuda": oldest, "cuda-0.33": newest}
 
 
 def test_we_implement_exactly_what_is_abstract() -> None:
@@ -92,7 +98,9 @@ def test_we_implement_exactly_what_is_abstract() -> None:
 def test_each_method_takes_what_vllm_passes(name: str) -> None:
     theirs = getattr(EngineClient, name)
     if not isinstance(theirs, property):
-        assert parameters(getattr(RoutedEngineClient, name)) == parameters(theirs)
+        ours = parameters(getattr(RoutedEngineClient, name))
+        newer = since_033(set(), {"profiler_kwargs"})
+        assert [each for each in ours if each not in newer] == parameters(theirs)
 
 
 def test_an_engine_generates_from_what_vllm_passes() -> None:
@@ -144,7 +152,8 @@ def test_every_route_is_for_users_or_for_admins(monkeypatch: pytest.MonkeyPatch)
     args.enable_tokenizer_info_endpoint = True  # vLLM keeps it for good once any app had it
     app = build_app(args, ("generate",), None)
     paths = {route.path for route in app.routes if isinstance(route, APIRoute)}
-    assert {path for path in paths if not is_for_admins(path)} == OF_USERS
+    of_users = OF_USERS | since_033({"/v1/decisions"}, set())
+    assert {path for path in paths if not is_for_admins(path)} == of_users
     ours = {f"/{name}" for name in MANAGEMENT}
     # The profiler's are there if there is one.
     unknown = {name for name in ours if not any(path.startswith(name) for path in paths)}
@@ -158,7 +167,9 @@ def test_media_are_injected_as_before() -> None:
 def test_blocks_are_hashed_of_what_they_were() -> None:
     """Something else in them, and every hash is another: then nothing fails, and no block is ever
     found. See frontend/router/hashing/."""
-    assert parameters(get_request_block_hasher) == ["hash_block_size", "caching_hash_fn"]
+    # Whose number is 0 in our workers, see common/vllm_features.py.
+    ahead = since_033(["num_hash_lookahead_tokens"], [])
+    assert parameters(get_request_block_hasher) == ["hash_block_size", "caching_hash_fn", *ahead]
     assert parameters(hash_block_tokens) == [
         "hash_function",
         "parent_block_hash",
@@ -184,6 +195,7 @@ def test_every_field_of_an_event_was_thought_about() -> None:
         "locality",
         "ownership",
         "session_id",
+        *since_033(["lookahead_token_ids"], []),
     )
     assert BlockRemoved.__struct_fields__ == (
         "block_hashes",
@@ -320,9 +332,12 @@ def test_names_of_media_reach_what_hashes_them() -> None:
         CompletionRequest,
         GenerateRequest,
         ResponsesRequest,
+        *since_033(["vllm.entrypoints.openai.decisions.protocol:DecisionRequest"], []),
     ],
 )
-def test_salts_come_in_bodies_under_one_name(request_type: type[BaseModel]) -> None:
+def test_salts_come_in_bodies_under_one_name(request_type: type[BaseModel] | str) -> None:
+    if isinstance(request_type, str):
+        request_type = resolve_name(request_type)
     assert request_type.model_fields["cache_salt"].validation_alias is None
 
 
@@ -338,6 +353,7 @@ def test_a_connector_is_made_of_what_it_was() -> None:
         "connection",
         "allowed_local_media_path",
         "allowed_media_domains",
+        *since_033(["decoded_budget", "download_budget"], []),
     ]
 
 
@@ -347,7 +363,7 @@ def test_what_a_connector_inherits_finds_all_its_attributes() -> None:
     inherited = (
         method
         for name, method in vars(MediaConnector).items()
-        if name.startswith("fetch_") and name not in vars(FrontendMediaConnector)
+        if name.startswith(("fetch_", "_image_io")) and name not in vars(FrontendMediaConnector)
     )
     read = {name for method in inherited for name in attributes_of_self(method)}
     assert read >= {"load_from_url_async", "media_io_kwargs"}
@@ -374,10 +390,16 @@ async def test_how_a_medium_is_decoded_has_a_key(kind: str) -> None:
         ) -> None:
             asked.append(media_io)
 
-    await getattr(Asked(cast(MediaLoader, None)), f"fetch_{kind}_async")("https://example.com/x")
-    (media_io,) = asked
+    for _ in range(2):
+        # From 0.33 on vLLM has two for each request, which hold locks.
+        budgets = {"decoded_budget": threading.Condition(), "download_budget": object()}
+        connector = Asked(cast(MediaLoader, None), **since_033(budgets, {}))
+        await getattr(connector, f"fetch_{kind}_async")("https://example.com/x")
+    media_io, of_another_request = asked
     assert isinstance(media_io, (AudioMediaIO, ImageMediaIO, VideoMediaIO))
     assert decoding_mode(media_io) is not None
+    assert decoding_mode(media_io) == decoding_mode(of_another_request)
+    pickle.dumps(media_io)  # decoded in another process, perhaps
 
 
 def test_decoders_are_where_they_are_guarded() -> None:
@@ -393,6 +415,8 @@ def test_decoders_are_where_they_are_guarded() -> None:
     assert audio.AUDIO_BACKENDS == ("auto", "soundfile", "pyav", "torchcodec")
     assert "loader_cls.read_frames(" in inspect.getsource(opencv.decode_opencv)
     # Ours does the same, for fewer bytes.
+    last = since_033("_load_with_budget", "load_bytes")
     source = inspect.getsource(AudioMediaIO.load_bytes)
+    source += inspect.getsource(getattr(AudioMediaIO, last))
     for part in ("_validate_encoded_size(", "sr=None", "backend=self.audio_backend"):
         assert part in source

@@ -3,7 +3,7 @@
 Only sockets and tasks. What to do with a message is decided in ``event_stream.py``.
 vLLM publishes on a PUB socket ``[topic, sequence, payload]`` and answers on a ROUTER
 socket a request ``["", start]`` with ``["", topic, sequence, payload]`` per buffered
-event, then a sequence of -1 (``vllm.distributed.kv_events.ZmqEventPublisher``, 0.32.0).
+event, then a sequence of -1 (``vllm.distributed.kv_events.ZmqEventPublisher``).
 """
 
 import asyncio

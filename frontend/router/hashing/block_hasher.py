@@ -2,8 +2,10 @@
 
 The only file that touches vLLM's hashing. A block hash is
 ``sha256(cbor((parent hash, token ids, extra keys)))`` as in
-``vllm.v1.core.kv_cache_utils.hash_block_tokens`` (0.32.0); the CBOR is written
-here directly, which takes a fraction of the time and is tested against vLLM.
+``vllm.v1.core.kv_cache_utils.hash_block_tokens`` (0.32.0 and 0.33.0); the CBOR is
+written here directly, which takes a fraction of the time and is tested against vLLM.
+Workers see to it that no token after a block enters its hash, as vLLM 0.33 would have it
+(``common/vllm_features.py``).
 """
 
 import hashlib

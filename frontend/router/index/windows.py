@@ -121,7 +121,7 @@ class WindowIndex:
 
         A group allows a hit whose last ``needed`` blocks it holds; one shorter than that
         it allows if it holds all of it. Groups shorten in turn until all agree. Source:
-        ``SlidingWindowManager.find_longest_cache_hit`` of vLLM 0.32.0.
+        ``SlidingWindowManager.find_longest_cache_hit`` of vLLM 0.32.0 and 0.33.0.
 
         Args:
             hashes: the blocks that the engine looks at.

@@ -4,7 +4,7 @@ An engine keeps what its encoder made until it needs the room. It has little roo
 tokens as a step prefills. The last block that an item touches mostly holds text of the question
 too, so a prompt whose picture is in the prefix cache has it encoded anew unless that is still
 there. Of what other frontends send nothing is known.
-Source: ``EncoderCacheManager`` of vLLM 0.32.0.
+Source: ``EncoderCacheManager`` of vLLM 0.32.0 and 0.33.0.
 """
 
 from collections import OrderedDict

@@ -88,7 +88,7 @@ class Estimator:
             for scheme, chain in hashes.items():
                 # An engine always computes the last prompt token, for its logits, and computes
                 # whole blocks: a prompt held to its last token hits one block less. Source:
-                # ``KVCacheManager.get_computed_blocks`` of vLLM 0.32.0.
+                # ``KVCacheManager.get_computed_blocks`` of vLLM 0.32.0 and 0.33.0.
                 most = max(0, len(request.token_ids) - 1) // scheme.block_size
                 held = self._known.match_groups(chain[:most], self._predicted.index)
                 for blocks, targets in held:

@@ -5,7 +5,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.lora.request import LoRARequest
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -14,6 +13,7 @@ from backend_worker.args import parse
 from common.card import MAX_ADAPTERS, Adapter
 from common.errors import ConfigurationError, OperationRefusedError, RequestRejectedError
 from common.operations import LoadLoraAdapter, UnloadLoraAdapter
+from common.vllm_features import server_arguments
 
 STORY, POEM = Adapter(name="story", path="/s"), Adapter(name="poem", path="org/poem")
 
@@ -28,7 +28,7 @@ STORY, POEM = Adapter(name="story", path="/s"), Adapter(name="poem", path="org/p
     ],
 )
 def test_they_are_given_as_to_vllms_server(given: list[str]) -> None:
-    parser = make_arg_parser(FlexibleArgumentParser())
+    parser = server_arguments().make_arg_parser(FlexibleArgumentParser())
     theirs = parser.parse_args(["--model=m", "--lora-modules", *given]).lora_modules
     for adapter, module in zip(map(read_adapter, given), theirs, strict=True):
         assert SimpleNamespace(**adapter.model_dump()) == SimpleNamespace(**vars(module))

@@ -13,12 +13,12 @@ from vllm import AsyncEngineArgs
 from vllm.config import VllmConfig
 from vllm.entrypoints.cli import serve
 from vllm.entrypoints.launchers.api_server import entry
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from backend_worker.args import parse
 from backend_worker.engine_config import ON_PURPOSE, engine_config, with_our_defaults
+from common.vllm_features import server_arguments
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -34,7 +34,10 @@ ALWAYS = {
     "kv_events_config",
     "profiler_config.ignore_frontend",
 }
-"""What is another in every worker; the rest of ``ON_PURPOSE`` with several ranks only."""
+"""What is another in every worker; the rest of ``ON_PURPOSE`` with several ranks, or drafting."""
+
+DRAFTING = {"speculative_config.disable_lookahead_block_hashes"}
+"""With what hashes tokens ahead; ``tests/unit/common/test_vllm_features.py`` has that."""
 
 
 class Made(Exception):
@@ -71,7 +74,7 @@ def theirs(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> VllmConfig:
             patched.setattr(module.signal, "signal", lambda *_: None)
         # Where there are several API servers it changes the environment, for all that comes after.
         patched.setattr(serve, "setup_multiprocess_prometheus", lambda: None)
-        args = make_arg_parser(FlexibleArgumentParser()).parse_args(flags)
+        args = server_arguments().make_arg_parser(FlexibleArgumentParser()).parse_args(flags)
         with pytest.raises(Made):
             serve.ServeSubcommand.cmd(args)
     return made[0]
@@ -140,7 +143,8 @@ def test_what_is_another_with_several_ranks_has_a_reason(
     flags = [f"--model={model}", "--data-parallel-size=2"]
     roomy = ours([*flags, "--encoder-cache-tokens=100000"])
     assert roomy.scheduler_config.encoder_cache_size == 100_000
-    assert set(differences(roomy, theirs(flags, monkeypatch))) - DRAWN == ON_PURPOSE.keys()
+    found = set(differences(roomy, theirs(flags, monkeypatch)))
+    assert found - DRAWN == ON_PURPOSE.keys() - DRAFTING
 
 
 def test_no_fewer_encodings_are_kept_than_vllm_keeps(model: Path) -> None:

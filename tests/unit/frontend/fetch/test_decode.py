@@ -7,6 +7,7 @@ import struct
 import tracemalloc
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +20,13 @@ from frontend.fetch.data_url import read_data_url
 from frontend.fetch.decoders import decode, limit_decoders
 from frontend.fetch.mode import decoding_mode
 from frontend.fetch.picture_limit import picture_pixels
+from frontend.fetch.video_limit import count_frames
 from frontend.media_limits.errors import MediaError, RefusedError
 from frontend.media_limits.policy import FetchPolicy
+from tests.by_version import since_033
 from tests.fakes.budget import anything
 from tests.pictures import blank_picture, picture
-from tests.unit.frontend.fetch.videos import jpeg, jpeg_sequence, video
+from tests.unit.frontend.fetch.videos import jpeg, jpeg_sequence, uncounted, video
 
 
 @pytest.fixture(autouse=True)
@@ -240,6 +243,33 @@ def test_broken_videos(tmp_path: Path) -> None:
     for data in (b"", b"x", whole[:100], whole[:2000], whole[2000:], jpeg(10, 10), bytes(10_000)):
         with contextlib.suppress(ValueError, MediaError):
             decoded(data, limited(), VideoMediaIO(ImageMediaIO()))
+
+
+def test_a_film_that_says_no_length_is_decoded_as_by_vllm() -> None:
+    """Before 0.33 vLLM refused it."""
+    data, media_io = uncounted(), VideoMediaIO(ImageMediaIO(), num_frames=4)
+    try:
+        theirs = media_io.load_bytes(data)
+    except ValueError:
+        theirs = None
+    assert (theirs is not None) == since_033(True, False)
+    if theirs is None:
+        with pytest.raises((ValueError, MediaError)):
+            decoded(data, limited(), media_io)
+        return
+    ours: Any = decoded(data, limited(), media_io)
+    assert np.array_equal(ours.media[0], theirs.media[0])
+
+
+def test_frames_are_not_counted_for_ever() -> None:
+    """A hundred megabytes may have millions, and vLLM has no deadline."""
+    data = uncounted()
+    assert count_frames(60.0, data) == 10
+    with pytest.raises(RefusedError, match="in time"):
+        count_frames(-1.0, data)
+    for nothing in (b"", b"x", bytes(10_000)):
+        with pytest.raises(RefusedError, match="no frames"):
+            count_frames(60.0, nothing)
 
 
 @pytest.mark.parametrize("frames", [0, "x", None, 1.5, [1]])

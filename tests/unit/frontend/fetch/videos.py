@@ -4,6 +4,7 @@ import base64
 import io
 from pathlib import Path
 
+import av
 import cv2
 import numpy as np
 from PIL import Image
@@ -17,6 +18,24 @@ def video(directory: Path, frames: int = 10, width: int = 64, height: int = 48) 
         writer.write(np.full((height, width, 3), n * 20 % 256, np.uint8))
     writer.release()
     return path.read_bytes()
+
+
+def uncounted(frames: int = 10) -> bytes:
+    """A film as it is sent while it is made: its header says neither length nor frames."""
+
+    class Wire(io.BytesIO):
+        def seekable(self) -> bool:
+            return False
+
+    wire = Wire()
+    with av.open(wire, "w", format="matroska", options={"live": "1"}) as file:
+        stream = file.add_stream("mpeg4", rate=5)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for n in range(frames):
+            grey = np.full((48, 64, 3), n * 20 % 256, np.uint8)
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(grey, format="rgb24")))
+        file.mux(stream.encode())
+    return wire.getvalue()
 
 
 def jpeg(width: int, height: int) -> bytes:
