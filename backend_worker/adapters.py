@@ -8,13 +8,28 @@ import argparse
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from pydantic import ValidationError
 from vllm.lora.request import LoRARequest
 
 from common.card import MAX_ADAPTERS, Adapter
-from common.errors import ConfigurationError, OperationRefusedError, RequestRejectedError
-from common.operations import LoadLoraAdapter, UnloadLoraAdapter
+from common.errors import (
+    ConfigurationError,
+    OperationRefusedError,
+    RequestRejectedError,
+    WorkerBusyError,
+)
+from common.operations import (
+    LoadLoraAdapter,
+    UnloadLoraAdapter,
+    has_adapter_already,
+    has_no_adapter,
+    has_the_models_name,
+)
+
+MOST_FORMER: Final = 64
+"""Adapters that are remembered when they have gone."""
 
 
 def read_adapter(text: str) -> Adapter:
@@ -63,6 +78,7 @@ class Adapters:
         self.active: tuple[str, ...] = ()
         self._ids = itertools.count(1)
         self._requests = {adapter.name: self._request(adapter) for adapter in known}
+        self._former: dict[tuple[str, str], LoRARequest] = {}
 
     def _request(self, adapter: Adapter) -> LoRARequest:
         return LoRARequest(
@@ -124,12 +140,10 @@ class Adapters:
         except ValidationError as error:
             raise OperationRefusedError(f"adapter {name!r}: {error.errors()[0]['msg']}") from error
         if name in taken:
-            raise OperationRefusedError(f"{name} is the name of the model")
+            raise OperationRefusedError(has_the_models_name(name))
         known = name in self._requests
         if known and not wanted.load_inplace:
-            raise OperationRefusedError(
-                f"it has an adapter {name} already: load_inplace reads it again"
-            )
+            raise OperationRefusedError(has_adapter_already(name))
         if not known and len(self.known) >= MAX_ADAPTERS:
             raise OperationRefusedError(f"it has {MAX_ADAPTERS} adapters already")
         return _placed(adapter)
@@ -158,24 +172,36 @@ class Adapters:
         if not await add(request):
             raise RuntimeError(f"adapter {name} can't be loaded")
         request.load_inplace = False  # or each request would read its files
+        if known is not None:
+            self._remember(known, request)
         self._requests[name] = request
         self.known = (*(each for each in self.known if each.name != name), adapter)
         self.changes += 1
         self._used(name)
 
     def forget(self, unwanted: UnloadLoraAdapter) -> None:
-        """Let nobody ask for one any more. The engine keeps it for requests that run, and drops it
+        """Offer it no longer. The engine keeps it for requests that run, and drops it
         for others when there is no room, as it does below vLLM's own server.
 
         Raises:
             OperationRefusedError: it is not here.
         """
         name = unwanted.lora_name
-        if self._requests.pop(name, None) is None:
-            raise OperationRefusedError(f"it has no adapter {name!r}")
+        gone = self._requests.pop(name, None)
+        if gone is None:
+            raise OperationRefusedError(has_no_adapter(name))
+        self._remember(gone, gone)
         self.known = tuple(each for each in self.known if each.name != name)
         self.active = tuple(each for each in self.active if each != name)
         self.changes += 1
+
+    def _remember(self, gone: LoRARequest, instead: LoRARequest) -> None:
+        """Frontends may have sent requests for it before they heard that it goes."""
+        key = gone.lora_name, gone.lora_path
+        self._former.pop(key, None)
+        self._former[key] = instead
+        if len(self._former) > MOST_FORMER:
+            del self._former[next(iter(self._former))]
 
     def _used(self, name: str) -> None:
         if self.active[-1:] != (name,):
@@ -190,8 +216,23 @@ class Adapters:
         """
         if asked is None:
             return None
-        own = self._requests.get(asked.lora_name)
-        if own is None or own.lora_path != asked.lora_path:
+        name, path = asked.lora_name, asked.lora_path
+        own = self._requests.get(name)
+        if own is not None and own.lora_path == path:
+            self._used(name)
+            return own
+        if (former := self._former.get((name, path))) is None:
             raise RequestRejectedError("this worker has no such adapter")
-        self._used(own.lora_name)
-        return own
+        return former
+
+
+def check_files(adapter: LoRARequest) -> None:
+    """Blocks. An engine that has dropped an adapter reads it again for a request, and ends if it
+    can't.
+
+    Raises:
+        WorkerBusyError: its files are gone from this host.
+    """
+    path = Path(adapter.lora_path)
+    if path.is_absolute() and not (path / "adapter_config.json").is_file():
+        raise WorkerBusyError(f"the files of adapter {adapter.lora_name} are gone from {path}")

@@ -30,7 +30,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from backend_worker import direct_outputs
 from backend_worker.adapters import Adapters
-from backend_worker.engine_calls import AnyOutput, ask, check, has_failed
+from backend_worker.engine_calls import AnyOutput, ask, check, check_form, has_failed
 from backend_worker.engine_config import USAGE, engine_config
 from backend_worker.engine_operations import operate, refuses
 from backend_worker.engine_statistics import StatsBoard
@@ -309,6 +309,8 @@ class Engine:
             async for output in outputs:
                 if not produced:
                     self._check_evicted(output, cached)
+                    if self._llm.vllm_config.kv_transfer_config is None:
+                        check_form(output, submit)
                     produced = True
                 check(output)
                 yield output

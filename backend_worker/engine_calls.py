@@ -89,6 +89,26 @@ async def _pooled(
             yield output
 
 
+def check_form(first: AnyOutput, submit: Submit) -> None:
+    """Refuse a request if the engine can't write the form of answer that it demands.
+
+    vLLM looks at grammars before, but its engine may find that one can't be compiled, or lets no
+    token follow. It says nothing but that the request failed, and its server answers 500.
+
+    Args:
+        first: the first output, of an engine that loads nothing from elsewhere, which may fail too.
+
+    Raises:
+        RequestRejectedError: it can't.
+    """
+    params = submit.sampling_params
+    if params is not None and params.structured_outputs is not None and has_failed(first):
+        raise RequestRejectedError(
+            "the engine can't write what the request demands of its answer (structured outputs): "
+            "it could not be compiled, or lets no token follow"
+        )
+
+
 def check(output: AnyOutput) -> None:
     """Refuse what was pooled and is no answer, or too large for one.
 

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import msgspec
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 
-from backend_worker.adapters import Adapters
+from backend_worker.adapters import Adapters, check_files
 from backend_worker.direct_outputs import take_outputs
 from backend_worker.engine import Items, RankLoad
 from backend_worker.engine_calls import AnyOutput
@@ -285,8 +285,11 @@ class WorkerRequest:
 
         Raises:
             MediaUnavailableError: it was asked too often, or did not answer.
+            WorkerBusyError: the files of its adapter are gone.
             And what :meth:`Engine.generate` raises, except MediaMissingError.
         """
+        if (adapter := self._engine.adapters.named(self._submit.lora_request)) is not None:
+            await asyncio.to_thread(check_files, adapter)
         received, shipments = self._received, self._submit.shipments
         for _ in range(MAX_NACKS):
             try:

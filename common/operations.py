@@ -165,6 +165,21 @@ class Outcome(StrEnum):
     FAILED = "failed"  # it was begun, and perhaps done in part
 
 
+def has_adapter_already(name: str) -> str:
+    """Why a worker does not load it."""
+    return f"it has an adapter {name} already: load_inplace reads it again"
+
+
+def has_no_adapter(name: str) -> str:
+    """Why it lets none go."""
+    return f"it has no adapter {name!r}"
+
+
+def has_the_models_name(name: str) -> str:
+    """Why it does not load it."""
+    return f"{name} is the name of the model"
+
+
 def name_of(operation: Operation) -> str:
     """As routes and vLLM call it."""
     return str(operation.__struct_config__.tag)

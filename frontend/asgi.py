@@ -28,10 +28,20 @@ RETRY_AFTER_S = 1
 
 
 def error_answer(
-    message: str, status: HTTPStatus, headers: dict[str, str] | None = None
+    message: str,
+    status: HTTPStatus,
+    headers: dict[str, str] | None = None,
+    *,
+    kind: str = "",
 ) -> JSONResponse:
-    """A response that says in vLLM's shape what is wrong."""
-    kind = "ServiceUnavailableError" if status is HTTPStatus.SERVICE_UNAVAILABLE else status.phrase
+    """A response that says in vLLM's shape what is wrong.
+
+    Args:
+        kind: what vLLM calls the error, if that does not follow from its status.
+    """
+    if not kind:
+        unavailable = status is HTTPStatus.SERVICE_UNAVAILABLE
+        kind = "ServiceUnavailableError" if unavailable else status.phrase
     body = ErrorResponse(error=ErrorInfo(message=message, type=kind, code=status.value))
     return JSONResponse(body.model_dump(), status.value, headers=headers)
 

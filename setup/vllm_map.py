@@ -25,6 +25,7 @@ VALUES: Final[Mapping[str, tuple[str, ...]]] = {
     "vllm.exceptions": (
         "GenerationError",
         "GracefulHTTPError",
+        "LoRAAdapterNotFoundError",
         "RetryableRequestError",
         "VLLMClientError",
         "VLLMError",

@@ -30,6 +30,7 @@ from frontend.fetch.data_url import is_data_url
 from frontend.fetch.decoders import MISLED_DECODER_ERRORS, limit_decoders
 from frontend.fetch.deferred import DeferredMedium, PendingMedium, deferring
 from frontend.fetch.loader import MediaLoader
+from frontend.fetch.mode import check_video_backend
 from frontend.media_limits import (
     MediaError,
     RefusedError,
@@ -95,6 +96,16 @@ class FrontendMediaConnector(MediaConnector):
             raise for_user(error, _place(url)) from error
         except OverloadedError as error:
             raise as_vllm_error(error) from error
+
+    async def fetch_video_async(self, video_url: str, **options: Any) -> Any:
+        """vLLM's own, but for a decoder that there is not: a 400."""
+        check_video_backend(self.media_io_kwargs)
+        return await super().fetch_video_async(video_url, **options)
+
+    def fetch_video(self, video_url: str, **options: Any) -> Any:
+        """The same for vLLM's synchronous parser."""
+        check_video_backend(self.media_io_kwargs)
+        return super().fetch_video(video_url, **options)
 
     def load_from_url(
         self, url: str, media_io: MediaIO[Any], *, fetch_timeout: int | None = None

@@ -5,12 +5,16 @@ colour, frames to sample, and whatever ``media_io_kwargs`` say.
 """
 
 from collections.abc import Hashable, Mapping
-from typing import Any, NewType
+from typing import Any, Final, NewType
 
+from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.media import MediaIO
-from vllm.multimodal.video import VideoLoader
+from vllm.multimodal.video import VIDEO_LOADER_REGISTRY, VideoLoader
 
 Mode = NewType("Mode", tuple[Hashable, ...])
+
+_LONGEST_NAME: Final = 80
+"""Characters of what a request calls a decoder, in a sentence about it."""
 
 
 class _NoKeyError(Exception):
@@ -46,3 +50,18 @@ def _frozen(value: object) -> Hashable:
     if isinstance(value, (MediaIO, VideoLoader)):
         return (name, _frozen(vars(value)))
     raise _NoKeyError
+
+
+def check_video_backend(media_io_kwargs: Mapping[str, Mapping[str, object]]) -> None:
+    """Refuse a decoder of videos that there is not, for which vLLM's server has a 500.
+
+    Args:
+        media_io_kwargs: of a request, by modality.
+
+    Raises:
+        VLLMValidationError: a 400.
+    """
+    name = media_io_kwargs.get("video", {}).get("video_backend")
+    if name and name not in list(VIDEO_LOADER_REGISTRY.name2class):
+        shown = str(name)[:_LONGEST_NAME]
+        raise VLLMValidationError(f"media_io_kwargs: there is no video_backend {shown!r}")

@@ -30,7 +30,12 @@ from frontend.asgi import (
 from frontend.fetch import deferring
 from frontend.http.admin import is_for_admins
 
-_IN_A_FORM: Final = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{0,4096})\r\n')
+_FIELD: Final = b'name="model"\r\n'
+_VALUE: Final = re.compile(rb"(?:[^\r\n]{1,1024}\r\n){0,8}\r\n([^\r\n]{0,4096})\r\n")
+"""The rest of a field's head, and what it says."""
+
+_MOST_FIELDS: Final = 16
+"""That are looked at: files in a form may hold what looks like one, as often as they like."""
 
 
 class _Named(msgspec.Struct):
@@ -150,8 +155,7 @@ def _model_of(body: bytes, scope: Scope) -> str | None:
     25 ms.
     """
     if Headers(scope=scope).get("content-type", "").startswith("multipart/"):
-        found = _IN_A_FORM.search(body)
-        return "" if found is None else found[1].decode(errors="replace")
+        return _in_a_form(body)
     try:
         model = _names.decode(body).model
     except ValueError:
@@ -165,3 +169,14 @@ def _model_of(body: bytes, scope: Scope) -> str | None:
     if model is None:
         return ""
     return model if isinstance(model, str) else None
+
+
+def _in_a_form(body: bytes) -> str:
+    at = 0
+    for _ in range(_MOST_FIELDS):
+        at = body.find(_FIELD, at) + len(_FIELD)
+        if at < len(_FIELD):
+            break
+        if (found := _VALUE.match(body, at)) is not None:
+            return found[1].decode(errors="replace")
+    return ""

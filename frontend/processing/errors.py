@@ -11,6 +11,12 @@ class ProcessingFailedError(MmRouterError):
     status = HTTPStatus.UNPROCESSABLE_ENTITY
 
 
+class NoPlaceError(MmRouterError):
+    """The prompt has nothing that could make way for one of its media."""
+
+    status = HTTPStatus.BAD_REQUEST
+
+
 class ProcessLostError(MmRouterError):
     """A process that processes media ended by itself."""
 

@@ -5,6 +5,7 @@ them are processed, vLLM puts the placeholders into the prompt as if it had foun
 its cache.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,10 +17,11 @@ from common.errors import MmRouterError, OverloadedError
 from common.hf_processor_runs import HfProcessorRuns
 from common.telemetry import PREPROCESS_WAITING, stage
 from common.transfer.media_source import MediaSource
-from frontend.fetch import DeferredMedium, arrived
+from frontend.fetch import MISLED_DECODER_ERRORS, DeferredMedium, arrived
 from frontend.processing.backends import Backend, Decodes
 from frontend.processing.batch import MediaOptions, Processed, processes_apart
 from frontend.processing.client_hashes import HashedItems
+from frontend.processing.errors import ProcessingFailedError
 from frontend.processing.named_media import NamedMedia
 from frontend.processing.processed_once import ProcessedOnce
 from frontend.processing.prompt_media import Kept, MediaData, Shown, listed, media_apart
@@ -29,6 +31,14 @@ from frontend.processing.store import ProcessedStore
 from frontend.processing.uuids import Namespace, Uuids, check_uuids
 from frontend.tenancy import current_partition, current_tenant
 from frontend.vllm_errors import as_vllm_error
+
+logger = logging.getLogger(__name__)
+
+_ANSWERED_BY_VLLM = (ValueError, TypeError, OverflowError, NotImplementedError)
+"""Its server has a 4xx, or a 501, for these."""
+
+_LED_ASTRAY = (*MISLED_DECODER_ERRORS, MemoryError)
+"""What processors raise when what a request says of its media makes no sense."""
 
 
 class MediaProcessing:
@@ -100,6 +110,15 @@ class MediaProcessing:
                 return await self._process(prompt, mm_data, mm_uuids or {}, options)
         except MmRouterError as error:
             raise as_vllm_error(error) from error
+        except _ANSWERED_BY_VLLM:
+            raise
+        except _LED_ASTRAY as error:
+            # For a request's odd options vLLM's server has a 500, and our processes have this.
+            logger.exception("processing of media failed")
+            name = type(error).__name__
+            raise as_vllm_error(
+                ProcessingFailedError(f"media could not be processed: {name}: {error}")
+            ) from error
 
     @contextmanager
     def _admitted(self) -> Iterator[None]:

@@ -6,9 +6,10 @@ prompt at a time.
 
 import asyncio
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from vllm.multimodal.processing import ProcessorInputs
 from vllm.renderers import BaseRenderer
@@ -18,9 +19,15 @@ from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash
 from common.renderer_patches import ByContent, Hashes, MediaProcess, patch_renderer
 from frontend.processing.batch import MediaOptions, Processed
+from frontend.processing.errors import NoPlaceError
 from frontend.processing.prompt_media import ByPlace, MediaData, listed
 from frontend.processing.store import ProcessedStore
 from frontend.processing.vllm_cache import StoreCache
+
+_NO_PLACE: Final = re.compile(
+    r"Failed to apply prompt replacement|Expected there to be \d+ prompt (placeholders|updates)"
+)
+"""How vLLM's own errors begin, for which its server has a 500."""
 
 
 class RendererProcessing:
@@ -107,7 +114,7 @@ class RendererProcessing:
 
         nothing = {modality: [None] * len(hashes) for modality, hashes in names.items()}
         with self._hashed_by(known), self._cache.request(each for _, each in media):
-            return self._by_vllm(prompt, nothing, names, *options)
+            return self._placed(prompt, nothing, names, options)
 
     def _process(
         self,
@@ -132,7 +139,20 @@ class RendererProcessing:
             }
 
         with self._hashed_by(hashes), self._cache.request(named.values()):
-            return self._by_vllm(prompt, mm_data, _names(mm_data, named), *options)
+            return self._placed(prompt, mm_data, _names(mm_data, named), options)
+
+    def _placed(
+        self, prompt: list[int], mm_data: MediaData, names: object, options: MediaOptions
+    ) -> Any:
+        try:
+            return self._by_vllm(prompt, mm_data, names, *options)
+        except (AssertionError, RuntimeError) as error:
+            if isinstance(error, NotImplementedError) or not _NO_PLACE.match(str(error)):
+                raise
+            raise NoPlaceError(
+                "the prompt has no place for some of its media, which truncate_prompt_tokens may "
+                f"have cut off, or which text of the request is taken for: {error}"
+            ) from error
 
     @contextmanager
     def _hashed_by(self, hashes: Hashes) -> Iterator[None]:

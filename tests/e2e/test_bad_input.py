@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.clips import data_url, film
 from tests.e2e.conftest import Endpoint
 from tests.e2e.lab import leased
 from tests.pictures import blank_picture, data_uri, picture
@@ -44,10 +45,40 @@ BAD = {
     "unknown model": (chat(model="nobody"), r"nobody"),
     "bad parameter": (chat(temperature=-1), r"temperature"),
     "no messages": ({"model": "demo", "messages": []}, r"."),
-}
+    "grammar that ends nowhere": (
+        chat(structured_outputs={"grammar": "root ::= root"}), r"structured outputs"
+    ),
+    "schema of itself": (chat(structured_outputs={"json": {"$ref": "#"}}), r"structured outputs"),
+    "schema that needs too much": (
+        chat(structured_outputs={"json": {"type": "array", "minItems": 100_000}}),
+        r"structured outputs",
+    ),
+    "image cut off": (
+        chat(image(data_uri(picture("cut off"))), truncate_prompt_tokens=2),
+        r"no place for some of its media",
+    ),
+    "unknown decoder": (
+        chat(
+            {"type": "video_url", "video_url": {"url": data_url("video/mp4", film("decoder", 1))}},
+            media_io_kwargs={"video": {"video_backend": "nothing"}},
+        ),
+        r"no video_backend 'nothing'",
+    ),
+}  # fmt: skip
 
 
-OUR_OWN_WORDS = ("unknown scheme", "local file", "unreachable URL", "not found", "image too large")
+OUR_OWN_WORDS = (
+    "unknown scheme",
+    "local file",
+    "unreachable URL",
+    "not found",
+    "image too large",
+    "grammar that ends nowhere",
+    "schema of itself",
+    "schema that needs too much",
+    "image cut off",
+    "unknown decoder",
+)
 """Plain vLLM answers some of these with a 500, and others without the reason or with the
 whole URL."""
 
@@ -93,3 +124,25 @@ def test_a_bad_schema_is_named(router: Endpoint, plain: Endpoint, stream: bool) 
     first = theirs.text.removeprefix("data: ").splitlines()[0]
     assert (ours.status_code, ours.json()) == (400, json.loads(first))
     assert "nonsense" in ours.text and "400" in ours.text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/embeddings",
+        "/v2/embed",
+        "/pooling",
+        "/classify",
+        "/score",
+        "/v1/rerank",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+    ],
+)
+def test_what_a_model_that_generates_is_not_for(
+    router: Endpoint, plain: Endpoint, path: str
+) -> None:
+    body = {"model": "demo", "input": "a", "queries": "a", "documents": ["b"]}
+    ours, theirs = (each.http.post(path, json=body) for each in (router, plain))
+    assert ours.status_code == theirs.status_code == 404
+    assert ours.json() == theirs.json()

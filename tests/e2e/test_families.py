@@ -4,6 +4,7 @@ One family after the other, for the sake of memory. Every answer is compared wit
 plain vLLM gives to the same request.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,18 +14,22 @@ import pytest
 
 from tests import odd_media
 from tests.clips import data_url, film, sound
+from tests.e2e import odd
 from tests.e2e.conftest import Endpoint, LetGo, make_model, wait_for_workers
 from tests.e2e.lab import WAYS, Lab, ask, image, text, words
 from tests.e2e.odd import compare
 from tests.e2e.processes import (
+    START_TIMEOUT_S,
     Process,
     start_frontend,
     start_plain_vllm,
     start_worker,
 )
+from tests.families import adapters
 from tests.pictures import data_uri, picture
 
 FLAGS = ['--limit-mm-per-prompt={"image": 6, "video": 3, "audio": 3}']
+MORE_FLAGS = {"idefics3": adapters.FLAGS}
 WITH_SOUND = {"mm_processor_kwargs": {"use_audio_in_video": True}}
 
 
@@ -64,9 +69,14 @@ class Engines:
         if family != self._family:
             self.stop()
             model = make_model(family, self.directory)
-            self.worker = start_worker(family, model, self.cards(family), self.directory, *FLAGS)
+            flags = (*FLAGS, *MORE_FLAGS.get(family, ()))
+            self.worker = start_worker(
+                family, model, self.cards(family), self.directory, *flags, env=adapters.ALLOWED
+            )
             self._started.append(self.worker)
-            plain = start_plain_vllm(model, self.directory, *FLAGS, name=f"plain-{family}")
+            plain = start_plain_vllm(
+                model, self.directory, *flags, name=f"plain-{family}", env=adapters.ALLOWED
+            )
             self._started.append(plain)
             plain.wait_for_status(200)
             self.plain = Endpoint(plain.url)
@@ -99,6 +109,7 @@ def lab(
     worker, plain = engines.of(family)
     flags, env = WAYS[way]
     name = f"frontend-{family}-{way}"
+    env = {**env, **adapters.ALLOWED}
     frontend = start_frontend(name, engines.cards(family), engines.directory, *flags, env=env)
     try:
         wait_for_workers(frontend, [worker])
@@ -207,3 +218,47 @@ def test_a_name_is_of_one_kind(lab: FamilyLab) -> None:
     named = [lab.shown("uuid") | name, lab.heard("uuid") | name, WHAT]
     nameless = [lab.shown("uuid"), lab.heard("uuid"), WHAT]
     assert text(ask(lab.router, named)) == text(ask(lab.plain, nameless))
+
+
+@of((IDEFICS, "shm"))
+def test_a_medium_that_it_does_not_take(lab: FamilyLab) -> None:
+    for part in (lab.heard("not taken"), lab.seen("not taken")):
+        ours, theirs = (odd.ask(each, part) for each in (lab.router, lab.plain))
+        assert (ours.status_code, ours.json()) == (theirs.status_code, theirs.json())
+        assert ours.status_code == 400
+
+
+@of((IDEFICS, "shm"))
+def test_an_adapter_comes_and_goes_while_a_worker_serves(lab: FamilyLab, tmp_path: Path) -> None:
+    """Under the very routes that a plain vLLM has, with its answers."""
+    path = str(adapters.write_adapter(tmp_path / "ode", "model.text_model.layers"))
+    content = [lab.shown("ode"), WHAT]
+    base = text(lab.ask(*content).response)
+
+    def both(route: str, status: int, **fields: object) -> None:
+        answers = [each.http.post(route, json=fields) for each in (lab.router, lab.plain)]
+        ours, theirs = answers
+        assert (ours.status_code, ours.text) == (theirs.status_code, theirs.text)
+        assert ours.status_code == status
+
+    asked = {"model": "ode", "messages": [{"role": "user", "content": "x"}]}
+    both("/v1/chat/completions", 404, **asked)
+    both("/v1/load_lora_adapter", 200, lora_name="ode", lora_path=path)
+    wait_for_models(lab.router, ["demo", "ode"])
+    wait_for_models(lab.plain, ["demo", "ode"])
+    first = lab.ask(*content, model="ode")
+    assert text(first.response) != base
+    again = lab.ask(*content, model="ode")
+    assert again.cached == again.decision["predicted_cached_tokens"] > 0
+    assert text(lab.ask(*content).response) == base
+    both("/v1/unload_lora_adapter", 200, lora_name="ode")
+    wait_for_models(lab.router, ["demo"])
+    both("/v1/chat/completions", 404, **asked)
+
+
+def wait_for_models(endpoint: Endpoint, names: list[str]) -> None:
+    """Workers tell frontends a moment later."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while (found := [each.id for each in endpoint.openai.models.list()]) != names:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)

@@ -12,6 +12,7 @@ from common.discovery.base import CardPresent
 from common.errors import NoWorkerError
 from common.held_adapter import HeldAdapter
 from common.identity import WorkerId
+from common.operations import Operation
 from common.protocol import RankStatus, Status
 from frontend.http.adapter_routes import adapter_routes
 from frontend.http.operate import Operating, operate_routes
@@ -108,7 +109,7 @@ async def test_all_load_it_with_vllms_words(office: Office) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
-        ({"lora_name": "demo", "lora_path": "/p"}, 409, "name of the model"),
+        ({"lora_name": "demo", "lora_path": "/p"}, 400, "conflicts with a served base model."),
         (POEM | {"model": "demo"}, 200, "Success"),
         (POEM | {"model": "nobody"}, 404, "`nobody` does not exist"),
         ({"lora_name": "poem"}, 422, "lora_path"),
@@ -123,6 +124,48 @@ async def test_what_is_asked_for(
     await office.open()
     answer = await office.http.post("/v1/load_lora_adapter", json=body)
     assert (answer.status_code, words in answer.text) == (status, True), answer.text
+
+
+async def test_what_all_refuse_is_answered_by_vllms_server_so(office: Office) -> None:
+    await office.open()
+
+    async def said(route: str, **body: str) -> tuple[int, str, str]:
+        answer = await office.http.post(f"/v1/{route}", json=body)
+        error = answer.json()["error"]
+        return answer.status_code, error["type"], error["message"]
+
+    assert await said("unload_lora_adapter", lora_name="poem") == (
+        404, "NotFoundError", "The lora adapter 'poem' cannot be found.",
+    )  # fmt: skip
+    await office.http.post("/v1/load_lora_adapter", json=POEM)
+    status, kind, message = await said("load_lora_adapter", **POEM)
+    assert (status, kind) == (400, "InvalidUserInput")
+    assert message.startswith("The lora adapter 'poem' has already been loaded. If you want to")
+
+    async def missing(_: Operation) -> None:
+        raise RuntimeError("Call failed: Loading lora ode failed: No adapter found for /o")
+
+    for worker in (office.first, office.second):
+        worker.engine.operating = missing
+    assert await said("load_lora_adapter", lora_name="ode", lora_path="/o") == (
+        404, "NotFoundError", "Loading lora ode failed: No adapter found for /o",
+    )  # fmt: skip
+    assert office.having() == {"w0", "w1"}
+
+
+async def test_two_frontends_that_load_other_files_by_one_name(office: Office) -> None:
+    """Each worker takes what it hears first, and the other frontend is told so by all it asks."""
+    await office.open()
+    other = POEM | {"lora_path": "/other"}
+    await office.http.post("/mmrouter/workers/w1/load_lora_adapter", json=other)
+    answer = await office.http.post("/v1/load_lora_adapter", json=POEM)
+    assert answer.status_code == 409
+    assert "1 of 2 workers have not done it: worker w1" in answer.json()["error"]["message"]
+    await until(lambda: "poem" in office.town.fleet.adapters.requests)
+    chosen = office.town.fleet.adapters.requests["poem"].lora_path
+    having = {"/p": "w0", "/other": "w1"}[chosen]
+    one = request(prompt(1), lora=LoraKey("poem", chosen))
+    assert office.town.router.route(one).worker_id == having
 
 
 async def test_without_the_variable_it_says_what_does_it() -> None:

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import msgspec
 
-from tests.families.catalog import CASES
 from tests.families.fuzz.siege import Siege, Tally
+from tests.families.fuzz.targets import TARGETS
 from tests.families.stack import make_model
 
-FAMILIES = ("qwen2-5-omni", "idefics3", "gemma3")
+FAMILIES = ("qwen2-5-omni", "idefics3", "gemma3", "embeddings", "adapters")
 KEPT = Path(".runs/fuzz-engines")
 
 
@@ -50,8 +50,9 @@ def main() -> int:
             for name in options.cases:
                 directory = Path(temporary) / name
                 directory.mkdir()
-                model = make_model(CASES[name].maker, directory, directory)
-                sieges.append(Siege(CASES[name], model, directory, options.kept, options.seed))
+                target = TARGETS[name]
+                model = make_model(target.case.maker, directory, directory)
+                sieges.append(Siege(target, model, directory, options.kept, options.seed))
             for siege in sieges:
                 siege.wait()
             asyncio.run(besiege(sieges, time.monotonic() + 60 * options.minutes, tally))

@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 
 from tests.families.fuzz.parts import SPECIAL, part
 
+Table = Mapping[str, Sequence[object]]
+
 HUGE = 10**12
 NAN, INFINITE = float("nan"), float("inf")
 
-SAMPLING: Mapping[str, Sequence[object]] = {
+SAMPLING: Table = {
     "max_tokens": (0, 1, 2, -1, HUGE, 2**31, 2**63, None, 1.5),
     "max_completion_tokens": (0, 1, -1, HUGE, None),
     "min_tokens": (0, 1, 5, -1, HUGE),
@@ -63,7 +65,7 @@ SAMPLING: Mapping[str, Sequence[object]] = {
     "request_id": ("same", "", "x" * 5000),
 }  # fmt: skip
 
-FORMATS: Mapping[str, Sequence[object]] = {
+FORMATS: Table = {
     "response_format": (
         {"type": "json_object"},
         {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}},
@@ -90,7 +92,7 @@ FORMATS: Mapping[str, Sequence[object]] = {
     ),
 }  # fmt: skip
 
-MEDIA: Mapping[str, Sequence[object]] = {
+MEDIA: Table = {
     "mm_processor_kwargs": (
         {}, {"min_pixels": 0}, {"min_pixels": -1}, {"min_pixels": HUGE}, {"max_pixels": 0},
         {"max_pixels": 1}, {"max_pixels": -5}, {"max_pixels": 1e300}, {"max_pixels": "a"},
@@ -147,11 +149,17 @@ def completion(draw: random.Random) -> dict[str, object]:
     return {"model": "demo", "prompt": prompt} | options(draw, SAMPLING, FORMATS)
 
 
-def options(draw: random.Random, *tables: Mapping[str, Sequence[object]]) -> dict[str, object]:
+def options(draw: random.Random, *tables: Table) -> dict[str, object]:
     """A few, mostly short answers."""
     chosen: dict[str, object] = {"max_tokens": draw.choice((1, 2, 4)), "temperature": 0}
     if draw.random() < 0.3:
         chosen["stream"] = True
+    return chosen | few(draw, *tables)
+
+
+def few(draw: random.Random, *tables: Table) -> dict[str, object]:
+    """Up to two fields of each table."""
+    chosen: dict[str, object] = {}
     for table in tables:
         names = list(table)
         for name in draw.sample(names, min(len(names), draw.choice((0, 0, 0, 0, 1, 2)))):

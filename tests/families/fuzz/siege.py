@@ -13,8 +13,8 @@ import psutil
 
 from tests.e2e.conftest import wait_for_workers
 from tests.e2e.processes import HttpServer, Process, engine_pid, start_frontend, start_worker
-from tests.families.case import DEMO, Case
-from tests.families.fuzz.bodies import chat, completion
+from tests.families.case import DEMO
+from tests.families.fuzz.targets import Body, Sent, Target
 from tests.families.stack import BLOCKS, MEDIA
 
 CLIENTS = 4
@@ -24,8 +24,6 @@ SHORTER = "--max-model-len=2048"
 
 RECENT = 12
 """Requests that were just answered, since one that ends an engine may be."""
-
-Body = dict[str, object]
 
 
 class Tally(msgspec.Struct):
@@ -63,11 +61,17 @@ def _runs(pid: int) -> bool:
         return False
 
 
+def _rounded(number: str) -> float:
+    """What is pooled may differ in the last digits if a part of it was in the cache."""
+    return round(float(number), 3)
+
+
 class Siege:
     """Everything of one family."""
 
-    def __init__(self, case: Case, model: Path, directory: Path, kept: Path, seed: int) -> None:
-        self.case = case
+    def __init__(self, target: Target, model: Path, directory: Path, kept: Path, seed: int) -> None:
+        self.target = target
+        self.case = case = target.case
         self.model = model
         self.directory = directory
         self.kept = kept
@@ -75,6 +79,7 @@ class Siege:
         self._on_their_way: dict[int, tuple[str, Body]] = {}
         self._recent: deque[tuple[str, Body]] = deque(maxlen=RECENT)
         self._names: Counter[str] = Counter()
+        target.prepare(directory)
         self._start()
 
     def _start(self) -> None:
@@ -83,11 +88,13 @@ class Siege:
         self.cards = self.directory / f"cards-{number}"
         drawn = () if self.case.maker == DEMO else ("--load-format=sharded_state",)
         flags = (MEDIA, BLOCKS, *drawn, *self.case.flags, SHORTER)
+        flags = tuple(flag.replace("{dir}", str(self.directory)) for flag in flags)
+        env = self.target.env
         self.worker: Process = start_worker(
-            f"{name}-worker", self.model, self.cards, self.directory, *flags
+            f"{name}-worker", self.model, self.cards, self.directory, *flags, env=env
         )
         self.frontend: HttpServer = start_frontend(
-            f"{name}-frontend", self.cards, self.directory, *self.case.both
+            f"{name}-frontend", self.cards, self.directory, *self.case.both, env=env
         )
 
     def wait(self) -> None:
@@ -96,9 +103,12 @@ class Siege:
         self.said = self._sane()
 
     def _sane(self) -> str:
-        body = {"model": "demo", "prompt": "once upon a time", "max_tokens": 8, "temperature": 0}
-        reply = httpx.post(f"{self.frontend.url}/v1/completions", json=body, timeout=ANSWER_S)
-        return str(reply.json()["choices"][0]["text"]) if reply.status_code == 200 else reply.text
+        path, body = self.target.sane
+        reply = httpx.post(f"{self.frontend.url}{path}", json=body, timeout=ANSWER_S)
+        if reply.status_code != 200:
+            return reply.text
+        answer = json.loads(reply.text, parse_float=_rounded)
+        return str(answer.get("choices") or answer["data"])
 
     def stop(self) -> None:
         self.frontend.stop()
@@ -158,10 +168,12 @@ class Siege:
                 self._recent.append((path, body))
                 self._on_their_way.pop(key, None)
 
-    def _next(self) -> tuple[str, Body]:
-        if self._draw.random() < 0.15:
-            return "/v1/completions", completion(self._draw)
-        return "/v1/chat/completions", chat(self._draw)
+    def _next(self) -> Sent:
+        path, body = self.target.draw(self._draw)
+        where = body.get("lora_path")
+        if isinstance(where, str):
+            body["lora_path"] = where.replace("{dir}", str(self.directory))
+        return path, body
 
     async def _send(self, client: httpx.AsyncClient, path: str, body: Body, tally: Tally) -> None:
         # What JSON does not have, clients in Python send all the same.

@@ -30,3 +30,6 @@ MAKERS: dict[str, Callable[[], Tiny]] = {
     and getattr(maker, "__annotations__", {}) == {"return": Tiny}
 }
 """By name: the public functions that take nothing and return a model."""
+
+ELSEWHERE = frozenset({"whisper"})
+"""Of models that no chat goes through; ``tests/e2e/test_speech.py`` asks them."""

@@ -45,6 +45,31 @@ def audio_flamingo3() -> Tiny:
     return Tiny(config, tokenizer, processor)
 
 
+_SPOKEN = ("<|startoftranscript|>", "<|transcribe|>", "<|translate|>", "<|notimestamps|>")
+_LANGUAGES = ("<|en|>", "<|de|>", "<|fr|>")
+
+
+def whisper() -> Tiny:
+    """Whisper: an encoder and a decoder, which no chat goes through."""
+    tokenizer = vocabulary(chat(), *_SPOKEN, *_LANGUAGES)
+    config = hf.WhisperConfig(
+        **ears(),
+        vocab_size=len(tokenizer),
+        decoder_layers=VISION_LAYERS,
+        decoder_attention_heads=HEADS,
+        decoder_ffn_dim=2 * HIDDEN,
+        max_target_positions=4096,
+        decoder_start_token_id=ids(tokenizer, _SPOKEN[0])[0],
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        architectures=["WhisperForConditionalGeneration"],
+        dtype="float32",
+    )
+    ear = hf.WhisperFeatureExtractor(feature_size=BINS)
+    return Tiny(config, tokenizer, hf.WhisperProcessor(ear, tokenizer))
+
+
 def glm_asr() -> Tiny:
     """GLM-ASR: an encoder with rotary positions."""
     template = chat(audio="<|begin_of_audio|><|pad|><|end_of_audio|>")

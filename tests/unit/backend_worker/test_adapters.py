@@ -8,10 +8,15 @@ import pytest
 from vllm.lora.request import LoRARequest
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from backend_worker.adapters import Adapters, read_adapter
+from backend_worker.adapters import MOST_FORMER, Adapters, check_files, read_adapter
 from backend_worker.args import parse
 from common.card import MAX_ADAPTERS, Adapter
-from common.errors import ConfigurationError, OperationRefusedError, RequestRejectedError
+from common.errors import (
+    ConfigurationError,
+    OperationRefusedError,
+    RequestRejectedError,
+    WorkerBusyError,
+)
 from common.operations import LoadLoraAdapter, UnloadLoraAdapter
 from common.vllm_features import server_arguments
 
@@ -132,8 +137,6 @@ async def test_they_come_and_go_while_it_serves(tmp_path: Path) -> None:
     assert again is not None and again.lora_int_id == 2 and not again.load_inplace
     adapters.forget(UnloadLoraAdapter("poem"))
     assert adapters.known == (STORY,) and adapters.changes == 3
-    with pytest.raises(RequestRejectedError):
-        asked_for(adapters, "poem", "/new")
     with pytest.raises(OperationRefusedError, match="no adapter 'poem'"):
         adapters.forget(UnloadLoraAdapter("poem"))
     # What comes under its name later is another one to the engine.
@@ -177,3 +180,42 @@ def test_those_that_were_used_last_are_active() -> None:
     assert list(adapters.active) == ["story", "ode"]
     adapters.forget(UnloadLoraAdapter("ode"))
     assert list(adapters.active) == ["story"]
+
+
+async def test_requests_that_were_sent_before_an_adapter_went_are_answered() -> None:
+    """As by vLLM, where a request that was taken keeps its adapter. Frontends hear a moment later
+    that it goes, and this worker would have to refuse what others would take.
+    """
+    adapters, loader = Adapters(), Loader()
+    adapters.slots = 4
+    await adapters.add(LoadLoraAdapter("poem", "/old"), loader, [])
+    before = asked_for(adapters, "poem", "/old")
+    await adapters.add(LoadLoraAdapter("poem", "/new", load_inplace=True), loader, [])
+    now = asked_for(adapters, "poem", "/new")
+    assert asked_for(adapters, "poem", "/old") is now is not before, "the engine has no other"
+    adapters.forget(UnloadLoraAdapter("poem"))
+    assert asked_for(adapters, "poem", "/new") is now
+    assert not adapters.known and not adapters.active, "and nobody is told of it"
+    await adapters.add(LoadLoraAdapter("poem", "/new"), loader, [])
+    assert asked_for(adapters, "poem", "/new") is loader.asked[-1] is not now
+
+
+async def test_not_all_that_ever_were_are_remembered() -> None:
+    adapters, loader = Adapters(), Loader()
+    for number in range(MOST_FORMER + 1):
+        await adapters.add(LoadLoraAdapter(f"a{number}", "/p"), loader, [])
+        adapters.forget(UnloadLoraAdapter(f"a{number}"))
+    with pytest.raises(RequestRejectedError):
+        asked_for(adapters, "a0", "/p")
+    assert asked_for(adapters, "a1", "/p")
+
+
+def test_files_that_are_gone_are_missed_before_the_engine_misses_them(tmp_path: Path) -> None:
+    """It would end."""
+    there = LoRARequest("poem", 1, str(tmp_path))
+    (tmp_path / "adapter_config.json").write_text("{}")
+    check_files(there)
+    check_files(LoRARequest("poem", 1, "org/poem"))
+    (tmp_path / "adapter_config.json").unlink()
+    with pytest.raises(WorkerBusyError, match="the files of adapter poem are gone"):
+        check_files(there)

@@ -1,4 +1,4 @@
-"""What is asked of AsyncLLM for a request that pools, and which of its answers are none."""
+"""What is asked of AsyncLLM, and which of its answers are none."""
 
 from collections.abc import AsyncGenerator
 from types import SimpleNamespace
@@ -8,6 +8,7 @@ import pytest
 import torch
 from vllm.outputs import PoolingOutput, PoolingRequestOutput, RequestError
 from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from backend_worker import engine_calls
 from common.errors import EngineFailedError, RequestRejectedError, WorkerBusyError
@@ -76,3 +77,19 @@ def test_what_failed_says_so() -> None:
     assert not engine_calls.has_failed(pooled(1.0))
     with pytest.raises(EngineFailedError, match="cache miss"):
         engine_calls.check(failed)
+
+
+def submitted(**options: Any) -> Submit:
+    params = SamplingParams(**options)
+    return Submit(RequestId("r"), [1, 2], params, [], [])
+
+
+def test_a_form_of_answer_that_the_engine_can_not_write_is_the_users_fault() -> None:
+    grammar = submitted(structured_outputs=StructuredOutputsParams(grammar="root ::= root"))
+    failed = output("", finished=True)
+    failed.outputs[0].finish_reason = "error"
+    with pytest.raises(RequestRejectedError, match="structured outputs"):
+        engine_calls.check_form(failed, grammar)
+    engine_calls.check_form(output("a", finished=True), grammar)
+    engine_calls.check_form(failed, submitted())
+    engine_calls.check_form(pooled(1.0), SUBMIT)

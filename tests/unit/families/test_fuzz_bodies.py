@@ -5,11 +5,13 @@ import random
 
 from tests.families.fuzz.bodies import chat, completion
 from tests.families.fuzz.parts import MAKERS
+from tests.families.fuzz.pooling_bodies import pooling
+from tests.families.fuzz.targets import adapting
 
 
 def test_a_seed_says_what_is_sent() -> None:
     """So that what ended an engine can be sent again."""
-    for make in (chat, completion):
+    for make in (chat, completion, pooling, adapting):
         bodies = [json.dumps(make(random.Random(seed))) for seed in range(30)]
         assert bodies == [json.dumps(make(random.Random(seed))) for seed in range(30)]
         assert len(set(bodies)) > 20

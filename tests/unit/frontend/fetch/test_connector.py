@@ -104,6 +104,19 @@ async def test_videos_are_what_vllm_makes_of_them(make_loader: MakeLoader, tmp_p
             assert loaded.original_bytes == theirs.original_bytes
 
 
+@pytest.mark.parametrize("name", ["nothing", "x" * 500, 7, ["opencv"]])
+async def test_a_decoder_that_there_is_not_is_named(
+    make_loader: MakeLoader, tmp_path: Path, name: object
+) -> None:
+    ours = FrontendMediaConnector(make_loader(), {"video": {"video_backend": name}})
+    with pytest.raises(VLLMValidationError, match="there is no video_backend") as refused:
+        await ours.fetch_video_async(jpeg_sequence(3))
+    assert len(str(refused.value)) < 200
+    with pytest.raises(VLLMValidationError, match="there is no video_backend"):
+        ours.fetch_video(jpeg_sequence(3))
+    assert await ours.fetch_image_async(data_uri(picture("beside it")))
+
+
 @pytest.mark.parametrize(
     "url",
     [

@@ -133,6 +133,15 @@ async def test_forms_say_it_too(http: httpx.AsyncClient) -> None:
         assert answer.json()["app"] == name
 
 
+@pytest.mark.parametrize("repeated", [b'name="model"\r\n', b'name="model"\r\nx: y\r\n', b"name="])
+async def test_a_form_full_of_names_takes_no_time(http: httpx.AsyncClient, repeated: bytes) -> None:
+    """Two megabytes that were looked at for each of the names in them would take an hour."""
+    body = repeated * ((2 << 20) // len(repeated))
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    answer = await http.post("/v1/audio/transcriptions", content=body, headers=headers)
+    assert answer.status_code == 400 and "must name one of them" in answer.text
+
+
 async def test_what_names_no_model_goes_where_somebody_is(choice: ModelChoice) -> None:
     choice.apps[:] = [model_app("alpha", there=False), model_app("beta")]
     transport = httpx.ASGITransport(choice)

@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 import torch
 from prometheus_client import REGISTRY
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.multimodal.media import ImageMediaIO
 from vllm.renderers import BaseRenderer
@@ -230,6 +231,37 @@ async def test_an_error_of_ours_keeps_its_status(setting: Setting) -> None:
     setting.backend.fails = lambda _: MmRouterError("broken")
     with pytest.raises(Exception, match="broken"):
         await setting.show(image("a"))
+
+
+async def test_a_prompt_without_a_place_for_a_medium_is_refused(setting: Setting) -> None:
+    """vLLM's own server has a 500, when truncate_prompt_tokens has cut a placeholder off."""
+    for decoding in (True, False):  # together by vLLM's processor, and apart
+        shown = [decoded("a") if decoding else image("a")]
+        for cut in ([], prompt(setting.renderer, 1)[:2]):
+            with pytest.raises(VLLMValidationError, match="no place for some of its media"):
+                await setting.renderer._process_multimodal_async(cut, {"image": shown}, None, None)
+    await setting.show(image("a"))
+
+
+@pytest.mark.parametrize(
+    ("error", "answered"),
+    [
+        (IndexError("out of range"), "422 media could not be processed: IndexError"),
+        (ZeroDivisionError("by zero"), "422 media could not be processed: ZeroDivisionError"),
+        (RuntimeError("size of tensor"), "422 media could not be processed: RuntimeError"),
+        (MemoryError(), "422 media could not be processed: MemoryError"),
+        (TypeError("not an int"), "400 not an int"),
+        (OverflowError("too large"), "400 too large"),
+    ],
+)
+async def test_odd_options_that_break_a_processor_are_no_fault_of_the_server(
+    setting: Setting, error: Exception, answered: str
+) -> None:
+    setting.backend.fails = lambda _: error
+    with pytest.raises(Exception, match=r".") as raised:
+        await setting.show(image("a"))
+    said = create_error_response(raised.value).error
+    assert f"{said.code} {said.message}".startswith(answered)
 
 
 async def test_too_many_requests_get_a_429(setting: Setting) -> None:
