@@ -237,7 +237,7 @@ class Preprocessor:
 
     def _media_item(self, feature: MultiModalFeatureSpec, tokens: list[int]) -> MediaItem:
         assert feature.mm_hash is not None and feature.data is not None  # processor-only cache
-        if self._embeds_width is not None:
+        if self._embeds_width is not None and not isinstance(feature.data, PromisedItem):
             check_embeds(feature, self._embeds_width)
         position = feature.mm_position
         mask = position.is_embed

@@ -83,6 +83,8 @@ class Promise:
     Attributes:
         source: the picture as it came; its placeholder is not known yet.
         nbytes: of its tensors.
+        wait_ms: until its turn would have come here, when it was promised. What waits for workers
+            makes no queue here, so that later there may be none.
         left: a worker was given it to process.
         refused: the worker could not.
     """
@@ -90,6 +92,7 @@ class Promise:
     mm_hash: MmHash
     source: MediaSource
     nbytes: int
+    wait_ms: float
     left: bool
     refused: bool
     _outline: Outline
@@ -103,11 +106,6 @@ class Promise:
     def pixels(self) -> int:
         """Of the picture."""
         return self._outline.pixels
-
-    @property
-    def wait_ms(self) -> float:
-        """Until its turn would come here."""
-        return self._promises.wait_ms
 
     @property
     def again(self) -> bool:
@@ -192,11 +190,6 @@ class Promises:
         self._left: OrderedDict[MmHash, None] = OrderedDict()
         self._count_left = self._refused = 0
 
-    @property
-    def wait_ms(self) -> float:
-        """Until the turn of a picture that comes now."""
-        return self._pace.wait_ms
-
     async def outlines(
         self, shown: Sequence[Shown], options: MediaOptions, partition: Partition
     ) -> Mapping[Hashable, Outline]:
@@ -246,6 +239,7 @@ class Promises:
             outline.mm_hash,
             source,
             shape.nbytes,
+            self._pace.wait_ms,
             False,
             False,
             outline,
@@ -262,9 +256,10 @@ class Promises:
             return None
         if self.was_left(outline.mm_hash):
             return "again"
-        if self._elsewhere.sooner(outline.pixels, self.wait_ms):
+        wait_ms = self._pace.wait_ms
+        if self._elsewhere.sooner(outline.pixels, wait_ms):
             return None
-        return "sooner" if self.wait_ms else "idle"
+        return "sooner" if wait_ms else "idle"
 
     def was_left(self, mm_hash: MmHash) -> bool:
         """Whether a worker was given a picture to process."""

@@ -79,6 +79,7 @@ class Here:
             MmHash(name),
             source,
             64,
+            self.wait_ms,
             False,
             False,
             Outline(MmHash(name), "shape", pixels),
