@@ -51,13 +51,12 @@ class Outline:
 def outlines(processor: BaseMultiModalProcessor[Any]) -> bool:
     """Whether a model's pictures may be put into prompts by their outlines.
 
-    Not if pictures are hashed or processed in a way of the model's own, nor if what stands for one
-    depends on which of a prompt's it is.
+    Not if pictures of a prompt are processed together, nor if what stands for one depends on which of
+    them it is.
     """
     own, common = type(processor), BaseMultiModalProcessor
     return (
         processes_apart(processor)
-        and own._get_mm_hashes is common._get_mm_hashes
         and own._recompute_cached_prompt_update is common._recompute_cached_prompt_update
         and not processor.info.ctx.model_config.is_encoder_decoder
     )
@@ -108,8 +107,8 @@ def _outline(
         orientation = opened.getexif().get(ExifTags.Base.Orientation, 1)
         shape = (opened.format, opened.size, orientation, mode, frozen)
         inputs = inputs_of(processor, "image", [MediaWithBytes(opened, data)], options)
-        config = processor.info.ctx.get_mm_config()
-        hashes = inputs.get_mm_hashes(processor.info.model_id, config.mm_hasher_algorithm)
+        # The model's own: what stands for it on the processor serves one prompt at a time.
+        hashes = type(processor)._get_mm_hashes(processor, inputs)
     return Outline(hash_within(MmHash(hashes["image"][0]), partition), shape, pixels)
 
 
