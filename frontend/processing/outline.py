@@ -51,8 +51,8 @@ class Outline:
 def outlines(processor: BaseMultiModalProcessor[Any]) -> bool:
     """Whether a model's pictures may be put into prompts by their outlines.
 
-    Not if pictures of a prompt are processed together, nor if what stands for one depends on which of
-    them it is.
+    Not if pictures of a prompt are processed together, nor if what stands for one depends on
+    which of them it is.
     """
     own, common = type(processor), BaseMultiModalProcessor
     return (
