@@ -53,7 +53,7 @@ from common.errors import ProtocolError
 from common.held_adapter import HeldAdapter
 from common.identity import BlockHash, Incarnation, MmHash, RequestId, WorkerId
 from common.operations import LONGEST_MESSAGE, Condition, Operation, Outcome
-from common.step_sums import EngineSums, ShippingSums
+from common.step_sums import EngineSums, RenderingSums, ShippingSums
 from common.tracing import TraceHeaders
 
 PROTOCOL_VERSION = 8
@@ -403,6 +403,8 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
         steps: what the steps of each rank add up to; of none in most messages, since
             every two seconds is enough.
         shipping: the same of media that arrived.
+        rendering: the same of pictures that it processed itself, told as often as ``steps``. A
+            worker that says nothing of it can't be left pictures that nobody has processed.
         adapters: those that it has, if they have changed since it said so last or are others than
             those on its card.
         active_adapters: those of them that its engine used last, as many as it computes with at
@@ -426,6 +428,7 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
         ]
         | None
     ) = None
+    rendering: RenderingSums | None = None
 
     def check(self, ranks: Collection[int]) -> None:
         """Refuse what is not about just these ranks.

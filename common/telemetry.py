@@ -72,6 +72,11 @@ PREPROCESS_RESTARTS = Counter(
 PREPROCESS_WAITING = Gauge(
     "mmrouter_preprocess_waiting", "Requests whose media are being processed, or wait for it"
 )
+RENDERING_CHOICES = Counter(
+    "mmrouter_rendering_choices",
+    "New pictures by where they are processed, and why there: see routing.md",
+    ["place", "reason"],
+)
 PREPROCESSED = Counter(
     "mmrouter_preprocessed_media",
     "Media by whether they were processed, found processed, or shared with another request",

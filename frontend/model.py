@@ -109,7 +109,7 @@ class Model:
             ConfigurationError: the model can't be served here.
             Exception: what vLLM raises for arguments that don't fit a model.
         """
-        preprocessor = await asyncio.to_thread(_preprocessor, card, serve, shared)
+        preprocessor = await asyncio.to_thread(_preprocessor, card, serve, shared, fleet.router)
         closing.push_async_callback(preprocessor.close)
         client = _client(preprocessor, fleet, shared)
         tasks = preprocessor.tasks
@@ -121,7 +121,9 @@ class Model:
         return cls(preprocessor, client, app)
 
 
-def _preprocessor(card: WorkerCard, serve: Namespace, shared: Shared) -> Preprocessor:
+def _preprocessor(
+    card: WorkerCard, serve: Namespace, shared: Shared, router: Router
+) -> Preprocessor:
     return Preprocessor(
         card,
         serve,
@@ -129,6 +131,7 @@ def _preprocessor(card: WorkerCard, serve: Namespace, shared: Shared) -> Preproc
         arena=shared.media_sender.arena,
         settings=shared.args.preprocess,
         keep_sources=shared.args.transfer is TransferMode.DISABLED,
+        elsewhere=router.rendering,
     )
 
 

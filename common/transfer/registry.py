@@ -21,9 +21,7 @@ def senders(arena: ArenaAccess | None, mode: TransferMode) -> list[MmKwargsSende
     Args:
         arena: shared memory to lease from, None to send everything inline.
     """
-    ends: list[MmKwargsSender] = [InlineSender()]
-    if mode is TransferMode.DISABLED:
-        ends.append(ReferenceSender())
+    ends: list[MmKwargsSender] = [InlineSender(), ReferenceSender()]
     if arena is not None and "shm" in wanted(mode):
         ends.append(ShmSender(arena))
     return ends

@@ -7,6 +7,7 @@ from frontend.fetch.decoders import MISLED_DECODER_ERRORS, decode, limit_decoder
 from frontend.fetch.deferred import DeferredMedium, PendingMedium, arrived, deferring
 from frontend.fetch.loader import MediaLoader
 from frontend.fetch.mode import decoding_mode, freeze
+from frontend.fetch.picture_limit import picture_pixels
 from frontend.fetch.settings import MediaSettings
 
 __all__ = [
@@ -27,5 +28,6 @@ __all__ = [
     "for_user",
     "freeze",
     "limit_decoders",
+    "picture_pixels",
     "register",
 ]

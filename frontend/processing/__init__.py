@@ -1,12 +1,15 @@
 """Media and text become a prompt: the renderer, the HF processor, and what is kept of both."""
 
 from frontend.processing.preprocessor import MediaItem, Preprocessor, ProcessedPrompt
+from frontend.processing.promises import ForWorkers, Promise
 from frontend.processing.settings import ArenaSettings, PreprocessSettings
 
 __all__ = [
     "ArenaSettings",
+    "ForWorkers",
     "MediaItem",
     "PreprocessSettings",
     "Preprocessor",
     "ProcessedPrompt",
+    "Promise",
 ]

@@ -87,6 +87,25 @@ def processes_apart(processor: BaseMultiModalProcessor[Any]) -> bool:
     return own._cached_apply_hf_processor is BaseMultiModalProcessor._cached_apply_hf_processor
 
 
+def inputs_of(
+    processor: BaseMultiModalProcessor[Any],
+    modality: str,
+    media: Sequence[Any],
+    options: MediaOptions,
+) -> ProcessorInputs:
+    """Media without a prompt, as the processor takes them.
+
+    Raises:
+        ValueError: it doesn't.
+    """
+    return ProcessorInputs(
+        [],
+        processor.info.parse_mm_data({modality: list(media)}),
+        hf_processor_mm_kwargs=options.mm_processor_kwargs,
+        media_io_kwargs=options.media_io_kwargs,
+    )
+
+
 def process(
     processor: BaseMultiModalProcessor[Any], batch: Batch, decoded: Sequence[Any]
 ) -> list[Processed]:
@@ -98,13 +117,7 @@ def process(
     Raises:
         ValueError: the processor refuses them.
     """
-    items = processor.info.parse_mm_data({batch.modality: list(decoded)})
-    inputs = ProcessorInputs(
-        [],
-        items,
-        hf_processor_mm_kwargs=batch.options.mm_processor_kwargs,
-        media_io_kwargs=batch.options.media_io_kwargs,
-    )
+    inputs = inputs_of(processor, batch.modality, decoded, batch.options)
     with set_default_torch_num_threads():
         result = processor._apply_hf_processor(inputs, TimingContext(enabled=False))
     return [

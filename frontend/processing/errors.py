@@ -27,3 +27,9 @@ class ProcessHungError(MmRouterError):
 
 class AbandonedError(MmRouterError):
     """Work was left undone because everybody who wanted it had gone."""
+
+
+class OutlineError(MmRouterError):
+    """A picture is not what its outline said, so its prompt is wrong."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE

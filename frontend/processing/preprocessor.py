@@ -8,7 +8,7 @@ runs inside vLLM's serving code, on its own thread pool.
 import asyncio
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from vllm.config import ModelConfig
@@ -30,6 +30,7 @@ from common.errors import RequestRejectedError
 from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash, MmIdentifier
 from common.log_lines import log_setup
+from common.placeholder import placeholder_digest
 from common.protocol import MediaPart
 from common.transfer.arena import ArenaAccess
 from common.transfer.media_source import MediaSource
@@ -41,6 +42,7 @@ from frontend.processing.client_embeds import check_embeds
 from frontend.processing.client_hashes import content_hash
 from frontend.processing.media_processing import MediaProcessing
 from frontend.processing.pool import ProcessPool
+from frontend.processing.promises import Elsewhere, Promise, PromisedItem
 from frontend.processing.renderer import build_config
 from frontend.processing.settings import PreprocessSettings
 from frontend.processing.sources import MediaSources
@@ -59,6 +61,7 @@ class MediaItem:
         nbytes: size of its tensors.
         source: the medium before processing, if it is kept.
         item: the tensors. Shared with the processor cache: never changed.
+        promise: of an item that nobody has processed yet, and whose ``item`` is empty.
     """
 
     part: MediaPart
@@ -67,6 +70,7 @@ class MediaItem:
     nbytes: int
     item: MultiModalKwargsItem
     source: MediaSource | None = None
+    promise: Promise | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,7 @@ class Preprocessor:
         arena: ArenaAccess | None,
         settings: PreprocessSettings,
         keep_sources: bool = False,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         """Load tokenizer and processor. Takes seconds: not on the event loop.
 
@@ -110,6 +115,7 @@ class Preprocessor:
             settings: where media are processed, and how many may wait for it.
             keep_sources: keep media as fetched beside their tensors, for workers that
                 process them themselves.
+            elsewhere: what workers would take, if the settings leave pictures to them.
 
         Raises:
             ConfigurationError: the model's files can't be read here, or the processes don't start.
@@ -126,7 +132,8 @@ class Preprocessor:
         with undo_on_error(self.renderer.shutdown):
             self.input_processor = InputProcessor(self.vllm_config, self.renderer)
             if self.renderer.mm_processor is not None:
-                self._take_over_media(serve_args, loader, arena, settings)
+                others = elsewhere if settings.on_workers else None
+                self._take_over_media(serve_args, loader, arena, settings, others)
 
     def _take_over_media(
         self,
@@ -134,6 +141,7 @@ class Preprocessor:
         loader: MediaLoader,
         arena: ArenaAccess | None,
         settings: PreprocessSettings,
+        elsewhere: Elsewhere | None,
     ) -> None:
         store = _make_store(arena, self.model_config)
         backend: Backend
@@ -153,6 +161,8 @@ class Preprocessor:
             loader.decode,
             most_waiting=settings.queue,
             sources=self._sources,
+            elsewhere=elsewhere,
+            policy=loader.policy,
         )
         self._processing.take_over(self.hf_runs)
         loader.defers = self._processing.defers
@@ -185,7 +195,10 @@ class Preprocessor:
         text = _said_to_the_decoder(prompt).get("prompt")
         return ProcessedPrompt(
             token_ids=request.prompt_token_ids or [],
-            media=[self._media_item(feature) for feature in request.mm_features or []],
+            media=[
+                self._media_item(feature, request.prompt_token_ids or [])
+                for feature in request.mm_features or []
+            ],
             prompt_text=text if isinstance(text, str) else None,
             cache_salt=request.cache_salt,
             lora_request=lora_request,
@@ -222,20 +235,23 @@ class Preprocessor:
                     hashes[modality][index] = hash_within(found, partition)
         return {**prompt, "mm_hashes": hashes}
 
-    def _media_item(self, feature: MultiModalFeatureSpec) -> MediaItem:
+    def _media_item(self, feature: MultiModalFeatureSpec, tokens: list[int]) -> MediaItem:
         assert feature.mm_hash is not None and feature.data is not None  # processor-only cache
-        if self._embeds_width is not None:
+        if self._embeds_width is not None and not isinstance(feature.data, PromisedItem):
             check_embeds(feature, self._embeds_width)
         position = feature.mm_position
         mask = position.is_embed
+        part = MediaPart(
+            modality=feature.modality,
+            mm_hash=MmHash(feature.mm_hash),
+            offset=position.offset,
+            length=position.length,
+            is_embed=None if mask is None else mask.to(torch.uint8).numpy().tobytes(),
+        )
+        if isinstance(feature.data, PromisedItem):
+            return _promised(feature.data, part, feature, tokens)
         return MediaItem(
-            part=MediaPart(
-                modality=feature.modality,
-                mm_hash=MmHash(feature.mm_hash),
-                offset=position.offset,
-                length=position.length,
-                is_embed=None if mask is None else mask.to(torch.uint8).numpy().tobytes(),
-            ),
+            part=part,
             identifier=MmIdentifier(feature.identifier),
             num_embeds=position.get_num_embeds(),
             nbytes=MultiModalCache.get_item_size(feature.data),
@@ -265,6 +281,22 @@ class Preprocessor:
         if self._pool is not None:
             await asyncio.to_thread(self._pool.close)
         self.renderer.shutdown()
+
+
+def _promised(
+    item: PromisedItem, part: MediaPart, feature: MultiModalFeatureSpec, tokens: list[int]
+) -> MediaItem:
+    promise = item.promise
+    placeholder = tokens[part.offset : part.offset + part.length]
+    return MediaItem(
+        part=part,
+        identifier=MmIdentifier(feature.identifier),
+        num_embeds=feature.mm_position.get_num_embeds(),
+        nbytes=promise.nbytes,
+        item=item,
+        source=replace(promise.source, placeholder=placeholder_digest(placeholder, part.is_embed)),
+        promise=promise,
+    )
 
 
 def _said_to_the_decoder(prompt: EngineInput) -> EngineInput:

@@ -20,6 +20,7 @@ from vllm.tokenizers import TokenizerLike
 from vllm.v1.engine import EngineCoreRequest
 
 from common.errors import (
+    CorruptSegmentError,
     MmRouterError,
     NoWorkerError,
     ProtocolError,
@@ -35,6 +36,7 @@ from common.undo import undo_on_error
 from frontend.processing import MediaItem, ProcessedPrompt
 from frontend.request.deadlines import Deadlines
 from frontend.request.failures import failure
+from frontend.request.rendering import MediaMaking
 from frontend.request.retry import Attempts, RetryBudget
 from frontend.request.settings import FaultSettings
 from frontend.request.spans import CallSpans, new_request_id
@@ -163,6 +165,7 @@ class RequestRunner:
         self._workers = workers
         self._router = router
         self._media_sender = media_sender
+        self._making = MediaMaking(router.rendering, media_sender)
         self._faults = faults
         self.retry_budget = RetryBudget(faults.retry_budget)
 
@@ -339,8 +342,9 @@ class RequestRunner:
                     decision.media.append(MediaMove(mm_hash, "held", 0, ""))
                 else:
                     lacking.append(item)
+            ready = await self._making.place(decision, lacking, state.deadlines)
             with stage("send"):
-                handles = await self._media_sender.send(worker_id, lacking)
+                handles = await self._media_sender.send(worker_id, ready)
         _record(decision, handles, "shipped")
         return link, handles
 
@@ -421,9 +425,10 @@ class RequestRunner:
             raise ProtocolError(f"worker {worker_id} asks for media that the prompt doesn't have")
         asked.update(nack.missing)
         again = any(asked[mm_hash] > 1 for mm_hash in nack.missing)
-        handles = await self._media_sender.send(
-            worker_id, [items[mm_hash] for mm_hash in nack.missing], inline=again
-        )
+        lacking = [items[mm_hash] for mm_hash in nack.missing]
+        refused = nack.reason == CorruptSegmentError.__name__
+        ready = await self._making.make(lacking, state.deadlines, refused=refused)
+        handles = await self._media_sender.send(worker_id, ready, inline=again)
         _record(decision, handles, nack.reason)
         await link.supply(nack.request_id, handles)
 

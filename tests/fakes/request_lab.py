@@ -20,8 +20,9 @@ from common.errors import MmRouterError
 from common.identity import Incarnation, WorkerId
 from common.protocol import Submit
 from common.transfer.choice import TransferMode
+from common.transfer.reference import Render
 from common.transfer.registry import receivers
-from frontend.processing.preprocessor import ProcessedPrompt
+from frontend.processing.preprocessor import MediaItem, ProcessedPrompt
 from frontend.request.resume import sampling_of
 from frontend.request.runner import GenerateRequest, RequestRunner
 from frontend.request.settings import FaultSettings
@@ -75,6 +76,8 @@ class Lab:
         self.asked: list[tuple[str, Submit]] = []
         self.prompts: list[weakref.ref[ProcessedPrompt]] = []
         self.embeds: torch.Tensor | None = None
+        self.media: list[MediaItem] = []
+        self.render: Render = no_rendering
         self.tokenizer = tokenizer()
 
         self.fleet = Connected(self.links)
@@ -82,7 +85,7 @@ class Lab:
 
     async def process(self, *_: object) -> ProcessedPrompt:
         """The model's prompt, whatever is asked."""
-        prompt = ProcessedPrompt(self.model.prompt, [], None, None, None, self.embeds, None)
+        prompt = ProcessedPrompt(self.model.prompt, self.media, None, None, None, self.embeds, None)
         self.prompts.append(weakref.ref(prompt))
         return prompt
 
@@ -90,7 +93,7 @@ class Lab:
         engine = self.engines[name] = ScriptedEngine()
         service = WorkerService(
             engine,
-            MediaReceiver(receivers(no_rendering)),
+            MediaReceiver(receivers(self.render)),
             WorkerId(name),
             Incarnation(name),
             f"tcp://127.0.0.1:{free_port()}",  # not one that is just being freed
