@@ -11,6 +11,7 @@ IMAGE: Takes = frozenset({"image"})
 SEEING: Takes = frozenset({"image", "video"})
 HEARING: Takes = frozenset({"sound"})
 ALL: Takes = frozenset({"image", "video", "sound"})
+EMBEDDED: Takes = frozenset({"image", "embeddings"})
 CACHED = "--enable-prefix-caching"
 BFLOAT16 = "--dtype=bfloat16"
 TRUST = "--trust-remote-code"
@@ -103,6 +104,8 @@ MODES: tuple[Case, ...] = (
          flags=("--model-impl=transformers",)),
     Case("host-normalize", "qwen2_5_vl", SEEING, mode="--no-mm-device-do-normalize",
          flags=("--no-mm-device-do-normalize",)),
+    Case("embeddings", "llava", EMBEDDED, mode="--enable-prompt-embeds",
+         flags=("--enable-prompt-embeds",)),
     Case("pruned-videos", "qwen2_5_vl", SEEING, mode="--video-pruning-rate 0.5",
          flags=("--video-pruning-rate=0.5",)),
 )  # fmt: skip

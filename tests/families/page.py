@@ -52,12 +52,15 @@ def _not_run(families: Iterable[Result]) -> str:
 
 
 def _table(title: str, rows: Iterable[tuple[str, Result]]) -> list[str]:
-    head = f"| {title} | model | {' | '.join(MEDIA)} | cache |"
-    lines = [head, "|---" * (len(MEDIA) + 3) + "|"]
+    rows = list(rows)
+    asked = {answer.medium for _, result in rows for answer in result.answers}
+    media = [medium for medium in MEDIA if medium in asked or medium != "embeddings"]
+    head = f"| {title} | model | {' | '.join(media)} | cache |"
+    lines = [head, "|---" * (len(media) + 3) + "|"]
     for name, result in rows:
         if result.unbuilt and not result.answers:
             continue
-        cells = [_cell(result, medium) for medium in MEDIA]
+        cells = [_cell(result, medium) for medium in media]
         lines.append(f"| {name} | {result.case} | {' | '.join(cells)} | {result.index or '-'} |")
     return lines
 

@@ -58,7 +58,7 @@ def test_the_page_says_what_differs_and_what_is_not_built(tmp_path: Path) -> Non
 @pytest.mark.parametrize("whole", [False, True])
 def test_no_two_ways_share_a_medium(whole: bool) -> None:
     """Or the second of them would find it in the cache."""
-    everything: frozenset[Medium] = frozenset({"text", "image", "video", "sound"})
+    everything: frozenset[Medium] = frozenset({"text", "image", "video", "sound", "embeddings"})
     media = [
         {
             str(part)
