@@ -38,11 +38,17 @@ def write(results: Sequence[Result], path: Path) -> None:
         *_table("architecture", ((f"`{r.architecture}`", r) for r in families)),
         "\n## Engines in another mode\n",
         *_table("mode", ((r.mode, r) for r in modes)),
+        *_not_had(modes),
         *_differing(results),
         "\n## Not built\n",
         *_not_built(families),
     ]
     path.write_text("\n".join(parts) + "\n")
+
+
+def _not_had(modes: Iterable[Result]) -> list[str]:
+    lines = [f"- {r.mode}: {r.unbuilt}" for r in modes if r.unbuilt and not r.answers]
+    return ["\nNot to be had where this ran; what plain vLLM says:\n", *lines] if lines else []
 
 
 def _not_run(families: Iterable[Result]) -> str:
