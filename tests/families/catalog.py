@@ -107,7 +107,7 @@ MODES: tuple[Case, ...] = (
          flags=("--model-impl=transformers",)),
     Case("host-normalize", "qwen2_5_vl", SEEING, mode="--no-mm-device-do-normalize",
          flags=("--no-mm-device-do-normalize",)),
-    Case("embeddings", "llava", EMBEDDED, mode="--enable-prompt-embeds",
+    Case("embeddings", "llava_with_room", EMBEDDED, mode="--enable-prompt-embeds",
          flags=("--enable-prompt-embeds",)),
     Case("pruned-videos", "qwen2_5_vl", SEEING, mode="--video-pruning-rate 0.5",
          flags=("--video-pruning-rate=0.5",)),

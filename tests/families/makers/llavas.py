@@ -27,8 +27,17 @@ COUNTED = {
 
 def llava() -> Tiny:
     """LLaVA-1.5: as many tokens for every image."""
+    return _llava()
+
+
+def llava_with_room() -> Tiny:
+    """The same with the token that vLLM puts where embeddings stand among media."""
+    return _llava("<prompt_embeds>")
+
+
+def _llava(*special: str) -> Tiny:
     template = chat("<image>")
-    tokenizer = vocabulary(template, "<image>")
+    tokenizer = vocabulary(template, "<image>", *special)
     config = hf.LlavaConfig(
         vision_config=vision(projection_dim=64),
         text_config=decoder(tokenizer, "llama"),
