@@ -8,6 +8,7 @@ from tests.families.unbuilt import UNBUILT
 
 Takes = frozenset[Medium]
 IMAGE: Takes = frozenset({"image"})
+VIDEO: Takes = frozenset({"video"})
 SEEING: Takes = frozenset({"image", "video"})
 HEARING: Takes = frozenset({"sound"})
 ALL: Takes = frozenset({"image", "video", "sound"})
@@ -50,7 +51,7 @@ _FAMILIES: dict[str, tuple[str, Takes] | tuple[str, Takes, tuple[str, ...]]] = {
     "Llama4ForConditionalGeneration": ("llama4", IMAGE),
     "LlavaForConditionalGeneration": ("llava", IMAGE),
     "LlavaNextForConditionalGeneration": ("llava_next", IMAGE),
-    "LlavaNextVideoForConditionalGeneration": ("llava_next_video", SEEING),
+    "LlavaNextVideoForConditionalGeneration": ("llava_next_video", VIDEO),
     "LlavaOnevisionForConditionalGeneration": ("llava_onevision", SEEING),
     "MiniCPMV4_6ForConditionalGeneration": ("mini_cpm_v4_6", SEEING, (CACHED, BFLOAT16)),
     "MiniCPMV4_7ForConditionalGeneration": ("mini_cpm_v4_7", SEEING, (CACHED, BFLOAT16)),
@@ -74,6 +75,7 @@ _NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 
 _EAGLE = '{"method": "eagle", "model": "{dir}/eagle", "num_speculative_tokens": 2, ' + _DUMMY + "}"
 _MTP = '{"method": "mtp", "num_speculative_tokens": 1, ' + _DUMMY + "}"
 _SMALL = ("--num-gpu-blocks-override=24", "--max-model-len=640", "--max-num-batched-tokens=640")
+_PRUNING = "--worker-cls=tests.families.pruning_worker.PruningWorker"
 _PROCESSES = "--distributed-executor-backend=mp"
 
 MODES: tuple[Case, ...] = (
@@ -110,7 +112,7 @@ MODES: tuple[Case, ...] = (
     Case("embeddings", "llava_with_room", EMBEDDED, mode="--enable-prompt-embeds",
          flags=("--enable-prompt-embeds",)),
     Case("pruned-videos", "qwen2_5_vl", SEEING, mode="--video-pruning-rate 0.5",
-         flags=("--video-pruning-rate=0.5",)),
+         flags=("--video-pruning-rate=0.5", _PRUNING)),
 )  # fmt: skip
 """Engines that work in another mode."""
 
