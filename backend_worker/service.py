@@ -279,7 +279,7 @@ class WorkerService:
 
     def _begin(self, session: Session, submit: Submit, media: Sequence[memoryview]) -> None:
         rank = self._news.ledger.least_busy() if submit.rank is None else submit.rank
-        prompt_tokens = len(submit.prompt_token_ids or ())
+        prompt_tokens = submit.prompt_tokens
         # Media tokens stand in the prompt, so it counts each token twice at most.
         prefill_tokens = min(submit.prefill_tokens, 2 * prompt_tokens)
         request = WorkerRequest(

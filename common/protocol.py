@@ -178,7 +178,9 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
         pooling_params: of what is to be pooled; None if nothing is. A request has one of both.
         media: every media item of the prompt, by position.
         shipments: transfer metadata of the items that come along, each once.
+        prompt_token_ids: the prompt; None if all of it is given as embeddings.
         prompt_embeds: (tokens, hidden) for prompts given as embeddings.
+        prompt_is_token_ids: which of its places are tokens, if some of them are embeddings.
         rank: on which it runs, by the card's numbers; None for any.
         trace_headers: of the frontend's span, or of the client's if it has none.
         timeout_s: seconds after which nobody wants an answer; None if there is no such.
@@ -211,6 +213,13 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     def __post_init__(self) -> None:
         if (self.sampling_params is None) == (self.pooling_params is None):
             raise ValueError("a request has either sampling_params or pooling_params")
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How long its prompt is, in tokens or in embeddings that stand for them."""
+        if self.prompt_token_ids is None and self.prompt_embeds is not None:
+            return len(self.prompt_embeds)
+        return len(self.prompt_token_ids or ())
 
 
 class Supply(msgspec.Struct, frozen=True, tag="supply"):

@@ -75,7 +75,13 @@ class MediaItem:
 
 @dataclass(frozen=True)
 class ProcessedPrompt:
-    """A prompt as every later step needs it. Media are sorted by position."""
+    """A prompt as every later step needs it. Media are sorted by position.
+
+    Attributes:
+        token_ids: of a prompt of embeddings alone as many zeros as it has, as in vLLM's answers.
+        prompt_embeds: a row for each token, if the prompt has embeddings.
+        prompt_is_token_ids: which tokens are some, if the others are embeddings.
+    """
 
     token_ids: list[int]
     media: list[MediaItem]
@@ -84,6 +90,12 @@ class ProcessedPrompt:
     lora_request: LoRARequest | None
     prompt_embeds: torch.Tensor | None
     prompt_is_token_ids: list[bool] | None
+
+    @property
+    def tokens_sent(self) -> list[int] | None:
+        """What an engine is sent as tokens: none if the prompt is embeddings alone."""
+        alone = self.prompt_embeds is not None and self.prompt_is_token_ids is None
+        return None if alone else self.token_ids
 
     def items(self) -> Mapping[MmHash, MediaItem]:
         """The distinct media items by hash: an image shown twice is one item."""
@@ -193,12 +205,10 @@ class Preprocessor:
             request_id, prompt, params, self.tasks
         )
         text = _said_to_the_decoder(prompt).get("prompt")
+        tokens = _token_ids(request)
         return ProcessedPrompt(
-            token_ids=request.prompt_token_ids or [],
-            media=[
-                self._media_item(feature, request.prompt_token_ids or [])
-                for feature in request.mm_features or []
-            ],
+            token_ids=tokens,
+            media=[self._media_item(feature, tokens) for feature in request.mm_features or []],
             prompt_text=text if isinstance(text, str) else None,
             cache_salt=request.cache_salt,
             lora_request=lora_request,
@@ -308,3 +318,9 @@ def _make_store(arena: ArenaAccess | None, model_config: ModelConfig) -> Process
     if arena is not None:
         return ArenaStore(arena)
     return PrivateStore(model_config.get_multimodal_config().mm_processor_cache_gb)
+
+
+def _token_ids(request: EngineCoreRequest) -> list[int]:
+    if request.prompt_token_ids is None and request.prompt_embeds is not None:
+        return [0] * len(request.prompt_embeds)
+    return request.prompt_token_ids or []

@@ -35,6 +35,7 @@ from common.transfer.base import MediaHandle
 from common.undo import undo_on_error
 from frontend.processing import MediaItem, ProcessedPrompt
 from frontend.request.deadlines import Deadlines
+from frontend.request.embedded import hashed_embeds, hashed_tokens
 from frontend.request.failures import failure
 from frontend.request.rendering import MediaMaking
 from frontend.request.retry import Attempts, RetryBudget
@@ -53,7 +54,7 @@ from frontend.router import (
 from frontend.workers import Answer, MediaSender, WorkerLink
 
 HASH_INLINE_TOKENS = 4096
-"""Longer prompts are hashed in a thread: at 32 k tokens it takes milliseconds."""
+"""Longer prompts, and embeddings, are hashed in a thread: at 32 k tokens it takes milliseconds."""
 
 LOOK_S = 0.5
 """A request that waits for a worker looks so often whether one may be had."""
@@ -225,7 +226,7 @@ class RequestRunner:
         return RequestState(
             Submit(
                 request_id=own_id,
-                prompt_token_ids=prompt.token_ids,
+                prompt_token_ids=prompt.tokens_sent,
                 sampling_params=request.sampling_params,
                 media=[item.part for item in prompt.media],
                 shipments=[],
@@ -274,7 +275,7 @@ class RequestRunner:
         lora = prompt.lora_request
         request = RoutingRequest(
             request_id=submit.request_id,
-            token_ids=submit.prompt_token_ids or [],
+            token_ids=hashed_tokens(submit),
             media=[
                 MediaNeed(
                     item.part.mm_hash,
@@ -286,12 +287,12 @@ class RequestRunner:
             ],
             lora=None if lora is None else LoraKey(lora.lora_name, lora.lora_path),
             cache_salt=prompt.cache_salt,
-            has_embeds=prompt.prompt_embeds is not None,
+            embeds=hashed_embeds(submit),
             reads_cache=_reads_cache(submit),
             client_id=state.client_id,
         )
         with stage("hash"):
-            if len(request.token_ids) > HASH_INLINE_TOKENS:
+            if len(request.token_ids) > HASH_INLINE_TOKENS or request.embeds:
                 hashes = await asyncio.to_thread(self._router.hash, request)
             else:
                 hashes = self._router.hash(request)

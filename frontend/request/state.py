@@ -209,15 +209,10 @@ class RequestState:
         return PoolingRequestOutput(
             request_id=self.client_id,
             outputs=PoolingOutput(output.pooled),
-            prompt_token_ids=self._prompt_tokens(),
+            prompt_token_ids=self.prompt.token_ids,
             num_cached_tokens=output.num_cached_tokens or 0,
             finished=True,
         )
-
-    def _prompt_tokens(self) -> list[int]:
-        """Of a prompt of embeddings as many zeros as it has, which is what vLLM counts."""
-        embeds = self.prompt.prompt_embeds
-        return self.prompt.token_ids or ([] if embeds is None else [0] * len(embeds))
 
     def _gather(self, answer: RequestOutput) -> RequestOutput | None:
         whole = self._gathered

@@ -3,7 +3,7 @@
 from frontend.router.decision import Decision, MediaMove
 from frontend.router.events import EventSource, ZmqFeeds
 from frontend.router.figures import Figures
-from frontend.router.hashing import LoraKey, MediaSpan
+from frontend.router.hashing import LoraKey, MediaSpan, PromptEmbeds
 from frontend.router.index import Knowledge
 from frontend.router.request import MediaNeed, RoutingRequest
 from frontend.router.roster import Roster
@@ -21,6 +21,7 @@ __all__ = [
     "MediaMove",
     "MediaNeed",
     "MediaSpan",
+    "PromptEmbeds",
     "Rendering",
     "RenderingChoice",
     "Reported",

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from common.identity import BlockHash, MmHash, RequestId
-from frontend.router.hashing import BlockMmInfos, HashScheme, LoraKey, MediaSpan, block_mm_infos
+from frontend.router.hashing import (
+    BlockMmInfos,
+    HashScheme,
+    LoraKey,
+    MediaSpan,
+    PromptEmbeds,
+    block_mm_infos,
+)
 
 
 class MediaNeed(NamedTuple):
@@ -30,12 +37,11 @@ class RoutingRequest:
 
     Attributes:
         request_id: of the engine call; no other has it.
-        token_ids: the prompt.
+        token_ids: the prompt; zeros where embeddings stand for tokens.
         media: its items, by offset, as vLLM keeps them.
         lora: its adapter.
         cache_salt: its salt.
-        has_embeds: whether embeddings stand for some of its tokens. Engines hash them into every
-            block, and here no block is known of it.
+        embeds: the embeddings that stand for some of its tokens, or for all.
         reads_cache: whether the engine may serve its prompt from the prefix cache;
             not so with prompt log-probabilities, for instance.
         hashes: what :meth:`Router.hash` returned for it, if that was called before,
@@ -48,7 +54,7 @@ class RoutingRequest:
     media: Sequence[MediaNeed] = ()
     lora: LoraKey | None = None
     cache_salt: str | None = None
-    has_embeds: bool = False
+    embeds: PromptEmbeds | None = None
     reads_cache: bool = True
     hashes: Mapping[HashScheme, list[BlockHash]] | None = None
     client_id: str = ""

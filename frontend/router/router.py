@@ -274,7 +274,11 @@ class Router:
 
 
 def _hash(request: RoutingRequest, hasher: HashMemo) -> list[BlockHash]:
-    if request.has_embeds:
-        return []
-    infos = request.block_mm_infos(hasher.scheme.block_size) if request.media else ()
-    return hasher.hash(request.token_ids, infos, lora=request.lora, cache_salt=request.cache_salt)
+    size = hasher.scheme.block_size
+    return hasher.hash(
+        request.token_ids,
+        request.block_mm_infos(size) if request.media else (),
+        lora=request.lora,
+        cache_salt=request.cache_salt,
+        embeds_digests=request.embeds and request.embeds.digests(size),
+    )

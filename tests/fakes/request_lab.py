@@ -137,8 +137,8 @@ class Lab:
 
         async def script(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
             self.asked.append((name, submit))
-            assert submit.prompt_token_ids is not None
-            made = self.model.outputs(submit.prompt_token_ids, sampling_of(submit), steps)
+            tokens = submit.prompt_token_ids or self.model.prompt  # None of embeddings
+            made = self.model.outputs(tokens, sampling_of(submit), steps)
             async for output in stream(made):
                 yield output
             if isinstance(then, Exception):

@@ -8,9 +8,11 @@ from tests.families.unbuilt import UNBUILT
 
 Takes = frozenset[Medium]
 IMAGE: Takes = frozenset({"image"})
+VIDEO: Takes = frozenset({"video"})
 SEEING: Takes = frozenset({"image", "video"})
 HEARING: Takes = frozenset({"sound"})
 ALL: Takes = frozenset({"image", "video", "sound"})
+EMBEDDED: Takes = frozenset({"image", "embeddings"})
 CACHED = "--enable-prefix-caching"
 BFLOAT16 = "--dtype=bfloat16"
 TRUST = "--trust-remote-code"
@@ -24,6 +26,7 @@ _FAMILIES: dict[str, tuple[str, Takes] | tuple[str, Takes, tuple[str, ...]]] = {
     "Eagle2_5_VLForConditionalGeneration": ("eagle2_5_vl", IMAGE, CODE),
     "Exaone4_5_ForConditionalGeneration": ("exaone4_5", SEEING),
     "Gemma4ForConditionalGeneration": ("gemma4", SEEING),
+    "Gemma4UnifiedForConditionalGeneration": ("gemma4_unified", ALL),
     "GlmAsrForConditionalGeneration": ("glm_asr", HEARING),
     "Glm4vForConditionalGeneration": ("glm4v", SEEING),
     "Glm4vMoeForConditionalGeneration": ("glm4v_moe", SEEING),
@@ -39,6 +42,8 @@ _FAMILIES: dict[str, tuple[str, Takes] | tuple[str, Takes, tuple[str, ...]]] = {
     "H2OVLChatModel": ("h2o_vl", IMAGE, CODE),
     "Idefics3ForConditionalGeneration": ("idefics3", IMAGE),
     "InternS1ForConditionalGeneration": ("intern_s1", SEEING),
+    "InternS2PreviewForConditionalGeneration": ("intern_s2_preview", SEEING, (CACHED, BFLOAT16)),
+    "OpenCUAForConditionalGeneration": ("open_cua", IMAGE),
     "InternVLChatModel": ("intern_vl_chat", SEEING, CODE),
     "InternVLForConditionalGeneration": ("internvl_hf", SEEING),
     "Lfm2VlForConditionalGeneration": ("lfm2_vl", IMAGE, (CACHED,)),
@@ -46,7 +51,7 @@ _FAMILIES: dict[str, tuple[str, Takes] | tuple[str, Takes, tuple[str, ...]]] = {
     "Llama4ForConditionalGeneration": ("llama4", IMAGE),
     "LlavaForConditionalGeneration": ("llava", IMAGE),
     "LlavaNextForConditionalGeneration": ("llava_next", IMAGE),
-    "LlavaNextVideoForConditionalGeneration": ("llava_next_video", SEEING),
+    "LlavaNextVideoForConditionalGeneration": ("llava_next_video", VIDEO),
     "LlavaOnevisionForConditionalGeneration": ("llava_onevision", SEEING),
     "MiniCPMV4_6ForConditionalGeneration": ("mini_cpm_v4_6", SEEING, (CACHED, BFLOAT16)),
     "MiniCPMV4_7ForConditionalGeneration": ("mini_cpm_v4_7", SEEING, (CACHED, BFLOAT16)),
@@ -70,6 +75,7 @@ _NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 
 _EAGLE = '{"method": "eagle", "model": "{dir}/eagle", "num_speculative_tokens": 2, ' + _DUMMY + "}"
 _MTP = '{"method": "mtp", "num_speculative_tokens": 1, ' + _DUMMY + "}"
 _SMALL = ("--num-gpu-blocks-override=24", "--max-model-len=640", "--max-num-batched-tokens=640")
+_PRUNING = "--worker-cls=tests.families.pruning_worker.PruningWorker"
 _PROCESSES = "--distributed-executor-backend=mp"
 
 MODES: tuple[Case, ...] = (
@@ -103,8 +109,10 @@ MODES: tuple[Case, ...] = (
          flags=("--model-impl=transformers",)),
     Case("host-normalize", "qwen2_5_vl", SEEING, mode="--no-mm-device-do-normalize",
          flags=("--no-mm-device-do-normalize",)),
+    Case("embeddings", "llava_with_room", EMBEDDED, mode="--enable-prompt-embeds",
+         flags=("--enable-prompt-embeds",)),
     Case("pruned-videos", "qwen2_5_vl", SEEING, mode="--video-pruning-rate 0.5",
-         flags=("--video-pruning-rate=0.5",)),
+         flags=("--video-pruning-rate=0.5", _PRUNING)),
 )  # fmt: skip
 """Engines that work in another mode."""
 

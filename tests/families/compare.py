@@ -48,17 +48,19 @@ def compare(
 
 
 def _ask(url: str, question: Question, client: httpx.Client) -> httpx.Response:
-    body = {
+    message = [{"role": "user", "content": question.content}]
+    asked = {"prompt_embeds": question.alone} if question.alone else {"messages": message}
+    body = asked | {
         "model": "demo",
-        "messages": [{"role": "user", "content": question.content}],
         "max_tokens": TOKENS,
         "temperature": 0,
         "ignore_eos": True,
         "skip_special_tokens": False,
     }
+    path = "completions" if question.alone else "chat/completions"
     # After a 500, vLLM's server drops the connection, at some moment of the next request.
     headers = {"Connection": "close"}
-    return client.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=ANSWER_S)
+    return client.post(f"{url}/v1/{path}", json=body, headers=headers, timeout=ANSWER_S)
 
 
 def _message(reply: httpx.Response) -> str:
@@ -92,7 +94,8 @@ def _differing_answers(ours: dict[str, Any], theirs: dict[str, Any], *, cached: 
 
 
 def _text(body: dict[str, Any]) -> str:
-    return str(body["choices"][0]["message"]["content"])
+    choice = body["choices"][0]
+    return str(choice["message"]["content"] if "message" in choice else choice["text"])
 
 
 def _cached(body: dict[str, Any]) -> int:

@@ -38,11 +38,17 @@ def write(results: Sequence[Result], path: Path) -> None:
         *_table("architecture", ((f"`{r.architecture}`", r) for r in families)),
         "\n## Engines in another mode\n",
         *_table("mode", ((r.mode, r) for r in modes)),
+        *_not_had(modes),
         *_differing(results),
         "\n## Not built\n",
         *_not_built(families),
     ]
     path.write_text("\n".join(parts) + "\n")
+
+
+def _not_had(modes: Iterable[Result]) -> list[str]:
+    lines = [f"- {r.mode}: {r.unbuilt}" for r in modes if r.unbuilt and not r.answers]
+    return ["\nNot to be had where this ran; what plain vLLM says:\n", *lines] if lines else []
 
 
 def _not_run(families: Iterable[Result]) -> str:
@@ -52,12 +58,15 @@ def _not_run(families: Iterable[Result]) -> str:
 
 
 def _table(title: str, rows: Iterable[tuple[str, Result]]) -> list[str]:
-    head = f"| {title} | model | {' | '.join(MEDIA)} | cache |"
-    lines = [head, "|---" * (len(MEDIA) + 3) + "|"]
+    rows = list(rows)
+    asked = {answer.medium for _, result in rows for answer in result.answers}
+    media = [medium for medium in MEDIA if medium in asked or medium != "embeddings"]
+    head = f"| {title} | model | {' | '.join(media)} | cache |"
+    lines = [head, "|---" * (len(media) + 3) + "|"]
     for name, result in rows:
         if result.unbuilt and not result.answers:
             continue
-        cells = [_cell(result, medium) for medium in MEDIA]
+        cells = [_cell(result, medium) for medium in media]
         lines.append(f"| {name} | {result.case} | {' | '.join(cells)} | {result.index or '-'} |")
     return lines
 

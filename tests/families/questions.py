@@ -1,12 +1,15 @@
 """What a model is asked, by the media that it takes."""
 
+import base64
+import io
+import random
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
 from tests.clips import data_url, film, sound
 from tests.pictures import data_uri, picture
 
-Medium = Literal["text", "image", "video", "sound"]
+Medium = Literal["text", "image", "video", "sound", "embeddings"]
 Part = dict[str, object]
 
 
@@ -25,6 +28,18 @@ def seen(name: str) -> Part:
 def heard(name: str, seconds: float = 1.0) -> Part:
     url = data_url("audio/wav", sound(name, seconds))
     return {"type": "audio_url", "audio_url": {"url": url}}
+
+
+def embedded(name: str, tokens: int = 80) -> Part:
+    """As many embeddings as the tiny models have of words, and as wide."""
+    import torch
+
+    from tests.families.makers.base import HIDDEN
+
+    generator = torch.Generator().manual_seed(random.Random(name).getrandbits(32))
+    buffer = io.BytesIO()
+    torch.save(torch.randn(tokens, HIDDEN, generator=generator), buffer)
+    return {"type": "prompt_embeds", "data": base64.b64encode(buffer.getvalue()).decode()}
 
 
 WHAT = words("What is this? Describe it in a few words, then write a short story about it.")
@@ -65,17 +80,35 @@ SOUNDS: dict[str, Ask] = {
     "two sounds, swapped": lambda way: [heard(way + "t", 2.5), AND, heard(way + "s"), LONG, WHAT],
     "a sound twice": lambda way: [heard(way + "u"), AND, heard(way + "u"), LONG, WHAT],
 }
-MIXED: dict[str, Ask] = {
-    "an image and a video": lambda way: [seen(way + "v"), AND, shown(way + "a"), LONG, WHAT],
+MIXED: dict[Medium, dict[str, Ask]] = {
+    "video": {
+        "an image and a video": lambda way: [seen(way + "v"), AND, shown(way + "a"), LONG, WHAT],
+    },
+    "embeddings": {
+        "an image and embeddings": lambda way: [
+            shown(way + "a"), AND, embedded(way + "e"), LONG, WHAT
+        ],
+    },
+}  # fmt: skip
+"""With an image beside the medium."""
+
+EMBEDDINGS: dict[str, Ask] = {
+    "embeddings": lambda way: [embedded(way + "e")],
+    "the embeddings again": lambda way: [embedded(way + "e")],
+    "other embeddings": lambda way: [embedded(way + "f")],
+    "embeddings amid text": lambda way: [LONG, embedded(way + "e"), WHAT],
+    "embeddings amid text again": lambda way: [LONG, embedded(way + "e"), WHAT],
+    "embeddings twice": lambda way: [embedded(way + "e"), AND, embedded(way + "f", 9), WHAT],
 }
 BY_MEDIUM: dict[Medium, dict[str, Ask]] = {
-    "text": TEXT, "image": IMAGES, "video": VIDEOS, "sound": SOUNDS,
+    "text": TEXT, "image": IMAGES, "video": VIDEOS, "sound": SOUNDS, "embeddings": EMBEDDINGS,
 }  # fmt: skip
 
 OTHERS: dict[Medium, tuple[str, str]] = {
     "image": ("an image", "another image"),
     "video": ("a video", "another video"),
     "sound": ("two sounds", "two sounds, swapped"),
+    "embeddings": ("embeddings", "other embeddings"),
 }
 """Questions that differ by their media alone."""
 
@@ -83,17 +116,24 @@ ENOUGH: frozenset[str] = frozenset(
     {
         "an image", "the image again", "two images, swapped", "an image twice",
         "a video", "the video again", "a sound", "the sound again", "two sounds, swapped",
+        "embeddings", "the embeddings again", "embeddings amid text",
     }
 )  # fmt: skip
 """What is asked again where only the way of the media is another."""
 
 
 class Question(NamedTuple):
-    """One chat message."""
+    """One chat message, or embeddings alone, which only ``/v1/completions`` takes."""
 
     medium: Medium
     name: str
     content: list[Part]
+
+    @property
+    def alone(self) -> str:
+        """Embeddings without a message around them, or nothing."""
+        kinds = [part["type"] for part in self.content]
+        return str(self.content[0]["data"]) if kinds == ["prompt_embeds"] else ""
 
 
 def questions(way: str, media: frozenset[Medium], *, whole: bool) -> Iterator[Question]:
@@ -104,7 +144,8 @@ def questions(way: str, media: frozenset[Medium], *, whole: bool) -> Iterator[Qu
         whole: whether everything is asked, or what may differ from way to way.
     """
     asked = [(medium, *each) for medium in BY_MEDIUM for each in BY_MEDIUM[medium].items()]
-    asked += [("video", *each) for each in MIXED.items() if media >= {"image", "video"}]
+    if "image" in media:
+        asked += [(medium, *each) for medium in MIXED for each in MIXED[medium].items()]
     for medium, name, ask in asked:
         if medium in media and (whole or name in ENOUGH):
             yield Question(medium, name, ask(way))

@@ -38,9 +38,9 @@ _BY_REASON: Mapping[str, str] = {
         Cosmos3EdgeForConditionalGeneration DeepseekOCRForCausalLM DeepseekOCR2ForCausalLM
         DeepseekV4ForConditionalGeneration DeepseekV41ForCausalLM Dots3NoteForCausalLM
         UnlimitedOCRForCausalLM FunAudioChatForConditionalGeneration
-        DiffusionGemmaForBlockDiffusion Gemma4UnifiedForConditionalGeneration GLM4VForCausalLM
+        DiffusionGemmaForBlockDiffusion GLM4VForCausalLM
         Glm5NextForConditionalGeneration InternS1ProForConditionalGeneration
-        InternS2MobiusForConditionalGeneration InternS2PreviewForConditionalGeneration
+        InternS2MobiusForConditionalGeneration
         IsaacForConditionalGeneration KimiK25ForConditionalGeneration
         KimiK3ForConditionalGeneration MoonshotKimiaForCausalLM
         MossTranscribeDiarizeForConditionalGeneration Llama_Nemotron_Nano_VL
@@ -48,7 +48,7 @@ _BY_REASON: Mapping[str, str] = {
         Moondream3ForCausalLM MossAudioModel HfMoondream NemotronH_Nano_VL_V2
         NemotronH_Nano_Omni_Reasoning_V3 NemotronH_Super_Omni_Reasoning_V3
         NemotronH_Omni_Reasoning_V3 MuseGlimmerForConditionalGeneration
-        OpenCUAForConditionalGeneration Ovis2_5 Ovis2_6ForCausalLM Ovis2_6_MoeForCausalLM
+        Ovis2_5 Ovis2_6ForCausalLM Ovis2_6_MoeForCausalLM
         Phi4ForCausalLMV PixtralForConditionalGeneration Qwen4ExpForConditionalGeneration
         StepVLForConditionalGeneration Step3VLForConditionalGeneration
         Step3p7ForConditionalGeneration VoxtralForConditionalGeneration

@@ -9,6 +9,7 @@ from frontend.router.hashing.block_hasher import (
     block_mm_infos,
 )
 from frontend.router.hashing.hash_memo import HashMemo
+from frontend.router.hashing.prompt_embeds import PromptEmbeds
 
 __all__ = [
     "BlockHasher",
@@ -17,5 +18,6 @@ __all__ = [
     "HashScheme",
     "LoraKey",
     "MediaSpan",
+    "PromptEmbeds",
     "block_mm_infos",
 ]

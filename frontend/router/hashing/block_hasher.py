@@ -101,6 +101,7 @@ class BlockHasher:
         *,
         lora: LoraKey | tuple[str, str] | None = None,
         cache_salt: str | None = None,
+        embeds_digests: Sequence[bytes] | None = None,
         parent: BlockHash | None = None,
     ) -> list[BlockHash]:
         """Hashes of all full blocks, each chained to the one before.
@@ -111,6 +112,7 @@ class BlockHasher:
                 a prompt without media.
             lora: name and path of the request's adapter.
             cache_salt: the request's salt; enters the first block only.
+            embeds_digests: per full block, the SHA-256 of its prompt embeddings.
             parent: the block before the first, if this is the rest of a prompt; then
                 ``mm_infos`` is its rest too, and ``cache_salt`` has been used.
 
@@ -121,7 +123,8 @@ class BlockHasher:
         block_size, _, none_hash = self.scheme
         salt = cache_salt if parent is None else None
         try:
-            tails = self._tails(len(token_ids) // block_size, mm_infos, lora, salt)
+            blocks = len(token_ids) // block_size
+            tails = self._tails(blocks, mm_infos, lora, salt, embeds_digests)
             # Blocks without extra keys all end alike, so the encoder appends that end.
             data, ends = cbor.unsigned_arrays(
                 token_ids, block_size, cbor.NULL if tails is None else b""
@@ -153,14 +156,17 @@ class BlockHasher:
         mm_infos: Sequence[BlockMmInfos],
         lora: tuple[str, str] | None,
         cache_salt: str | None,
+        embeds_digests: Sequence[bytes] | None,
     ) -> list[bytes] | None:
         """Per block, its extra keys in CBOR; ``None`` if no block has any.
 
-        The order within a block is vLLM's: LoRA, media, salt.
+        The order within a block is vLLM's: LoRA, media, salt, embeddings.
         """
         special = [block for block, infos in enumerate(mm_infos) if infos]
         if cache_salt and blocks and not (mm_infos and mm_infos[0]):
             special.append(0)
+        if embeds_digests is not None:
+            special = list(range(blocks))
         if lora is None and not special:
             return None
         adapter = [] if lora is None else [_LORA + cbor.text(lora[0]) + cbor.text(lora[1])]
@@ -177,13 +183,15 @@ class BlockHasher:
         integer = cbor.integer
         for block in special:
             infos = mm_infos[block] if mm_infos else ()
-            if len(infos) == 1 and block:
+            if len(infos) == 1 and block and embeds_digests is None:
                 identifier, offset = infos[0]
                 tails[block] = before_one + names[identifier] + integer(offset)
                 continue
             keys = [*adapter, *(names[name] + integer(offset) for name, offset in infos)]
             if block == 0 and cache_salt:
                 keys.append(_SALT + cbor.text(cache_salt))
+            if embeds_digests is not None:
+                keys.append(_EMBEDS + cbor.byte_string(embeds_digests[block]))
             tails[block] = _extra_keys(keys)
         return tails
 
@@ -198,6 +206,7 @@ _BEFORE_PARENT = cbor.array_head(3) + cbor.byte_string(bytes(32))[:-32]
 _LORA = cbor.array_head(3) + cbor.text("lora")
 _MM = cbor.array_head(3) + cbor.text("mm")
 _SALT = cbor.array_head(2) + cbor.text("cache_salt")
+_EMBEDS = cbor.array_head(2) + cbor.text("prompt_embeds")
 
 
 def _require_canonical(algorithm: str) -> None:

@@ -95,8 +95,14 @@ class HashMemo:
         *,
         lora: tuple[str, str] | None = None,
         cache_salt: str | None = None,
+        embeds_digests: Sequence[bytes] | None = None,
     ) -> list[BlockHash]:
         """See :meth:`BlockHasher.hash`. The list must not be changed."""
+        if embeds_digests is not None:
+            # Their tokens are all the same, and what tells them apart is hashed by now.
+            return self._hasher.hash(
+                token_ids, mm_infos, lora=lora, cache_salt=cache_salt, embeds_digests=embeds_digests
+            )
         size = self.scheme.block_size
         blocks = len(token_ids) // size
         tokens = None

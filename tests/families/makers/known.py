@@ -18,7 +18,7 @@ from tests.families.makers.base import (
     vision,
     vocabulary,
 )
-from tests.families.makers.qwens import linear
+from tests.families.makers.qwens import linear, qwen2_5_vl, qwen3_5_moe
 from tests.families.makers.tiles import internvl_hf
 
 
@@ -27,6 +27,24 @@ def intern_s1() -> Tiny:
     tiny = internvl_hf()
     name = "InternS1ForConditionalGeneration"
     return Tiny(tiny.config, tiny.tokenizer, tiny.processor, architecture=name)
+
+
+def intern_s2_preview() -> Tiny:
+    """Intern-S2 Preview: Qwen3.5 with experts under another name."""
+    tiny = qwen3_5_moe()
+    name = "InternS2PreviewForConditionalGeneration"
+    return Tiny(tiny.config, tiny.tokenizer, tiny.processor, architecture=name)
+
+
+def open_cua() -> Tiny:
+    """OpenCUA: Qwen2.5-VL's encoder, a placeholder of its own, no videos."""
+    tiny = qwen2_5_vl()
+    template = chat("<|media_placeholder|>")
+    tokenizer = vocabulary(template, "<|media_placeholder|>", "<|video_pad|>")
+    image, video = ids(tokenizer, "<|media_placeholder|>", "<|video_pad|>")
+    tiny.config.image_token_id, tiny.config.video_token_id = image, video
+    name = "OpenCUAForConditionalGeneration"
+    return Tiny(tiny.config, tokenizer, tiny.processor.image_processor, architecture=name)
 
 
 def qwen3_asr() -> Tiny:

@@ -27,8 +27,17 @@ COUNTED = {
 
 def llava() -> Tiny:
     """LLaVA-1.5: as many tokens for every image."""
+    return _llava()
+
+
+def llava_with_room() -> Tiny:
+    """The same with the token that vLLM puts where embeddings stand among media."""
+    return _llava("<prompt_embeds>")
+
+
+def _llava(*special: str) -> Tiny:
     template = chat("<image>")
-    tokenizer = vocabulary(template, "<image>")
+    tokenizer = vocabulary(template, "<image>", *special)
     config = hf.LlavaConfig(
         vision_config=vision(projection_dim=64),
         text_config=decoder(tokenizer, "llama"),
@@ -60,12 +69,14 @@ def llava_next() -> Tiny:
 
 
 def llava_next_video() -> Tiny:
-    """LLaVA-NeXT-Video: frames, pooled."""
+    """LLaVA-NeXT-Video: frames, pooled; in vLLM no images."""
+    side = 2 * SIDE  # vLLM divides by sides over squared patches
+    cropped = {"size": {"shortest_edge": side}, "crop_size": square(side)}
     template = chat("<image>", "<video>")
     tokenizer = vocabulary(template, "<image>", "<video>")
     image, video = ids(tokenizer, "<image>", "<video>")
     config = hf.LlavaNextVideoConfig(
-        vision_config=vision("clip_vision_model", projection_dim=64),
+        vision_config=vision("clip_vision_model", projection_dim=64, image_size=side),
         text_config=decoder(tokenizer, "llama"),
         image_token_index=image,
         video_token_index=video,
@@ -74,8 +85,8 @@ def llava_next_video() -> Tiny:
         architectures=["LlavaNextVideoForConditionalGeneration"],
     )
     processor = hf.LlavaNextVideoProcessor(
-        hf.LlavaNextVideoVideoProcessor(**CROPPED),
-        hf.LlavaNextImageProcessor(image_grid_pinpoints=PINPOINTS, **CROPPED),
+        hf.LlavaNextVideoVideoProcessor(**cropped),
+        hf.LlavaNextImageProcessor(image_grid_pinpoints=PINPOINTS, **cropped),
         tokenizer,
         chat_template=template,
         **COUNTED,

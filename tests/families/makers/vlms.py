@@ -3,7 +3,6 @@
 import transformers as hf
 
 from tests.families.makers.base import (
-    HEAD,
     HEADS,
     HIDDEN,
     MROPE,
@@ -156,40 +155,3 @@ def paddle_ocr_vl() -> Tiny:
     size = {"shortest_edge": 56**2, "longest_edge": 560**2}
     pictures = hf.PaddleOCRVLImageProcessor(size=size)
     return Tiny(config, tokenizer, hf.PaddleOCRVLProcessor(pictures, tokenizer, template))
-
-
-def gemma4() -> Tiny:
-    """Gemma 4: soft tokens by an image's size, windows, embeddings of each layer."""
-    names = {
-        "image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>",
-        "audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<audio|>",
-        "video_token": "<|video|>",
-    }  # fmt: skip
-    template = chat("<|image|>", "<|video|>")
-    tokenizer = vocabulary(template, **names)
-    image, boi, eoi, audio, boa, eoa, video = ids(tokenizer, *names.values())
-    config = hf.Gemma4Config(
-        text_config=decoder(
-            tokenizer, num_hidden_layers=4, sliding_window=64, tie_word_embeddings=True,
-            layer_types=["sliding_attention"] * 3 + ["full_attention"],
-            hidden_size_per_layer_input=32, vocab_size_per_layer_input=len(tokenizer),
-            global_head_dim=HEAD, num_global_key_value_heads=HEADS,
-        ),
-        vision_config=vision(
-            num_key_value_heads=HEADS, head_dim=HEAD, patch_size=16, position_embedding_size=256,
-            default_output_length=70,
-        ),
-        audio_config=None,
-        boi_token_id=boi, eoi_token_id=eoi, image_token_id=image, video_token_id=video,
-        boa_token_id=boa, eoa_token_index=eoa, audio_token_id=audio,
-        architectures=["Gemma4ForConditionalGeneration"],
-    )  # fmt: skip
-    processor = hf.Gemma4Processor(
-        hf.Gemma4AudioFeatureExtractor(),
-        hf.Gemma4ImageProcessor(max_soft_tokens=70),
-        tokenizer,
-        hf.Gemma4VideoProcessor(),
-        chat_template=template,
-        image_seq_length=70,
-    )
-    return Tiny(config, tokenizer, processor)

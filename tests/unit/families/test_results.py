@@ -44,12 +44,14 @@ def test_the_page_says_what_differs_and_what_is_not_built(tmp_path: Path) -> Non
     results = [
         result("llava", answer(), answer("cached tokens: ours 0, plain 32")),
         result("two-ranks", answer(), mode="data parallel 2"),
+        result("two-devices", mode="tensor parallel 2", unbuilt="vLLM's own words"),
         result("lone", answer(status=400, ours=200), answer(status=400, ours=400), mode="one"),
     ]
     page.write(results, tmp_path / "families.md")
     text = (tmp_path / "families.md").read_text()
     assert "| `LlavaForConditionalGeneration` | llava |  | 1 of 2 differ |" in text
     assert "| data parallel 2 | two-ranks |  | same (1) |" in text
+    assert "- tensor parallel 2: vLLM's own words" in text
     assert "same (2), 1 refused by both, 1 answered by ours only" in text
     assert "- llava, shm, an image: cached tokens: ours 0, plain 32" in text
     assert f"| `{WHISPER}` | an encoder-decoder model" in text
@@ -58,7 +60,7 @@ def test_the_page_says_what_differs_and_what_is_not_built(tmp_path: Path) -> Non
 @pytest.mark.parametrize("whole", [False, True])
 def test_no_two_ways_share_a_medium(whole: bool) -> None:
     """Or the second of them would find it in the cache."""
-    everything: frozenset[Medium] = frozenset({"text", "image", "video", "sound"})
+    everything: frozenset[Medium] = frozenset({"text", "image", "video", "sound", "embeddings"})
     media = [
         {
             str(part)

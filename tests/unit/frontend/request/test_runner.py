@@ -626,9 +626,10 @@ async def test_no_worker_at_all_is_told_as_such(lab: Lab) -> None:
         await lab.ask()
 
 
-async def test_the_router_hears_whether_tokens_are_embeddings(
+async def test_a_prompt_of_embeddings_alone_is_sent_without_tokens(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """vLLM takes zeros beside embeddings for tokens, and none at all for a prompt without any."""
     routed: list[RoutingRequest] = []
     route = lab.router.route
 
@@ -637,10 +638,18 @@ async def test_the_router_hears_whether_tokens_are_embeddings(
         return route(request, **how)
 
     monkeypatch.setattr(lab.router, "route", noted)
+    length = len(lab.model.prompt)
     await lab.ask()
-    lab.embeds = torch.zeros(len(lab.model.prompt), 4)
-    await lab.ask()
-    assert [each.has_embeds for each in routed] == [False, True]
+    lab.embeds = torch.zeros(length, 4)
+    (*_, last) = await lab.ask()
+    assert [each.embeds and each.embeds.rows for each in routed] == [None, length]
+    assert [len(each.token_ids) for each in routed] == [length, length]
+    (_, plain), (_, submit) = lab.asked
+    assert plain.prompt_token_ids == lab.model.prompt
+    assert submit.prompt_token_ids is None
+    assert submit.prompt_tokens == length
+    assert last.prompt_token_ids is not None
+    assert len(last.prompt_token_ids) == length
 
 
 async def test_a_name_as_long_as_a_book_is_refused(lab: Lab) -> None:

@@ -83,6 +83,14 @@ def test_without_room_nothing_is_remembered() -> None:
     assert one.statistics() == (0, 0, 0, 0)
 
 
+def test_prompt_embeddings_are_not_remembered() -> None:
+    one, tokens = memo(), [0] * 64
+    digests = [[bytes([number]) * 32] * 16 for number in range(2)]
+    first, second = (one.hash(tokens, (), embeds_digests=each) for each in digests)
+    assert first != second
+    assert one.statistics().prompts == 0
+
+
 def test_wide_and_impossible_tokens_are_left_to_the_hasher() -> None:
     one, tokens = memo(), [2**40] * 32
     assert one.hash(tokens, ()) == plain(tokens, [])

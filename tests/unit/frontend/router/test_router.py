@@ -14,7 +14,7 @@ from common.errors import ConfigurationError, NoWorkerError, RequestRejectedErro
 from common.identity import Incarnation, MmHash, RequestId, Target, WorkerId
 from common.telemetry import DECISIONS, PREDICTED_CACHED_TOKENS, REALISED_CACHED_TOKENS
 from frontend.router.events.subscriber import EventSource
-from frontend.router.hashing import LoraKey
+from frontend.router.hashing import LoraKey, PromptEmbeds
 from frontend.router.index.index_state import Knowledge
 from frontend.router.modes import RouterMode
 from frontend.router.request import RoutingRequest
@@ -166,13 +166,18 @@ async def test_requests_that_do_not_read_the_cache_predict_nothing(fleet: MakeRo
     assert "without prefix caching" in router.roster.state(Target(WorkerId("b"), 0)).reason
 
 
-async def test_of_prompts_with_embeddings_no_block_is_known(fleet: MakeRouter) -> None:
+async def test_prompts_of_embeddings_are_told_apart_by_them(fleet: MakeRouter) -> None:
     """The tokens that they stand for are the same in all of them."""
     router = await fleet("a", "b")
-    for has_embeds in (False, True, True):
-        decision = router.route(request(prompt(1), has_embeds=has_embeds))
-        assert not decision.overlap_blocks
-        assert bool(router.in_flight.new_blocks(decision.request_id)) != has_embeds
+    zeros = [0] * (8 * BLOCK + 1)
+
+    def given(byte: bytes) -> RoutingRequest:
+        return request(zeros, embeds=PromptEmbeds(memoryview(byte * 4 * len(zeros)), len(zeros)))
+
+    serve(router, given(b"a"))
+    assert router.route(given(b"a")).overlap_blocks == 8
+    assert router.route(given(b"b")).overlap_blocks == 0
+    assert router.route(request(zeros)).overlap_blocks == 0
 
 
 async def test_the_same_text_with_another_picture_is_another_prompt(fleet: MakeRouter) -> None:
