@@ -31,8 +31,8 @@ def server_arguments() -> ModuleType:
 def count_frames_with(count: Callable[[bytes], int]) -> None:
     """Have the frames of a video be counted so, in this process, where its header does not say.
 
-    From 0.33 on vLLM reads such a video once for that, before it chooses frames; before, it refused
-    it.
+    From 0.33 on vLLM reads such a video once for that, before it chooses frames; before, it took
+    the first one only.
     """
     from vllm.multimodal.video_decoders.opencv import OpenCVVideoBackendMixin
 

@@ -58,7 +58,8 @@ def count_frames(timeout_s: float, data: bytes) -> int:
     """
     source = BytesIO(data)  # which OpenCV does not hold by itself
     reader = OpenCVVideoBackendMixin.get_cv2_video_api()
-    packets = cv2.VideoCapture(source, reader, [cv2.CAP_PROP_FORMAT, -1])
+    options = [cv2.CAP_PROP_FORMAT, -1]  # packets as they are
+    packets = cv2.VideoCapture(source, reader, options)  # type: ignore[call-overload] # any stream
     watched = _Watched(packets, 0, time.monotonic() + timeout_s)
     try:
         frames = 0

@@ -67,6 +67,7 @@ from frontend.request.engine_client import RoutedEngineClient
 from tests.by_version import since_033
 
 ROOT = Path(__file__).parents[2]
+OPENAI = "vllm.entrypoints.openai"
 
 
 def parameters(function: object) -> list[str]:
@@ -332,12 +333,10 @@ def test_names_of_media_reach_what_hashes_them() -> None:
         CompletionRequest,
         GenerateRequest,
         ResponsesRequest,
-        *since_033(["vllm.entrypoints.openai.decisions.protocol:DecisionRequest"], []),
+        *map(resolve_name, since_033([f"{OPENAI}.decisions.protocol:DecisionRequest"], [])),
     ],
 )
-def test_salts_come_in_bodies_under_one_name(request_type: type[BaseModel] | str) -> None:
-    if isinstance(request_type, str):
-        request_type = resolve_name(request_type)
+def test_salts_come_in_bodies_under_one_name(request_type: type[BaseModel]) -> None:
     assert request_type.model_fields["cache_salt"].validation_alias is None
 
 
@@ -392,7 +391,7 @@ async def test_how_a_medium_is_decoded_has_a_key(kind: str) -> None:
 
     for _ in range(2):
         # From 0.33 on vLLM has two for each request, which hold locks.
-        budgets = {"decoded_budget": threading.Condition(), "download_budget": object()}
+        budgets: Any = {"decoded_budget": threading.Condition(), "download_budget": object()}
         connector = Asked(cast(MediaLoader, None), **since_033(budgets, {}))
         await getattr(connector, f"fetch_{kind}_async")("https://example.com/x")
     media_io, of_another_request = asked

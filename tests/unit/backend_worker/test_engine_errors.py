@@ -80,7 +80,7 @@ class Llm:
 def engine(raises: BaseException | None = None, *, later: bool = True) -> Engine:
     made = object.__new__(Engine)
     renderer: Any = Renderer(later=later)
-    made._llm = Llm(raises, renderer)  # type: ignore[assignment]
+    made._llm = Llm(raises, renderer)
     made._cache = renderer
     made._ranks = [0]
     made._copies_items = False
