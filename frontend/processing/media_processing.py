@@ -22,6 +22,7 @@ from frontend.processing.backends import Backend, Decodes
 from frontend.processing.batch import MediaOptions, Processed, processes_apart
 from frontend.processing.client_hashes import HashedItems
 from frontend.processing.errors import ProcessingFailedError
+from frontend.processing.geometry import check_geometry
 from frontend.processing.named_media import NamedMedia
 from frontend.processing.processed_once import ProcessedOnce
 from frontend.processing.prompt_media import Kept, MediaData, Shown, listed, media_apart
@@ -64,6 +65,7 @@ class MediaProcessing:
             most_waiting: requests whose media may be under way at the same time.
             sources: keeps media as fetched, if anyone wants them.
         """
+        self._renderer = renderer
         self._decode = decode
         self._most_waiting = most_waiting
         self._sources = sources
@@ -106,6 +108,7 @@ class MediaProcessing:
             modality: await arrived(listed(each)) or each for modality, each in mm_data.items()
         }
         try:
+            check_geometry(self._renderer, options.mm_processor_kwargs)
             with self._admitted(), stage("process_media"):
                 return await self._process(prompt, mm_data, mm_uuids or {}, options)
         except MmRouterError as error:
