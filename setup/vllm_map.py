@@ -144,6 +144,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.transformers_utils.processor",
         ),
         "frontend/processing/backends.py": ("vllm.renderers",),
+        "frontend/processing/geometry.py": ("vllm.renderers",),
         "frontend/processing/batch.py": (
             "vllm.multimodal.processing",
             "vllm.multimodal.processing.processor",

@@ -97,12 +97,12 @@ class FrontendMediaConnector(MediaConnector):
         except OverloadedError as error:
             raise as_vllm_error(error) from error
 
-    async def fetch_video_async(self, video_url: str, **options: Any) -> Any:
+    async def fetch_video_async(self, video_url: str, **options: str | None) -> Any:
         """vLLM's own, but for a decoder that there is not: a 400."""
         check_video_backend(self.media_io_kwargs)
         return await super().fetch_video_async(video_url, **options)
 
-    def fetch_video(self, video_url: str, **options: Any) -> Any:
+    def fetch_video(self, video_url: str, **options: str | None) -> Any:
         """The same for vLLM's synchronous parser."""
         check_video_backend(self.media_io_kwargs)
         return super().fetch_video(video_url, **options)

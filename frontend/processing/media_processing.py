@@ -23,6 +23,7 @@ from frontend.processing.backends import Backend, Decodes
 from frontend.processing.batch import MediaOptions, Processed, processes_apart
 from frontend.processing.client_hashes import HashedItems
 from frontend.processing.errors import ProcessingFailedError
+from frontend.processing.geometry import check_geometry
 from frontend.processing.named_media import NamedMedia
 from frontend.processing.outline import outlines
 from frontend.processing.pace import Pace
@@ -72,6 +73,7 @@ class MediaProcessing:
             elsewhere: workers that may process pictures, if any may.
             policy: which of these are taken.
         """
+        self._renderer = renderer
         self._decode = decode
         self._most_waiting = most_waiting
         self._sources = sources
@@ -127,6 +129,7 @@ class MediaProcessing:
             modality: await arrived(listed(each)) or each for modality, each in mm_data.items()
         }
         try:
+            check_geometry(self._renderer, options.mm_processor_kwargs)
             with self._admitted(), stage("process_media"):
                 return await self._process(prompt, mm_data, mm_uuids or {}, options)
         except MmRouterError as error:

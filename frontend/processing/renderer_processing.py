@@ -113,8 +113,8 @@ class RendererProcessing:
             return {modality: list(hashes) for modality, hashes in names.items()}
 
         nothing = {modality: [None] * len(hashes) for modality, hashes in names.items()}
-        with self._hashed_by(known), self._cache.request(each for _, each in media):
-            return self._placed(prompt, nothing, names, options)
+        with self._hashed_by(known), self._cache.request(each for _, each in media), _placing():
+            return self._by_vllm(prompt, nothing, names, *options)
 
     def _process(
         self,
@@ -138,21 +138,8 @@ class RendererProcessing:
                 for modality, mm_hashes in found.items()
             }
 
-        with self._hashed_by(hashes), self._cache.request(named.values()):
-            return self._placed(prompt, mm_data, _names(mm_data, named), options)
-
-    def _placed(
-        self, prompt: list[int], mm_data: MediaData, names: object, options: MediaOptions
-    ) -> Any:
-        try:
-            return self._by_vllm(prompt, mm_data, names, *options)
-        except (AssertionError, RuntimeError) as error:
-            if isinstance(error, NotImplementedError) or not _NO_PLACE.match(str(error)):
-                raise
-            raise NoPlaceError(
-                "the prompt has no place for some of its media, which truncate_prompt_tokens may "
-                f"have cut off, or which text of the request is taken for: {error}"
-            ) from error
+        with self._hashed_by(hashes), self._cache.request(named.values()), _placing():
+            return self._by_vllm(prompt, mm_data, _names(mm_data, named), *options)
 
     @contextmanager
     def _hashed_by(self, hashes: Hashes) -> Iterator[None]:
@@ -169,6 +156,20 @@ class RendererProcessing:
         if self._hashing is None:  # by a backend, apart from the request that shows the media
             return by_content(inputs)
         return self._hashing(by_content, inputs)
+
+
+@contextmanager
+def _placing() -> Iterator[None]:
+    """While vLLM puts media into a prompt. Raises NoPlaceError if that has no place for them."""
+    try:
+        yield
+    except (AssertionError, RuntimeError) as error:
+        if not _NO_PLACE.match(str(error)):
+            raise
+        raise NoPlaceError(
+            "the prompt has no place for some of its media, which truncate_prompt_tokens may "
+            f"have cut off, or which text of the request is taken for: {error}"
+        ) from error
 
 
 def _names(mm_data: MediaData, named: ByPlace) -> dict[str, list[MmHash | None]]:

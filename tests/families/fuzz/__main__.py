@@ -3,10 +3,10 @@
     python -m tests.families.fuzz [--minutes N] [--seed N] [CASE ...]
 
 For each case a worker and a frontend; a few clients send odd media with odd options, and some hang
-up early. Afterwards each family must answer as before. Requests that were on their way when an
-engine ended are kept in a file each, as are those that got a 5xx: vLLM answers so where a grammar
-can't be compiled, for example. Ends with one line of JSON; exit status 1 if an engine or a frontend
-died, or a family answers otherwise than before.
+up early; at one of them adapters come and go, and one pools. Afterwards each must answer as before.
+Requests that were on their way when an engine ended are kept in a file each, as are those that got
+a 5xx. Ends with one line of JSON; exit status 1 if an engine or a frontend died, or a family
+answers otherwise than before.
 """
 
 import argparse

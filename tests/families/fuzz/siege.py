@@ -26,12 +26,16 @@ RECENT = 12
 """Requests that were just answered, since one that ends an engine may be."""
 
 
+ANSWERS = (501, 502)
+"""5xx that are answers: what a fleet does not do, and what workers could not do for an operator."""
+
+
 class Tally(msgspec.Struct):
     """What happened.
 
     Attributes:
         requests: sent; statuses says what became of them, 0 where the client hung up.
-        server_errors: 5xx but 501, by message.
+        server_errors: other 5xx than ``ANSWERS``, by message.
         engines_died, frontends_died: with the requests that were on their way, in files.
         unanswered: requests that took longer than two minutes.
         wrong_afterwards: families that did not answer as before.
@@ -49,7 +53,7 @@ class Tally(msgspec.Struct):
     def count(self, status: int, text: str) -> None:
         self.requests += 1
         self.statuses[str(status)] = self.statuses.get(str(status), 0) + 1
-        if status >= 500 and status != 501:
+        if status >= 500 and status not in ANSWERS:
             self.server_errors[text[:300]] = self.server_errors.get(text[:300], 0) + 1
 
 
@@ -189,7 +193,7 @@ class Siege:
             reply = await sent
         status = reply.status_code
         tally.count(status, reply.text)
-        if status >= 500 and status != 501:
+        if status >= 500 and status not in ANSWERS:
             found = self.kept / f"{self.case.name}-{status}-{time.time_ns()}.json"
             found.write_text(json.dumps({"path": path, "body": body, "said": reply.text[:2000]}))
         return None

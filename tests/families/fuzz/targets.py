@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.families import adapters
-from tests.families.case import Case
+from tests.families.case import DEMO, Case
 from tests.families.catalog import CASES
 from tests.families.fuzz.bodies import chat, completion
 from tests.families.fuzz.pooling_bodies import pooling
@@ -78,9 +78,7 @@ _POOLING = ("--runner=pooling", "--convert=embed")
 _ADAPTED = (*adapters.FLAGS, "--lora-modules=story={dir}/story")
 
 _SPECIAL = (
-    Target(
-        Case("embeddings", "qwen2_vl", flags=_POOLING, mode="a model that pools"), pooling, _POOLED
-    ),
+    Target(Case("embeddings", DEMO, flags=_POOLING, mode="a model that pools"), pooling, _POOLED),
     Target(
         Case("adapters", "llava", flags=_ADAPTED, mode="adapters that come and go"),
         adapting,
