@@ -409,11 +409,8 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
             worker's clock; 0 if none did. KV events tell it only with the engine's next step.
         media_emptied: how often an operator had media forgotten.
         stands_still: requests that are here get no output until an operator says so.
-        steps: what the steps of each rank add up to; of none in most messages, since
-            every two seconds is enough.
-        shipping: the same of media that arrived.
-        rendering: the same of pictures that it processed itself, told as often as ``steps``. A
-            worker that says nothing of it can't be left pictures that nobody has processed.
+        steps: what those of each rank add up to; mostly of none: every two seconds is enough.
+        shipping, rendering: the same of media that arrived; of pictures that it processed itself.
         adapters: those that it has, if they have changed since it said so last or are others than
             those on its card.
         active_adapters: those of them that its engine used last, as many as it computes with at

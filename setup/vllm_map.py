@@ -161,7 +161,6 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.multimodal.media",
             "vllm.multimodal.processing",
         ),
-        "frontend/processing/promises.py": ("vllm.multimodal.processing",),
         "frontend/processing/renderer_processing.py": (
             "vllm.multimodal.processing",
             "vllm.renderers",

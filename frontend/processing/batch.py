@@ -5,7 +5,7 @@ Works on one renderer's processor, in whichever process that lives.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.multimodal.media import MediaIO
@@ -17,6 +17,9 @@ from common.cache_partition import SHARED, Partition, hash_within
 from common.identity import MmHash
 from common.log_lines import current_request
 from frontend.fetch import Content
+
+Processor: TypeAlias = BaseMultiModalProcessor[Any]
+"""vLLM's, of any model."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Processed:
     prompt_updates: Sequence[ResolvedPromptUpdate]
 
 
-def processes_apart(processor: BaseMultiModalProcessor[Any]) -> bool:
+def processes_apart(processor: Processor) -> bool:
     """Whether a model's media can be processed one by one, like vLLM's cache has it.
 
     Some models process several together in another way and go round the cache then.
@@ -88,7 +91,7 @@ def processes_apart(processor: BaseMultiModalProcessor[Any]) -> bool:
 
 
 def inputs_of(
-    processor: BaseMultiModalProcessor[Any],
+    processor: Processor,
     modality: str,
     media: Sequence[Any],
     options: MediaOptions,
@@ -106,9 +109,7 @@ def inputs_of(
     )
 
 
-def process(
-    processor: BaseMultiModalProcessor[Any], batch: Batch, decoded: Sequence[Any]
-) -> list[Processed]:
+def process(processor: Processor, batch: Batch, decoded: Sequence[Any]) -> list[Processed]:
     """Run the HF processor: tens of milliseconds for each megapixel.
 
     Args:

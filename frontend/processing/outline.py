@@ -8,7 +8,7 @@ import struct
 from collections.abc import Hashable
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, Final
+from typing import Final
 
 from PIL import ExifTags, Image
 from vllm.multimodal.image import open_image
@@ -19,13 +19,16 @@ from common.cache_partition import Partition, hash_within
 from common.identity import MmHash
 from frontend.fetch import MISLED_DECODER_ERRORS, decoding_mode, freeze, picture_pixels
 from frontend.media_limits import FetchPolicy, RefusedError
-from frontend.processing.batch import MediaOptions, Medium, inputs_of, processes_apart
+from frontend.processing.batch import MediaOptions, Medium, Processor, inputs_of, processes_apart
 
 _FORMATS: Final = frozenset({"JPEG", "PNG", "WEBP"})
 """What pictures on the web are. Of these Pillow says size and orientation before it decodes."""
 
 _MODE: Final = "RGB"
 """vLLM converts pictures of other modes, and makes that part of their hashes."""
+
+NUMBERING: Final = "_recompute_cached_prompt_update"
+"""What models of vLLM's have of their own that say in a prompt which of its pictures one is."""
 
 _PNG_START: Final = 8
 _PNG_SAYS_MORE: Final = frozenset({b"acTL", b"eXIf", b"iTXt", b"tEXt", b"zTXt"})
@@ -48,22 +51,19 @@ class Outline:
     pixels: int
 
 
-def outlines(processor: BaseMultiModalProcessor[Any]) -> bool:
+def outlines(processor: Processor) -> bool:
     """Whether a model's pictures may be put into prompts by their outlines.
 
     Not if pictures of a prompt are processed together, nor if what stands for one depends on
     which of them it is.
     """
-    own, common = type(processor), BaseMultiModalProcessor
-    return (
-        processes_apart(processor)
-        and own._recompute_cached_prompt_update is common._recompute_cached_prompt_update
-        and not processor.info.ctx.model_config.is_encoder_decoder
-    )
+    numbers = getattr(type(processor), NUMBERING) is not getattr(BaseMultiModalProcessor, NUMBERING)
+    together = not processes_apart(processor)
+    return not (numbers or together or processor.info.ctx.model_config.is_encoder_decoder)
 
 
 def outline(
-    processor: BaseMultiModalProcessor[Any],
+    processor: Processor,
     medium: Medium,
     options: MediaOptions,
     partition: Partition,
@@ -84,7 +84,7 @@ def outline(
 
 
 def _outline(
-    processor: BaseMultiModalProcessor[Any],
+    processor: Processor,
     medium: Medium,
     options: MediaOptions,
     partition: Partition,
@@ -107,8 +107,9 @@ def _outline(
         orientation = opened.getexif().get(ExifTags.Base.Orientation, 1)
         shape = (opened.format, opened.size, orientation, mode, frozen)
         inputs = inputs_of(processor, "image", [MediaWithBytes(opened, data)], options)
-        # The model's own: what stands for it on the processor serves one prompt at a time.
-        hashes = type(processor)._get_mm_hashes(processor, inputs)
+        # Not by the processor's method: what stands in its place serves one prompt at a time.
+        config = processor.info.ctx.get_mm_config()
+        hashes = inputs.get_mm_hashes(processor.info.model_id, config.mm_hasher_algorithm)
     return Outline(hash_within(MmHash(hashes["image"][0]), partition), shape, pixels)
 
 

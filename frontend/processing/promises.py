@@ -10,11 +10,10 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from vllm.exceptions import VLLMError
 from vllm.multimodal.inputs import MultiModalKwargsItem
-from vllm.multimodal.processing import BaseMultiModalProcessor
 
 from common.cache_partition import Partition
 from common.errors import RequestRejectedError
@@ -24,7 +23,7 @@ from common.transfer.media_source import MediaSource
 from frontend.asgi import App, Receive, Scope, Send, route_path
 from frontend.fetch import RequestAllowance, current_allowance
 from frontend.media_limits import FetchPolicy
-from frontend.processing.batch import MediaOptions, Processed
+from frontend.processing.batch import MediaOptions, Processed, Processor
 from frontend.processing.errors import OutlineError
 from frontend.processing.known_shapes import KnownShapes, placement
 from frontend.processing.outline import Outline, outline
@@ -161,7 +160,7 @@ class Promises:
 
     def __init__(
         self,
-        processor: BaseMultiModalProcessor[Any],
+        processor: Processor,
         obtain: Obtain,
         pace: Pace,
         elsewhere: Elsewhere,

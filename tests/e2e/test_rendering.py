@@ -37,10 +37,10 @@ def shown(name: str) -> dict[str, Any]:
     return image(data_uri(picture(f"left-{name}", SIZE)))
 
 
-def rush(router: Endpoint, *names: str) -> list[Any]:
-    """Requests that come at once, each with a new picture."""
-    with ThreadPoolExecutor(len(names)) as threads:
-        asked = [threads.submit(ask, router, [shown(name), words("What is it?")]) for name in names]
+def rush(router: Endpoint, contents: list[list[dict[str, Any]]]) -> list[Any]:
+    """Requests that come at once."""
+    with ThreadPoolExecutor(len(contents)) as threads:
+        asked = [threads.submit(ask, router, content) for content in contents]
         return [each.result() for each in asked]
 
 
@@ -51,7 +51,8 @@ def test_a_rush_of_new_pictures(leaving: Endpoint, plain: Endpoint) -> None:
     for attempt in range(TRIES):
         before = hf_runs(leaving)
         names = [f"{attempt}-{number}" for number in range(12)]
-        replies = rush(leaving, *names)
+        contents = [[shown(name), words("What is it?")] for name in names]
+        replies = rush(leaving, contents)
         decisions: list[Any] = [leaving.decision(each.id) for each in replies]
         left = [each["media"][0]["transport"] == "reference" for each in decisions]
         ran = {side: runs - before[side] for side, runs in hf_runs(leaving).items()}
@@ -60,21 +61,20 @@ def test_a_rush_of_new_pictures(leaving: Endpoint, plain: Endpoint) -> None:
             break
     assert any(left) and not all(left)
     assert ran["worker"] == sum(left)
-    for name, reply, decision, was_left in zip(names, replies, decisions, left, strict=True):
+    for content, reply, decision, was_left in zip(contents, replies, decisions, left, strict=True):
         if was_left:
             (choice,) = decision["rendering"]
             assert (choice["place"], choice["reason"]) == ("worker", "sooner")
             assert choice["worker_ms"] < choice["frontend_ms"]
-        content = [shown(name), words("What is it?")]
         expected = ask(plain, content)
         assert text(reply) == text(expected)
         assert usage(reply).prompt_tokens == usage(expected).prompt_tokens
         # Again, by whoever has it now: what was predicted of its blocks is so.
         again = ask(leaving, content)
         assert text(again) == text(expected)
-        decision = leaving.decision(again.id)
-        assert decision["predicted_cached_tokens"] == decision["realised_cached_tokens"] > 0
-        assert [move["how"] for move in decision["media"]] == ["held"]  # type: ignore[attr-defined]
+        known: Any = leaving.decision(again.id)
+        assert known["predicted_cached_tokens"] == known["realised_cached_tokens"] > 0
+        assert [move["how"] for move in known["media"]] == ["held"]
     assert leased(leaving) == 0
 
 

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from vllm.multimodal.media import ImageMediaIO
+from vllm.multimodal.processing import BaseMultiModalProcessor
 from vllm.renderers import BaseRenderer
 
 from common.cache_partition import SHARED, partition_of
@@ -17,7 +18,7 @@ from frontend.fetch.content import Content
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing.batch import Batch, MediaOptions, Medium, process
 from frontend.processing.known_shapes import placement
-from frontend.processing.outline import Outline, outline, outlines
+from frontend.processing.outline import NUMBERING, Outline, outline, outlines
 from frontend.processing.renderer import build_renderer
 
 OPTIONS = MediaOptions({}, {})
@@ -152,6 +153,7 @@ def test_what_decides_on_the_shape(renderer: BaseRenderer) -> None:
 def test_pictures_of_one_shape_get_one_placement(renderer: BaseRenderer) -> None:
     processor = renderer.get_mm_processor()
     assert outlines(processor)
+    assert hasattr(BaseMultiModalProcessor, NUMBERING)
     seen: dict[object, object] = {}
     for name in ("a", "b"):
         for exif in (turned(1), turned(6)):

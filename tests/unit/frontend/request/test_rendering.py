@@ -153,7 +153,8 @@ async def test_a_picture_that_would_wait_is_left_to_its_worker(setting: Setting)
     assert (source.encoded, source.pixels, source.placeholder) == (b"new", PIXELS, "p")
     (choice,) = setting.decision().rendering
     assert (choice.place, choice.reason) == ("worker", "sooner")
-    assert (choice.frontend_ms, choice.worker_ms) == (1000.0, pytest.approx(10.0))
+    assert choice.frontend_ms == 1000.0
+    assert choice.worker_ms == pytest.approx(10.0)
     assert setting.ways() == [("shipped", "reference")]
     assert "rendering" in setting.decision().as_json()
 
