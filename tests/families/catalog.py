@@ -107,7 +107,7 @@ MODES: tuple[Case, ...] = (
          flags=("--quantization=int8_per_channel_weight_only",)),
     Case("transformers", DEMO, IMAGE, mode="--model-impl transformers",
          flags=("--model-impl=transformers",)),
-    Case("host-normalize", "qwen2_5_vl", SEEING, mode="--no-mm-device-do-normalize",
+    Case("host-normalize", DEMO, SEEING, mode="--no-mm-device-do-normalize",
          flags=("--no-mm-device-do-normalize",)),
     Case("embeddings", "llava_with_room", EMBEDDED, mode="--enable-prompt-embeds",
          flags=("--enable-prompt-embeds",)),
