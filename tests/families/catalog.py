@@ -89,7 +89,7 @@ MODES: tuple[Case, ...] = (
     Case("mamba", "granite_hybrid", mode="Mamba beside attention",
          flags=("--no-enable-prefix-caching",)),
     Case("mamba-cached", "granite_hybrid", mode="Mamba beside attention, states cached",
-         flags=(CACHED, "--mamba-cache-mode=all")),
+         flags=(CACHED, "--mamba-cache-mode=align")),
     Case("linear", "qwen3_next", mode="linear attention", flags=(CACHED, BFLOAT16)),
     Case("experts", "mixtral", mode="experts"),
     Case("two-devices", DEMO, SEEING, mode="tensor parallel 2",
@@ -111,7 +111,7 @@ MODES: tuple[Case, ...] = (
          flags=("--no-mm-device-do-normalize",)),
     Case("embeddings", "llava_with_room", EMBEDDED, mode="--enable-prompt-embeds",
          flags=("--enable-prompt-embeds",)),
-    Case("pruned-videos", "qwen2_5_vl", SEEING, mode="--video-pruning-rate 0.5",
+    Case("pruned-videos", "qwen3_vl", SEEING, mode="--video-pruning-rate 0.5",
          flags=("--video-pruning-rate=0.5", _PRUNING)),
 )  # fmt: skip
 """Engines that work in another mode."""
