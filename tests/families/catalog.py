@@ -104,7 +104,7 @@ MODES: tuple[Case, ...] = (
     Case("no-media-cache", "qwen2_vl", SEEING, mode="no media cache",
          flags=("--mm-processor-cache-gb=0",)),
     Case("quantised", DEMO, SEEING, mode="weights quantised as they are loaded",
-         flags=("--quantization=int8_per_channel_weight_only",)),
+         flags=("--quantization=int8_per_channel_weight_only", BFLOAT16)),
     Case("transformers", DEMO, IMAGE, mode="--model-impl transformers",
          flags=("--model-impl=transformers",)),
     Case("host-normalize", DEMO, SEEING, mode="--no-mm-device-do-normalize",
