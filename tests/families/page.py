@@ -47,7 +47,7 @@ def write(results: Sequence[Result], path: Path) -> None:
 
 
 def _not_had(modes: Iterable[Result]) -> list[str]:
-    lines = [f"- {r.mode}: {r.unbuilt}" for r in modes if r.unbuilt and not r.answers]
+    lines = [f"- {r.mode}: {r.unbuilt}" for r in modes if r.unbuilt]
     return ["\nNot to be had where this ran; what plain vLLM says:\n", *lines] if lines else []
 
 
@@ -64,7 +64,7 @@ def _table(title: str, rows: Iterable[tuple[str, Result]]) -> list[str]:
     head = f"| {title} | model | {' | '.join(media)} | cache |"
     lines = [head, "|---" * (len(media) + 3) + "|"]
     for name, result in rows:
-        if result.unbuilt and not result.answers:
+        if result.unbuilt:
             continue
         cells = [_cell(result, medium) for medium in media]
         lines.append(f"| {name} | {result.case} | {' | '.join(cells)} | {result.index or '-'} |")
@@ -96,7 +96,7 @@ def _differing(results: Iterable[Result]) -> list[str]:
 
 def _not_built(families: Iterable[Result]) -> list[str]:
     reasons = {name: why for name, why in registry().items() if why}
-    built = {result.architecture for result in families if result.answers}
+    built = {result.architecture for result in families if not result.unbuilt}
     for result in families:
         if result.unbuilt and result.architecture not in built:
             reasons[result.architecture] = result.unbuilt

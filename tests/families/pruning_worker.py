@@ -11,7 +11,7 @@ from vllm.model_executor.models.interfaces import supports_multimodal_pruning
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 
-class PruningWorker(CPUWorker):  # type: ignore[misc]
+class PruningWorker(CPUWorker):
     """Says what the parent forgets."""
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:

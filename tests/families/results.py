@@ -91,7 +91,7 @@ def summary(results: Iterable[Result], registry: Mapping[str, str]) -> Summary:
         registry: for each architecture of vLLM's registry why it can't be built, or nothing.
     """
     results = list(results)
-    compared = {result.architecture for result in results if result.answers}
+    compared = {result.architecture for result in results if result.answers and not result.unbuilt}
     failed = {result.architecture for result in results if result.unbuilt} - compared
     return Summary(
         architectures=len(compared & registry.keys()),

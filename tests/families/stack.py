@@ -27,6 +27,8 @@ from tests.families.case import DEMO, Case
 MEDIA = '--limit-mm-per-prompt={"image": 4, "video": 2, "audio": 2}'
 BLOCKS = "--num-gpu-blocks-override=512"
 MAKE_TIMEOUT_S = 300.0
+_EFFECTS = ("Engine core initialization failed", "EngineDeadError")
+"""What a server says when its engine has said the cause."""
 
 
 class Unbuilt(Exception):
@@ -70,7 +72,7 @@ def reason(process: Process) -> str:
     lines = [line.strip() for line in process.log.read_text(errors="replace").splitlines()]
     lines = [line for line in lines if line and "WARNING" not in line]
     errors = [line for line in lines if re.search(r"(Error|Exception)\b.*: ", line)]
-    told = [line for line in errors if "Engine core initialization failed" not in line]
+    told = [line for line in errors if not any(said in line for said in _EFFECTS)]
     last = (told or errors or lines or ["nothing in its log"])[-1]
     return re.sub(r"^\(.*?\) |ERROR \S+ \S+ \[\S+\] ", "", last)[:300]
 

@@ -34,9 +34,10 @@ def test_four_figures() -> None:
         result("no-prefix-cache", answer(), mode="prefix caching off"),
         result("two-ranks", mode="data parallel 2", broken="the worker ended"),
         result("aria", unbuilt="no such package"),
+        Result("ovis", WHISPER, "", [answer(medium="text")], unbuilt="a picture ends its engine"),
     ]
     figures = summary(results, {LLAVA: "", WHISPER: "an encoder"})
-    assert (figures.architectures, figures.cases) == (1, 3)
+    assert (figures.architectures, figures.cases) == (1, 4)
     assert (figures.differ, figures.unbuildable) == (2, 1)
 
 
