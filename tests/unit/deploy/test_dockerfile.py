@@ -140,7 +140,7 @@ def test_packages_are_installed_as_make_does() -> None:
         for command in step.split("&&")
         if " pip install " in command
     )
-    assert value("LOCK") == "locks/$(DEVICE).txt"
+    assert value("LOCK") == "locks/$(DEVICE)$(OF_VLLM).txt"  # nothing, unless asked for another
     assert first == locked | {"--no-cache-dir", "locks/${DEVICE}.txt"}
     assert second == base | (set(itself.split()) - {"-e"})  # the image has no checkout
 
