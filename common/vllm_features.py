@@ -8,7 +8,6 @@ of the changes. What a version lacks is left alone. Whatever differs is found ou
 from collections.abc import Callable
 from inspect import signature
 from types import ModuleType
-from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.engine.protocol import EngineClient
@@ -73,7 +72,9 @@ def forget_evicted_media(renderer: BaseRenderer) -> None:
         drain()
 
 
-def profiler_options(llm: EngineClient, options: ProfilerOptions | None) -> dict[str, Any]:
+def profiler_options(
+    llm: EngineClient, options: ProfilerOptions | None
+) -> dict[str, ProfilerOptions]:
     """How to tell an engine more of a profile than its prefix and length, from 0.33 on.
 
     Raises:
