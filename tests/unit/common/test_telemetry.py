@@ -16,7 +16,7 @@ METRICS = declared()
 LABELS = {
     *("worker_id", "rank", "stage", "error", "outcome", "reason", "side", "result", "transport"),
     *("how", "source", "deadline", "field", "socket", "where", "task", "state", "whose"),
-    *("knowledge", "role", "model"),
+    *("knowledge", "role", "model", "place"),
 }
 """Each has a few values that this code knows, or as many as there are workers and ranks."""
 
