@@ -248,6 +248,9 @@ def test_a_process_that_can_not_be_replaced_now_is_later(
         server = psutil.Process(one.pid).parent()
         assert server is not None
         server.kill()
+        # Until it is gone it may still take a connection, and reset it.
+        while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
         os.kill(one.pid, signal.SIGKILL)
         for _ in range(2):
             with pytest.raises(ProcessingFailedError, match="can't be started"):
