@@ -1,6 +1,6 @@
 """Sends requests that nobody would write to engines of tiny families, and counts who dies.
 
-    python -m tests.families.fuzz [--minutes N] [--seed N] [CASE ...]
+    python -m tests.families.fuzz [--minutes N] [--seed N] [--no-trust-request-mm-kwargs] [CASE ...]
 
 For each case a worker and a frontend; a few clients send odd media with odd options, and some hang
 up early; at one of them adapters come and go, and one pools. Afterwards each must answer as before.
@@ -40,7 +40,14 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6)
     parser.add_argument("--kept", type=Path, default=KEPT, help="where what was found is left")
+    parser.add_argument(
+        "--trust-request-mm-kwargs",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="of frontends, whose own default is not to",
+    )
     options = parser.parse_args()
+    trust = f"--{'' if options.trust_request_mm_kwargs else 'no-'}trust-request-mm-kwargs"
     tally = Tally(seed=options.seed)
     print(f"seed {options.seed}", flush=True)
     options.kept.mkdir(parents=True, exist_ok=True)
@@ -52,7 +59,8 @@ def main() -> int:
                 directory.mkdir()
                 target = TARGETS[name]
                 model = make_model(target.case.maker, directory, directory)
-                sieges.append(Siege(target, model, directory, options.kept, options.seed))
+                siege = Siege(target, model, directory, options.kept, options.seed, trust)
+                sieges.append(siege)
             for siege in sieges:
                 siege.wait()
             asyncio.run(besiege(sieges, time.monotonic() + 60 * options.minutes, tally))

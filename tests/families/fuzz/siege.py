@@ -73,8 +73,17 @@ def _rounded(number: str) -> float:
 class Siege:
     """Everything of one family."""
 
-    def __init__(self, target: Target, model: Path, directory: Path, kept: Path, seed: int) -> None:
+    def __init__(
+        self, target: Target, model: Path, directory: Path, kept: Path, seed: int, *flags: str
+    ) -> None:
+        """
+        Args:
+            directory: for logs and cards.
+            kept: where what was found is left.
+            flags: of frontends.
+        """
         self.target = target
+        self._flags = flags
         self.case = case = target.case
         self.model = model
         self.directory = directory
@@ -98,7 +107,12 @@ class Siege:
             f"{name}-worker", self.model, self.cards, self.directory, *flags, env=env
         )
         self.frontend: HttpServer = start_frontend(
-            f"{name}-frontend", self.cards, self.directory, *self.case.both, env=env
+            f"{name}-frontend",
+            self.cards,
+            self.directory,
+            *self.case.both,
+            *self._flags,
+            env=env,
         )
 
     def wait(self) -> None:
