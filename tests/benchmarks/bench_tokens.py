@@ -207,10 +207,13 @@ async def sample(contenders: Sequence[Contender], args: argparse.Namespace) -> l
     pids = {f"{each.name}-{role}": pid for each in contenders for role, pid in each.find().items()}
     load = asyncio.create_task(measure(contenders, args))
     try:
-        return await asyncio.to_thread(record, pids, args.seconds, args.flames)
+        graphs = await asyncio.to_thread(record, pids, args.seconds, args.flames)
     finally:
         load.cancel()
         await asyncio.wait([load])
+    if not load.cancelled():
+        load.result()  # it ended before it was told to, so the graphs are of idle processes
+    return graphs
 
 
 def report(contenders: Sequence[Contender]) -> dict[str, float]:
