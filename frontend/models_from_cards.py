@@ -8,7 +8,9 @@ import gc
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
+from typing import Generic, TypeVar
 
 from common.errors import MmRouterError
 from common.live_metrics import Row
@@ -18,10 +20,11 @@ from common.telemetry import MODEL_LOADS, MODELS
 from frontend.asgi import App
 from frontend.http import ModelApp, ModelChoice, ReadinessGate, list_together
 from frontend.model import Model, Shared, Whole
-from frontend.router import Router
-from frontend.workers import Contract, Everybody, Fleet, Fleets, Gauges, Members
+from frontend.workers import Contract, Everybody, Fleet, Fleets, Gauges
 
 logger = logging.getLogger(__name__)
+
+Part = TypeVar("Part")
 
 LAST_WORDS_S = 30.0
 """How long requests may take to end once the last worker of their model has left. All that needed
@@ -55,8 +58,8 @@ class ModelsFromCards:
         self.choice = ModelChoice(lambda name: self.fleets.of(name) is not None, root_path)
         self._whole = Whole(
             self.fleets,
-            _Routers(self.fleets),
-            Everybody(_Members(self.fleets)),
+            _OfEach(self.fleets, lambda fleet: fleet.router),
+            Everybody(_OfEach(self.fleets, lambda fleet: fleet.members)),
             (self.fleets.refusals,),
             self._forget_media,
         )
@@ -193,21 +196,12 @@ async def _ended(app: ModelApp) -> None:
         logger.warning("%d requests of model %s are given up", app.requests, app.names[0])
 
 
-class _Routers:
-    """Of all models, asked each time."""
+@dataclass(frozen=True)
+class _OfEach(Generic[Part]):
+    """A part of every fleet, asked each time."""
 
-    def __init__(self, fleets: Fleets) -> None:
-        self._fleets = fleets
+    fleets: Fleets
+    part: Callable[[Fleet], Part]
 
-    def __iter__(self) -> Iterator[Router]:
-        return (fleet.router for fleet in self._fleets)
-
-
-class _Members:
-    """The same."""
-
-    def __init__(self, fleets: Fleets) -> None:
-        self._fleets = fleets
-
-    def __iter__(self) -> Iterator[Members]:
-        return (fleet.members for fleet in self._fleets)
+    def __iter__(self) -> Iterator[Part]:
+        return map(self.part, self.fleets)
