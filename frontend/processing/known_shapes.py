@@ -11,6 +11,7 @@ from vllm.multimodal.cache.base import MultiModalCache
 from vllm.multimodal.processing.processor import ResolvedPromptUpdate
 
 from common.identity import MmHash
+from common.placeholder import placeholder_digest
 from frontend.processing.batch import Processed
 from frontend.processing.outline import Outline
 
@@ -18,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 SHAPES_KEPT: Final = 10_000
 """The one asked for longest ago goes first."""
+
+TOKENS_KEPT: Final = 8_000_000
+"""Of the placeholders of all of them: those who send pictures choose how large they are."""
 
 SURE: Final = 2
 """Different pictures of a shape that were put into prompts alike, before one is by it alone."""
@@ -40,6 +44,7 @@ class _Learned:
     shape: Shape
     said: Hashable
     hashes: set[MmHash]
+    tokens: int
 
 
 class KnownShapes:
@@ -51,6 +56,7 @@ class KnownShapes:
 
     def __init__(self) -> None:
         self._shapes: OrderedDict[Hashable, _Learned] = OrderedDict()
+        self._tokens = 0
         self.hold = True
 
     def recall(self, shape: Hashable) -> Shape | None:
@@ -75,9 +81,11 @@ class KnownShapes:
         elif known is None:
             nbytes = MultiModalCache.get_item_size(processed.item)
             shape = Shape(processed.prompt_updates, nbytes)
-            self._shapes[outline.shape] = _Learned(shape, said, {processed.mm_hash})
-            if len(self._shapes) > SHAPES_KEPT:
-                self._shapes.popitem(last=False)
+            tokens = sum(len(each.content.full) for each in processed.prompt_updates)
+            self._shapes[outline.shape] = _Learned(shape, said, {processed.mm_hash}, tokens)
+            self._tokens += tokens
+            while len(self._shapes) > SHAPES_KEPT or self._tokens > TOKENS_KEPT:
+                self._tokens -= self._shapes.popitem(last=False)[1].tokens
         elif known.said != said:
             self.doubt("two pictures of one size have different placeholders")
         elif len(known.hashes) < SURE:
@@ -91,12 +99,12 @@ class KnownShapes:
 
 
 def placement(prompt_updates: Sequence[ResolvedPromptUpdate]) -> Hashable:
-    """What of a picture gets into prompts: tokens, and which of them are its embeddings."""
-    return tuple((each.mode, tuple(each.content.full), _mask(each)) for each in prompt_updates)
+    """What of a picture gets into prompts: tokens, and which of them are its embeddings. As long
+    for many tokens as for few."""
+    return tuple((each.mode, _placeholder(each)) for each in prompt_updates)
 
 
-def _mask(update: ResolvedPromptUpdate) -> bytes:
-    content = update.content
-    if content.is_embed is None:
-        return bytes([1]) * len(content.full)
-    return content.is_embed(content.full).to(torch.uint8).numpy().tobytes()
+def _placeholder(update: ResolvedPromptUpdate) -> str:
+    tokens, is_embed = update.content.full, update.content.is_embed
+    mask = None if is_embed is None else is_embed(tokens).to(torch.uint8).numpy().tobytes()
+    return placeholder_digest(tokens, mask)

@@ -29,6 +29,7 @@ from frontend.processing.known_shapes import KnownShapes, placement
 from frontend.processing.outline import Outline, outline
 from frontend.processing.pace import Pace
 from frontend.processing.prompt_media import Shown
+from frontend.processing.sources import source_of
 
 _PATHS: Final = frozenset({"/v1/chat/completions", "/v1/messages", "/v1/responses"})
 """Whose prompts go to workers and nowhere else. What others render may go to clients, whole."""
@@ -226,17 +227,9 @@ class Promises:
             (processed,) = await self._obtain([shown], options, partition)
             return processed
 
-        source = MediaSource(
-            shown.modality,
-            shown.medium.content.data,
-            dict(options.mm_processor_kwargs),  # type: ignore[arg-type] # JSON in a request
-            dict(options.media_io_kwargs),  # type: ignore[arg-type] # likewise
-            partition,
-            outline.pixels,
-        )
         promise = Promise(
             outline.mm_hash,
-            source,
+            source_of(shown, options, partition, outline.pixels),
             shape.nbytes,
             self._pace.wait_ms,
             False,

@@ -27,7 +27,7 @@ from frontend.fetch.deferred import DeferredMedium
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.errors import RequestLimitError
 from frontend.media_limits.policy import FetchPolicy
-from frontend.processing import promises
+from frontend.processing import known_shapes, promises
 from frontend.processing.backends import OwnBackend
 from frontend.processing.batch import Batch, Processed
 from frontend.processing.errors import OutlineError
@@ -156,6 +156,21 @@ async def test_a_prompt_with_promises_is_vllms_own(
     assert setting.backend.batches == 3
 
 
+async def test_what_is_learned_of_large_pictures_has_a_limit(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who sends them chooses how many tokens they have."""
+    await setting.learn()
+    (place,) = (await setting.show(image("new")))["mm_placeholders"]["image"]
+    monkeypatch.setattr(known_shapes, "TOKENS_KEPT", place.length)
+    await setting.promised(image("newer"))
+    setting.workers.idle = False
+    await setting.show(image("of another size", (56, 168)))
+    setting.workers.idle = True
+    (item,) = (await setting.show(image("newest")))["mm_kwargs"]["image"]
+    assert not isinstance(item, PromisedItem)
+
+
 async def test_a_worker_makes_of_a_promise_what_is_made_here(
     setting: Setting, card: WorkerCard, serve_args: Namespace
 ) -> None:
@@ -182,12 +197,15 @@ async def test_a_worker_makes_of_a_promise_what_is_made_here(
 
 
 async def test_what_is_not_promised(setting: Setting) -> None:
-    """Without two pictures of a size, without a worker that is sooner, with names, for others."""
+    """Without two pictures of a size or a worker that is sooner, with names or options, for
+    others."""
     assert not _promises(await setting.show(image("a")))
     assert not _promises(await setting.show(image("b")))
     assert _promises(await setting.show(image("c")))
     assert not _promises(await setting.show(image("d"), uuids=["mine"]))
     assert _promises(await setting.show(image("e"), uuids=[None]))
+    # What workers make of a request's options is compared with nothing.
+    assert not _promises(await setting.show(image("e"), mm_processor_kwargs={"nothing": 1}))
     setting.workers.idle = False
     assert not _promises(await setting.show(image("f")))
     setting.workers.idle = True
