@@ -4,11 +4,12 @@ Nothing else assigns to them. Whoever has the logic offers it here: the counter 
 Face processor's runs, the frontend's processing of media, the worker's hashes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from vllm.multimodal.cache.base import BaseMultiModalProcessorCache
+from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.multimodal.processing import BaseMultiModalProcessor, ProcessorInputs
 from vllm.renderers import BaseRenderer
 
@@ -20,6 +21,11 @@ ByContent: TypeAlias = Callable[[ProcessorInputs], Mapping[str, list[MmHash]]]
 
 Hashes: TypeAlias = Callable[[ByContent, ProcessorInputs], Mapping[str, list[MmHash]]]
 """Ours of the same media, with vLLM's to make them of. Called on the renderer's thread."""
+
+CheckItems: TypeAlias = Callable[
+    [BaseMultiModalProcessor[Any], str, Sequence[MultiModalKwargsItem]], None
+]
+"""Raises if a modality's items, made with options of a request, are none that the model takes."""
 
 
 class MediaProcess(Protocol):
@@ -43,6 +49,7 @@ def patch_renderer(
     renderer: BaseRenderer,
     *,
     runs: HfProcessorRuns,
+    check: CheckItems | None = None,
     hashes: Hashes | None = None,
     cache: BaseMultiModalProcessorCache | None = None,
     process: MediaProcess | None = None,
@@ -58,6 +65,7 @@ def patch_renderer(
 
     Args:
         runs: counts from now on, so warm-up that is over is left out.
+        check: is shown what options of a request make, before anything keeps it.
         hashes: of media that vLLM processes; without them, its own.
         cache: instead of both of the renderer's, which are closed.
         process: instead of the renderer's own processing of a prompt's media.
@@ -66,6 +74,8 @@ def patch_renderer(
     if processor is None:
         return
     _count_runs(processor, runs)
+    if check is not None:
+        check_items(processor, check)
     if hashes is not None:
         _replace_method(processor, "_get_mm_hashes", partial(hashes, processor._get_mm_hashes))
     if cache is not None:
@@ -89,6 +99,20 @@ def _count_runs(processor: BaseMultiModalProcessor[Any], runs: HfProcessorRuns) 
         return inputs
 
     _replace_method(processor, "_get_hf_mm_inputs", counted)
+
+
+def check_items(processor: BaseMultiModalProcessor[Any], check: CheckItems) -> None:
+    """Where vLLM looks what goes into the prompt for new items, before a cache has them. Once."""
+    original = processor._get_mm_prompt_updates
+
+    def checked(mm_items: Any, hf_kwargs: Mapping[str, object], made: Any) -> Any:
+        if hf_kwargs:
+            for modality, items in made.require_data().items():
+                if items:  # none if they are all kept
+                    check(processor, modality, items)
+        return original(mm_items, hf_kwargs, made)
+
+    _replace_method(processor, "_get_mm_prompt_updates", checked)
 
 
 def _replace_method(

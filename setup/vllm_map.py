@@ -165,6 +165,11 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.multimodal.processing",
             "vllm.renderers",
         ),
+        "frontend/processing/tensor_shapes.py": (
+            "vllm.config.multimodal",
+            "vllm.multimodal.inputs",
+            "vllm.multimodal.processing",
+        ),
     },
     "media processor's cache": {
         "frontend/processing/preprocessor.py": ("vllm.multimodal.cache.base",),

@@ -16,7 +16,7 @@ from typing import Any
 import cloudpickle
 from vllm.exceptions import VLLMClientError
 
-from common.errors import UnsupportedItemError
+from common.errors import RequestRejectedError, UnsupportedItemError
 from common.hf_processor_runs import HfProcessorRuns
 from common.log_lines import configure_logging, current_request
 from common.renderer_patches import patch_renderer
@@ -40,6 +40,7 @@ from frontend.media_processes import (
 )
 from frontend.processing.batch import Batch, Processed, process
 from frontend.processing.renderer import build_renderer
+from frontend.processing.tensor_shapes import check_tensors
 
 logger = logging.getLogger("frontend.processing.child")
 
@@ -65,7 +66,7 @@ class Child:
         renderer = build_renderer(order.card, order.serve_args)
         renderer.warmup_mm()
         self._runs = HfProcessorRuns(side="frontend", worker_id=None)
-        patch_renderer(renderer, runs=self._runs)
+        patch_renderer(renderer, runs=self._runs, check=check_tensors)
         self._processor = renderer.get_mm_processor()
         connection.send(Ready())
 
@@ -103,7 +104,7 @@ class Child:
             raise
         except MediaError as error:
             return BatchFailed(Fault.REFUSED, error.reason)
-        except (ValueError, VLLMClientError, UnsupportedItemError) as error:
+        except (ValueError, VLLMClientError, UnsupportedItemError, RequestRejectedError) as error:
             return BatchFailed(Fault.INVALID, str(error))
         except Exception as error:  # told to the frontend, which raises it
             logger.exception("processing of %s media failed", batch.modality)

@@ -16,7 +16,6 @@ from common.cache_partition import Partition
 from common.errors import MmRouterError, OverloadedError
 from common.hf_processor_runs import HfProcessorRuns
 from common.telemetry import PREPROCESS_WAITING, stage
-from common.transfer.media_source import MediaSource
 from frontend.fetch import MISLED_DECODER_ERRORS, DeferredMedium, arrived
 from frontend.media_limits import FetchPolicy
 from frontend.processing.backends import Backend, Decodes
@@ -31,7 +30,7 @@ from frontend.processing.processed_once import ProcessedOnce
 from frontend.processing.promises import Elsewhere, Promises
 from frontend.processing.prompt_media import Kept, MediaData, Shown, listed, media_apart
 from frontend.processing.renderer_processing import RendererProcessing
-from frontend.processing.sources import MediaSources
+from frontend.processing.sources import MediaSources, source_of
 from frontend.processing.store import ProcessedStore
 from frontend.processing.uuids import Namespace, Uuids, check_uuids
 from frontend.tenancy import current_partition, current_tenant
@@ -170,8 +169,10 @@ class MediaProcessing:
             decoded = {modality: await self._decoded(each) for modality, each in mm_data.items()}
             rendered = await self._by_renderer.process(prompt, decoded, options, named, partition)
         else:
+            # Where workers process a medium, nobody looks what they make of a request's options.
             names = any(uuid is not None for uuids in mm_uuids.values() for uuid in uuids)
-            processed = await self._processed(media, options, partition, promising=not names)
+            promising = not names and not options.mm_processor_kwargs
+            processed = await self._processed(media, options, partition, promising=promising)
             rendered = await self._by_renderer.assemble(prompt, processed, options)
         for items in rendered["mm_kwargs"].values():
             for item in items:
@@ -259,11 +260,4 @@ def _keep_sources(
 ) -> None:
     for each, made in zip(shown, processed, strict=True):
         if not each.medium.content.jpeg_frames:
-            source = MediaSource(
-                each.modality,
-                each.medium.content.data,
-                dict(options.mm_processor_kwargs),  # type: ignore[arg-type] # JSON in a request
-                dict(options.media_io_kwargs),  # type: ignore[arg-type] # likewise
-                partition,
-            )
-            sources.keep(made.mm_hash, source)
+            sources.keep(made.mm_hash, source_of(each, options, partition))

@@ -36,6 +36,7 @@ from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateReque
 from vllm.model_executor import models
 from vllm.multimodal import image
 from vllm.multimodal.cache.base import BaseMultiModalProcessorCache
+from vllm.multimodal.inputs import MultiModalFlatField
 from vllm.multimodal.media import (
     AudioMediaIO,
     ImageMediaIO,
@@ -314,7 +315,17 @@ def test_media_are_processed_as_before() -> None:
     assert parameters(processor._apply_hf_processor) == ["self", "inputs", "timing_ctx"]
     assert parameters(processor._get_mm_hashes) == ["self", "inputs"]
     assert "self._get_mm_hashes(" in inspect.getsource(processor._cached_apply_hf_processor)
+    # What is made is looked at before any cache has it.
+    updates = ["self", "mm_items", "hf_processor_mm_kwargs", "out_mm_kwargs"]
+    assert parameters(processor._get_mm_prompt_updates) == updates
+    for way in (processor._apply_hf_processor, processor._cached_apply_hf_processor):
+        assert "self._get_mm_prompt_updates(" in inspect.getsource(way).split("self._merge_mm")[0]
+    for path in Path(models.__path__[0]).rglob("*.py"):
+        assert "def _get_mm_prompt_updates(" not in path.read_text(), path
     assert BaseMultiModalProcessorCache.__abstractmethods__ <= set(vars(StoreCache))
+    dummies = ["self", "seq_len", "mm_counts", "mm_options"]
+    assert parameters(processor.get_dummy_inputs) == dummies
+    assert [each.name for each in dataclasses.fields(MultiModalFlatField)][-2:] == ["slices", "dim"]
 
 
 def test_names_of_media_reach_what_hashes_them() -> None:

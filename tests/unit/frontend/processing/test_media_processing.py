@@ -28,7 +28,7 @@ from frontend.fetch.deferred import DeferredMedium
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.errors import RefusedError, RequestLimitError
 from frontend.media_limits.policy import FetchPolicy
-from frontend.processing import backends
+from frontend.processing import backends, media_processing
 from frontend.processing.backends import OwnBackend
 from frontend.processing.batch import Batch, Processed, process
 from frontend.processing.errors import AbandonedError
@@ -442,6 +442,24 @@ async def test_cleared_media_are_processed_anew(setting: Setting) -> None:
 
 SHOWN = pytest.mark.parametrize("shown", [image, decoded], ids=["encoded", "decoded"])
 """Pictures that we process, and such that vLLM does."""
+
+
+@SHOWN
+async def test_tensors_that_no_encoder_takes_are_kept_by_nobody(
+    setting: Setting, shown: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """See test_tensor_shapes.py; here, that each way of processing is looked at."""
+    monkeypatch.setattr(media_processing, "check_geometry", lambda *_: None)
+    for _ in range(2):
+        with pytest.raises(
+            VLLMValidationError, match="mm_processor_kwargs: pixel_values would be "
+        ):
+            await setting.show(shown("a"), mm_processor_kwargs={"patch_size": 7})
+    assert setting.arena.statistics().segments == 0
+    # Good ones of one batch are kept one by one, and each is as good as before by itself.
+    both = await setting.show(shown("a"), shown("b"), mm_processor_kwargs=SMALLER)
+    second = await setting.show(shown("b"), mm_processor_kwargs=SMALLER)
+    assert same(second["mm_kwargs"]["image"][0], both["mm_kwargs"]["image"][1])
 
 
 def made_of(result: Any) -> Any:

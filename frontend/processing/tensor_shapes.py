@@ -1,0 +1,220 @@
+"""What tensors a model takes, learned from what its HF processor makes of media without options.
+
+A request that may choose how media are processed (``--trust-request-mm-kwargs``) can have tensors
+made that no encoder takes, and vLLM's engine ends with the first of them.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from PIL import Image
+from vllm.config.multimodal import (
+    MultiModalDummyOptions,
+    VideoDummyOptions,
+)
+from vllm.multimodal.inputs import (
+    MultiModalFieldElem,
+    MultiModalFlatField,
+    MultiModalKwargsItem,
+    NestedTensors,
+)
+from vllm.multimodal.processing import BaseMultiModalProcessor, ProcessorInputs, TimingContext
+
+from common.errors import RequestRejectedError
+
+_SIZES: Final = (
+    (61, 97), (211, 353), (353, 211), (330, 290), (290, 330), (420, 370), (370, 420), (640, 480),
+    (1024, 256), (250, 1000), (2048, 150), (150, 2048), (2048, 2048),
+)  # fmt: skip
+"""Unlike each other, so that models which have pictures of many sizes have many of these."""
+
+_LARGEST: Final = 2048
+"""A model that lets a picture be as large makes none smaller."""
+
+_SEQ_LEN: Final = 4096
+"""Of the prompt that vLLM's dummies are for; some models have shorter films in shorter ones."""
+
+_FRAMES: Final = (2, 4, 6, 8, 10, 12)
+"""Of a film; the first has pictures of the first size, and so on."""
+
+_SOUNDS: Final = (9_000, 21_700, 50_300, 500_900, 800_500)
+"""Lengths at 16 kHz. Some models have them in pieces of half a minute."""
+
+_RATE: Final = 16_000
+
+_Kind = tuple[torch.dtype, int]
+"""A type of tensors, and how many dimensions they have."""
+
+
+class _Tensors:
+    """What the tensors of one name were like."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[_Kind, list[set[int]]] = {}
+
+    def learn(self, tensor: torch.Tensor) -> None:
+        sizes = self._sizes.setdefault(_kind(tensor), [set() for _ in tensor.shape])
+        for seen, size in zip(sizes, tensor.shape, strict=True):
+            seen.add(size)
+
+    def takes(self, tensor: torch.Tensor, counted: int | None, *, picture: bool) -> bool:
+        """
+        Args:
+            counted: the dimension that has as much of it as vLLM says.
+            picture: whether it is of one, which encoders cut into patches.
+        """
+        sizes = self._sizes.get(_kind(tensor))
+        return sizes is not None and all(
+            _takes(seen, size, counted=dimension == counted, picture=picture)
+            for dimension, (seen, size) in enumerate(zip(sizes, tensor.shape, strict=True))
+        )
+
+
+def _kind(tensor: torch.Tensor) -> _Kind:
+    return tensor.dtype, tensor.ndim
+
+
+def _takes(seen: set[int], size: int, *, counted: bool, picture: bool) -> bool:
+    if size in seen:
+        return True
+    if size == 0 or (len(seen) == 1 and not counted):
+        return False
+    if counted or not picture:
+        return True
+    most = max(seen)
+    return size % math.gcd(*seen) == 0 and (size <= most or most >= _LARGEST)
+
+
+class TensorShapes:
+    """Of one processor, which it asks when the first options come. For its one thread."""
+
+    def __init__(self, processor: BaseMultiModalProcessor[Any]) -> None:
+        self._processor = processor
+        self._learned: dict[str, Mapping[str, _Tensors]] = {}
+
+    def check(self, modality: str, items: Sequence[MultiModalKwargsItem]) -> None:
+        """Refuse what no encoder takes.
+
+        Args:
+            items: made with options, in the order in which they were.
+
+        Raises:
+            RequestRejectedError: says which tensor is another than it should be.
+        """
+        learned = self._learned.get(modality)
+        if learned is None:
+            learned = self._learned[modality] = self._learn(modality)
+        for item in items:
+            if learned.keys() - item.keys() and not item.keys() - learned.keys():
+                # With other names as well it is another kind of item: embeddings of the client's.
+                missing = ", ".join(sorted(learned.keys() - item.keys()))
+                raise RequestRejectedError(f"mm_processor_kwargs: without {missing}")
+            for name, element in item.items():
+                if name in learned:
+                    _check(name, element, learned[name], picture=modality == "image")
+        _check_slices(items)
+
+    def _learn(self, modality: str) -> Mapping[str, _Tensors]:
+        made = [self._processed(modality, each) for each in self._examples(modality)]
+        learned: dict[str, _Tensors] = {}
+        for name in set[str].intersection(*map(set, made)) if made else ():
+            for tensor in (each for item in made for each in _tensors(item[name].data)):
+                learned.setdefault(name, _Tensors()).learn(tensor)
+        return learned
+
+    def _examples(self, modality: str) -> Iterator[ProcessorInputs]:
+        if modality == "image":
+            for size in _SIZES:
+                yield self._shown(modality, Image.new("RGB", size))
+        elif modality == "video":
+            counts = dict.fromkeys(self._processor.info.supported_mm_limits, 0) | {modality: 1}
+            for frames, (width, height) in zip(cycle(_FRAMES), _SIZES, strict=False):
+                film = VideoDummyOptions(num_frames=frames, width=width, height=height)
+                sizes = MultiModalDummyOptions({modality: film})
+                # Films come with descriptions, which vLLM knows to make up for each model.
+                yield self._processor.get_dummy_inputs(_SEQ_LEN, counts, sizes)
+        elif modality == "audio":
+            for length in _SOUNDS:
+                yield self._shown(modality, (np.zeros(length, dtype=np.float32), _RATE))
+
+    def _shown(self, modality: str, medium: object) -> ProcessorInputs:
+        return ProcessorInputs([], self._processor.info.parse_mm_data({modality: [medium]}))
+
+    def _processed(self, modality: str, inputs: ProcessorInputs) -> MultiModalKwargsItem:
+        result = self._processor._apply_hf_processor(inputs, TimingContext(enabled=False))
+        return result.kwargs.require_data()[modality][0]
+
+
+def _check(name: str, element: MultiModalFieldElem, tensors: _Tensors, *, picture: bool) -> None:
+    field = element.field
+    counted = field.dim if isinstance(field, MultiModalFlatField) else None
+    found = list(_tensors(element.data))
+    if not found:
+        raise RequestRejectedError(f"mm_processor_kwargs: {name} would be no tensor")
+    for tensor in found:
+        if not tensors.takes(tensor, counted, picture=picture):
+            shape = "x".join(map(str, tensor.shape)) or "one number"
+            raise RequestRejectedError(
+                f"mm_processor_kwargs: {name} would be {shape} of {tensor.dtype}, which this model "
+                "does not take"
+            )
+
+
+def _check_slices(items: Sequence[MultiModalKwargsItem]) -> None:
+    """Refuse items of which vLLM says that there is more than the processor made."""
+    at: dict[tuple[str, int], int] = {}
+    for item in items:
+        for name, element in item.items():
+            field = element.field
+            if not isinstance(field, MultiModalFlatField):
+                continue
+            place = (name, id(field))  # the items of one batch share it
+            index = at[place] = at.get(place, -1) + 1
+            said, made = _length(field, index), _made(element.data, field.dim)
+            if None not in (said, made) and said != made:
+                raise RequestRejectedError(
+                    f"mm_processor_kwargs: {name} would be {made} long, and this model looks for "
+                    f"{said}"
+                )
+
+
+def _length(field: MultiModalFlatField, index: int) -> int | None:
+    if index >= len(field.slices):
+        return None
+    part = field.slices[index]
+    own = part if isinstance(part, slice) else part[field.dim]
+    if not isinstance(own.start, int) or not isinstance(own.stop, int):
+        return None
+    return own.stop - own.start
+
+
+def _made(data: NestedTensors, dimension: int) -> int | None:
+    if isinstance(data, torch.Tensor):
+        return data.shape[dimension]
+    return len(data) if isinstance(data, list | tuple) else None
+
+
+def _tensors(data: NestedTensors) -> Iterator[torch.Tensor]:
+    if isinstance(data, torch.Tensor):
+        yield data
+    elif isinstance(data, list | tuple):
+        for each in data:
+            yield from _tensors(each)
+
+
+_ALL: Final[WeakKeyDictionary[BaseMultiModalProcessor[Any], TensorShapes]] = WeakKeyDictionary()
+
+
+def check_tensors(
+    processor: BaseMultiModalProcessor[Any], modality: str, items: Sequence[MultiModalKwargsItem]
+) -> None:
+    """What :meth:`TensorShapes.check` does. The first for a modality processes dummies."""
+    shapes = _ALL.get(processor)
+    if shapes is None:
+        shapes = _ALL[processor] = TensorShapes(processor)
+    shapes.check(modality, items)
