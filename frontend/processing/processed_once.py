@@ -98,12 +98,19 @@ class ProcessedOnce:
         return again
 
 
+_MOST_AT_ONCE = 4
+"""Media of a batch. The first of a long document are processed while the others are decoded, and
+media of other requests come in between. All at once would take longer too: the processor puts their
+tensors together, in memory that is new each time.
+"""
+
+
 def _spread(shown: Sequence[Shown], width: int) -> Iterator[list[Shown]]:
-    """As many batches of each modality as can be worked on at the same time."""
+    """Batches of each modality, as many as can be worked on at the same time or more."""
     by_modality: dict[str, list[Shown]] = {}
     for each in shown:
         by_modality.setdefault(each.modality, []).append(each)
     for members in by_modality.values():
-        size = -(-len(members) // width)
+        size = min(-(-len(members) // width), _MOST_AT_ONCE)
         for start in range(0, len(members), size):
             yield members[start : start + size]

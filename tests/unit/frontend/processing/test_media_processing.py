@@ -28,7 +28,7 @@ from frontend.fetch.deferred import DeferredMedium
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.errors import RefusedError, RequestLimitError
 from frontend.media_limits.policy import FetchPolicy
-from frontend.processing import backends, media_processing
+from frontend.processing import backends, media_processing, processed_once
 from frontend.processing.backends import OwnBackend
 from frontend.processing.batch import Batch, Processed, process
 from frontend.processing.errors import AbandonedError
@@ -204,6 +204,17 @@ async def test_an_image_twice_in_a_request_is_processed_once(setting: Setting) -
     result = await setting.show(image("a"), image("a"))
     assert setting.backend.batches == [1]
     assert len(result["mm_placeholders"]["image"]) == 2
+
+
+async def test_a_long_document_is_processed_in_parts(
+    setting: Setting, vllm_renderer: BaseRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that media of other requests have their turn in between."""
+    monkeypatch.setattr(processed_once, "_MOST_AT_ONCE", 1)
+    pages = [image(f"page {number}") for number in range(4)]
+    result = await setting.show(*pages)
+    assert setting.backend.batches == [1, 1, 1, 1]
+    assert_equal(result, by_vllm(vllm_renderer, *pages))
 
 
 async def test_one_bad_image_fails_its_request_and_no_other(setting: Setting) -> None:
