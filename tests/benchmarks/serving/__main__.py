@@ -139,7 +139,8 @@ def race(
     with tempfile.TemporaryDirectory(prefix="bench-serving-") as temporary, ExitStack() as stack:
         directory = options.keep or Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)
-        engines = Engines(options.engines, None if options.real else GpuModel(speed=options.speed))
+        gpu = None if options.real else GpuModel(speed=options.speed)
+        engines = Engines(options.engines, gpu, options.slower)
         fleet = Fleet(stack, directory, engines.gpu or GpuModel())
         races: list[Race] = []
         told = Told()

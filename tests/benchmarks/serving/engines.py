@@ -1,6 +1,6 @@
 """What all contenders have: engines whose GPU is the clock, or real ones on the CPU."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -21,10 +21,12 @@ class Engines:
     Attributes:
         count: how many.
         gpu: how fast they are; None where a real model computes.
+        slower: of that speed, what every second engine has.
     """
 
     count: int
     gpu: GpuModel | None
+    slower: float = 1.0
 
     @property
     def speed(self) -> float | None:
@@ -36,10 +38,13 @@ class Engines:
         """What they are started with, beside what all engines of the tests have."""
         return (EXECUTOR, *_AS_ON_A_GPU) if self.gpu else ()
 
-    def env(self, totals: Path) -> dict[str, str]:
-        """The same, environment variables.
+    def env(self, number: int, totals: Path) -> dict[str, str]:
+        """The same, environment variables of one of them.
 
         Args:
             totals: the folder where they tell what they did.
         """
-        return self.gpu.to_env() | {FOLDER_VARIABLE: str(totals)} if self.gpu else {}
+        if self.gpu is None:
+            return {}
+        gpu = replace(self.gpu, speed=self.gpu.speed * self.slower) if number % 2 else self.gpu
+        return gpu.to_env() | {FOLDER_VARIABLE: str(totals)}

@@ -116,7 +116,8 @@ def _realised(block: Block) -> float:
 
 
 def _bound(block: Block, setting: Setting) -> Figures:
-    if not (isinstance(setting.pace, Closed) and setting.engines.gpu):
+    equal = setting.engines.slower == 1
+    if not (isinstance(setting.pace, Closed) and setting.engines.gpu and equal):
         return {"bound_per_s": None, "of_bound": None}
     gpu, clients = setting.engines.gpu, setting.pace.clients
     possible = len(block.answers) / bound_seconds(block.work, gpu, setting.engines.count, clients)

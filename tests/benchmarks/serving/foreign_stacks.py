@@ -26,7 +26,9 @@ def start_routers(ground: Ground, contenders: Sequence[Contender]) -> Ready:
     ports = [free_port() for _ in range(ground.engines.count)]
     asked = any(each.name == KV_AWARE for each in contenders)
     servers = [
-        ground.vllm(family, f"vllm-{number}", *([_events_flag(port)] if asked else []))
+        ground.vllm(
+            family, f"vllm-{number}", *([_events_flag(port)] if asked else []), number=number
+        )
         for number, port in enumerate(ports)
     ]
     events = [
@@ -70,7 +72,7 @@ def start_dynamo(ground: Ground, contenders: Sequence[Contender]) -> Ready:
     python = _foreign(contenders[0]).program()
     env = _dynamo_env(directory)
     workers = [
-        _dynamo_worker(ground, python, directory / f"worker-{number}.log", env)
+        _dynamo_worker(ground, python, directory, number, env)
         for number in range(ground.engines.count)
     ]
     frontends = [_dynamo_frontend(ground, each, python, directory, env) for each in contenders]
@@ -104,12 +106,15 @@ def _dynamo_env(directory: Path) -> dict[str, str]:
     }
 
 
-def _dynamo_worker(ground: Ground, python: str, log: Path, env: Mapping[str, str]) -> Process:
+def _dynamo_worker(
+    ground: Ground, python: str, directory: Path, number: int, env: Mapping[str, str]
+) -> Process:
     command = [
         python, "-m", "dynamo.vllm", f"--model={ground.fleet.model}", "--enable-multimodal",
         *ENGINE_FLAGS, CACHE_FLAG, *ground.engines.flags, _events_flag(free_port()),
     ]  # fmt: skip
-    worker = Process(log.stem, command, log, **env, **ground.engine_env(Family.DYNAMO.name))
+    log = directory / f"worker-{number}.log"
+    worker = Process(log.stem, command, log, **env, **ground.engine_env(Family.DYNAMO.name, number))
     ground.fleet.stack.callback(worker.stop)
     return worker
 

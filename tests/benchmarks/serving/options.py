@@ -59,6 +59,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--engines", type=positive, default=4, help="of each contender")
     parser.add_argument("--speed", type=float, default=0.5, help="of the GPUs; 1 is an H100's")
     parser.add_argument(
+        "--slower",
+        type=float,
+        default=1.0,
+        metavar="FACTOR",
+        help="every second engine has so much of --speed; not with data-parallel, which is one "
+        "process with all engines",
+    )
+    parser.add_argument(
         "--real",
         action="store_true",
         help="engines that compute the demo model on the CPU, not those whose GPU is the clock",
@@ -89,4 +97,7 @@ def arguments() -> argparse.Namespace:
         options.loads = plan(options.loads)
     except ValueError as error:
         parser.error(str(error))
+    one_speed = options.real or any(each.name == DATA_PARALLEL for each in options.contenders)
+    if options.slower != 1 and one_speed:
+        parser.error("--slower: engines of data-parallel and --real have one speed")
     return options

@@ -127,7 +127,13 @@ def write_csv(
     writer: csv.DictWriter[str] | None = None
     for race in races:
         engines = race.setting.engines
-        common = {**host, "engines": engines.count, "speed": engines.speed, "load": race.load.name}
+        common = {
+            **host,
+            "engines": engines.count,
+            "speed": engines.speed,
+            "slower": engines.slower,
+            "load": race.load.name,
+        }
         for block in race.blocks:
             own = versions.get(block.contender, {})
             row = {

@@ -39,9 +39,9 @@ class Ground:
         """The folder of engines' totals; None of real engines."""
         return self._folder(name) if self.engines.gpu else None
 
-    def engine_env(self, name: str) -> dict[str, str]:
-        """Of processes with engines."""
-        return self.engines.env(self._folder(name))
+    def engine_env(self, name: str, number: int) -> dict[str, str]:
+        """Of the process of an engine, or of all that a process has."""
+        return self.engines.env(number, self._folder(name))
 
     def _folder(self, name: str) -> Path:
         return self.fleet.directory / f"totals-{name}"
@@ -52,11 +52,15 @@ class Ground:
         made.mkdir()
         return made
 
-    def vllm(self, family: Family, name: str, *flags: str) -> HttpServer:
-        """vLLM's own server."""
+    def vllm(self, family: Family, name: str, *flags: str, number: int = 0) -> HttpServer:
+        """vLLM's own server.
+
+        Args:
+            number: which it is, where each engine has one.
+        """
         server = start_plain_vllm(
             self.fleet.model, self.directory(name), *self.engines.flags, CACHE_FLAG, QUIET_FLAG,
-            *flags, name=name, env=self.engine_env(family.name),
+            *flags, name=name, env=self.engine_env(family.name, number),
         )  # fmt: skip
         self.fleet.stack.callback(server.stop)
         return server
@@ -68,7 +72,7 @@ def start_ours(ground: Ground, contenders: Sequence[Contender]) -> Ready:
     for number in range(ground.engines.count):
         worker = start_worker(
             f"s{number}", fleet.model, fleet.directory / "cards", fleet.directory,
-            *ground.engines.flags, *WORKER_FLAGS, env=ground.engine_env(Family.OURS.name),
+            *ground.engines.flags, *WORKER_FLAGS, env=ground.engine_env(Family.OURS.name, number),
         )  # fmt: skip
         fleet.stack.callback(worker.stop)
         fleet.workers.append(worker)
