@@ -35,6 +35,7 @@ from tests.unit.frontend.fetch.sites import (
     serving,
     silence,
 )
+from tests.waiting import until
 
 MEGABYTE = 1 << 20
 
@@ -482,7 +483,8 @@ async def test_no_more_than_so_many_connections_per_host(
     site.routes["/x.png"] = gated(gate, answer(b"picture"))
     fetcher = make_fetcher()
     fetches = [asyncio.create_task(fetcher.fetch(site.url(), 100)) for _ in range(5)]
-    await asyncio.sleep(0.1)
+    await until(lambda: site.open == 2)
+    await asyncio.sleep(0.1)  # a third would come now
     assert site.open == 2
     gate.set()
     assert len(await asyncio.gather(*fetches)) == 5

@@ -6,6 +6,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from frontend.router.selection import Reported
 from frontend.router.settings import RouterSettings
 from frontend.router.worker import RoutableWorker
 from tests.fakes.routing import BLOCK, Clock, image, numbers, prompt, request, worker
+from tests.waiting import until
 
 MakeRouter = Callable[..., Awaitable[Router]]
 
@@ -432,8 +434,8 @@ async def test_nothing_grows_while_requests_and_workers_come_and_go(
 async def test_closing_stops_everything(fleet: MakeRouter) -> None:
     source = EventSource(0, "tcp://127.0.0.1:9", "tcp://127.0.0.1:9")
     router = await fleet(worker("a", event_sources=(source,)))
-    await asyncio.sleep(0.05)
-    assert "replay under way" in router.roster.state(Target(WorkerId("a"), 0)).reason
+    state = partial(router.roster.state, Target(WorkerId("a"), 0))
+    await until(lambda: "replay under way" in state().reason)
     before = len(asyncio.all_tasks())
     await router.close()
     assert len(asyncio.all_tasks()) < before
