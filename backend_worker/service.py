@@ -32,6 +32,7 @@ from common.fleet_key import FleetKey
 from common.fleet_sockets import REFUSALS, Gate, count_refusals
 from common.identity import Incarnation, RequestId, WorkerId
 from common.loop_delay import measure_loop_delay
+from common.loop_socket import LoopSocket
 from common.protocol import (
     PING_INTERVAL_S,
     PROTOCOL_VERSION,
@@ -68,6 +69,9 @@ merges their outputs meanwhile; other frontends don't notice."""
 
 CLOSE_S = 10.0
 """How long the engine may take to let go of the requests of a worker that closes."""
+
+LINGER_MS = 2000
+"""How long last outputs and goodbyes have to leave."""
 
 ATTACH_S = SESSION_TIMEOUT_S / 3
 """How long a new session waits for its memory. NIXL may need longer, and the frontend doesn't
@@ -121,15 +125,15 @@ class WorkerService:
         self._max_requests = max_requests
         self._context = zmq.asyncio.Context()
         self._gate = Gate(self._context, key)
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._monitor = self._socket.get_monitor_socket(REFUSALS)
-        # A frontend that went away must not look like one that is slow.
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.SNDHWM, SEND_QUEUE)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        options = {
+            zmq.ROUTER_MANDATORY: 1,  # who went away must not look like one that is slow
+            zmq.SNDHWM: SEND_QUEUE,
+            zmq.LINGER: 0,
+            zmq.MAXMSGSIZE: MAX_FRAME_BYTES,
+        }
+        self._socket = LoopSocket(self._context, zmq.ROUTER, options, REFUSALS)
         try:
-            self._socket.bind(endpoint)
+            self._socket.plain.bind(endpoint)
         except zmq.ZMQError as error:
             self._gate.close()
             self._context.destroy()
@@ -138,7 +142,7 @@ class WorkerService:
     @property
     def endpoint(self) -> str:
         """The bound address, with the real port."""
-        return str(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        return str(self._socket.plain.getsockopt_string(zmq.LAST_ENDPOINT))
 
     async def run(self) -> None:
         """Serve until cancelled or closed, or until the engine dies.
@@ -156,7 +160,7 @@ class WorkerService:
                     ("request plane clock", self._keep_time),
                     ("request plane news", lambda: self._news.tell(self._with_news)),
                     ("loop delay", measure_loop_delay),
-                    ("strangers", lambda: count_refusals(self._monitor, "request plane")),
+                    ("strangers", lambda: count_refusals(self._socket.monitor, "request plane")),
                 )
             ]
 
@@ -181,7 +185,8 @@ class WorkerService:
                 logger.warning("the engine did not let go of %d requests", self.active_requests)
         await self._media_receiver.close()
         self._gate.close()
-        self._context.destroy(linger=2000)  # ms: lets last outputs and goodbyes leave
+        self._socket.close(LINGER_MS)
+        self._context.destroy(linger=LINGER_MS)
 
     async def drain(self) -> None:
         """Take no more requests, and wait until those that are here have ended."""
@@ -201,7 +206,7 @@ class WorkerService:
 
     async def _receive(self) -> None:
         for count in itertools.count(1):
-            address, *parts = await self._socket.recv_multipart(copy=False)
+            address, *parts = await self._socket.receive()
             frames = [part.buffer for part in parts]
             session = self._sessions.get(address.bytes)
             if session is not None:
@@ -456,7 +461,7 @@ class WorkerService:
         """Send if there is room; says whether there was. Never waits."""
         frames: list[Frame] = self._codec.encode(message)
         try:
-            await self._socket.send_multipart([address, *frames], flags=zmq.NOBLOCK)
+            self._socket.send([address, *frames], copy=True)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:

@@ -170,12 +170,14 @@ class RequestState:
         for one in output.outputs:
             tokens += len(one.token_ids)
         self._place += tokens
-        first = not self.lifecycle.answered
+        state = self.lifecycle.state
+        first = state is not State.STREAMING and not self.lifecycle.answered
         outputs = self.resume.join(output.outputs)
-        finished = output.finished or (
-            self._alone and any(one.finish_reason is not None for one in outputs)
-        )
-        if finished or self.lifecycle.state is not State.STREAMING:
+        finished = output.finished
+        if self._alone and not finished:
+            for one in outputs:
+                finished = finished or one.finish_reason is not None
+        if finished or state is not State.STREAMING:
             self.lifecycle.on(Event.LAST_OUTPUT if finished else Event.OUTPUT)
         if first:
             TIME_TO_FIRST_TOKEN.observe(now - self._arrived)
@@ -188,11 +190,12 @@ class RequestState:
             REQUEST_SECONDS.observe(now - self._arrived)
         self._generated.add(outputs)
         answer = RequestOutput.__new__(RequestOutput)  # its constructor takes a third of all this
-        vars(answer).update(self._blank)
-        answer.outputs = outputs
-        answer.finished = finished
-        answer.metrics = output.metrics
-        answer.kv_transfer_params = output.kv_transfer_params
+        fields = vars(answer)
+        fields.update(self._blank)
+        fields["outputs"] = outputs
+        fields["finished"] = finished
+        fields["metrics"] = output.metrics
+        fields["kv_transfer_params"] = output.kv_transfer_params
         if output.prompt_logprobs is not None and isinstance(self.resume, Beginning):
             answer.prompt_logprobs = output.prompt_logprobs
         if self._gathers:

@@ -20,6 +20,7 @@ class Dispatch:
     def __init__(self, handles: Iterable[MediaHandle]) -> None:
         self._answers: deque[Answer | WorkerLostError | SlowClientError] = deque()
         self._reader: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()  # to ask for it is a system call
         self.given_up = False
         self.handles = list(handles)
         self.since = time.monotonic()
@@ -38,7 +39,7 @@ class Dispatch:
     async def next(self) -> Answer | WorkerLostError | SlowClientError:
         """Wait for what comes next. One task reads; asyncio's queue is for many, and slower."""
         while not self._answers:
-            self._reader = asyncio.get_running_loop().create_future()
+            self._reader = self._loop.create_future()
             await self._reader
         return self._answers.popleft()
 

@@ -33,6 +33,7 @@ from common.errors import (
     WorkerStalledError,
 )
 from common.identity import Incarnation, RequestId
+from common.loop_socket import LoopSocket
 from common.open_questions import OpenQuestions
 from common.operations import Operation
 from common.protocol import (
@@ -116,15 +117,11 @@ class WorkerLink:
         self._on_status = on_status
         self._on_terms = on_terms
         self._codec: Codec[ToFrontend] = Codec(ToFrontend)
-        self._socket = context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, SEND_QUEUE)
-        self._socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
+        options = {zmq.LINGER: 0, zmq.SNDHWM: SEND_QUEUE, zmq.RCVHWM: RECEIVE_QUEUE}
+        self._socket = LoopSocket(context, zmq.DEALER, options, zmq.EVENT_DISCONNECTED)
         self._backlog = Backlog(SEND_BYTES)
         self._figures: OpenQuestions[bytes] = OpenQuestions()
         self._operations: OpenQuestions[Operated] = OpenQuestions()
-        with undo_on_error(self._socket.close):  # there may be no file handle for it
-            self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._dispatches: dict[RequestId, Dispatch] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._lost: asyncio.Future[WorkerLostError] = asyncio.get_running_loop().create_future()
@@ -153,7 +150,7 @@ class WorkerLink:
     def _connect(self) -> None:
         endpoint = self.card.request_endpoint
         try:
-            self._socket.connect(endpoint)
+            self._socket.plain.connect(endpoint)
         except zmq.ZMQError as error:
             raise WorkerLostError(
                 f"worker {self.card.worker_id} can't be connected to at {endpoint!r}: {error}"
@@ -431,15 +428,15 @@ class WorkerLink:
                 await self._send(Ping())
 
     async def _watch_connection(self) -> None:
-        await self._monitor.recv_multipart()
+        await self._socket.monitor.recv_multipart()
         # What it sent before, perhaps the end of its last request, may still be unread.
-        while await self._socket.poll(0):  # noqa: ASYNC110  # no event says "empty"
+        while self._socket.readable:  # noqa: ASYNC110  # no event says "empty"
             await asyncio.sleep(0.01)
         self._last_heard = time.monotonic()  # by closing; so what it has it had till now
         self._lose("it closed the connection", WorkerDiedError)
 
     async def _receive_frames(self) -> list[memoryview]:
-        frames = await self._socket.recv_multipart(copy=False)
+        frames = await self._socket.receive()
         self._last_heard = time.monotonic()
         return [frame.buffer for frame in frames]
 
@@ -451,17 +448,11 @@ class WorkerLink:
         try:
             if media and self._backlog.full:
                 raise zmq.Again
-            await self._socket.send_multipart(
-                self._backlog.track(frames) if media else frames, copy=False, flags=zmq.NOBLOCK
-            )
+            self._socket.send(self._backlog.track(frames) if media else frames)
         except zmq.Again as error:
             raise WorkerBusyError(
                 f"worker {self.card.worker_id} is slow to read: too much waits to be sent to it"
             ) from error
 
     def _close_socket(self) -> None:
-        if self._socket.closed:
-            return
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close(linger=200)  # ms: lets the goodbye leave
+        self._socket.close(200)  # ms: lets the goodbye leave

@@ -364,14 +364,14 @@ async def test_too_many_open_files_when_connecting_are_survived(
 async def test_a_link_that_can_not_be_had_whole_leaves_no_socket(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[zmq.asyncio.Socket] = []
+    made: list[zmq.Socket[bytes]] = []
 
-    def fails(socket: zmq.asyncio.Socket, *_: object, **__: object) -> None:
+    def fails(socket: zmq.Socket[bytes], *_: object, **__: object) -> None:
         made.append(socket)
         raise zmq.ZMQError(errno.EMFILE)
 
     with monkeypatch.context() as patch:
-        patch.setattr(zmq.asyncio.Socket, "get_monitor_socket", fails)
+        patch.setattr(zmq.Socket, "get_monitor_socket", fails)
         town.news.say(CardPresent(town.card()))
         await until(lambda: made)
     assert all(socket.closed for socket in made)

@@ -21,6 +21,6 @@ async def test_a_close_that_is_cancelled_leaves_no_socket() -> None:
         await asyncio.gather(closing, return_exceptions=True)
         assert closing.cancelled()
         assert link._socket.closed
-        assert link._monitor.closed
+        assert link._socket.monitor.closed
     finally:
         context.destroy(linger=0)

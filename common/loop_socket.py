@@ -1,0 +1,119 @@
+"""A ZMQ socket that an event loop reads in the turn in which something has come.
+
+pyzmq's own socket for asyncio takes three turns of the loop, a future and a dozen calls for each
+message; with many engines, each of whose steps is a message, that was a fifth of a frontend's time.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+import zmq
+import zmq.asyncio
+
+from common.undo import undo_on_error
+from common.wire import Frame
+
+
+class LoopSocket:
+    """Read by one task at a time; sends without ever waiting.
+
+    Attributes:
+        plain: the socket itself, to be bound or connected.
+    """
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        kind: int,
+        options: Mapping[zmq.SocketOption, int],
+        monitored: int,
+    ) -> None:
+        """
+        Args:
+            kind: such as ``zmq.DEALER``.
+            monitored: the events of connections for which :attr:`monitor` is asked.
+
+        Raises:
+            zmq.ZMQError: there is no file handle for it.
+        """
+        # By way of the context, which gives its sockets the fleet's key.
+        made: Any = context.socket(kind, socket_class=cast(Any, zmq.Socket))
+        self.plain: Final[zmq.Socket[bytes]] = made
+        self._watching: asyncio.AbstractEventLoop | None = None
+        self._reader: asyncio.Future[None] | None = None
+        with undo_on_error(self.plain.close):
+            for option, value in options.items():
+                self.plain.setsockopt(option, value)
+            self._fd = int(self.plain.getsockopt(zmq.FD))
+            # Few and far between, so pyzmq's own class will do.
+            self.monitor: Any = self.plain.get_monitor_socket(monitored)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return bool(self.plain.closed)
+
+    @property
+    def readable(self) -> bool:
+        """Whether something has come that was not received."""
+        return bool(int(self.plain.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    async def receive(self) -> list[zmq.Frame]:
+        """The frames of the next message. Does not wait if there is one, so whoever receives many
+        lets others have a turn now and then.
+        """
+        if not self.readable:
+            await self._wait()
+        while True:
+            try:
+                return self.plain.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:  # ZMQ had news of another kind
+                await self._wait()
+
+    def send(self, frames: Sequence[Frame | zmq.Frame], *, copy: bool = False) -> None:
+        """Send, or raise zmq.Again if there is no room.
+
+        Args:
+            copy: of small frames a copy is cheaper than to hear when they have left.
+        """
+        try:
+            self.plain.send_multipart(frames, zmq.NOBLOCK, copy=copy)
+        finally:
+            # ZMQ takes notice of what has come also when it sends, and then its file handle
+            # does not tell of it any more.
+            if self._reader is not None and self.readable:
+                self._wake()
+
+    def close(self, linger_ms: int) -> None:
+        """Close it, after so long at most if something has not left yet. Later calls do nothing."""
+        if self.plain.closed:
+            return
+        self._unwatch()
+        if self._reader is not None:
+            self._reader.cancel()
+        self.plain.disable_monitor()
+        self.monitor.close(linger=0)
+        self.plain.close(linger=linger_ms)
+
+    async def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._watching is None:
+            loop.add_reader(self._fd, self._wake)
+            self._watching = loop
+        self._reader = loop.create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
+
+    def _wake(self) -> None:
+        if self._reader is None:
+            self._unwatch()  # until somebody waits: the loop would call again in every turn
+        elif not self._reader.done():
+            self._reader.set_result(None)
+
+    def _unwatch(self) -> None:
+        if self._watching is not None:
+            self._watching.remove_reader(self._fd)
+            self._watching = None
