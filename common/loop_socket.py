@@ -1,4 +1,4 @@
-"""A ZMQ socket that an event loop reads in the turn in which something has come.
+"""ZMQ sockets that an event loop reads in the turn in which something has come.
 
 pyzmq's own socket for asyncio takes three turns of the loop, a future and a dozen calls for each
 message; with many engines, each of whose steps is a message, that was a fifth of a frontend's time.
@@ -15,11 +15,74 @@ from common.undo import undo_on_error
 from common.wire import Frame
 
 
+class LoopReader:
+    """Receives what comes to a socket. One task at a time does."""
+
+    def __init__(self, plain: zmq.Socket[bytes]) -> None:
+        self._plain = plain
+        self._fd = int(plain.getsockopt(zmq.FD))
+        self._watching: asyncio.AbstractEventLoop | None = None
+        self._reader: asyncio.Future[None] | None = None
+
+    @property
+    def readable(self) -> bool:
+        """Whether something has come that was not received."""
+        return bool(int(self._plain.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    async def receive(self) -> list[zmq.Frame]:
+        """The frames of the next message. Does not wait if there is one, so whoever receives many
+        lets others have a turn now and then.
+        """
+        if not self.readable:
+            await self._wait()
+        while True:
+            try:
+                return self._plain.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:  # ZMQ had news of another kind
+                await self._wait()
+
+    def look(self) -> None:
+        """Called when something was sent: ZMQ may have taken notice then of what has come, and its
+        file handle does not tell of it any more.
+        """
+        if self._reader is not None and self.readable:
+            self._wake()
+
+    def stop(self) -> None:
+        """Nothing is received any more; whoever waits is cancelled."""
+        self._unwatch()
+        if self._reader is not None:
+            self._reader.cancel()
+
+    async def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._watching is None:
+            loop.add_reader(self._fd, self._wake)
+            self._watching = loop
+        self._reader = loop.create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
+
+    def _wake(self) -> None:
+        if self._reader is None:
+            self._unwatch()  # until somebody waits: the loop would call again in every turn
+        elif not self._reader.done():
+            self._reader.set_result(None)
+
+    def _unwatch(self) -> None:
+        if self._watching is not None and not self._watching.is_closed():
+            self._watching.remove_reader(self._fd)
+        self._watching = None
+
+
 class LoopSocket:
-    """Read by one task at a time; sends without ever waiting.
+    """Receives as :class:`LoopReader` does, and sends without ever waiting.
 
     Attributes:
         plain: the socket itself, to be bound or connected.
+        monitor: tells of its connections.
     """
 
     def __init__(
@@ -40,13 +103,11 @@ class LoopSocket:
         # By way of the context, which gives its sockets the fleet's key.
         made: Any = context.socket(kind, socket_class=cast(Any, zmq.Socket))
         self.plain: Final[zmq.Socket[bytes]] = made
-        self._watching: asyncio.AbstractEventLoop | None = None
-        self._reader: asyncio.Future[None] | None = None
         with undo_on_error(self.plain.close):
             for option, value in options.items():
                 self.plain.setsockopt(option, value)
-            self._fd = int(self.plain.getsockopt(zmq.FD))
-            # Few and far between, so pyzmq's own class will do.
+            self._reader = LoopReader(self.plain)
+            # Its messages are few and far between, so pyzmq's own class will do.
             self.monitor: Any = self.plain.get_monitor_socket(monitored)
 
     @property
@@ -57,19 +118,11 @@ class LoopSocket:
     @property
     def readable(self) -> bool:
         """Whether something has come that was not received."""
-        return bool(int(self.plain.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        return self._reader.readable
 
     async def receive(self) -> list[zmq.Frame]:
-        """The frames of the next message. Does not wait if there is one, so whoever receives many
-        lets others have a turn now and then.
-        """
-        if not self.readable:
-            await self._wait()
-        while True:
-            try:
-                return self.plain.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:  # ZMQ had news of another kind
-                await self._wait()
+        """The frames of the next message; see :meth:`LoopReader.receive`."""
+        return await self._reader.receive()
 
     def send(self, frames: Sequence[Frame | zmq.Frame], *, copy: bool = False) -> None:
         """Send, or raise zmq.Again if there is no room.
@@ -80,40 +133,13 @@ class LoopSocket:
         try:
             self.plain.send_multipart(frames, zmq.NOBLOCK, copy=copy)
         finally:
-            # ZMQ takes notice of what has come also when it sends, and then its file handle
-            # does not tell of it any more.
-            if self._reader is not None and self.readable:
-                self._wake()
+            self._reader.look()
 
     def close(self, linger_ms: int) -> None:
         """Close it, after so long at most if something has not left yet. Later calls do nothing."""
         if self.plain.closed:
             return
-        self._unwatch()
-        if self._reader is not None:
-            self._reader.cancel()
+        self._reader.stop()
         self.plain.disable_monitor()
         self.monitor.close(linger=0)
         self.plain.close(linger=linger_ms)
-
-    async def _wait(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._watching is None:
-            loop.add_reader(self._fd, self._wake)
-            self._watching = loop
-        self._reader = loop.create_future()
-        try:
-            await self._reader
-        finally:
-            self._reader = None
-
-    def _wake(self) -> None:
-        if self._reader is None:
-            self._unwatch()  # until somebody waits: the loop would call again in every turn
-        elif not self._reader.done():
-            self._reader.set_result(None)
-
-    def _unwatch(self) -> None:
-        if self._watching is not None:
-            self._watching.remove_reader(self._fd)
-            self._watching = None

@@ -232,6 +232,12 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.v1.engine.output_processor",
         ),
     },
+    "the socket by which an engine's outputs come": {
+        "backend_worker/engine_outputs.py": (
+            "vllm.utils.network_utils",
+            "vllm.v1.engine.core_client",
+        ),
+    },
     "what engines are asked": {
         "backend_worker/engine_calls.py": ("vllm.v1.engine.async_llm",),
     },

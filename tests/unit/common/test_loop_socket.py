@@ -63,7 +63,7 @@ def test_a_send_hides_nothing_that_has_come(run: Callable[[Awaitable[None]], Non
     async def check() -> None:
         async with pair() as (socket, other):
             waiting = asyncio.create_task(received(socket))
-            await until(lambda: socket._reader)
+            await until(lambda: socket._reader._reader)
             plain: zmq.Socket[bytes] = zmq.Socket.shadow(other)
             for turn in range(50):
                 plain.send(b"%d" % turn)
@@ -108,7 +108,7 @@ def test_nobody_is_called_for_what_nobody_wants(run: Callable[[Awaitable[None]],
             assert await waiting == [b"one"]
             assert not socket.readable  # ZMQ tells only whoever has found nothing
             await other.send(b"two")
-            await until(lambda: socket._watching is None)
+            await until(lambda: socket._reader._watching is None)
             assert await received(socket) == [b"two"]
             waiting = asyncio.create_task(received(socket))
             await asyncio.sleep(0)
@@ -122,12 +122,12 @@ def test_closing_ends_the_wait_of_whoever_reads(run: Callable[[Awaitable[None]],
     async def check() -> None:
         async with pair() as (socket, _):
             waiting = asyncio.create_task(received(socket))
-            await until(lambda: socket._watching)
+            await until(lambda: socket._reader._watching)
             socket.close(0)
             socket.close(0)
             await asyncio.wait([waiting], timeout=60)
             assert waiting.cancelled()
-            assert socket.closed and socket.monitor.closed and socket._watching is None
+            assert socket.closed and socket.monitor.closed and socket._reader._watching is None
 
     run(check())
 
