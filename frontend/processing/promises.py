@@ -76,7 +76,7 @@ class PromisedItem(MultiModalKwargsItem):
         self.promise = promise
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Promise:
     """A picture of one request that nobody has processed yet.
 
@@ -93,8 +93,8 @@ class Promise:
     source: MediaSource
     nbytes: int
     wait_ms: float
-    left: bool
-    refused: bool
+    left: bool = False
+    refused: bool = False
     _outline: Outline
     _promised: Hashable
     _process: Callable[[], Awaitable[Processed]]
@@ -228,17 +228,15 @@ class Promises:
             return processed
 
         promise = Promise(
-            outline.mm_hash,
-            source_of(shown, options, partition, outline.pixels),
-            shape.nbytes,
-            self._pace.wait_ms,
-            False,
-            False,
-            outline,
-            placement(shape.prompt_updates),
-            process,
-            self,
-            current_allowance(self._policy),
+            mm_hash=outline.mm_hash,
+            source=source_of(shown, options, partition, outline.pixels),
+            nbytes=shape.nbytes,
+            wait_ms=self._pace.wait_ms,
+            _outline=outline,
+            _promised=placement(shape.prompt_updates),
+            _process=process,
+            _promises=self,
+            _allowance=current_allowance(self._policy),
         )
         return Processed(outline.mm_hash, PromisedItem(promise), shape.prompt_updates)
 

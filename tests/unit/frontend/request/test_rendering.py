@@ -76,17 +76,15 @@ class Here:
 
         source = MediaSource("image", name.encode(), {}, {}, pixels=pixels, placeholder="p")
         promise = Promise(
-            MmHash(name),
-            source,
-            64,
-            self.wait_ms,
-            False,
-            False,
-            Outline(MmHash(name), "shape", pixels),
-            (),
-            process,
-            cast(Promises, self),
-            RequestAllowance(FetchPolicy(max_request_megapixels=4)),
+            mm_hash=MmHash(name),
+            source=source,
+            nbytes=64,
+            wait_ms=self.wait_ms,
+            _outline=Outline(MmHash(name), "shape", pixels),
+            _promised=(),
+            _process=process,
+            _promises=cast(Promises, self),
+            _allowance=RequestAllowance(FetchPolicy(max_request_megapixels=4)),
         )
         part = MediaPart("image", MmHash(name), 0, 4, None)
         item = PromisedItem(promise)
