@@ -4,7 +4,7 @@ vLLM reads it by pyzmq's own class for asyncio, which took a third of what a wor
 for a step of its engine.
 """
 
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from typing import Any
 
 import zmq
@@ -22,7 +22,7 @@ class EngineOutputs(zmq.asyncio.Socket):
 
     def recv_multipart(  # type: ignore[override] # it has one signature for each kind of frames
         self, *_: Any, **__: Any
-    ) -> Awaitable[list[zmq.Frame]]:
+    ) -> Coroutine[Any, Any, list[zmq.Frame]]:
         """The frames of the next message. vLLM asks for them without a copy."""
         if self._loop_reader is None:
             self._loop_reader = LoopReader(zmq.Socket.shadow(self))

@@ -49,9 +49,11 @@ class LoopReader:
             self._wake()
 
     def stop(self) -> None:
-        """Nothing is received any more; whoever waits is cancelled."""
+        """Nothing is received any more. Whoever waits is cancelled, unless the event loop is closed
+        already and nobody can be told.
+        """
         self._unwatch()
-        if self._reader is not None:
+        if self._reader is not None and not self._reader.get_loop().is_closed():
             self._reader.cancel()
 
     async def _wait(self) -> None:

@@ -1,10 +1,11 @@
 """vLLM's client of an engine reads our socket as it reads pyzmq's."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
+import uvloop
 import zmq
 import zmq.asyncio
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, core_client
@@ -107,19 +108,23 @@ async def test_whoever_waits_when_it_is_closed_hears_of_it(client: Client) -> No
     assert socket.closed
 
 
-def test_it_can_be_closed_after_its_loop() -> None:
-    """vLLM does so in the end, from wherever its client is collected."""
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_it_can_be_closed_after_its_loop(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """vLLM does so in the end, from wherever its client is collected, while its task waits."""
     context = zmq.asyncio.Context()
     socket = EngineOutputs(context, zmq.PULL)
+    loop = new_loop()
 
-    async def read() -> None:
-        waiting = asyncio.ensure_future(socket.recv_multipart(copy=False))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        await asyncio.wait([waiting])
+    async def begin() -> Coroutine[Any, None, list[zmq.Frame]]:
+        reading = socket.recv_multipart(copy=False)
+        reading.send(None)
+        return reading
 
-    asyncio.run(read())
-    assert socket._loop_reader is not None and socket._loop_reader._watching is not None
+    reading = loop.run_until_complete(begin())
+    loop.close()
     socket.close()
-    assert socket.closed and socket._loop_reader._watching is None
+    assert socket.closed
+    reading.close()
     context.destroy(linger=0)
