@@ -24,29 +24,33 @@ class LoopReader:
         self._watching: asyncio.AbstractEventLoop | None = None
         self._reader: asyncio.Future[None] | None = None
 
+    def look(self) -> bool:
+        """Whether something has come that was not received; whoever waits for it is woken.
+
+        Called after each send too: ZMQ takes notice of what has come when it sends or is asked, and
+        then its file handle does not tell of it any more.
+        """
+        there = bool(int(self._plain.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        if there and self._reader is not None:
+            self._wake()
+        return there
+
     @property
-    def readable(self) -> bool:
-        """Whether something has come that was not received."""
-        return bool(int(self._plain.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+    def waited_for(self) -> bool:
+        """Whether somebody waits for what comes."""
+        return self._reader is not None
 
     async def receive(self) -> list[zmq.Frame]:
         """The frames of the next message. Does not wait if there is one, so whoever receives many
         lets others have a turn now and then.
         """
-        if not self.readable:
+        if not self.look():
             await self._wait()
         while True:
             try:
                 return self._plain.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:  # ZMQ had news of another kind
                 await self._wait()
-
-    def look(self) -> None:
-        """Called when something was sent: ZMQ may have taken notice then of what has come, and its
-        file handle does not tell of it any more.
-        """
-        if self._reader is not None and self.readable:
-            self._wake()
 
     def stop(self) -> None:
         """Nothing is received any more. Whoever waits is cancelled, unless the event loop is closed
@@ -58,14 +62,16 @@ class LoopReader:
 
     async def _wait(self) -> None:
         loop = asyncio.get_running_loop()
-        if self._watching is None:
+        if self._watching is not loop:
+            self._unwatch()
             loop.add_reader(self._fd, self._wake)
             self._watching = loop
-        self._reader = loop.create_future()
+        own = self._reader = loop.create_future()
         try:
-            await self._reader
+            await own
         finally:
-            self._reader = None
+            if self._reader is own:  # whoever was cancelled may come here after the next began
+                self._reader = None
 
     def _wake(self) -> None:
         if self._reader is None:
@@ -120,7 +126,7 @@ class LoopSocket:
     @property
     def readable(self) -> bool:
         """Whether something has come that was not received."""
-        return self._reader.readable
+        return self._reader.look()
 
     async def receive(self) -> list[zmq.Frame]:
         """The frames of the next message; see :meth:`LoopReader.receive`."""
@@ -135,13 +141,14 @@ class LoopSocket:
         try:
             self.plain.send_multipart(frames, zmq.NOBLOCK, copy=copy)
         finally:
-            self._reader.look()
+            if self._reader.waited_for:
+                self._reader.look()
 
     def close(self, linger_ms: int) -> None:
         """Close it, after so long at most if something has not left yet. Later calls do nothing."""
+        self._reader.stop()
         if self.plain.closed:
             return
-        self._reader.stop()
         self.plain.disable_monitor()
         self.monitor.close(linger=0)
         self.plain.close(linger=linger_ms)

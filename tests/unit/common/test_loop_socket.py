@@ -9,7 +9,7 @@ import uvloop
 import zmq
 import zmq.asyncio
 
-from common.loop_socket import LoopSocket
+from common.loop_socket import LoopReader, LoopSocket
 from tests.waiting import until
 
 
@@ -151,3 +151,72 @@ def test_whoever_gives_up_leaves_the_message_to_the_next(
                     assert done.result() == [b"%d" % number]
 
     run(check())
+
+
+def test_whoever_asks_takes_nothing_from_whoever_waits(
+    run: Callable[[Awaitable[None]], None],
+) -> None:
+    async def check() -> None:
+        async with pair() as (socket, other):
+            waiting = asyncio.create_task(received(socket))
+            await until(lambda: socket._reader._reader)
+            zmq.Socket.shadow(other).send(b"x")
+            while not socket.readable:
+                pass
+            assert await waiting == [b"x"]
+
+    run(check())
+
+
+def test_the_next_reader_is_not_forgotten_with_the_one_before(
+    run: Callable[[Awaitable[None]], None],
+) -> None:
+    async def check() -> None:
+        async with pair() as (socket, other):
+            waiting = asyncio.create_task(received(socket))
+            await until(lambda: socket._reader._reader)
+            waiting.cancel()  # which it hears of after the next has begun
+            asyncio.get_running_loop().call_later(0.05, zmq.Socket.shadow(other).send, b"x")
+            assert await received(socket) == [b"x"]
+            assert waiting.cancelled()
+
+    run(check())
+
+
+def test_a_context_that_closes_it_leaves_nobody_waiting(
+    run: Callable[[Awaitable[None]], None],
+) -> None:
+    async def check() -> None:
+        async with pair() as (socket, _):
+            waiting = asyncio.create_task(received(socket))
+            await until(lambda: socket._reader._reader)
+            socket.plain.context.destroy(linger=0)
+            socket.close(0)
+            await asyncio.wait([waiting], timeout=60)
+            assert waiting.cancelled() and socket._reader._watching is None
+
+    run(check())
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_it_is_read_on_one_loop_after_another(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    with (
+        zmq.Context() as context,
+        context.socket(zmq.PULL) as pull,
+        context.socket(zmq.PUSH) as push,
+    ):
+        pull.bind("inproc://x")
+        push.connect("inproc://x")
+        reader = LoopReader(pull)
+
+        async def read() -> list[bytes]:
+            asyncio.get_running_loop().call_later(0.05, push.send, b"x")
+            async with asyncio.timeout(60):
+                return [frame.bytes for frame in await reader.receive()]
+
+        for _ in range(2):
+            loop = new_loop()
+            assert loop.run_until_complete(read()) == [b"x"]
+            loop.close()
