@@ -98,6 +98,10 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.openai.completion.protocol",
             "vllm.entrypoints.openai.completion.serving",
         ),
+        "frontend/http/plain_deltas.py": (
+            "vllm.entrypoints.generate.base.protocol",
+            "vllm.parser.abstract_parser",
+        ),
         "frontend/http/straight_streams.py": (
             "vllm.entrypoints.openai.chat_completion.api_router",
             "vllm.entrypoints.openai.completion.api_router",
