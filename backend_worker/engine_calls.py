@@ -32,8 +32,10 @@ def ask(
         rank: among those behind ``llm``; None for any.
 
     Raises:
+        RequestRejectedError: the engine would end with it.
         What AsyncLLM raises, and of what is pooled what :func:`check` finds.
     """
+    _check_logprobs(llm, submit)
     headers = tracing.headers_onwards(submit.trace_headers)
     if submit.pooling_params is not None:
         return _pooled(llm, submit, prompt, adapter, rank, headers)
@@ -51,6 +53,21 @@ def ask(
         reasoning_parser_kwargs=submit.reasoning_parser_kwargs,
     )
     return generated
+
+
+def _check_logprobs(llm: AsyncLLM, submit: Submit) -> None:
+    """vLLM's kernels for CPUs compute the logits of prompts with the adapters of those tokens that
+    are sampled in the same step, of which there is one for each request, and break if there are
+    two (`punica_cpu.add_lora_logits`).
+    """
+    config, params = llm.vllm_config, submit.sampling_params
+    if (
+        params is not None
+        and params.prompt_logprobs is not None
+        and config.lora_config is not None
+        and config.device_config.device_type == "cpu"
+    ):
+        raise RequestRejectedError("prompt_logprobs: not on a CPU with --enable-lora")
 
 
 def has_failed(output: AnyOutput) -> bool:

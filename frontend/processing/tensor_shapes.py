@@ -188,9 +188,10 @@ def _length(field: MultiModalFlatField, index: int) -> int | None:
         return None
     part = field.slices[index]
     own = part if isinstance(part, slice) else part[field.dim]
-    if not isinstance(own.start, int) or not isinstance(own.stop, int):
+    ends = own.start, own.stop  # numbers, or tensors that are one, as processors count
+    if any(end is None or (isinstance(end, torch.Tensor) and end.numel() != 1) for end in ends):
         return None
-    return own.stop - own.start
+    return int(own.stop) - int(own.start)
 
 
 def _made(data: NestedTensors, dimension: int) -> int | None:

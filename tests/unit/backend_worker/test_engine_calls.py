@@ -25,7 +25,7 @@ class Llm:
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
-        self.vllm_config = SimpleNamespace(parallel_config=None)
+        self.vllm_config = SimpleNamespace(parallel_config=None, lora_config=None)
         self.input_processor = self
         self.processed: list[dict[str, Any]] = []
         self.encoded: list[tuple[Any, Any, str, dict[str, Any]]] = []
@@ -57,6 +57,36 @@ async def test_the_rank_is_told_where_there_are_several(
     assert (params, request_id, options["priority"]) == (PARAMS, "r", 3)
     assert given == ("processed" if ranks > 1 else prompt)
     assert [each["data_parallel_rank"] for each in llm.processed] == [1] * (ranks - 1)
+
+
+@pytest.mark.parametrize(
+    ("device", "lora", "logprobs", "refused"),
+    [
+        ("cpu", object(), 0, True),
+        ("cpu", object(), None, False),
+        ("cpu", None, 1, False),
+        ("cuda", object(), 1, False),
+    ],
+)
+def test_an_engine_on_a_cpu_is_not_asked_for_what_ends_it(
+    device: str, lora: object, logprobs: int | None, refused: bool
+) -> None:
+    asked: list[str] = []
+    llm: Any = SimpleNamespace(
+        vllm_config=SimpleNamespace(
+            lora_config=lora, device_config=SimpleNamespace(device_type=device)
+        ),
+        generate=lambda prompt, *_, **__: asked.append(prompt),
+    )
+    prompt: Any = "prompt"
+    params = SamplingParams(prompt_logprobs=logprobs)
+    submit = Submit(RequestId("r"), [1, 2], params, [], [])
+    if refused:
+        with pytest.raises(RequestRejectedError, match="prompt_logprobs: not on a CPU"):
+            engine_calls.ask(llm, submit, prompt, None, None)
+    else:
+        engine_calls.ask(llm, submit, prompt, None, None)
+    assert asked == [] if refused else [prompt]
 
 
 def test_what_is_no_answer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,7 @@ def processed(
         ("gemma3", {"size": {"height": 448, "width": 448}}, SIZES, "1x3x448x448"),
         ("gemma3", {"size": 5}, SIZES, "1x3x5x5"),
         ("idefics3", {"do_resize": False}, SIZES[:2], "pixel_"),
+        ("idefics3", {"do_resize": False}, [(224, 57)], "3 long, and this model looks for 4"),
         ("idefics3", {"max_image_size": {"longest_edge": 14}}, SIZES[2:3], "pixel_"),
     ],
 )
