@@ -142,8 +142,9 @@ class Siege:
                     group.create_task(self._client(until, fallen, tally))
             if fallen.is_set():
                 await asyncio.to_thread(self._again)
-        if await asyncio.to_thread(self._sane) != self.said:
+        if (now := await asyncio.to_thread(self._sane)) != self.said:
             tally.wrong_afterwards += 1
+            print(f"{self.case.name}: was {self.said[:300]}, is {now[:300]}", flush=True)
 
     def _again(self) -> None:
         self.stop()
