@@ -1,10 +1,12 @@
 """One pair of workers, one plain vLLM and the frontends over them, for all tests."""
 
 import contextlib
+import gc
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +35,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.e2e)
             # The first test of a module waits for its processes to start.
             item.add_marker(pytest.mark.timeout(600))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def clients_leave_nothing_to_others() -> Iterator[None]:
+    """A client's library may leave the connection of a cancelled request to the garbage collector,
+    which would come while another test runs, and fail that. What is tested here is in other
+    processes.
+    """
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @dataclass(frozen=True)
