@@ -61,6 +61,12 @@ class RouterSettings(FlagSettings):
     queue_weight: Weight = Field(
         512.0, description="cost of a request in the worker's queue, in tokens"
     )
+    step_weight: Weight = Field(
+        # Half a step of a 7B model on an H100 takes as long as prefilling so many tokens.
+        100.0,
+        description="cost of a worker whose engine has requests already, in tokens: the step that "
+        "runs has to end before a prompt is begun, half a step on average",
+    )
     spread: bool = Field(
         True,
         description="prefer an idle worker to one with a queue, whatever its cache holds",

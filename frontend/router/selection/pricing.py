@@ -14,6 +14,7 @@
                   load_weight * wait, since work that is done twice makes all others wait
                 + decode   what requests decoding there add to the time of an average answer
                 + queue    a weight for each request that its engine reported as waiting
+                + busy     a weight, if its engine has requests; 0 unless the operator gave one
 
 Rates are the target's own (``step_times.py``). A weight that the operator gave is not learned: it
 holds as it stands, in tokens of which each is as long as the fleet takes to prefill one.
@@ -51,6 +52,7 @@ class Terms(NamedTuple):
         answer: the same over an average answer; 0 if the operator gave a weight.
         context: a token of context of those that decode, if the operator gave a weight; else 0.
         queue: a request in its queue.
+        busy: that it has requests at all, if the operator gave a weight; else 0.
         load: how much a millisecond of waiting counts.
     """
 
@@ -62,6 +64,7 @@ class Terms(NamedTuple):
     answer: float
     context: float
     queue: float
+    busy: float
     load: float
 
     def own(self, work: Work) -> float:
@@ -96,7 +99,9 @@ class Moment(NamedTuple):
             load=terms.load * self.wait_ms,
             decode=terms.answer * self.decoding + terms.context * self.load.decode_tokens,
             queue=terms.queue * self.load.waiting,
-            step=terms.step + terms.decode * self.decoding,
+            step=terms.step
+            + terms.decode * self.decoding
+            + (terms.busy if self.load.active else 0.0),
         )
 
     def first_token_ms(self, work: Work) -> float:
@@ -178,6 +183,7 @@ class Pricing:
             + (terms.decode + terms.answer) * decoding
             + terms.context * load.decode_tokens
             + terms.queue * load.waiting
+            + (terms.busy if load.active else 0.0)
             + terms.load * (self._others_ms(target, load) + self._slot_ms(target, load))
         )
 
@@ -253,6 +259,7 @@ class Pricing:
             0.0 if weighs else rates.decode * self.times.answer_tokens,
             settings.decode_weight * token if weighs else 0.0,
             settings.queue_weight * (token if "queue_weight" in given else rates.prefill),
+            settings.step_weight * token if "step_weight" in given else 0.0,
             settings.load_weight,
         )
 

@@ -9,6 +9,7 @@ there: in milliseconds that are learned (``pricing.py``), or in tokens::
           + load_weight    * prompt tokens that already wait for prefill there
           + decode_weight  * tokens in the contexts of requests decoding there
           + queue_weight   * requests in its queue
+          + step_weight    if it has any request: half a step until the one that runs has ended
 
 The first three depend on the request, the rest is the target's load. Nothing here
 knows how overlaps or loads came to be known.
@@ -51,7 +52,8 @@ class Costs(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         prefill, encode, ship: of the request.
         load, decode, queue: of the target's load.
-        step: of the target's engine, which every request takes part in; only in milliseconds.
+        step: until the step that runs has ended; in milliseconds also the next, which every
+            request takes part in.
     """
 
     prefill: float
@@ -72,6 +74,7 @@ class Weights(NamedTuple):
     load: float = 1.0
     decode: float = 1.0
     queue: float = 1.0
+    step: float = 1.0
 
     def costs(self, work: Work, load: TargetLoad) -> Costs:
         """The parts of the cost of a request's work at a target with a load."""
@@ -82,6 +85,7 @@ class Weights(NamedTuple):
             self.load * load.prefill_tokens,
             self.decode * load.decode_tokens,
             self.queue * load.waiting,
+            self.step if load.active else 0.0,
         )
 
 
@@ -104,6 +108,7 @@ class Selector:
             settings.load_weight,
             settings.decode_weight,
             settings.queue_weight,
+            settings.step_weight,
         )
         self._random = random.Random(settings.seed)
         self._turn = 0
@@ -124,6 +129,7 @@ class Selector:
             settings.load_weight * load.prefill_tokens
             + settings.decode_weight * load.decode_tokens
             + settings.queue_weight * load.waiting
+            + (settings.step_weight if load.active else 0.0)
         )
 
     def choose(

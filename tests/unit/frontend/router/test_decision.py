@@ -29,12 +29,12 @@ def decision(request_id: str, client_id: str = "") -> Decision:
                 Knowledge.EXACT,
                 Work(1, 24, 0, 0),
                 TargetLoad(2, 1, 30, 40),
-                10 * 24 + 0.5 * 30 + 1 * 40 + 100 * 1,
+                10 * 24 + 0.5 * 30 + 1 * 40 + 100 * 1 + 50,
             )
         ],
         candidates_total=1,
         client_id=client_id,
-        weights=Weights(10, 2, 3, 0.5, 1, 100),
+        weights=Weights(10, 2, 3, 0.5, 1, 100, 50),
     )
 
 
@@ -55,7 +55,7 @@ def test_json() -> None:
             "waiting": 1,
             "queued_prefill_tokens": 30,
             "decode_tokens": 40,
-            "cost": 395.0,
+            "cost": 445.0,
             "costs": {
                 "prefill": 240.0,
                 "encode": 0.0,
@@ -63,7 +63,7 @@ def test_json() -> None:
                 "load": 15.0,
                 "decode": 40.0,
                 "queue": 100.0,
-                "step": 0.0,
+                "step": 50.0,
             },
             "first_token_s": None,
         }

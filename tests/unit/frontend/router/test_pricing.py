@@ -141,7 +141,7 @@ async def test_tokens_are_as_before() -> None:
     decision = router.route(request(prompt(1)))
     assert decision.worker_id == "b" and decision.as_json()["unit"] == "tokens"
     cost = {each.worker_id: each.cost for each in decision.candidates}
-    assert cost == {"a": 128 + 0.5 * 100 + 0.05 * 80 + 512, "b": 128}
+    assert cost == {"a": 128 + 0.5 * 100 + 0.05 * 80 + 512 + 100, "b": 128}
     # What is expected is shown all the same.
     assert decision.predicted_first_token_s is not None
     await router.close()

@@ -39,9 +39,10 @@ def test_the_cost_of_work() -> None:
 
 
 def test_the_cost_of_load() -> None:
-    weights = {"load_weight": 2.0, "decode_weight": 0.5, "queue_weight": 7.0}
+    weights = {"load_weight": 2.0, "decode_weight": 0.5, "queue_weight": 7.0, "step_weight": 9.0}
     load = TargetLoad(active=3, waiting=2, prefill_tokens=100, decode_tokens=40)
-    assert selector(RouterMode.KV, **weights).load_cost(load) == 2 * 100 + 0.5 * 40 + 7 * 2
+    assert selector(RouterMode.KV, **weights).load_cost(load) == 2 * 100 + 0.5 * 40 + 7 * 2 + 9
+    assert selector(RouterMode.KV, **weights).load_cost(IDLE) == 0
 
 
 def test_the_cheapest_is_chosen() -> None:

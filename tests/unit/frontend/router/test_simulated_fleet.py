@@ -7,6 +7,7 @@ import random
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -103,6 +104,34 @@ async def test_never_behind_round_robin(times: int, clients: int) -> None:
     turns = await race(EQUAL, times, clients, mode="round-robin")
     assert ours.rate >= 0.98 * turns.rate
     assert ours.p99 <= 1.05 * turns.p99
+
+
+async def open_loop(rate: float, **settings: Any) -> Result:
+    """Text, from users who come at random."""
+    fleet = SimFleet((0.2,) * 8, **settings)
+    await fleet.start()
+    first_tokens = []
+    for block in range(12):
+        comes, at, before = random.Random(block), fleet.now, len(fleet.done)
+        for each in texts(block):
+            at += comes.expovariate(rate)
+            fleet.at(at, partial(fleet.ask, each, 16))
+        fleet.run(BLOCK_OF_REQUESTS)
+        if block >= 2:
+            first_tokens += [1e3 * (job.first_token - job.asked) for job in fleet.done[before:]]
+    await fleet.router.close()
+    cuts = statistics.quantiles(first_tokens, n=100)
+    return Result(rate, cuts[49], cuts[98], Counter(job.decision.worker_id for job in fleet.done))
+
+
+@pytest.mark.parametrize("rate", [16.0, 25.0, 35.0])
+async def test_a_short_prefix_is_not_worth_waiting_for(rate: float) -> None:
+    ours = await open_loop(rate, costs="tokens")
+    turns = await open_loop(rate, mode="round-robin")
+    assert ours.p50 <= 1.02 * turns.p50
+    assert ours.p99 <= 0.9 * turns.p99
+    greedy = await open_loop(rate, costs="tokens", step_weight=0)
+    assert greedy.p99 > ours.p99
 
 
 async def test_as_good_as_weights() -> None:
