@@ -7,7 +7,7 @@ made that no encoder takes, and vLLM's engine ends with the first of them.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
-from typing import Any, Final
+from typing import Final
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -23,9 +23,10 @@ from vllm.multimodal.inputs import (
     MultiModalKwargsItem,
     NestedTensors,
 )
-from vllm.multimodal.processing import BaseMultiModalProcessor, ProcessorInputs, TimingContext
+from vllm.multimodal.processing import ProcessorInputs, TimingContext
 
 from common.errors import RequestRejectedError
+from frontend.processing.batch import Processor
 
 _SIZES: Final = (
     (61, 97), (211, 353), (353, 211), (330, 290), (290, 330), (420, 370), (370, 420), (640, 480),
@@ -91,16 +92,24 @@ def _takes(seen: set[int], size: int, *, counted: bool, picture: bool) -> bool:
 
 
 class TensorShapes:
-    """Of one processor, which it asks when the first options come. For its one thread."""
+    """Of one processor, which is asked when the first options come. For its one thread.
 
-    def __init__(self, processor: BaseMultiModalProcessor[Any]) -> None:
-        self._processor = processor
+    Does not hold it: what is known of a processor goes with it, as models come and go.
+    """
+
+    def __init__(self) -> None:
         self._learned: dict[str, Mapping[str, _Tensors]] = {}
 
-    def check(self, modality: str, items: Sequence[MultiModalKwargsItem]) -> None:
+    def check(
+        self,
+        processor: Processor,
+        modality: str,
+        items: Sequence[MultiModalKwargsItem],
+    ) -> None:
         """Refuse what no encoder takes.
 
         Args:
+            processor: the one that it is of.
             items: made with options, in the order in which they were.
 
         Raises:
@@ -108,7 +117,7 @@ class TensorShapes:
         """
         learned = self._learned.get(modality)
         if learned is None:
-            learned = self._learned[modality] = self._learn(modality)
+            learned = self._learned[modality] = _learn(processor, modality)
         for item in items:
             if learned.keys() - item.keys() and not item.keys() - learned.keys():
                 # With other names as well it is another kind of item: embeddings of the client's.
@@ -119,35 +128,41 @@ class TensorShapes:
                     _check(name, element, learned[name], picture=modality == "image")
         _check_slices(items)
 
-    def _learn(self, modality: str) -> Mapping[str, _Tensors]:
-        made = [self._processed(modality, each) for each in self._examples(modality)]
-        learned: dict[str, _Tensors] = {}
-        for name in set[str].intersection(*map(set, made)) if made else ():
-            for tensor in (each for item in made for each in _tensors(item[name].data)):
-                learned.setdefault(name, _Tensors()).learn(tensor)
-        return learned
 
-    def _examples(self, modality: str) -> Iterator[ProcessorInputs]:
-        if modality == "image":
-            for size in _SIZES:
-                yield self._shown(modality, Image.new("RGB", size))
-        elif modality == "video":
-            counts = dict.fromkeys(self._processor.info.supported_mm_limits, 0) | {modality: 1}
-            for frames, (width, height) in zip(cycle(_FRAMES), _SIZES, strict=False):
-                film = VideoDummyOptions(num_frames=frames, width=width, height=height)
-                sizes = MultiModalDummyOptions({modality: film})
-                # Films come with descriptions, which vLLM knows to make up for each model.
-                yield self._processor.get_dummy_inputs(_SEQ_LEN, counts, sizes)
-        elif modality == "audio":
-            for length in _SOUNDS:
-                yield self._shown(modality, (np.zeros(length, dtype=np.float32), _RATE))
+def _learn(processor: Processor, modality: str) -> Mapping[str, _Tensors]:
+    made = [_processed(processor, modality, each) for each in _examples(processor, modality)]
+    learned: dict[str, _Tensors] = {}
+    for name in set[str].intersection(*map(set, made)) if made else ():
+        for tensor in (each for item in made for each in _tensors(item[name].data)):
+            learned.setdefault(name, _Tensors()).learn(tensor)
+    return learned
 
-    def _shown(self, modality: str, medium: object) -> ProcessorInputs:
-        return ProcessorInputs([], self._processor.info.parse_mm_data({modality: [medium]}))
 
-    def _processed(self, modality: str, inputs: ProcessorInputs) -> MultiModalKwargsItem:
-        result = self._processor._apply_hf_processor(inputs, TimingContext(enabled=False))
-        return result.kwargs.require_data()[modality][0]
+def _examples(processor: Processor, modality: str) -> Iterator[ProcessorInputs]:
+    if modality == "image":
+        for size in _SIZES:
+            yield _shown(processor, modality, Image.new("RGB", size))
+    elif modality == "video":
+        counts = dict.fromkeys(processor.info.supported_mm_limits, 0) | {modality: 1}
+        for frames, (width, height) in zip(cycle(_FRAMES), _SIZES, strict=False):
+            film = VideoDummyOptions(num_frames=frames, width=width, height=height)
+            sizes = MultiModalDummyOptions({modality: film})
+            # Films come with descriptions, which vLLM knows to make up for each model.
+            yield processor.get_dummy_inputs(_SEQ_LEN, counts, sizes)
+    elif modality == "audio":
+        for length in _SOUNDS:
+            yield _shown(processor, modality, (np.zeros(length, dtype=np.float32), _RATE))
+
+
+def _shown(processor: Processor, modality: str, medium: object) -> ProcessorInputs:
+    return ProcessorInputs([], processor.info.parse_mm_data({modality: [medium]}))
+
+
+def _processed(
+    processor: Processor, modality: str, inputs: ProcessorInputs
+) -> MultiModalKwargsItem:
+    result = processor._apply_hf_processor(inputs, TimingContext(enabled=False))
+    return result.kwargs.require_data()[modality][0]
 
 
 def _check(name: str, element: MultiModalFieldElem, tensors: _Tensors, *, picture: bool) -> None:
@@ -208,14 +223,14 @@ def _tensors(data: NestedTensors) -> Iterator[torch.Tensor]:
             yield from _tensors(each)
 
 
-_ALL: Final[WeakKeyDictionary[BaseMultiModalProcessor[Any], TensorShapes]] = WeakKeyDictionary()
+_ALL: Final[WeakKeyDictionary[Processor, TensorShapes]] = WeakKeyDictionary()
 
 
 def check_tensors(
-    processor: BaseMultiModalProcessor[Any], modality: str, items: Sequence[MultiModalKwargsItem]
+    processor: Processor, modality: str, items: Sequence[MultiModalKwargsItem]
 ) -> None:
     """What :meth:`TensorShapes.check` does. The first for a modality processes dummies."""
     shapes = _ALL.get(processor)
     if shapes is None:
-        shapes = _ALL[processor] = TensorShapes(processor)
-    shapes.check(modality, items)
+        shapes = _ALL[processor] = TensorShapes()
+    shapes.check(processor, modality, items)

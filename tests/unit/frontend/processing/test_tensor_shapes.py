@@ -1,6 +1,9 @@
 """Options with which one request would end an engine, and options that are as good as any."""
 
+import gc
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -107,3 +110,15 @@ def test_films_and_sounds_are_taken_as_they_come(
         batch = Batch(modality, (), MediaOptions({"nothing": 1}, {}))
         for medium in media[modality]:
             assert len(process(processor, batch, [medium])) == 1
+
+
+def test_a_processor_is_forgotten_with_its_model(tmp_path: Path) -> None:
+    """A frontend whose models come and go keeps nothing of those that went."""
+    MAKERS["llava"]().save(tmp_path)
+    processor = MULTIMODAL_REGISTRY.create_processor(ModelConfig(str(tmp_path)))
+    check_items(processor, check_tensors)
+    assert processed(processor, SIZES[:1], {"nothing": 1})
+    gone = weakref.ref(processor)
+    del processor
+    gc.collect()
+    assert gone() is None
