@@ -23,6 +23,7 @@ class LoopReader:
         self._fd = int(plain.getsockopt(zmq.FD))
         self._watching: asyncio.AbstractEventLoop | None = None
         self._reader: asyncio.Future[None] | None = None
+        self._stopped = False
 
     def look(self) -> bool:
         """Whether something has come that was not received; whoever waits for it is woken.
@@ -43,7 +44,13 @@ class LoopReader:
     async def receive(self) -> list[zmq.Frame]:
         """The frames of the next message. Does not wait if there is one, so whoever receives many
         lets others have a turn now and then.
+
+        Raises:
+            zmq.ZMQError: it was stopped before.
         """
+        if self._stopped:
+            # A shadow's pointer may be another socket's by now: ZMQ has freed what it was for.
+            raise zmq.ZMQError(zmq.ENOTSOCK)
         if not self.look():
             await self._wait()
         while True:
@@ -53,9 +60,10 @@ class LoopReader:
                 await self._wait()
 
     def stop(self) -> None:
-        """Nothing is received any more. Whoever waits is cancelled, unless the event loop is closed
-        already and nobody can be told.
+        """Nothing is received any more. Whoever waits is cancelled, also if he was woken already,
+        unless the event loop is closed and nobody can be told.
         """
+        self._stopped = True
         self._unwatch()
         if self._reader is not None and not self._reader.get_loop().is_closed():
             self._reader.cancel()
@@ -72,6 +80,8 @@ class LoopReader:
         finally:
             if self._reader is own:  # whoever was cancelled may come here after the next began
                 self._reader = None
+        if self._stopped:  # after it was woken, and before its turn
+            raise asyncio.CancelledError
 
     def _wake(self) -> None:
         if self._reader is None:

@@ -108,6 +108,27 @@ async def test_whoever_waits_when_it_is_closed_hears_of_it(client: Client) -> No
     assert socket.closed
 
 
+async def test_nothing_is_read_by_the_pointer_of_a_socket_that_was_closed(
+    context: zmq.asyncio.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ZMQ frees it, and what is asked there then may be another socket."""
+    with zmq.Socket(context, zmq.PUSH) as engine, EngineOutputs(context, zmq.PULL) as socket:
+        socket.bind("inproc://outputs")
+        engine.connect("inproc://outputs")
+        waiting = asyncio.ensure_future(socket.recv_multipart(copy=False))
+        await until(lambda: socket._loop_reader and socket._loop_reader.waited_for)
+        assert socket._loop_reader is not None
+        engine.send(b"x")
+        while not socket._loop_reader.look():
+            pass
+        socket.close(0)
+        monkeypatch.setattr(socket._loop_reader, "_plain", None)  # whoever reads by it fails
+        await asyncio.wait([waiting], timeout=60)
+        assert waiting.cancelled()
+        with pytest.raises(zmq.ZMQError):
+            await socket.recv_multipart(copy=False)
+
+
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_it_can_be_closed_after_its_loop(
     new_loop: Callable[[], asyncio.AbstractEventLoop],

@@ -132,6 +132,27 @@ def test_closing_ends_the_wait_of_whoever_reads(run: Callable[[Awaitable[None]],
     run(check())
 
 
+def test_closing_ends_the_wait_of_whoever_was_woken_too(
+    run: Callable[[Awaitable[None]], None],
+) -> None:
+    """Before its turn has come: then there is no socket to read any more."""
+
+    async def check() -> None:
+        async with pair() as (socket, other):
+            waiting = asyncio.create_task(received(socket))
+            await until(lambda: socket._reader._reader)
+            zmq.Socket.shadow(other).send(b"x")
+            while not socket.readable:
+                pass
+            socket.close(0)
+            await asyncio.wait([waiting], timeout=60)
+            assert waiting.cancelled()
+            with pytest.raises(zmq.ZMQError):
+                await received(socket)
+
+    run(check())
+
+
 def test_whoever_gives_up_leaves_the_message_to_the_next(
     run: Callable[[Awaitable[None]], None],
 ) -> None:
