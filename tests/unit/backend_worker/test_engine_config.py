@@ -129,11 +129,17 @@ def test_an_engine_is_configured_as_that_of_vllms_server(
 
 
 @pytest.mark.usefixtures("big_gpu")
-def test_it_is_on_a_big_gpu_too(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flags = [f"--model={model}"]
-    here, there = ours(flags), theirs(flags, monkeypatch)
-    assert set(differences(here, there)) - DRAWN == ALWAYS
-    sizes = here.scheduler_config
+@pytest.mark.parametrize("flags", FLAGS, ids=lambda flags: " ".join(flags) or "no flags")
+def test_it_is_on_a_big_gpu_too(
+    model: Path, flags: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = [f"--model={model}", *flags]
+    assert set(differences(ours(flags), theirs(flags, monkeypatch))) - DRAWN == ALWAYS
+
+
+@pytest.mark.usefixtures("big_gpu")
+def test_its_steps_are_as_large_there(model: Path) -> None:
+    sizes = ours([f"--model={model}"]).scheduler_config
     assert (sizes.max_num_batched_tokens, sizes.max_num_seqs) == (8192, 1024)
 
 
