@@ -158,7 +158,7 @@ class SimFleet:
             for name in (WorkerId(f"w{number}"),)
         }
         self._hasher = BlockHasher(BLOCK, "sha256_cbor", NONE_HASH)
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = itertools.count()
         self.done: list[Job] = []
 
@@ -176,7 +176,7 @@ class SimFleet:
             )
             self.at(self.now + REPORT_S, partial(self._report, engine))
 
-    def at(self, when: float, what: Callable[[], None]) -> None:
+    def at(self, when: float, what: Callable[[], object]) -> None:
         """Have something happen."""
         heapq.heappush(self._events, (when, next(self._numbers), what))
 
