@@ -23,6 +23,11 @@ A_OR_B = {
 }
 KINDS = {
     "embed": ["--runner=pooling", "--convert=embed"],
+    "tokens": [
+        "--runner=pooling",
+        "--convert=embed",
+        '--pooler-config={"task": "token_embed"}',
+    ],
     "rerank": ["--runner=pooling", "--convert=classify", f"--hf-overrides={json.dumps(A_OR_B)}"],
 }
 LONG = "Every worker keeps the blocks that it has computed. " * 20
@@ -159,6 +164,20 @@ def test_scores_of_vectors(lab: PoolingLab) -> None:
 )
 def test_what_it_does_not_do(lab: PoolingLab, path: str, body: dict[str, Any]) -> None:
     lab.ask(path, **body)
+
+
+@of("tokens")
+def test_a_vector_for_each_token(lab: PoolingLab) -> None:
+    """As models of rewards and of late interaction give them."""
+    answer = lab.ask("/pooling", input="a red circle")
+    assert len(answer["data"][0]["data"]) == answer["usage"]["prompt_tokens"]
+    one = lab.ask("/pooling", **shown("tokens"))
+    assert len(one["data"][0]["data"]) == one["usage"]["prompt_tokens"]
+    (moved,) = lab.decision(one)["media"]
+    assert (moved["how"], moved["transport"]) == ("shipped", "shm")
+    assert one["data"] != lab.ask("/pooling", **shown("others"))["data"]
+    lab.ask("/score", queries="a circle", documents=["a circle", "the weather"])
+    lab.ask("/v1/embeddings", input="a red circle")
 
 
 @of("rerank")
