@@ -143,6 +143,13 @@ def test_its_steps_are_as_large_there(model: Path) -> None:
     assert (sizes.max_num_batched_tokens, sizes.max_num_seqs) == (8192, 1024)
 
 
+def test_it_says_on_what_it_runs(model: Path) -> None:
+    """By which `prompt_logprobs` beside adapters are refused (``engine_calls.py``)."""
+    config = ours([f"--model={model}", "--enable-lora"])
+    assert config.device_config.device_type == "cpu"
+    assert config.lora_config is not None
+
+
 def test_what_is_another_with_several_ranks_has_a_reason(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
