@@ -60,13 +60,11 @@ def _check_logprobs(llm: AsyncLLM, submit: Submit) -> None:
     are sampled in the same step, of which there is one for each request, and break if there are
     two (`punica_cpu.add_lora_logits`).
     """
-    config, params = llm.vllm_config, submit.sampling_params
-    if (
-        params is not None
-        and params.prompt_logprobs is not None
-        and config.lora_config is not None
-        and config.device_config.device_type == "cpu"
-    ):
+    params = submit.sampling_params
+    if params is None or params.prompt_logprobs is None:
+        return
+    config = llm.vllm_config
+    if config.lora_config is not None and config.device_config.device_type == "cpu":
         raise RequestRejectedError("prompt_logprobs: not on a CPU with --enable-lora")
 
 

@@ -233,8 +233,9 @@ def test_a_killed_frontend_leaves_nothing_that_stays(
 
 
 async def test_two_identical_prompts_at_once_go_to_one_worker(router: Endpoint) -> None:
-    """Although no KV event can have come for the second."""
-    content = [image(data_uri(picture("at-once"))), words("What is this, twice?")]
+    """Although no KV event can have come for the second. They are so long that computing one again
+    elsewhere takes longer than to wait for half a step."""
+    content = [image(data_uri(picture("at-once"))), words("What is this, twice? " * 80)]
     async with openai.AsyncOpenAI(base_url=f"{router.url}/v1", api_key="none") as client:
         answers = await asyncio.gather(
             *(
