@@ -91,42 +91,37 @@ def _takes(seen: set[int], size: int, *, counted: bool, picture: bool) -> bool:
     return size % math.gcd(*seen) == 0 and (size <= most or most >= _LARGEST)
 
 
-class TensorShapes:
-    """Of one processor, which is asked when the first options come. For its one thread.
+_LEARNED: Final[WeakKeyDictionary[Processor, dict[str, Mapping[str, _Tensors]]]] = (
+    WeakKeyDictionary()
+)
+"""Of each processor, by modality. Nothing in it holds the processor, which goes with its model."""
 
-    Does not hold it: what is known of a processor goes with it, as models come and go.
+
+def check_tensors(
+    processor: Processor, modality: str, items: Sequence[MultiModalKwargsItem]
+) -> None:
+    """Refuse what no encoder takes. In the processor's one thread; the first for a modality
+    processes examples.
+
+    Args:
+        items: made with options, in the order in which they were.
+
+    Raises:
+        RequestRejectedError: says which tensor is another than it should be.
     """
-
-    def __init__(self) -> None:
-        self._learned: dict[str, Mapping[str, _Tensors]] = {}
-
-    def check(
-        self,
-        processor: Processor,
-        modality: str,
-        items: Sequence[MultiModalKwargsItem],
-    ) -> None:
-        """Refuse what no encoder takes.
-
-        Args:
-            processor: the one that it is of.
-            items: made with options, in the order in which they were.
-
-        Raises:
-            RequestRejectedError: says which tensor is another than it should be.
-        """
-        learned = self._learned.get(modality)
-        if learned is None:
-            learned = self._learned[modality] = _learn(processor, modality)
-        for item in items:
-            if learned.keys() - item.keys() and not item.keys() - learned.keys():
-                # With other names as well it is another kind of item: embeddings of the client's.
-                missing = ", ".join(sorted(learned.keys() - item.keys()))
-                raise RequestRejectedError(f"mm_processor_kwargs: without {missing}")
-            for name, element in item.items():
-                if name in learned:
-                    _check(name, element, learned[name], picture=modality == "image")
-        _check_slices(items)
+    known = _LEARNED.setdefault(processor, {})
+    learned = known.get(modality)
+    if learned is None:
+        learned = known[modality] = _learn(processor, modality)
+    for item in items:
+        if learned.keys() - item.keys() and not item.keys() - learned.keys():
+            # With other names as well it is another kind of item: embeddings of the client's.
+            missing = ", ".join(sorted(learned.keys() - item.keys()))
+            raise RequestRejectedError(f"mm_processor_kwargs: without {missing}")
+        for name, element in item.items():
+            if name in learned:
+                _check(name, element, learned[name], picture=modality == "image")
+    _check_slices(items)
 
 
 def _learn(processor: Processor, modality: str) -> Mapping[str, _Tensors]:
@@ -221,16 +216,3 @@ def _tensors(data: NestedTensors) -> Iterator[torch.Tensor]:
     elif isinstance(data, list | tuple):
         for each in data:
             yield from _tensors(each)
-
-
-_ALL: Final[WeakKeyDictionary[Processor, TensorShapes]] = WeakKeyDictionary()
-
-
-def check_tensors(
-    processor: Processor, modality: str, items: Sequence[MultiModalKwargsItem]
-) -> None:
-    """What :meth:`TensorShapes.check` does. The first for a modality processes dummies."""
-    shapes = _ALL.get(processor)
-    if shapes is None:
-        shapes = _ALL[processor] = TensorShapes()
-    shapes.check(processor, modality, items)
