@@ -40,6 +40,16 @@ async def received(socket: LoopSocket) -> list[bytes]:
         return [frame.bytes for frame in await socket.receive()]
 
 
+async def woken(socket: LoopSocket, other: zmq.asyncio.Socket) -> asyncio.Task[list[bytes]]:
+    """Whoever reads, woken by ``x`` and before his turn."""
+    waiting = asyncio.create_task(received(socket))
+    await until(lambda: socket._reader._reader)
+    zmq.Socket.shadow(other).send(b"x")
+    while not socket.readable:  # no turn of the loop until it is there
+        pass
+    return waiting
+
+
 def test_messages_come_whole_and_in_order(run: Callable[[Awaitable[None]], None]) -> None:
     async def check() -> None:
         async with pair() as (socket, other):
@@ -139,11 +149,7 @@ def test_closing_ends_the_wait_of_whoever_was_woken_too(
 
     async def check() -> None:
         async with pair() as (socket, other):
-            waiting = asyncio.create_task(received(socket))
-            await until(lambda: socket._reader._reader)
-            zmq.Socket.shadow(other).send(b"x")
-            while not socket.readable:
-                pass
+            waiting = await woken(socket, other)
             socket.close(0)
             await asyncio.wait([waiting], timeout=60)
             assert waiting.cancelled()
@@ -179,11 +185,7 @@ def test_whoever_asks_takes_nothing_from_whoever_waits(
 ) -> None:
     async def check() -> None:
         async with pair() as (socket, other):
-            waiting = asyncio.create_task(received(socket))
-            await until(lambda: socket._reader._reader)
-            zmq.Socket.shadow(other).send(b"x")
-            while not socket.readable:
-                pass
+            waiting = await woken(socket, other)
             assert await waiting == [b"x"]
 
     run(check())
