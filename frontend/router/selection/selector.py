@@ -52,8 +52,8 @@ class Costs(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         prefill, encode, ship: of the request.
         load, decode, queue: of the target's load.
-        step: until the step that runs has ended; in milliseconds also the next, which every
-            request takes part in.
+        step: until the step that runs has ended, if there is a weight for that; in milliseconds
+            also the next step, which every request takes part in.
     """
 
     prefill: float
