@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import gc
 import json
 import logging
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from tests.certificates import Authority
 from tests.fakes.cards import make_card
 from tests.fakes.kubernetes import ApiServer, api_server
 from tests.fakes.lease_store import LeaseStore, Object
+from tests.unclosed import closes_all
 from tests.unit.common.discovery.contract import (
     RENEW_S,
     Changes,
@@ -273,22 +273,22 @@ async def test_who_withdraws_while_it_hangs_is_not_held_up(
 async def test_cancelled_at_any_step_it_leaves_nothing(server: ApiServer) -> None:
     before = asyncio.all_tasks()
     found = place(server)
-    for steps in range(0, 60, 3):
-        publisher = found.publisher(renew_s=RENEW_S)
-        publishing = asyncio.create_task(publisher.publish(make_card()))
-        changes = found.watcher().changes()
-        looking = asyncio.ensure_future(anext(changes))
-        for _ in range(steps):
-            await asyncio.sleep(0.001)
-        publishing.cancel()
-        looking.cancel()
-        await asyncio.gather(publishing, looking, return_exceptions=True)
-        await changes.aclose()  # type: ignore[attr-defined]
-        await publisher.withdraw()
-        assert server.do(lambda store: store.names("fleet")) == []
-    await until(lambda: asyncio.all_tasks() == before)
-    del changes, publisher
-    gc.collect()  # which complains of what was not closed
+    with closes_all():
+        for steps in range(0, 60, 3):
+            publisher = found.publisher(renew_s=RENEW_S)
+            publishing = asyncio.create_task(publisher.publish(make_card()))
+            changes = found.watcher().changes()
+            looking = asyncio.ensure_future(anext(changes))
+            for _ in range(steps):
+                await asyncio.sleep(0.001)
+            publishing.cancel()
+            looking.cancel()
+            await asyncio.gather(publishing, looking, return_exceptions=True)
+            await changes.aclose()  # type: ignore[attr-defined]
+            await publisher.withdraw()
+            assert server.do(lambda store: store.names("fleet")) == []
+        await until(lambda: asyncio.all_tasks() == before)
+        del changes, publisher
 
 
 async def test_a_withdrawal_that_is_cancelled_closes_all_the_same(server: ApiServer) -> None:
