@@ -31,6 +31,9 @@ from common.operations import (
 MOST_FORMER: Final = 64
 """Adapters that are remembered when they have gone."""
 
+MOST_UNWANTED: Final = 4096
+"""Names that are remembered since an operator has let them go."""
+
 
 def read_adapter(text: str) -> Adapter:
     """One value of ``--lora-modules``, as ``vllm serve`` takes it: ``name=path`` or JSON.
@@ -79,6 +82,7 @@ class Adapters:
         self._ids = itertools.count(1)
         self._requests = {adapter.name: self._request(adapter) for adapter in known}
         self._former: dict[tuple[str, str], LoRARequest] = {}
+        self._unwanted: dict[str, None] = {}
 
     def _request(self, adapter: Adapter) -> LoRARequest:
         return LoRARequest(
@@ -133,6 +137,8 @@ class Adapters:
             OperationRefusedError: it can't be.
         """
         name = wanted.lora_name
+        if wanted.for_request and name in self._unwanted:
+            raise OperationRefusedError(f"adapter {name} was let go here by an operator")
         try:
             adapter = Adapter(
                 name=name, path=wanted.lora_path, is_3d_lora_weight=wanted.is_3d_lora_weight
@@ -175,18 +181,23 @@ class Adapters:
         if known is not None:
             self._remember(known, request)
         self._requests[name] = request
+        self._unwanted.pop(name, None)
         self.known = (*(each for each in self.known if each.name != name), adapter)
         self.changes += 1
         self._used(name)
 
     def forget(self, unwanted: UnloadLoraAdapter) -> None:
-        """Offer it no longer. The engine keeps it for requests that run, and drops it
-        for others when there is no room, as it does below vLLM's own server.
+        """Offer it no longer, and load it for no request. The engine keeps it for requests that
+        run, and drops it for others when there is no room, as it does below vLLM's own server.
 
         Raises:
             OperationRefusedError: it is not here.
         """
         name = unwanted.lora_name
+        self._unwanted.pop(name, None)
+        self._unwanted[name] = None
+        if len(self._unwanted) > MOST_UNWANTED:
+            del self._unwanted[next(iter(self._unwanted))]
         gone = self._requests.pop(name, None)
         if gone is None:
             raise OperationRefusedError(has_no_adapter(name))

@@ -351,6 +351,11 @@ class Engine:
             return "the worker runs without VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
         return ""
 
+    @property
+    def loads_adapters(self) -> bool:
+        """Whether it loads some while it serves."""
+        return self._args.enable_lora and envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING
+
     async def operate(self, operation: Operation) -> None:
         """Do what an operator wants, however long it takes.
 

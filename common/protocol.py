@@ -56,7 +56,7 @@ from common.operations import LONGEST_MESSAGE, Condition, Operation, Outcome
 from common.step_sums import EngineSums, RenderingSums, ShippingSums
 from common.tracing import TraceHeaders
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 PING_INTERVAL_S = 1.0
 """How often each side says that it is alive."""

@@ -72,6 +72,11 @@ PREPROCESS_RESTARTS = Counter(
 PREPROCESS_WAITING = Gauge(
     "mmrouter_preprocess_waiting", "Requests whose media are being processed, or wait for it"
 )
+ADAPTERS_LOADED = Counter(
+    "mmrouter_adapters_loaded",
+    "LoRA adapters that workers were asked for since a request could not run where they were",
+    ["outcome"],
+)
 RENDERING_CHOICES = Counter(
     "mmrouter_rendering_choices",
     "New pictures by where they are processed, and why there: see routing.md",

@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,7 @@ from vllm.v1.engine import EngineCoreRequest
 
 from common.errors import (
     CorruptSegmentError,
+    FleetBusyError,
     MmRouterError,
     NoWorkerError,
     ProtocolError,
@@ -105,6 +106,13 @@ class Workers(Protocol):
 
         Raises:
             WorkerLostError: nobody does any more.
+        """
+
+    async def load_adapter(self, adapter: LoRARequest, exclude: Collection[WorkerId]) -> bool:
+        """Have a worker load an adapter that others have, if one may; whether it has it now.
+
+        Args:
+            exclude: workers not to ask.
         """
 
     def joined_since(self, worker_id: WorkerId, moment: float) -> bool:
@@ -302,11 +310,13 @@ class RequestRunner:
         """Step 3. The worker with the lowest cost, among those that did not fail on it.
 
         A request that lost its worker was accepted once: if there is no other it waits for
-        one to come, or to come back, and for the retry budget.
+        one to come, or to come back, and for the retry budget. If those with its adapter can't
+        take it, another one may load that.
         """
         now = asyncio.get_running_loop().time
         accepted = state.attempts.count > 0
         patience = now() + state.attempts.patience_s()
+        loads = state.prompt.lora_request is not None
         while True:
             arrival = self._workers.arrival
             failed = state.attempts.failed_on(self._workers.joined_since)
@@ -319,7 +329,11 @@ class RequestRunner:
                 if self._workers.closed or now() >= patience:
                     raise
                 until = min(patience, now() + error.wait_s)
-            except NoWorkerError as error:
+            except (NoWorkerError, FleetBusyError) as error:
+                if loads:
+                    loads = False  # once: for each time it is routed
+                    if await self._load_adapter(state, failed):
+                        continue
                 if not accepted:
                     raise
                 if self._workers.closed or now() >= patience:
@@ -328,6 +342,16 @@ class RequestRunner:
                 # An arrival wakes it; that a worker is resumed, reinstated or less busy does not.
                 until = min(patience, now() + LOOK_S)
             await state.wait(arrival, until)
+
+    async def _load_adapter(self, state: RequestState, failed: Collection[WorkerId]) -> bool:
+        """Whether one more worker has a request's adapter now."""
+        adapter = state.prompt.lora_request
+        assert adapter is not None
+        try:
+            async with asyncio.timeout(state.deadlines.left_s()):
+                return await self._workers.load_adapter(adapter, failed)
+        except TimeoutError as error:
+            raise state.deadlines.late() from error
 
     async def _send_media(
         self, state: RequestState, decision: Decision

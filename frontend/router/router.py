@@ -161,6 +161,28 @@ class Router:
             raise NoWorkerError(f"no worker has the adapter {adapter.name} any more")
         return lacking
 
+    def where_to_load(
+        self, adapter: LoraKey, exclude: Collection[WorkerId] = ()
+    ) -> WorkerId | None:
+        """The least busy of those that lack an adapter and load some for requests; None if none of
+        them can take a request now.
+
+        Args:
+            exclude: workers not to consider.
+        """
+        unfit = [
+            name
+            for name, one in self.roster.workers.items()
+            # A worker has one adapter of a name, wherever its files are.
+            if not one.loads_adapters or any(held.name == adapter.name for held in one.adapters)
+        ]
+        try:
+            candidates = self._candidates([*exclude, *unfit], accepted=False)
+        except (NoWorkerError, FleetBusyError):
+            return None
+        costs = candidates.load_costs
+        return candidates.targets[min(range(len(costs)), key=costs.__getitem__)].worker_id
+
     def _with_loading(
         self, costs: list[float], candidates: Candidates, request: RoutingRequest
     ) -> list[float]:

@@ -11,6 +11,9 @@ lost, and another that answers meanwhile is refused by name and waits.
 
 import asyncio
 import logging
+from collections.abc import Collection
+
+from vllm.lora.request import LoRARequest
 
 from common.card import WorkerCard, WorkerState
 from common.discovery.base import CardChange, CardGone, CardPresent, CardRefused
@@ -18,6 +21,7 @@ from common.errors import CardError, NoWorkerError, WorkerLostError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation, WorkerId
 from frontend.router import Router
+from frontend.workers.adapter_loading import AdapterLoading
 from frontend.workers.adapters import Adapters
 from frontend.workers.contract import Contract
 from frontend.workers.gauges import Gauges
@@ -63,6 +67,7 @@ class Fleet:
         self.members = Members()
         self.refusals = Refusals()
         self._serving = Serving(self.members, router, media_sender)
+        self._loading = AdapterLoading(self.members, router, self._serving)
         self._keeper = Keeper(
             self.members,
             self._serving,
@@ -104,6 +109,14 @@ class Fleet:
         """Whether a worker came, or came back, after a moment: monotonic seconds."""
         holder = self.members.holder(worker_id)
         return holder is not None and holder.joined > moment
+
+    async def load_adapter(self, adapter: LoRARequest, exclude: Collection[WorkerId]) -> bool:
+        """Have a worker load an adapter that others have, if one may; whether it has it now.
+
+        Args:
+            exclude: workers not to ask.
+        """
+        return await self._loading.load(adapter, exclude)
 
     @property
     def names(self) -> list[str]:

@@ -144,6 +144,13 @@ class Serving:
             member.gauges[rank, "own"].set(ours.active)
             member.gauges[rank, "others"].set(others.active)
 
+    def loaded(self, member: Member, adapter: Adapter) -> None:
+        """A worker was asked for an adapter and has it now, which it will say itself as well."""
+        if adapter not in member.adapters:
+            member.adapters = [*member.adapters, adapter]
+            if self._members.serves(member):
+                self._show_adapters(member)
+
     def _show_adapters(self, member: Member) -> None:
         worker_id = member.card.worker_id
         self.adapters.changed(worker_id, member.adapters)
@@ -199,6 +206,7 @@ def _routable(card: WorkerCard) -> RoutableWorker:
         drops_in_windows=card.reuse.drops_in_windows,
         keeps_tails=card.reuse.keeps_tails,
         adapters=frozenset(map(_key, card.adapters)),
+        loads_adapters=card.loads_adapters,
     )
 
 

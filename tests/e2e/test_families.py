@@ -68,7 +68,7 @@ class Engines:
     def of(self, family: str) -> tuple[Process, Endpoint]:
         if family != self._family:
             self.stop()
-            model = make_model(family, self.directory)
+            self._model = model = make_model(family, self.directory)
             flags = (*FLAGS, *MORE_FLAGS.get(family, ()))
             self.worker = start_worker(
                 family, model, self.cards(family), self.directory, *flags, env=adapters.ALLOWED
@@ -82,6 +82,12 @@ class Engines:
             self.plain = Endpoint(plain.url)
             self._family = family
         return self.worker, self.plain
+
+    def another(self, worker_id: str, *more: str) -> Process:
+        """One more worker of the family."""
+        flags = (*FLAGS, *MORE_FLAGS.get(self._family, ()), *more)
+        cards = self.cards(self._family)
+        return start_worker(worker_id, self._model, cards, self.directory, *flags)
 
     def cards(self, family: str) -> Path:
         return self.directory / f"cards-{family}"
@@ -255,6 +261,34 @@ def test_an_adapter_comes_and_goes_while_a_worker_serves(lab: FamilyLab, tmp_pat
     both("/v1/unload_lora_adapter", 200, lora_name="ode")
     wait_for_models(lab.router, ["demo"])
     both("/v1/chat/completions", 404, **asked)
+
+
+@of((IDEFICS, "shm"))
+def test_an_adapter_is_loaded_where_a_request_can_run(
+    lab: FamilyLab, engines: Engines, tmp_path: Path, let_go: LetGo
+) -> None:
+    """The worker that was started with it is drained; another one loads it when it is asked for."""
+    path = str(adapters.write_adapter(tmp_path / "tale", "model.text_model.layers", seed=2))
+    other = engines.another("teller", "--lora-modules", f"tale={path}")
+    try:
+        wait_for_models(lab.router, ["demo", "tale"])
+        fields = {"lora_name": "tale", "lora_path": path}
+        assert lab.plain.http.post("/v1/load_lora_adapter", json=fields).status_code == 200
+        first = lab.ask(lab.shown("tale"), WHAT, model="tale")
+        assert first.decision["worker_id"] == "teller"
+        done = lab.router.http.post("/mmrouter/workers/teller/drain")
+        assert done.status_code == 200, done.text
+        second = lab.ask(lab.shown("tale"), WHAT, model="tale")
+        assert second.decision["worker_id"] == IDEFICS
+        assert text(second.response) == text(first.response)
+        third = lab.ask(lab.shown("tale"), WHAT, model="tale")
+        assert third.cached == third.decision["predicted_cached_tokens"] > 0
+        for each in (lab.router, lab.plain):
+            name = {"lora_name": "tale"}
+            assert each.http.post("/v1/unload_lora_adapter", json=name).status_code == 200
+        wait_for_models(lab.router, ["demo"])
+    finally:
+        let_go(other)
 
 
 def wait_for_models(endpoint: Endpoint, names: list[str]) -> None:

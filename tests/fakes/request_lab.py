@@ -4,12 +4,13 @@ routing, retries."""
 import asyncio
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from typing import Any
 
 import torch
 import zmq.asyncio
+from vllm.lora.request import LoRARequest
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -50,6 +51,7 @@ class Connected:
         self.arrival = asyncio.Event()
         self.closed = False
         self.check: Callable[[], None] = lambda: None
+        self.loading: Callable[[LoRARequest, Collection[WorkerId]], Awaitable[bool]] = _nobody_may
 
     def check_available(self) -> None:
         self.check()
@@ -57,8 +59,15 @@ class Connected:
     def link(self, worker_id: WorkerId) -> WorkerLink:
         return self._links[worker_id]
 
+    async def load_adapter(self, adapter: LoRARequest, exclude: Collection[WorkerId]) -> bool:
+        return await self.loading(adapter, exclude)
+
     def joined_since(self, worker_id: WorkerId, moment: float) -> bool:
         return self.joined[worker_id] > moment
+
+
+async def _nobody_may(adapter: LoRARequest, exclude: Collection[WorkerId]) -> bool:
+    return False
 
 
 class Lab:
@@ -76,6 +85,7 @@ class Lab:
         self.asked: list[tuple[str, Submit]] = []
         self.prompts: list[weakref.ref[ProcessedPrompt]] = []
         self.embeds: torch.Tensor | None = None
+        self.lora: LoRARequest | None = None
         self.media: list[MediaItem] = []
         self.render: Render = no_rendering
         self.tokenizer = tokenizer()
@@ -85,7 +95,9 @@ class Lab:
 
     async def process(self, *_: object) -> ProcessedPrompt:
         """The model's prompt, whatever is asked."""
-        prompt = ProcessedPrompt(self.model.prompt, self.media, None, None, None, self.embeds, None)
+        prompt = ProcessedPrompt(
+            self.model.prompt, self.media, None, None, self.lora, self.embeds, None
+        )
         self.prompts.append(weakref.ref(prompt))
         return prompt
 

@@ -8,7 +8,7 @@ import pytest
 from vllm.lora.request import LoRARequest
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from backend_worker.adapters import MOST_FORMER, Adapters, check_files, read_adapter
+from backend_worker.adapters import MOST_FORMER, MOST_UNWANTED, Adapters, check_files, read_adapter
 from backend_worker.args import parse
 from common.card import MAX_ADAPTERS, Adapter
 from common.errors import (
@@ -142,6 +142,30 @@ async def test_they_come_and_go_while_it_serves(tmp_path: Path) -> None:
     # What comes under its name later is another one to the engine.
     await adapters.add(LoadLoraAdapter("poem", "/later"), loader, ["demo"])
     assert loader.asked[-1].lora_int_id > 2
+
+
+async def test_what_an_operator_let_go_no_request_brings_back() -> None:
+    adapters, loader = Adapters([STORY]), Loader()
+    for_request = LoadLoraAdapter("story", "/s", for_request=True)
+    adapters.forget(UnloadLoraAdapter("story"))
+    with pytest.raises(OperationRefusedError, match="let go here by an operator"):
+        await adapters.add(for_request, loader, [])
+    with pytest.raises(OperationRefusedError, match="no adapter"):
+        adapters.forget(UnloadLoraAdapter("poem"))  # which counts as well
+    with pytest.raises(OperationRefusedError, match="let go here by an operator"):
+        await adapters.add(LoadLoraAdapter("poem", "/p", for_request=True), loader, [])
+    await adapters.add(LoadLoraAdapter("story", "/s"), loader, [])
+    assert [each.name for each in adapters.known] == ["story"] and len(loader.asked) == 1
+
+
+async def test_not_all_that_were_ever_let_go_are_remembered() -> None:
+    adapters, loader = Adapters(), Loader()
+    for number in range(MOST_UNWANTED + 1):
+        with pytest.raises(OperationRefusedError):
+            adapters.forget(UnloadLoraAdapter(f"a{number}"))
+    await adapters.add(LoadLoraAdapter("a0", "/p", for_request=True), loader, [])
+    with pytest.raises(OperationRefusedError, match="let go here by an operator"):
+        await adapters.add(LoadLoraAdapter("a1", "/p", for_request=True), loader, [])
 
 
 @pytest.mark.parametrize("answer", [False, ValueError("no such file")])

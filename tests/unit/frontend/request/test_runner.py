@@ -6,13 +6,21 @@ import gc
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+)
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 import torch
 from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMError, VLLMValidationError
+from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
@@ -37,6 +45,7 @@ from frontend.request.retry import FURTHER, RetryBudget
 from frontend.request.runner import LONGEST_ID
 from frontend.request.settings import FaultSettings
 from frontend.router.decision import Decision
+from frontend.router.hashing import LoraKey
 from frontend.router.request import RoutingRequest
 from frontend.workers import link as worker_link
 from tests.fakes.model import ScriptedModel
@@ -657,3 +666,87 @@ async def test_a_name_as_long_as_a_book_is_refused(lab: Lab) -> None:
     await lab.ask(name="x" * LONGEST_ID)
     with pytest.raises(VLLMValidationError, match="1024 characters at most"):
         await lab.ask(name="x" * (LONGEST_ID + 1))
+
+
+# Adapters
+
+STORY = LoRARequest(lora_name="story", lora_int_id=7, lora_path="/s")
+KEY = LoraKey("story", "/s")
+
+
+def has_story(lab: Lab, *names: str) -> None:
+    """These workers have the adapter that every request of the lab asks for, and no others."""
+    lab.lora = STORY
+    for name in lab.engines:
+        keys = frozenset({KEY} if name in names else ())
+        lab.router.roster.adapters_changed(WorkerId(name), keys, frozenset())
+
+
+def loads_story(lab: Lab, *names: str) -> list[list[WorkerId]]:
+    """The lab's workers load it one after the other when they are asked; whom not to ask."""
+    left_out: list[list[WorkerId]] = []
+    more = list(names)
+
+    async def load(adapter: LoRARequest, exclude: Collection[WorkerId]) -> bool:
+        assert adapter is STORY
+        left_out.append(list(exclude))
+        if not more:
+            return False
+        has_story(lab, "w0", more.pop(0))
+        return True
+
+    lab.fleet.loading = load
+    return left_out
+
+
+async def test_an_adapter_that_is_where_it_can_run_is_loaded_nowhere(lab: Lab) -> None:
+    has_story(lab, "w0")
+    left_out = loads_story(lab, "w1")
+    assert text(await lab.ask()) == ANSWER
+    assert [name for name, _ in lab.asked] == ["w0"] and not left_out
+
+
+async def test_an_adapter_is_loaded_elsewhere_if_its_worker_takes_no_requests(lab: Lab) -> None:
+    has_story(lab, "w0")
+    lab.router.drained.add(WorkerId("w0"), Incarnation("w0"))
+    left_out = loads_story(lab, "w1")
+    assert text(await lab.ask()) == ANSWER
+    assert [name for name, _ in lab.asked] == ["w1"] and left_out == [[]]
+
+
+async def test_an_answer_whose_worker_was_lost_goes_on_where_the_adapter_is_loaded(
+    lab: Lab,
+) -> None:
+    has_story(lab, "w0")
+    left_out = loads_story(lab, "w1")
+    lab.disturb(5, GONE)
+    assert text(await lab.ask()) == ANSWER
+    assert [name for name, _ in lab.asked] == ["w0", "w1"] and left_out == [["w0"]]
+
+
+async def test_an_adapter_that_nobody_can_load_is_asked_for_once(lab: Lab) -> None:
+    has_story(lab, "w0")
+    lab.router.drained.add(WorkerId("w0"), Incarnation("w0"))
+    left_out = loads_story(lab)
+    with pytest.raises(GracefulHTTPError, match="drained"):
+        await lab.ask()
+    assert left_out == [[]]
+
+
+@settings(request_timeout_s=0.2)
+async def test_a_request_does_not_wait_longer_for_its_adapter_than_it_may(lab: Lab) -> None:
+    has_story(lab, "w0")
+    lab.router.drained.add(WorkerId("w0"), Incarnation("w0"))
+    left = asyncio.Event()
+
+    async def load(adapter: LoRARequest, exclude: Collection[WorkerId]) -> bool:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            left.set()
+        return False
+
+    lab.fleet.loading = load
+    with pytest.raises(GracefulHTTPError, match="not done within"):
+        await lab.ask()
+    assert left.is_set()

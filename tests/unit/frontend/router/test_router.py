@@ -160,6 +160,24 @@ async def test_a_request_for_an_adapter_goes_where_it_is(fleet: MakeRouter) -> N
     assert router.route(request(prompt(1)), exclude=[WorkerId("b")]).worker_id in ("a", "c")
 
 
+async def test_an_adapter_is_loaded_by_the_least_busy_that_may(fleet: MakeRouter) -> None:
+    story, other = LoraKey("story", "/s"), LoraKey("story", "/elsewhere")
+    router = await fleet(
+        worker("a", adapters=frozenset({story}), loads_adapters=True),
+        worker("b", adapters=frozenset({other}), loads_adapters=True),
+        "c",
+        worker("d", loads_adapters=True),
+        worker("e", loads_adapters=True),
+    )
+    everyone = {WorkerId(name) for name in "abcde"}
+    router.route(request(prompt(1)), exclude=everyone - {WorkerId("d")})
+    assert router.where_to_load(story) == "e"
+    assert router.where_to_load(story, exclude=[WorkerId("e")]) == "d"
+    assert router.where_to_load(story, exclude=[WorkerId("d"), WorkerId("e")]) is None
+    router.drained.add(WorkerId("e"), Incarnation("1"))
+    assert router.where_to_load(story) == "d"
+
+
 async def test_requests_that_do_not_read_the_cache_predict_nothing(fleet: MakeRouter) -> None:
     router = await fleet("a", worker("b", prefix_caching=False))
     serve(router, request(prompt(1)), cached=0)
