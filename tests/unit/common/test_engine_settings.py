@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from transformers import LlamaConfig
+from transformers import Glm4MoeConfig, LlamaConfig
 
 from backend_worker.args import parse
 from backend_worker.engine_config import engine_config, with_our_defaults
@@ -12,6 +12,7 @@ from common.card import PrefixReuse
 from common.engine_settings import prefix_reuse
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
+MTP = {"method": "mtp", "num_speculative_tokens": 1}
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +22,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes = {"hidden_size": 128, "num_attention_heads": 2, "num_hidden_layers": 1}
     for name in ("model", "draft"):
         LlamaConfig(architectures=["LlamaForCausalLM"], **sizes).save_pretrained(directory / name)
+    experts = {"n_routed_experts": 2, "num_nextn_predict_layers": 1, "moe_intermediate_size": 64}
+    config = Glm4MoeConfig(architectures=["Glm4MoeForCausalLM"], **sizes, **experts)
+    config.save_pretrained(directory / "with-its-own-draft")
     return directory
 
 
@@ -29,6 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (None, False),
         (NGRAM, False),
+        (MTP, True),
         ({"method": "eagle", "model": "draft", "num_speculative_tokens": 2}, True),
         (
             {
@@ -44,7 +49,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_drafting_from_hidden_states_drops_the_last_block(
     model: Path, drafting: dict[str, object] | None, drops: bool
 ) -> None:
-    flags = [f"--model={model / 'model'}", "--skip-tokenizer-init"]
+    name = "with-its-own-draft" if drafting == MTP else "model"
+    flags = [f"--model={model / name}", "--skip-tokenizer-init"]
     if drafting is not None:
         if "model" in drafting:
             drafting = drafting | {"model": str(model / "draft")}
@@ -52,7 +58,7 @@ def test_drafting_from_hidden_states_drops_the_last_block(
     args = parse(flags)
     config = engine_config(with_our_defaults(args.engine, args.engine_given))
     assert prefix_reuse(config) == PrefixReuse(
-        drops_last_block=drops, drops_in_windows=drafting is not None, keeps_tails=True
+        drops_last_block=drops, drops_in_windows=drafting not in (None, MTP), keeps_tails=True
     )
 
 
