@@ -1,6 +1,7 @@
 """Streams made with what takes the place of vLLM's models have the same bytes."""
 
 from collections.abc import AsyncGenerator, Callable
+from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from vllm.entrypoints.openai.chat_completion import serving as chat_serving
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion import serving as completion_serving
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMValidationError
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 
@@ -200,9 +202,12 @@ def _serving(kind: Any, deltas: list[DeltaMessage | None] | None = None) -> Any:
     return serving
 
 
-async def _outputs(n: int) -> AsyncGenerator[RequestOutput]:
-    for output in _answers(n):
+async def _outputs(n: int, error: Exception | None = None) -> AsyncGenerator[RequestOutput]:
+    """All of an answer, or the beginning of it and an error."""
+    for output in _answers(n)[: 2 if error else None]:
         yield output
+    if error is not None:
+        raise error
 
 
 USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
@@ -218,13 +223,17 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-async def _chat(kind: dict[str, Any], deltas: list[DeltaMessage | None] | None) -> list[str]:
+async def _chat(
+    kind: dict[str, Any],
+    deltas: list[DeltaMessage | None] | None,
+    error: Exception | None = None,
+) -> list[str]:
     request = ChatCompletionRequest(
         model="demo", stream=True, messages=[{"role": "user", "content": "hi"}], **kind
     )
     stream = _serving(chat_serving.OpenAIServingChat, deltas).chat_completion_stream_generator(
         request,
-        _outputs(request.n or 1),
+        _outputs(request.n or 1, error),
         "id-1",
         "demo",
         [{"role": "assistant", "content": "before"}],
@@ -252,11 +261,11 @@ async def test_a_chat_is_streamed_with_the_same_bytes(
     assert len(theirs) > 3 and "error" not in "".join(theirs)
 
 
-async def _completion(kind: dict[str, Any]) -> list[str]:
+async def _completion(kind: dict[str, Any], error: Exception | None = None) -> list[str]:
     request = CompletionRequest(model="demo", stream=True, prompt="hi", max_tokens=9, **kind)
 
     async def numbered() -> AsyncGenerator[tuple[int, RequestOutput]]:
-        async for output in _outputs(request.n or 1):
+        async for output in _outputs(request.n or 1, error):
             yield 0, output
 
     serving = _serving(completion_serving.OpenAIServingCompletion)
@@ -287,3 +296,25 @@ async def test_a_completion_is_streamed_with_the_same_bytes(
     theirs, mine = streams
     assert mine == theirs
     assert len(theirs) > 3 and "error" not in "".join(theirs)
+
+
+ERRORS = [
+    GenerationError("the engine failed"),
+    GracefulHTTPError("all workers are gone", HTTPStatus.SERVICE_UNAVAILABLE),
+    VLLMValidationError("too long", parameter="prompt"),
+    RuntimeError("„odd“\n"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("kind", [{}, USAGE], ids=str)
+async def test_a_stream_that_fails_ends_with_the_same_bytes(
+    installed: Callable[[bool], None], kind: dict[str, Any], error: Exception
+) -> None:
+    streams: list[list[str]] = []
+    for ours in (False, True):
+        installed(ours)
+        streams.append([*await _chat(kind, None, error), *await _completion(kind, error)])
+    theirs, mine = streams
+    assert mine == theirs
+    assert sum('"error"' in event for event in theirs) == 2
