@@ -31,6 +31,9 @@ from common.operations import (
 MOST_FORMER: Final = 64
 """Adapters that are remembered when they have gone."""
 
+MOST_FOR_REQUESTS: Final = 64
+"""Adapters that were loaded since requests needed them: they stay, and each takes memory."""
+
 MOST_UNWANTED: Final = 4096
 """Names that are remembered since an operator has let them go."""
 
@@ -83,6 +86,7 @@ class Adapters:
         self._requests = {adapter.name: self._request(adapter) for adapter in known}
         self._former: dict[tuple[str, str], LoRARequest] = {}
         self._unwanted: dict[str, None] = {}
+        self._for_requests: set[str] = set()
 
     def _request(self, adapter: Adapter) -> LoRARequest:
         return LoRARequest(
@@ -137,11 +141,14 @@ class Adapters:
             OperationRefusedError: it can't be.
         """
         name = wanted.lora_name
-        if wanted.for_request and name in self._unwanted:
-            raise OperationRefusedError(f"adapter {name} was let go here by an operator")
+        if wanted.for_request:
+            self._check_for_request(wanted)
         try:
             adapter = Adapter(
-                name=name, path=wanted.lora_path, is_3d_lora_weight=wanted.is_3d_lora_weight
+                name=name,
+                path=wanted.lora_path,
+                base_model_name=wanted.base_model_name,
+                is_3d_lora_weight=wanted.is_3d_lora_weight,
             )
         except ValidationError as error:
             raise OperationRefusedError(f"adapter {name!r}: {error.errors()[0]['msg']}") from error
@@ -153,6 +160,16 @@ class Adapters:
         if not known and len(self.known) >= MAX_ADAPTERS:
             raise OperationRefusedError(f"it has {MAX_ADAPTERS} adapters already")
         return _placed(adapter)
+
+    def _check_for_request(self, wanted: LoadLoraAdapter) -> None:
+        """Raises OperationRefusedError for what only operators may have loaded."""
+        name = wanted.lora_name
+        if name in self._unwanted:
+            raise OperationRefusedError(f"adapter {name} was let go here by an operator")
+        if not Path(wanted.lora_path).is_absolute():
+            raise OperationRefusedError(f"adapter {name} is at no absolute path")
+        if len(self._for_requests) >= MOST_FOR_REQUESTS:
+            raise OperationRefusedError(f"it has loaded {MOST_FOR_REQUESTS} for requests already")
 
     async def add(
         self,
@@ -170,6 +187,9 @@ class Adapters:
             OperationRefusedError: it can't be, and nothing was done.
             Exception: whatever the engine says of its files.
         """
+        own = self._requests.get(wanted.lora_name)
+        if wanted.for_request and own is not None and own.lora_path == wanted.lora_path:
+            return  # another frontend was first
         adapter = self._wanted(wanted, taken)
         name, known = adapter.name, self._requests.get(adapter.name)
         request = self._request(adapter)
@@ -182,6 +202,10 @@ class Adapters:
             self._remember(known, request)
         self._requests[name] = request
         self._unwanted.pop(name, None)
+        if wanted.for_request:
+            self._for_requests.add(name)
+        else:
+            self._for_requests.discard(name)
         self.known = (*(each for each in self.known if each.name != name), adapter)
         self.changes += 1
         self._used(name)
@@ -196,6 +220,7 @@ class Adapters:
         name = unwanted.lora_name
         self._unwanted.pop(name, None)
         self._unwanted[name] = None
+        self._for_requests.discard(name)
         if len(self._unwanted) > MOST_UNWANTED:
             del self._unwanted[next(iter(self._unwanted))]
         gone = self._requests.pop(name, None)

@@ -17,6 +17,7 @@ from common.operations import (
     LETS_REQUESTS_IN,
     LONGEST_MESSAGE,
     Condition,
+    LoadLoraAdapter,
     Operation,
     Outcome,
     Pause,
@@ -130,6 +131,8 @@ class Operations:
             return Outcome.REFUSED, refusal
         if self._hurries(operation):
             await self._hurry()
+        while _is_for_request(self._running):
+            await self._ended.wait()  # no operator asked for it, so none is refused for it
         if (running := self._running) is not None:
             return Outcome.REFUSED, f"it is busy with {name_of(running)}: one operation at a time"
         if refusal := self.state.refuses(operation):
@@ -138,7 +141,7 @@ class Operations:
             return Outcome.DONE, ""
         if isinstance(operation, WakeUp) and operation.tags is not None:
             operation = WakeUp(self.state.asleep_of(operation.tags))
-        logger.info("an operator wants %s", name)
+        logger.info("%s wants %s", _who(operation), name)
         self._running = operation
         self._ended.clear()
         if not isinstance(operation, LETS_REQUESTS_IN):
@@ -217,3 +220,11 @@ class Operations:
             self.state = state
             self._changed()
             self._open.set()  # who waits is refused
+
+
+def _is_for_request(operation: Operation | None) -> bool:
+    return isinstance(operation, LoadLoraAdapter) and operation.for_request
+
+
+def _who(operation: Operation) -> str:
+    return "a request" if _is_for_request(operation) else "an operator"

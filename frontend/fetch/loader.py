@@ -18,7 +18,7 @@ from yarl import URL
 
 from common.cache_partition import SHARED, Partition
 from common.errors import OverloadedError
-from common.single_flight import SingleFlight
+from frontend.fetch.single_flight import SingleFlight
 from common.telemetry import MEDIA_DECODES, MEDIA_FETCHED_BYTES, MEDIA_FETCHES, stage
 from common.undo import undo_on_error
 from frontend.fetch.allowance import HeldBytes, RequestAllowance, current_allowance

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from contextlib import aclosing
@@ -60,6 +61,9 @@ HASH_INLINE_TOKENS = 4096
 LOOK_S = 0.5
 """A request that waits for a worker looks so often whether one may be had."""
 
+MOST_LOADS = 3
+"""Workers that are asked for the adapter of a request, each time that it is routed."""
+
 LONGEST_ID = 1024
 """Characters of what a client calls its request. Every event of a stream repeats it: one of
 16 MB would stop the event loop at each token."""
@@ -109,7 +113,7 @@ class Workers(Protocol):
         """
 
     async def load_adapter(self, adapter: LoRARequest, exclude: Collection[WorkerId]) -> bool:
-        """Have a worker load an adapter that others have, if one may; whether it has it now.
+        """Have a worker load an adapter that others have; whether one was asked for it.
 
         Args:
             exclude: workers not to ask.
@@ -316,7 +320,7 @@ class RequestRunner:
         now = asyncio.get_running_loop().time
         accepted = state.attempts.count > 0
         patience = now() + state.attempts.patience_s()
-        loads = state.prompt.lora_request is not None
+        loads = 0 if state.prompt.lora_request is None else MOST_LOADS
         while True:
             arrival = self._workers.arrival
             failed = state.attempts.failed_on(self._workers.joined_since)
@@ -330,10 +334,11 @@ class RequestRunner:
                     raise
                 until = min(patience, now() + error.wait_s)
             except (NoWorkerError, FleetBusyError) as error:
-                if loads:
-                    loads = False  # once: for each time it is routed
-                    if await self._load_adapter(state, failed):
-                        continue
+                if loads and await self._load_adapter(
+                    state, failed, patience if accepted else math.inf
+                ):
+                    loads -= 1
+                    continue
                 if not accepted:
                     raise
                 if self._workers.closed or now() >= patience:
@@ -343,15 +348,29 @@ class RequestRunner:
                 until = min(patience, now() + LOOK_S)
             await state.wait(arrival, until)
 
-    async def _load_adapter(self, state: RequestState, failed: Collection[WorkerId]) -> bool:
-        """Whether one more worker has a request's adapter now."""
+    async def _load_adapter(
+        self, state: RequestState, failed: Collection[WorkerId], patience: float
+    ) -> bool:
+        """Whether a worker was asked for a request's adapter, so that it is routed again.
+
+        Args:
+            patience: when to wait for it no longer, by the event loop's clock.
+
+        Raises:
+            DeadlineExceededError: the request's own time is over before that.
+        """
         adapter = state.prompt.lora_request
         assert adapter is not None
+        now, left = asyncio.get_running_loop().time(), state.deadlines.left_s()
+        late = math.inf if left is None else now + left
+        until = min(late, patience)
         try:
-            async with asyncio.timeout(state.deadlines.left_s()):
+            async with asyncio.timeout_at(None if until == math.inf else until):
                 return await self._workers.load_adapter(adapter, failed)
         except TimeoutError as error:
-            raise state.deadlines.late() from error
+            if late <= patience:
+                raise state.deadlines.late() from error
+            return False
 
     async def _send_media(
         self, state: RequestState, decision: Decision

@@ -170,18 +170,25 @@ class Router:
         Args:
             exclude: workers not to consider.
         """
+        workers = self.roster.workers
         unfit = [
             name
-            for name, one in self.roster.workers.items()
-            # A worker has one adapter of a name, wherever its files are.
-            if not one.loads_adapters or any(held.name == adapter.name for held in one.adapters)
+            for name, one in workers.items()
+            if not one.loads_adapters or adapter in one.adapters
         ]
         try:
-            candidates = self._candidates([*exclude, *unfit], accepted=False)
+            candidates = self._candidates(
+                [*exclude, *unfit, *self.ejection.unusable()], accepted=False
+            )
         except (NoWorkerError, FleetBusyError):
             return None
         costs = candidates.load_costs
-        return candidates.targets[min(range(len(costs)), key=costs.__getitem__)].worker_id
+        for position in sorted(range(len(costs)), key=costs.__getitem__):
+            worker_id = candidates.targets[position].worker_id
+            # It has one adapter of a name, wherever its files are.
+            if all(held.name != adapter.name for held in workers[worker_id].adapters):
+                return worker_id
+        return None
 
     def _with_loading(
         self, costs: list[float], candidates: Candidates, request: RoutingRequest

@@ -1,25 +1,26 @@
 """Loads an adapter for a request that no worker which has it can take.
 
-A worker is asked only if it says that it does so, and if others of its fleet have the adapter: a
-client names no files. What failed somewhere is not tried there again for a while.
+A worker is asked only if it says that it does so, only for what others of its fleet have, and only
+for files on its host: clients name no files, and nothing is downloaded for them. Where a load was
+not done it is not asked for again for a while.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Collection
-from typing import Final
+from pathlib import PurePosixPath
+from typing import Final, NamedTuple
 
 from vllm.lora.request import LoRARequest
 
 from common.card import Adapter
 from common.identity import Incarnation, WorkerId
 from common.operations import LoadLoraAdapter, Outcome
-from common.single_flight import SingleFlight
 from common.telemetry import ADAPTERS_LOADED
 from frontend.router import LoraKey, Router
 from frontend.workers.members import Member, Members
-from frontend.workers.operations import perform
+from frontend.workers.operations import Performed, perform
 from frontend.workers.serving import Serving
 
 logger = logging.getLogger(__name__)
@@ -27,89 +28,113 @@ logger = logging.getLogger(__name__)
 LOADING_S: Final = 60.0
 """How long a worker may take to load one."""
 
-MOST_WANTED: Final = 16
-"""Adapters that are being loaded or wait for it. Requests for more of them don't wait."""
+AGAIN_S: Final = 30.0
+"""After so long a worker that has not loaded an adapter is asked for it again."""
 
-MOST_TRIED: Final = 3
-"""Workers that are asked for one, until one has loaded it."""
 
-AGAIN_S: Final = 60.0
-"""After so long a worker that could not load an adapter is asked for it again."""
+class _Load(NamedTuple):
+    """One that a worker was asked for."""
 
-REFUSED_S: Final = 2.0
-"""The same of one that did not try, since it was doing something else, say."""
+    key: LoraKey
+    task: asyncio.Task[None]
 
 
 class AdapterLoading:
-    """Of the workers of a model."""
+    """Of the workers of a model, each of which is asked for one adapter at a time."""
 
     def __init__(self, members: Members, router: Router, serving: Serving) -> None:
         self._members = members
         self._router = router
         self._serving = serving
-        self._under_way: SingleFlight[bool] = SingleFlight()
-        self._turn = asyncio.Lock()  # a worker does one thing at a time, and refuses others
-        self._failed: dict[tuple[WorkerId, Incarnation, LoraKey], float] = {}
+        self._loads: dict[WorkerId, _Load] = {}
+        self._not_done: dict[tuple[WorkerId, Incarnation, LoraKey], float] = {}
 
     async def load(self, adapter: LoRARequest, exclude: Collection[WorkerId]) -> bool:
-        """Have a worker load an adapter, once for all requests that wait for it.
+        """Have a worker load an adapter, once for all requests that wait for it. A load goes on
+        when nobody waits for it any more.
 
         Args:
             exclude: workers not to ask.
 
         Returns:
-            Whether one more worker has it now. If not, there is none that may, or that can.
+            Whether a worker was asked, so that it is worth while to route again. If not, there is
+            none that may be asked now, which takes no time to find out.
         """
         key = LoraKey(adapter.lora_name, adapter.lora_path)
-        if key not in self._under_way and len(self._under_way) >= MOST_WANTED:
+        load = self._under_way(key, exclude) or self._start(key, adapter, exclude)
+        if load is None:
             return False
-        loaded, _ = await self._under_way.run(key, lambda: self._load(key, adapter, exclude))
-        return loaded
+        await asyncio.wait([load.task])
+        return True
 
-    async def _load(
-        self, key: LoraKey, adapter: LoRARequest, exclude: Collection[WorkerId]
-    ) -> bool:
-        async with self._turn:
-            for _ in range(MOST_TRIED):
-                worker_id = self._router.where_to_load(key, [*exclude, *self._failed_at(key)])
-                member = None if worker_id is None else self._members.holder(worker_id)
-                if member is None:
-                    return False
-                if await self._load_at(member, key, adapter):
-                    return True
-        return False
-
-    async def _load_at(self, member: Member, key: LoraKey, adapter: LoRARequest) -> bool:
-        operation = LoadLoraAdapter(
-            key.name, key.path, is_3d_lora_weight=adapter.is_3d_lora_weight, for_request=True
+    def _under_way(self, key: LoraKey, exclude: Collection[WorkerId]) -> _Load | None:
+        loads = self._loads.items()
+        return next(
+            (one for worker_id, one in loads if one.key == key and worker_id not in exclude), None
         )
+
+    def _start(
+        self, key: LoraKey, adapter: LoRARequest, exclude: Collection[WorkerId]
+    ) -> _Load | None:
+        if not (PurePosixPath(key.path).is_absolute() and self._serving.adapters.has(key)):
+            return None
+        unfit = [*exclude, *self._loads, *self._not_done_at(key)]
+        worker_id = self._router.where_to_load(key, unfit)
+        member = None if worker_id is None else self._members.holder(worker_id)
+        if worker_id is None or member is None:
+            return None
+        told = Adapter(
+            name=key.name,
+            path=key.path,
+            base_model_name=adapter.base_model_name,
+            is_3d_lora_weight=adapter.is_3d_lora_weight,
+        )
+        task = asyncio.create_task(self._load_at(member, told), name="adapter")
+        load = self._loads[worker_id] = _Load(key, task)
+        task.add_done_callback(lambda _: self._loads.pop(worker_id))
+        return load
+
+    async def _load_at(self, member: Member, adapter: Adapter) -> None:
+        operation = LoadLoraAdapter(
+            adapter.name,
+            adapter.path,
+            is_3d_lora_weight=adapter.is_3d_lora_weight,
+            base_model_name=adapter.base_model_name,
+            for_request=True,
+        )
+        said = member.adapters
         (done,) = await perform([member], operation, LOADING_S)
         ADAPTERS_LOADED.labels(done.outcome.value).inc()
-        if done.outcome is Outcome.DONE:
-            told = Adapter(
-                name=key.name,
-                path=key.path,
-                base_model_name=adapter.base_model_name,
-                is_3d_lora_weight=adapter.is_3d_lora_weight,
-            )
-            self._serving.loaded(member, told)
-            logger.info("worker %s has loaded adapter %s for a request", done.worker_id, key.name)
-            return True
-        why = (done.worker_id, key.name, done.message)
-        logger.warning("worker %s has not loaded adapter %s for a request: %s", *why)
-        pause = REFUSED_S if done.outcome is Outcome.REFUSED else AGAIN_S
-        self._failed[done.worker_id, done.incarnation, key] = time.monotonic() + pause
-        return False
+        if done.outcome is not Outcome.DONE:
+            self._note_not_done(done, adapter)
+            return
+        if member.adapters is said:  # else it has said meanwhile what it has, which is newer
+            self._serving.loaded(member, adapter)
+        logger.info("worker %s has loaded adapter %s for a request", done.worker_id, adapter.name)
 
-    def _failed_at(self, key: LoraKey) -> list[WorkerId]:
-        """Workers whose present run could not load it a short while ago."""
+    def _note_not_done(self, done: Performed, adapter: Adapter) -> None:
+        why = (done.worker_id, adapter.name, done.message)
+        logger.warning("worker %s has not loaded adapter %s for a request: %s", *why)
         now = time.monotonic()
-        self._failed = {one: until for one, until in self._failed.items() if until > now}
-        holders = self._members.holder
+        self._not_done = {one: until for one, until in self._not_done.items() if until > now}
+        key = LoraKey(adapter.name, adapter.path)
+        self._not_done[done.worker_id, done.incarnation, key] = now + AGAIN_S
+
+    def _not_done_at(self, key: LoraKey) -> list[WorkerId]:
+        """Workers whose present run was asked a short while ago, and has not loaded it."""
+        now, holders = time.monotonic(), self._members.holder
         return [
             worker_id
-            for worker_id, incarnation, failed in self._failed
-            if failed == key
+            for (worker_id, incarnation, one), until in self._not_done.items()
+            if one == key
+            and until > now
             and (holder := holders(worker_id)) is not None
             and holder.card.incarnation == incarnation
         ]
+
+    async def close(self) -> None:
+        """Ask for nothing any more."""
+        tasks = [load.task for load in self._loads.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

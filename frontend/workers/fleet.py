@@ -111,7 +111,7 @@ class Fleet:
         return holder is not None and holder.joined > moment
 
     async def load_adapter(self, adapter: LoRARequest, exclude: Collection[WorkerId]) -> bool:
-        """Have a worker load an adapter that others have, if one may; whether it has it now.
+        """Have a worker load an adapter that others have; whether one was asked for it.
 
         Args:
             exclude: workers not to ask.
@@ -154,6 +154,7 @@ class Fleet:
         """Leave every worker. Requests that still run fail."""
         self._closed = True
         self._serving.arrival.set()
+        await self._loading.close()
         await self._keeper.close("this frontend is shutting down")
         self._gauges.remove(self.members, self.refusals)
 

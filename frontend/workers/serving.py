@@ -146,10 +146,9 @@ class Serving:
 
     def loaded(self, member: Member, adapter: Adapter) -> None:
         """A worker was asked for an adapter and has it now, which it will say itself as well."""
-        if adapter not in member.adapters:
-            member.adapters = [*member.adapters, adapter]
-            if self._members.serves(member):
-                self._show_adapters(member)
+        member.adapters = [*member.adapters, adapter]
+        if self._members.serves(member):
+            self._show_adapters(member)
 
     def _show_adapters(self, member: Member) -> None:
         worker_id = member.card.worker_id

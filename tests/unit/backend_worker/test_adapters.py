@@ -8,7 +8,14 @@ import pytest
 from vllm.lora.request import LoRARequest
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from backend_worker.adapters import MOST_FORMER, MOST_UNWANTED, Adapters, check_files, read_adapter
+from backend_worker.adapters import (
+    MOST_FOR_REQUESTS,
+    MOST_FORMER,
+    MOST_UNWANTED,
+    Adapters,
+    check_files,
+    read_adapter,
+)
 from backend_worker.args import parse
 from common.card import MAX_ADAPTERS, Adapter
 from common.errors import (
@@ -156,6 +163,29 @@ async def test_what_an_operator_let_go_no_request_brings_back() -> None:
         await adapters.add(LoadLoraAdapter("poem", "/p", for_request=True), loader, [])
     await adapters.add(LoadLoraAdapter("story", "/s"), loader, [])
     assert [each.name for each in adapters.known] == ["story"] and len(loader.asked) == 1
+
+
+async def test_what_a_request_needs_is_there_already_or_a_file_here() -> None:
+    adapters, loader = Adapters([STORY]), Loader()
+    await adapters.add(LoadLoraAdapter("story", "/s", for_request=True), loader, [])
+    with pytest.raises(OperationRefusedError, match="already"):
+        await adapters.add(LoadLoraAdapter("story", "/other", for_request=True), loader, [])
+    for path in ("org/poem", "../poem", "poem"):
+        with pytest.raises(OperationRefusedError, match="no absolute path"):
+            await adapters.add(LoadLoraAdapter("poem", path, for_request=True), loader, [])
+    assert not loader.asked and adapters.known == (STORY,)
+
+
+async def test_so_many_are_loaded_for_requests() -> None:
+    adapters, loader = Adapters(), Loader()
+    for number in range(MOST_FOR_REQUESTS):
+        await adapters.add(LoadLoraAdapter(f"a{number}", "/p", for_request=True), loader, [])
+    one_more = LoadLoraAdapter("b", "/p", for_request=True)
+    with pytest.raises(OperationRefusedError, match="for requests already"):
+        await adapters.add(one_more, loader, [])
+    await adapters.add(LoadLoraAdapter("c", "/p"), loader, [])  # an operator may
+    adapters.forget(UnloadLoraAdapter("a0"))
+    await adapters.add(one_more, loader, [])
 
 
 async def test_not_all_that_were_ever_let_go_are_remembered() -> None:

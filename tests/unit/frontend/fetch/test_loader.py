@@ -15,10 +15,10 @@ from PIL import Image
 from prometheus_client import REGISTRY
 from vllm.multimodal.media import ImageMediaIO, MediaWithBytes, VideoMediaIO
 
-from common.single_flight import SingleFlight
 from frontend.fetch import decoders as decode_module
 from frontend.fetch import loader as loader_module
 from frontend.fetch.loader import MediaLoader
+from frontend.fetch.single_flight import SingleFlight
 from frontend.media_limits.errors import RefusedError, TooLargeError, UnfetchableError
 from frontend.media_limits.policy import FetchPolicy
 from tests.pictures import data_uri, picture

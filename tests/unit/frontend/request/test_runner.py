@@ -42,7 +42,7 @@ from frontend.request import retry, runner
 from frontend.request.deadlines import Deadlines
 from frontend.request.resume import sampling_of
 from frontend.request.retry import FURTHER, RetryBudget
-from frontend.request.runner import LONGEST_ID
+from frontend.request.runner import LONGEST_ID, MOST_LOADS
 from frontend.request.settings import FaultSettings
 from frontend.router.decision import Decision
 from frontend.router.hashing import LoraKey
@@ -733,20 +733,58 @@ async def test_an_adapter_that_nobody_can_load_is_asked_for_once(lab: Lab) -> No
     assert left_out == [[]]
 
 
+async def test_so_many_are_asked_for_an_adapter(lab: Lab) -> None:
+    has_story(lab, "w0")
+    lab.router.drained.add(WorkerId("w0"), Incarnation("w0"))
+    asked = 0
+
+    async def fail(adapter: LoRARequest, exclude: Collection[WorkerId]) -> bool:
+        nonlocal asked
+        asked += 1
+        return True
+
+    lab.fleet.loading = fail
+    with pytest.raises(GracefulHTTPError, match="drained"):
+        await lab.ask()
+    assert asked == MOST_LOADS
+
+
+async def test_an_answer_that_was_begun_asks_again_while_it_waits_for_a_worker(lab: Lab) -> None:
+    has_story(lab, "w0")
+    asked = 0
+
+    async def load(adapter: LoRARequest, exclude: Collection[WorkerId]) -> bool:
+        nonlocal asked
+        asked += 1
+        if asked < 2:
+            return False  # it is doing something else
+        has_story(lab, "w0", "w1")
+        return True
+
+    lab.fleet.loading = load
+    lab.disturb(5, GONE)
+    assert text(await lab.ask()) == ANSWER
+    assert asked == 2
+
+
+async def _for_ever(adapter: LoRARequest, exclude: Collection[WorkerId]) -> bool:
+    await asyncio.Event().wait()
+    return False
+
+
+@settings(worker_wait_s=0.2)
+async def test_an_answer_that_was_begun_waits_for_a_load_as_for_a_worker(lab: Lab) -> None:
+    has_story(lab, "w0")
+    lab.fleet.loading = _for_ever
+    lab.disturb(5, GONE)
+    with pytest.raises(VLLMError, match="died"):
+        await lab.ask()
+
+
 @settings(request_timeout_s=0.2)
 async def test_a_request_does_not_wait_longer_for_its_adapter_than_it_may(lab: Lab) -> None:
     has_story(lab, "w0")
     lab.router.drained.add(WorkerId("w0"), Incarnation("w0"))
-    left = asyncio.Event()
-
-    async def load(adapter: LoRARequest, exclude: Collection[WorkerId]) -> bool:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            left.set()
-        return False
-
-    lab.fleet.loading = load
+    lab.fleet.loading = _for_ever
     with pytest.raises(GracefulHTTPError, match="not done within"):
         await lab.ask()
-    assert left.is_set()

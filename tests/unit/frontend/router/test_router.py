@@ -176,6 +176,8 @@ async def test_an_adapter_is_loaded_by_the_least_busy_that_may(fleet: MakeRouter
     assert router.where_to_load(story, exclude=[WorkerId("d"), WorkerId("e")]) is None
     router.drained.add(WorkerId("e"), Incarnation("1"))
     assert router.where_to_load(story) == "d"
+    router.ejection.eject(WorkerId("d"), Incarnation("1"), "for the test")
+    assert router.where_to_load(story) is None, "it would not be routed there"
 
 
 async def test_requests_that_do_not_read_the_cache_predict_nothing(fleet: MakeRouter) -> None:

@@ -5,7 +5,7 @@ import gc
 
 import pytest
 
-from common.single_flight import SingleFlight
+from frontend.fetch.single_flight import SingleFlight
 
 
 class Call:
