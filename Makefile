@@ -213,11 +213,18 @@ bench-serving: $(ENVIRONMENT) ## race routers and servers over engines whose GPU
 	@$(VENV_PYTHON) -m tests.benchmarks.serving $(BENCH_ARGS)
 
 # The figures that docs/benchmarks.md shows; CHARTS_OF=FILE.csv draws those of another race.
-CHARTS_OF := docs/benchmarks.csv
+CHARTS_OF :=
 CHARTS := docs/benchmarks
+CHART := $(VENV_PYTHON) -m tests.benchmarks.serving.charts
 
 bench-charts: $(BENCH_ENVIRONMENT) ## draw what a race's CSV shows
-	@$(VENV_PYTHON) -m tests.benchmarks.serving.charts $(CHARTS_OF) $(CHARTS)
+ifeq ($(CHARTS_OF),)
+	@$(CHART) docs/benchmarks/reuse.csv $(CHARTS) throughput
+	@$(CHART) docs/benchmarks/peers.csv $(CHARTS) cpu-streams
+	@$(CHART) docs/benchmarks/rates.csv $(CHARTS) first-token
+else
+	@$(CHART) $(CHARTS_OF) $(CHARTS)
+endif
 
 check-simgpu: $(ENVIRONMENT) ## check the engines whose GPU is the clock, with one of them
 	@$(VENV_PYTHON) -m tests.simgpu.check

@@ -1,4 +1,5 @@
-"""Draws what a CSV of races shows: ``python -m tests.benchmarks.serving.charts CSV DIRECTORY``.
+"""Draws what a CSV of races shows: ``python -m tests.benchmarks.serving.charts CSV DIRECTORY
+[PREFIX ...]``.
 
 Three charts, each left out if the CSV has nothing for it: the first token against the rate of an
 open loop, throughput against how often each picture is asked about, CPU time per streamed token.
@@ -125,6 +126,7 @@ def draw(chart: Lines | Bars, file: Path) -> None:
             for role in roles:
                 heights = [each.get(role, 0.0) for each in bars.values()]
                 axes.bar(list(bars), heights, bottom=bottom, label=role.replace("_", " "))
+                axes.tick_params(axis="x", rotation=20 if len(bars) > 4 else 0)
                 bottom = [one + other for one, other in zip(bottom, heights, strict=True)]
     axes.set_title(chart.title)
     axes.set_ylabel(chart.up)
@@ -140,9 +142,12 @@ def main() -> None:
     )
     parser.add_argument("csv", type=Path)
     parser.add_argument("directory", type=Path)
+    parser.add_argument("prefix", nargs="*", help="only charts whose names begin so")
     options = parser.parse_args()
     with options.csv.open(newline="") as file:
         made = charts(read_rows(file))
+    prefixes = tuple(options.prefix) or ("",)
+    made = {name: chart for name, chart in made.items() if name.startswith(prefixes)}
     if not made:
         parser.error(f"{options.csv} has no block that counts of a load that is drawn")
     options.directory.mkdir(parents=True, exist_ok=True)
