@@ -126,8 +126,9 @@ def draw(chart: Lines | Bars, file: Path) -> None:
             for role in roles:
                 heights = [each.get(role, 0.0) for each in bars.values()]
                 axes.bar(list(bars), heights, bottom=bottom, label=role.replace("_", " "))
-                axes.tick_params(axis="x", rotation=20 if len(bars) > 4 else 0)
                 bottom = [one + other for one, other in zip(bottom, heights, strict=True)]
+            if len(bars) > 4:
+                plt.setp(axes.get_xticklabels(), rotation=25, ha="right", rotation_mode="anchor")
     axes.set_title(chart.title)
     axes.set_ylabel(chart.up)
     axes.legend()
