@@ -161,6 +161,18 @@ class Adapters:
             raise OperationRefusedError(f"it has {MAX_ADAPTERS} adapters already")
         return _placed(adapter)
 
+    def _is_there(self, wanted: LoadLoraAdapter) -> bool:
+        """Whether nothing is left to do: another frontend was first, or a request was before an
+        operator, whose adapter it is then."""
+        name, own = wanted.lora_name, self._requests.get(wanted.lora_name)
+        if own is None or own.lora_path != wanted.lora_path or wanted.load_inplace:
+            return False
+        if not wanted.for_request and name not in self._for_requests:
+            return False
+        if not wanted.for_request:
+            self._for_requests.discard(name)
+        return True
+
     def _check_for_request(self, wanted: LoadLoraAdapter) -> None:
         """Raises OperationRefusedError for what only operators may have loaded."""
         name = wanted.lora_name
@@ -187,9 +199,8 @@ class Adapters:
             OperationRefusedError: it can't be, and nothing was done.
             Exception: whatever the engine says of its files.
         """
-        own = self._requests.get(wanted.lora_name)
-        if wanted.for_request and own is not None and own.lora_path == wanted.lora_path:
-            return  # another frontend was first
+        if self._is_there(wanted):
+            return
         adapter = self._wanted(wanted, taken)
         name, known = adapter.name, self._requests.get(adapter.name)
         request = self._request(adapter)

@@ -129,10 +129,9 @@ class Operations:
         name = name_of(operation)
         if refusal := self._engine.refuses(operation):
             return Outcome.REFUSED, refusal
-        if self._hurries(operation):
-            await self._hurry()
-        while _is_for_request(self._running):
-            await self._ended.wait()  # no operator asked for it, so none is refused for it
+        # No operator asked for a request's load, so none is refused for it.
+        while (hurries := self._hurries(operation)) or _is_for_request(self._running):
+            await (self._hurry() if hurries else self._ended.wait())
         if (running := self._running) is not None:
             return Outcome.REFUSED, f"it is busy with {name_of(running)}: one operation at a time"
         if refusal := self.state.refuses(operation):

@@ -18,7 +18,6 @@ from yarl import URL
 
 from common.cache_partition import SHARED, Partition
 from common.errors import OverloadedError
-from frontend.fetch.single_flight import SingleFlight
 from common.telemetry import MEDIA_DECODES, MEDIA_FETCHED_BYTES, MEDIA_FETCHES, stage
 from common.undo import undo_on_error
 from frontend.fetch.allowance import HeldBytes, RequestAllowance, current_allowance
@@ -31,6 +30,7 @@ from frontend.fetch.entity_tags import EntityTags
 from frontend.fetch.http import HttpFetcher, Unchanged
 from frontend.fetch.local_file import read_local_file
 from frontend.fetch.mode import decoding_mode
+from frontend.fetch.single_flight import SingleFlight
 from frontend.media_limits import (
     FetchPolicy,
     MediaBudgets,

@@ -321,6 +321,7 @@ class RequestRunner:
         accepted = state.attempts.count > 0
         patience = now() + state.attempts.patience_s()
         loads = 0 if state.prompt.lora_request is None else MOST_LOADS
+        last_resort = not loads
         while True:
             arrival = self._workers.arrival
             failed = state.attempts.failed_on(self._workers.joined_since)
@@ -328,17 +329,21 @@ class RequestRunner:
                 self._workers.check_available()
                 state.attempts.pay()
                 with stage("select"):
-                    return self._router.route(routing, exclude=failed, accepted=accepted)
+                    return self._router.route(
+                        routing, exclude=failed, accepted=accepted, last_resort=last_resort
+                    )
             except RetryBudgetError as error:
                 if self._workers.closed or now() >= patience:
                     raise
                 until = min(patience, now() + error.wait_s)
             except (NoWorkerError, FleetBusyError) as error:
-                if loads and await self._load_adapter(
-                    state, failed, patience if accepted else math.inf
-                ):
-                    loads -= 1
+                if not last_resort:
+                    until = patience if accepted else math.inf
+                    loaded = await self._load_adapter(state, failed, until)
+                    loads -= loaded
+                    last_resort = not (loaded and loads)
                     continue
+                last_resort = not loads
                 if not accepted:
                     raise
                 if self._workers.closed or now() >= patience:
@@ -364,6 +369,8 @@ class RequestRunner:
         now, left = asyncio.get_running_loop().time(), state.deadlines.left_s()
         late = math.inf if left is None else now + left
         until = min(late, patience)
+        if until <= now:
+            return False
         try:
             async with asyncio.timeout_at(None if until == math.inf else until):
                 return await self._workers.load_adapter(adapter, failed)

@@ -116,12 +116,14 @@ class Router:
         *,
         exclude: Collection[WorkerId] = (),
         accepted: bool = False,
+        last_resort: bool = True,
     ) -> Decision:
         """Decide where a request runs, and count it as running there.
 
         Args:
             exclude: workers not to consider, such as those that failed on it before.
             accepted: whether it was accepted before, and is not refused because all are busy.
+            last_resort: whether it goes to an ejected worker if there are no others.
 
         Raises:
             NoWorkerError: no worker is left.
@@ -129,7 +131,9 @@ class Router:
             RequestRejectedError: the prompt can't be hashed.
         """
         started = time.perf_counter()
-        candidates = self._candidates([*exclude, *self._without(request.lora)], accepted)
+        candidates = self._candidates(
+            [*exclude, *self._without(request.lora)], accepted, last_resort=last_resort
+        )
         hashes = self.hash(request)
         with stage("match"):
             estimate = self.roster.estimator.estimate(request, hashes, self._clock())
@@ -207,7 +211,9 @@ class Router:
         """Raises what :meth:`route` would raise now, before there is a prompt."""
         self._candidates((), accepted=False)
 
-    def _candidates(self, exclude: Collection[WorkerId], accepted: bool) -> Candidates:
+    def _candidates(
+        self, exclude: Collection[WorkerId], accepted: bool, *, last_resort: bool = True
+    ) -> Candidates:
         candidates = self.roster.candidates()
         if left_out := {*exclude, *self.drained.unusable(), *self.resting.unusable()}:
             candidates = candidates.without(left_out)
@@ -218,17 +224,19 @@ class Router:
                 else "every registered worker is excluded, drained, paused or asleep, or failed on "
                 "this request"
             )
-        return self._fit(candidates, accepted)
+        return self._fit(candidates, accepted, last_resort=last_resort)
 
-    def _fit(self, candidates: Candidates, accepted: bool) -> Candidates:
+    def _fit(self, candidates: Candidates, accepted: bool, *, last_resort: bool) -> Candidates:
         """Those that are neither ejected nor busy.
 
-        If all are ejected, the least bad of them. If all are busy, none, unless the
-        request was accepted before.
+        If all are ejected, the least bad of them, as a last resort. If all are busy, none,
+        unless the request was accepted before.
         """
         if unusable := self.ejection.unusable():
             trusted = candidates.without(unusable)
             if not trusted.targets:
+                if not last_resort:
+                    raise NoWorkerError("every worker that could take it is ejected")
                 workers = {target.worker_id for target in candidates.targets}
                 least_bad = self.ejection.least_bad(workers)
                 trusted = candidates.only(lambda target: target.worker_id in least_bad)

@@ -20,7 +20,7 @@ from common.operations import LoadLoraAdapter, Outcome
 from common.telemetry import ADAPTERS_LOADED
 from frontend.router import LoraKey, Router
 from frontend.workers.members import Member, Members
-from frontend.workers.operations import Performed, perform
+from frontend.workers.operations import perform
 from frontend.workers.serving import Serving
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,10 @@ LOADING_S: Final = 60.0
 
 AGAIN_S: Final = 30.0
 """After so long a worker that has not loaded an adapter is asked for it again."""
+
+HUNG_S: Final = 600.0
+"""So long nobody is asked for an adapter that a worker was not done with in time: its files may be
+where reading them takes for ever, and the engine computes nothing meanwhile."""
 
 
 class _Load(NamedTuple):
@@ -48,6 +52,8 @@ class AdapterLoading:
         self._serving = serving
         self._loads: dict[WorkerId, _Load] = {}
         self._not_done: dict[tuple[WorkerId, Incarnation, LoraKey], float] = {}
+        self._hung: dict[LoraKey, float] = {}
+        self._closed = False
 
     async def load(self, adapter: LoRARequest, exclude: Collection[WorkerId]) -> bool:
         """Have a worker load an adapter, once for all requests that wait for it. A load goes on
@@ -65,6 +71,8 @@ class AdapterLoading:
         if load is None:
             return False
         await asyncio.wait([load.task])
+        if not load.task.cancelled():
+            load.task.result()  # a mistake of ours
         return True
 
     def _under_way(self, key: LoraKey, exclude: Collection[WorkerId]) -> _Load | None:
@@ -76,6 +84,8 @@ class AdapterLoading:
     def _start(
         self, key: LoraKey, adapter: LoRARequest, exclude: Collection[WorkerId]
     ) -> _Load | None:
+        if self._closed or self._hung.get(key, 0.0) > time.monotonic():
+            return None
         if not (PurePosixPath(key.path).is_absolute() and self._serving.adapters.has(key)):
             return None
         unfit = [*exclude, *self._loads, *self._not_done_at(key)]
@@ -102,23 +112,28 @@ class AdapterLoading:
             base_model_name=adapter.base_model_name,
             for_request=True,
         )
-        said = member.adapters
+        said, key = member.adapters, LoraKey(adapter.name, adapter.path)
+        self._hold(member, key)  # until it is done, whatever becomes of this
         (done,) = await perform([member], operation, LOADING_S)
         ADAPTERS_LOADED.labels(done.outcome.value).inc()
         if done.outcome is not Outcome.DONE:
-            self._note_not_done(done, adapter)
+            why = (done.worker_id, adapter.name, done.message)
+            logger.warning("worker %s has not loaded adapter %s for a request: %s", *why)
+            self._hold(member, key)
+            if done.seconds >= LOADING_S:
+                self._hung[key] = time.monotonic() + HUNG_S
             return
+        self._not_done.pop((done.worker_id, done.incarnation, key), None)
         if member.adapters is said:  # else it has said meanwhile what it has, which is newer
             self._serving.loaded(member, adapter)
         logger.info("worker %s has loaded adapter %s for a request", done.worker_id, adapter.name)
 
-    def _note_not_done(self, done: Performed, adapter: Adapter) -> None:
-        why = (done.worker_id, adapter.name, done.message)
-        logger.warning("worker %s has not loaded adapter %s for a request: %s", *why)
+    def _hold(self, member: Member, key: LoraKey) -> None:
+        """Ask a run of a worker no more for an adapter, for a while."""
         now = time.monotonic()
         self._not_done = {one: until for one, until in self._not_done.items() if until > now}
-        key = LoraKey(adapter.name, adapter.path)
-        self._not_done[done.worker_id, done.incarnation, key] = now + AGAIN_S
+        self._hung = {one: until for one, until in self._hung.items() if until > now}
+        self._not_done[member.card.worker_id, member.card.incarnation, key] = now + AGAIN_S
 
     def _not_done_at(self, key: LoraKey) -> list[WorkerId]:
         """Workers whose present run was asked a short while ago, and has not loaded it."""
@@ -134,6 +149,7 @@ class AdapterLoading:
 
     async def close(self) -> None:
         """Ask for nothing any more."""
+        self._closed = True
         tasks = [load.task for load in self._loads.values()]
         for task in tasks:
             task.cancel()

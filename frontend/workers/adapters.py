@@ -55,6 +55,8 @@ class Adapters:
 
     def changed(self, worker_id: WorkerId, adapters: Sequence[Adapter]) -> None:
         """A worker that serves has these now, and no others."""
+        for adapter in {*self._of.get(worker_id, ())} - {*adapters}:
+            self._lost.pop(LoraKey(adapter.name, adapter.path), None)  # it was let go
         self._forget(worker_id)
         self._of[worker_id] = adapters
         for adapter in adapters:

@@ -176,6 +176,15 @@ async def test_what_a_request_needs_is_there_already_or_a_file_here() -> None:
     assert not loader.asked and adapters.known == (STORY,)
 
 
+async def test_an_operator_may_load_what_a_request_was_first_to_load() -> None:
+    adapters, loader = Adapters(), Loader()
+    await adapters.add(LoadLoraAdapter("story", "/s", for_request=True), loader, [])
+    await adapters.add(LoadLoraAdapter("story", "/s"), loader, [])
+    assert len(loader.asked) == 1
+    with pytest.raises(OperationRefusedError, match="already"):  # now it is an operator's
+        await adapters.add(LoadLoraAdapter("story", "/s"), loader, [])
+
+
 async def test_so_many_are_loaded_for_requests() -> None:
     adapters, loader = Adapters(), Loader()
     for number in range(MOST_FOR_REQUESTS):

@@ -733,6 +733,20 @@ async def test_an_adapter_that_nobody_can_load_is_asked_for_once(lab: Lab) -> No
     assert left_out == [[]]
 
 
+async def test_an_adapter_of_an_ejected_worker_is_loaded_elsewhere_or_it_has_to_do(
+    lab: Lab,
+) -> None:
+    has_story(lab, "w0")
+    lab.router.ejection.eject(WorkerId("w0"), Incarnation("w0"), "for the test")
+    left_out = loads_story(lab)
+    assert text(await lab.ask()) == ANSWER
+    assert [name for name, _ in lab.asked] == ["w0"] and left_out == [[]]
+    lab.router.ejection.eject(WorkerId("w0"), Incarnation("w0"), "for the test")
+    loads_story(lab, "w1")
+    assert text(await lab.ask()) == ANSWER
+    assert [name for name, _ in lab.asked] == ["w0", "w1"]
+
+
 async def test_so_many_are_asked_for_an_adapter(lab: Lab) -> None:
     has_story(lab, "w0")
     lab.router.drained.add(WorkerId("w0"), Incarnation("w0"))

@@ -180,6 +180,15 @@ async def test_an_adapter_is_loaded_by_the_least_busy_that_may(fleet: MakeRouter
     assert router.where_to_load(story) is None, "it would not be routed there"
 
 
+async def test_an_ejected_worker_is_the_last_resort(fleet: MakeRouter) -> None:
+    story = LoraKey("story", "/s")
+    router = await fleet(worker("a", adapters=frozenset({story})), "b")
+    router.ejection.eject(WorkerId("a"), Incarnation("1"), "for the test")
+    with pytest.raises(NoWorkerError, match="ejected"):
+        router.route(request(prompt(1), lora=story), last_resort=False)
+    assert router.route(request(prompt(1), lora=story)).worker_id == "a"
+
+
 async def test_requests_that_do_not_read_the_cache_predict_nothing(fleet: MakeRouter) -> None:
     router = await fleet("a", worker("b", prefix_caching=False))
     serve(router, request(prompt(1)), cached=0)

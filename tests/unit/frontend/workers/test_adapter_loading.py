@@ -227,6 +227,47 @@ async def test_where_it_failed_it_is_not_tried_again_at_once(
     assert await place.load()
 
 
+async def test_files_that_take_for_ever_to_read_stop_one_worker_only(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await place.come()
+    gate = place.hold()
+    monkeypatch.setattr(adapter_loading, "LOADING_S", 0.05)
+    assert await place.load()
+    assert not await place.load(), "nobody else is asked for it"
+    assert len(place.asked()) == 1
+    gate.set()
+    await until(lambda: len(place.holders()) == 2)
+
+
+async def test_a_mistake_of_ours_is_said_and_not_made_again_at_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await place.come()
+
+    async def mistake(*_: object) -> list[Performed]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(adapter_loading, "perform", mistake)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            await place.load()
+    assert not await place.load()
+
+
+async def test_what_comes_back_and_is_let_go_was_not_lost(place: Place) -> None:
+    await place.come()
+    place.town.fleet.link(WorkerId("w0"))._lose("for the test")
+    await until(lambda: not place.holders())
+    await until(lambda: place.holders() == {"w0"})
+    place.town.worker.engine.adapters.known = (STORY, POEM)
+    place.town.worker.engine.adapters._requests = {"story": lora(STORY), "poem": lora(POEM)}
+    (done,) = await place.order(UnloadLoraAdapter("story"), "w0")
+    assert done.outcome is Outcome.DONE
+    await until(lambda: not place.holders())
+    assert not await place.load()
+
+
 async def test_what_an_operator_let_go_is_not_loaded_for_requests(place: Place) -> None:
     await place.come()
     await place.order(UnloadLoraAdapter("story"), "w1", "w2")
@@ -339,3 +380,4 @@ async def test_a_frontend_that_closes_waits_for_no_load(place: Place) -> None:
     await until(lambda: len(place.asked()) == 1)
     await place.town.fleet.close()
     await loading
+    assert not await place.load()
