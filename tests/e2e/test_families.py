@@ -284,12 +284,16 @@ def test_an_adapter_is_loaded_where_a_request_can_run(
         third = lab.ask(lab.shown("tale"), WHAT, model="tale")
         assert third.cached == third.decision["predicted_cached_tokens"]
         assert third.cached > 0
-        for each in (lab.router, lab.plain):
-            name = {"lora_name": "tale"}
-            assert each.http.post("/v1/unload_lora_adapter", json=name).status_code == 200
-        wait_for_models(lab.router, ["demo"])
+        name = {"lora_name": "tale"}
+        for each, route in (
+            (lab.router, f"/mmrouter/workers/{IDEFICS}/unload_lora_adapter"),
+            (lab.plain, "/v1/unload_lora_adapter"),
+        ):
+            answer = each.http.post(route, json=name)
+            assert answer.status_code == 200, answer.text
     finally:
         let_go(other)
+    wait_for_models(lab.router, ["demo"])
 
 
 def wait_for_models(endpoint: Endpoint, names: list[str]) -> None:
