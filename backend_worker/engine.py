@@ -354,7 +354,7 @@ class Engine:
     @property
     def loads_adapters(self) -> bool:
         """Whether it loads some while it serves."""
-        return self._args.enable_lora and envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING
+        return bool(self._args.enable_lora and envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING)
 
     async def operate(self, operation: Operation) -> None:
         """Do what an operator wants, however long it takes.
