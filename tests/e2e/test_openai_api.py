@@ -44,7 +44,7 @@ def test_models(router: Endpoint) -> None:
 
 
 def test_chat_streams_the_text_of_a_plain_answer(router: Endpoint) -> None:
-    common: Any = {"model": "demo", "max_tokens": 12, "temperature": 0}
+    common: Any = {"model": "demo", "max_tokens": 64, "temperature": 0}
     messages = picture_question("stream")
     whole = router.openai.chat.completions.create(messages=messages, **common)
     chunks = list(
@@ -54,9 +54,10 @@ def test_chat_streams_the_text_of_a_plain_answer(router: Endpoint) -> None:
     )
     pieces = [c.choices[0].delta.content or "" for c in chunks if c.choices]
     assert "".join(pieces) == whole.choices[0].message.content
-    assert len(pieces) > 6, "token by token"
+    # Not one for each token: what comes while this machine is busy is merged.
+    assert len(pieces) > 3, "as they come"
     assert chunks[-1].usage is not None
-    assert chunks[-1].usage.completion_tokens == 12
+    assert chunks[-1].usage.completion_tokens == 64
 
 
 def test_curl(router: Endpoint) -> None:
