@@ -20,6 +20,7 @@ from common.errors import (
     RequestRejectedError,
     WorkerBusyError,
 )
+from common.newest import keep_newest
 from common.operations import (
     LoadLoraAdapter,
     UnloadLoraAdapter,
@@ -167,9 +168,9 @@ class Adapters:
         name, own = wanted.lora_name, self._requests.get(wanted.lora_name)
         if own is None or own.lora_path != wanted.lora_path or wanted.load_inplace:
             return False
-        if not wanted.for_request and name not in self._for_requests:
-            return False
         if not wanted.for_request:
+            if name not in self._for_requests:
+                return False
             self._for_requests.discard(name)
         return True
 
@@ -229,11 +230,8 @@ class Adapters:
             OperationRefusedError: it is not here.
         """
         name = unwanted.lora_name
-        self._unwanted.pop(name, None)
-        self._unwanted[name] = None
+        keep_newest(self._unwanted, name, None, MOST_UNWANTED)
         self._for_requests.discard(name)
-        if len(self._unwanted) > MOST_UNWANTED:
-            del self._unwanted[next(iter(self._unwanted))]
         gone = self._requests.pop(name, None)
         if gone is None:
             raise OperationRefusedError(has_no_adapter(name))
@@ -244,11 +242,7 @@ class Adapters:
 
     def _remember(self, gone: LoRARequest, instead: LoRARequest) -> None:
         """Frontends may have sent requests for it before they heard that it goes."""
-        key = gone.lora_name, gone.lora_path
-        self._former.pop(key, None)
-        self._former[key] = instead
-        if len(self._former) > MOST_FORMER:
-            del self._former[next(iter(self._former))]
+        keep_newest(self._former, (gone.lora_name, gone.lora_path), instead, MOST_FORMER)
 
     def _used(self, name: str) -> None:
         if self.active[-1:] != (name,):

@@ -343,8 +343,11 @@ class Engine:
 
     def refuses(self, operation: Operation) -> str:
         """Why it never does what an operator wants; empty if it does."""
-        if not isinstance(operation, LoadLoraAdapter | UnloadLoraAdapter):
-            return refuses(self._llm, operation)
+        if isinstance(operation, LoadLoraAdapter | UnloadLoraAdapter):
+            return self._refuses_adapters()
+        return refuses(self._llm, operation)
+
+    def _refuses_adapters(self) -> str:
         if not self._args.enable_lora:
             return "the worker runs without --enable-lora"
         if not envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING:
@@ -354,7 +357,7 @@ class Engine:
     @property
     def loads_adapters(self) -> bool:
         """Whether it loads some while it serves."""
-        return bool(self._args.enable_lora and envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING)
+        return not self._refuses_adapters()
 
     async def operate(self, operation: Operation) -> None:
         """Do what an operator wants, however long it takes.

@@ -19,6 +19,7 @@ from common.identity import Incarnation, WorkerId
 from common.operations import LoadLoraAdapter, Outcome
 from common.telemetry import ADAPTERS_LOADED
 from frontend.router import LoraKey, Router
+from frontend.workers.adapters import key_of
 from frontend.workers.members import Member, Members
 from frontend.workers.operations import perform
 from frontend.workers.serving import Serving
@@ -112,7 +113,7 @@ class AdapterLoading:
             base_model_name=adapter.base_model_name,
             for_request=True,
         )
-        said, key = member.adapters, LoraKey(adapter.name, adapter.path)
+        said, key = member.adapters, key_of(adapter)
         self._hold(member, key)  # until it is done, whatever becomes of this
         (done,) = await perform([member], operation, LOADING_S)
         ADAPTERS_LOADED.labels(done.outcome.value).inc()

@@ -14,6 +14,7 @@ from vllm.lora.request import LoRARequest
 
 from common.card import Adapter, WorkerCard
 from common.identity import WorkerId
+from common.newest import keep_newest
 from frontend.router import LoraKey
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,11 @@ MOST_LOST: Final = 1024
 """Adapters that are remembered for that."""
 
 CONFLICT: Final = "adapter %s is at %s on worker %s, which gets no requests for it: others have %s"
+
+
+def key_of(adapter: Adapter) -> LoraKey:
+    """What of an adapter enters block hashes."""
+    return LoraKey(adapter.name, adapter.path)
 
 
 class Adapters:
@@ -56,7 +62,7 @@ class Adapters:
     def changed(self, worker_id: WorkerId, adapters: Sequence[Adapter]) -> None:
         """A worker that serves has these now, and no others."""
         for adapter in {*self._of.get(worker_id, ())} - {*adapters}:
-            self._lost.pop(LoraKey(adapter.name, adapter.path), None)  # it was let go
+            self._lost.pop(key_of(adapter), None)  # it was let go
         self._forget(worker_id)
         self._of[worker_id] = adapters
         for adapter in adapters:
@@ -72,11 +78,7 @@ class Adapters:
         """A worker does not serve any longer. Others are ignored."""
         until = time.monotonic() + LOST_S
         for adapter in self._of.get(worker_id, ()):
-            key = LoraKey(adapter.name, adapter.path)
-            self._lost.pop(key, None)
-            self._lost[key] = until
-        while len(self._lost) > MOST_LOST:
-            del self._lost[next(iter(self._lost))]
+            keep_newest(self._lost, key_of(adapter), until, MOST_LOST)
         self._forget(worker_id)
 
     def has(self, key: LoraKey) -> bool:

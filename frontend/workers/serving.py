@@ -17,8 +17,8 @@ from common.held_adapter import HeldAdapter
 from common.identity import Target, WorkerId
 from common.protocol import Status
 from common.telemetry import HF_PROCESSOR_RUNS, RANK_REQUESTS, forget_worker
-from frontend.router import EventSource, LoraKey, Reported, RoutableWorker, Router
-from frontend.workers.adapters import Adapters
+from frontend.router import EventSource, Reported, RoutableWorker, Router
+from frontend.workers.adapters import Adapters, key_of
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
 from frontend.workers.members import Member, Members, Name
@@ -154,7 +154,7 @@ class Serving:
         worker_id = member.card.worker_id
         self.adapters.changed(worker_id, member.adapters)
         self._router.roster.adapters_changed(
-            worker_id, frozenset(map(_key, member.adapters)), frozenset(member.active_adapters)
+            worker_id, frozenset(map(key_of, member.adapters)), frozenset(member.active_adapters)
         )
 
     def answered(self, member: Member, reply: bytes) -> None:
@@ -204,13 +204,9 @@ def _routable(card: WorkerCard) -> RoutableWorker:
         drops_last_block=card.reuse.drops_last_block,
         drops_in_windows=card.reuse.drops_in_windows,
         keeps_tails=card.reuse.keeps_tails,
-        adapters=frozenset(map(_key, card.adapters)),
+        adapters=frozenset(map(key_of, card.adapters)),
         loads_adapters=card.loads_adapters,
     )
-
-
-def _key(adapter: Adapter) -> LoraKey:
-    return LoraKey(adapter.name, adapter.path)
 
 
 def _note_adapters(member: Member, status: Status) -> bool:

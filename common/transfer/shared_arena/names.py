@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from common.identity import MmHash
+from common.newest import keep_newest
 
 HASHES_KEPT: Final = 100_000
 """Media whose hash is remembered; the one asked for longest ago goes first."""
@@ -21,11 +22,7 @@ class Names:
 
     def remember(self, space: bytes, name: bytes, mm_hash: MmHash, most: int) -> None:
         """A name stands for an item from now on; the one used longest ago may go."""
-        names = self._spaces.setdefault(space, OrderedDict())
-        names.pop(name, None)
-        names[name] = mm_hash
-        while len(names) > most:
-            del names[next(iter(names))]
+        keep_newest(self._spaces.setdefault(space, OrderedDict()), name, mm_hash, most)
 
     def recall(self, space: bytes, name: bytes) -> MmHash | None:
         """What a name stands for."""

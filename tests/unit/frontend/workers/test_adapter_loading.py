@@ -80,6 +80,13 @@ class Place:
         wanted = [each for each in shown if not names or each.card.worker_id in names]
         return await perform(wanted, operation, 60)
 
+    async def begin(self, adapter: Adapter = STORY) -> tuple["asyncio.Task[bool]", asyncio.Event]:
+        """A load that is under way until the event is set."""
+        gate = self.hold(adapter)
+        loading = asyncio.create_task(self.load(adapter=adapter))
+        await until(lambda: len(self.asked()) == 1)
+        return loading, gate
+
     def asked(self) -> list[Operation]:
         return [one for each in self.workers.values() for one in each.engine.operations]
 
@@ -145,9 +152,7 @@ async def test_a_load_that_nobody_waits_for_any_more_goes_on(place: Place) -> No
 
 async def test_who_can_not_go_there_has_it_loaded_elsewhere(place: Place) -> None:
     await place.come()
-    gate = place.hold()
-    first = asyncio.create_task(place.load())
-    await until(lambda: len(place.asked()) == 1)
+    first, gate = await place.begin()
     second = asyncio.create_task(place.load(place.loader()))
     await until(lambda: len(place.asked()) == 2)
     assert not await place.load("w1", "w2"), "and who can go nowhere waits for nobody"
@@ -158,9 +163,7 @@ async def test_who_can_not_go_there_has_it_loaded_elsewhere(place: Place) -> Non
 
 async def test_one_that_takes_long_holds_up_no_other(place: Place) -> None:
     await place.come()
-    gate = place.hold(POEM)
-    slow = asyncio.create_task(place.load(adapter=POEM))
-    await until(lambda: len(place.asked()) == 1)
+    slow, gate = await place.begin(POEM)
     busy = place.loader()
     assert await place.load()
     assert place.holders() == {"w0", "w1", "w2"} - {busy}
@@ -281,9 +284,7 @@ async def test_what_an_operator_let_go_is_not_loaded_for_requests(place: Place) 
 
 async def test_what_is_let_go_everywhere_while_it_is_loaded_is_gone(place: Place) -> None:
     await place.come()
-    gate = place.hold()
-    loading = asyncio.create_task(place.load())
-    await until(lambda: len(place.asked()) == 1)
+    loading, gate = await place.begin()
     letting_go = asyncio.create_task(place.order(UnloadLoraAdapter("story"), "w1", "w2"))
     gate.set()
     done = await letting_go
@@ -295,9 +296,7 @@ async def test_what_is_let_go_everywhere_while_it_is_loaded_is_gone(place: Place
 
 async def test_no_operation_is_refused_since_a_request_needs_an_adapter(place: Place) -> None:
     await place.come()
-    gate = place.hold()
-    loading = asyncio.create_task(place.load())
-    await until(lambda: len(place.asked()) == 1)
+    loading, gate = await place.begin()
     pausing = asyncio.create_task(place.order(Pause("keep"), "w1", "w2"))
     await until(lambda: len(place.asked()) == 2)
     gate.set()
@@ -375,9 +374,7 @@ async def test_a_worker_that_is_lost_meanwhile(place: Place) -> None:
 
 async def test_a_frontend_that_closes_waits_for_no_load(place: Place) -> None:
     await place.come()
-    place.hold()
-    loading = asyncio.create_task(place.load())
-    await until(lambda: len(place.asked()) == 1)
+    loading, _ = await place.begin()
     await place.town.fleet.close()
     await loading
     assert not await place.load()
