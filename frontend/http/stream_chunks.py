@@ -18,7 +18,7 @@ from vllm.entrypoints.openai.chat_completion import serving as chat_serving
 from vllm.entrypoints.openai.completion import protocol as completion
 from vllm.entrypoints.openai.completion import serving as completion_serving
 
-from common.vllm_features import makers_of_messages
+from common.vllm_features import give_translators, makers_of_messages
 
 Model: TypeAlias = Any
 """What vLLM puts there: Pydantic's models, or nothing."""
@@ -131,6 +131,7 @@ def install() -> None:
     # Parsers ask messages what they have and change them, so theirs stay vLLM's.
     for module in makers_of_messages():
         vars(module)[DeltaMessage.__name__] = quick_message
+    give_translators(as_vllms)
 
 
 def quick_message(content: Text = UNSET, **others: Model) -> DeltaMessage:

@@ -1,5 +1,6 @@
 """Streams made with what takes the place of vLLM's models have the same bytes."""
 
+import re
 from collections.abc import AsyncGenerator, Callable
 from http import HTTPStatus
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.generate.base.protocol import (
     DeltaFunctionCall,
     DeltaMessage,
@@ -223,6 +225,9 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
+SIGNATURE = re.compile(r"\b[0-9a-f]{32}\b")
+
+
 async def _chat(
     kind: dict[str, Any],
     deltas: list[DeltaMessage | None] | None,
@@ -256,6 +261,39 @@ async def test_a_chat_is_streamed_with_the_same_bytes(
     for ours in (False, True):
         installed(ours)
         streams.append(await _chat(kind | {"parallel_tool_calls": parallel}, deltas))
+    theirs, mine = streams
+    assert mine == theirs
+    assert len(theirs) > 3 and "error" not in "".join(theirs)
+
+
+async def _message(deltas: list[DeltaMessage | None] | None) -> list[str]:
+    """The stream of a chat as Anthropic's API has it."""
+    request = ChatCompletionRequest(
+        model="demo", stream=True, messages=[{"role": "user", "content": "hi"}], **USAGE
+    )
+    serving = _serving(AnthropicServingMessages, deltas)
+    stream = serving.chat_completion_stream_generator(
+        request,
+        _outputs(1),
+        "id-1",
+        "demo",
+        [{"role": "assistant", "content": "before"}],
+        SimpleNamespace(),
+        RequestResponseMetadata(request_id="id-1"),
+    )
+    # Up to vLLM 0.32 its route has the bytes of a chat translated.
+    events = since_033(lambda stream: stream, serving.message_stream_converter)(stream)
+    return [SIGNATURE.sub("", event) async for event in events]
+
+
+@pytest.mark.parametrize("deltas", [None, *DELTAS], ids=range(len(DELTAS) + 1))
+async def test_a_message_of_anthropics_is_streamed_with_the_same_bytes(
+    installed: Callable[[bool], None], deltas: list[DeltaMessage | None] | None
+) -> None:
+    streams = []
+    for ours in (False, True):
+        installed(ours)
+        streams.append(await _message(deltas))
     theirs, mine = streams
     assert mine == theirs
     assert len(theirs) > 3 and "error" not in "".join(theirs)
