@@ -33,25 +33,22 @@ _BY_REASON: Mapping[str, str] = {
     """,
     _REALTIME: "Qwen3ASRRealtimeGeneration VoxtralRealtimeGeneration",
     _NOT_TRIED: """
-        BagelForConditionalGeneration BailingMoeV3VLForConditionalGeneration
-        CohereCompassForConditionalGeneration Cosmos3ForConditionalGeneration
+        BailingMoeV3VLForConditionalGeneration
+        Cosmos3ForConditionalGeneration
         Cosmos3EdgeForConditionalGeneration DeepseekOCRForCausalLM DeepseekOCR2ForCausalLM
         DeepseekV4ForConditionalGeneration DeepseekV41ForCausalLM Dots3NoteForCausalLM
         UnlimitedOCRForCausalLM FunAudioChatForConditionalGeneration
-        DiffusionGemmaForBlockDiffusion GLM4VForCausalLM
+        DiffusionGemmaForBlockDiffusion
         Glm5NextForConditionalGeneration InternS1ProForConditionalGeneration
         InternS2MobiusForConditionalGeneration
         IsaacForConditionalGeneration KimiK25ForConditionalGeneration
         KimiK3ForConditionalGeneration MoonshotKimiaForCausalLM
-        MossTranscribeDiarizeForConditionalGeneration Llama_Nemotron_Nano_VL
+        MossTranscribeDiarizeForConditionalGeneration
         LlavaOnevision2ForConditionalGeneration MiniMaxM3SparseForConditionalGeneration
         Moondream3ForCausalLM MossAudioModel HfMoondream NemotronH_Nano_VL_V2
         NemotronH_Nano_Omni_Reasoning_V3 NemotronH_Super_Omni_Reasoning_V3
         NemotronH_Omni_Reasoning_V3 MuseGlimmerForConditionalGeneration
-        Ovis2_5 Ovis2_6ForCausalLM Ovis2_6_MoeForCausalLM
-        Phi4ForCausalLMV PixtralForConditionalGeneration Qwen4ExpForConditionalGeneration
-        StepVLForConditionalGeneration Step3VLForConditionalGeneration
-        Step3p7ForConditionalGeneration VoxtralForConditionalGeneration
+        Qwen4ExpForConditionalGeneration
     """,
 }
 

@@ -12,15 +12,19 @@ from tests.families.makers import (
     glms,
     known,
     llavas,
+    processors,
     qwens,
     sounds,
+    standins,
     texts,
     tiles,
     vlms,
 )
 from tests.families.makers.base import Tiny
 
-_MODULES = (chats, gemmas, glms, known, llavas, qwens, sounds, texts, tiles, vlms)
+_MODULES = (
+    chats, gemmas, glms, known, llavas, processors, qwens, sounds, standins, texts, tiles, vlms,
+)  # fmt: skip
 
 MAKERS: dict[str, Callable[[], Tiny]] = {
     name: maker
