@@ -121,7 +121,7 @@ def cohere_compass() -> Tiny:
         ),
         image_token_id=image, video_token_id=video,
         vision_start_token_id=start, vision_end_token_id=end,
-        architectures=["CohereCompassForConditionalGeneration"],
+        tie_word_embeddings=True, architectures=["CohereCompassForConditionalGeneration"],
     )  # fmt: skip
     processor = hf.CohereCompassProcessor(
         hf.CohereCompassImageProcessor(**geometry(16)),
