@@ -17,6 +17,8 @@ CACHED = "--enable-prefix-caching"
 BFLOAT16 = "--dtype=bfloat16"
 TRUST = "--trust-remote-code"
 CODE = (TRUST,)
+WHOLE = (TRUST, "--mm-encoder-tp-mode=data")
+"""Of a model whose projector gets, on CPUs, an order of numbers that it can't take otherwise."""
 
 _FAMILIES: dict[str, tuple[str, Takes] | tuple[str, Takes, tuple[str, ...]]] = {
     "AriaForConditionalGeneration": ("aria", IMAGE),
@@ -77,8 +79,8 @@ _FAMILIES: dict[str, tuple[str, Takes] | tuple[str, Takes, tuple[str, ...]]] = {
     "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe", SEEING, (CACHED, BFLOAT16)),
     "SkyworkR1VChatModel": ("skywork_r1v", IMAGE, CODE),
     "Step3VLForConditionalGeneration": ("step3_vl", IMAGE),
-    "Step3p7ForConditionalGeneration": ("step3p7", IMAGE, CODE),
-    "StepVLForConditionalGeneration": ("step_vl", IMAGE, CODE),
+    "Step3p7ForConditionalGeneration": ("step3p7", IMAGE, WHOLE),
+    "StepVLForConditionalGeneration": ("step_vl", IMAGE, WHOLE),
     "VoxtralForConditionalGeneration": ("voxtral", HEARING),
 }
 """By architecture: who makes it, what it takes, and flags that it needs."""

@@ -111,7 +111,13 @@ def _draw_one(name: str, weight: Any, vocabulary: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     if name.endswith(".A"):  # of Mamba, which decays
         weight.uniform_(-1.0, -0.1, generator=generator)
-    elif "norm" in name or "ln_" in name or "layer_scale" in name or ".ls" in name:
+    elif (
+        "norm" in name
+        or "visual_tokenizer.head.1" in name
+        or "ln_" in name
+        or "layer_scale" in name
+        or ".ls" in name
+    ):
         weight.fill_(0.0 if name.endswith("bias") else 1.0)
     elif weight.ndim <= 1:
         weight.normal_(0.0, 0.02, generator=generator)

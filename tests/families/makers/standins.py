@@ -158,7 +158,8 @@ def step3p7() -> Tiny:
             "num_attention_groups": 1, "head_dim": HEAD,
         },
         moe_layers_enum="1,2", moe_num_experts=4, moe_top_k=2, moe_intermediate_size=HIDDEN,
-        moe_router_activation="sigmoid", share_expert_dim=HIDDEN,
+        moe_router_activation="softmax",  # vLLM has no other on CPUs
+        share_expert_dim=HIDDEN,
     )  # fmt: skip
     del text["num_key_value_heads"]
     return _step("Step3p7ForConditionalGeneration", tokenizer, text)
@@ -181,8 +182,7 @@ TILES_CODE = """\
 from types import SimpleNamespace
 
 from torch import nn
-from transformers import AutoConfig, AutoModel, BaseImageProcessor, PreTrainedConfig
-from transformers import PreTrainedModel
+from transformers import AutoConfig, BaseImageProcessor, PreTrainedConfig, PreTrainedModel
 
 
 class EyeConfig(PreTrainedConfig):
@@ -203,10 +203,6 @@ class Eye(PreTrainedModel):
         return SimpleNamespace(features=seen.flatten(2).transpose(1, 2))
 
 
-AutoConfig.register("tiny_eye", EyeConfig, exist_ok=True)
-AutoModel.register(EyeConfig, Eye, exist_ok=True)
-
-
 class StandIn(PreTrainedConfig):
     model_type = "tiny_tiles"
 
@@ -214,6 +210,11 @@ class StandIn(PreTrainedConfig):
         self.text_config = AutoConfig.for_model(**(text_config or {"model_type": "llama"}))
         self.vision_config = EyeConfig(**(vision_config or {}))
         super().__init__(**more)
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        if name == "name_or_path":
+            self.vision_config.name_or_path = value
 
 
 class Tiles(BaseImageProcessor):
@@ -225,14 +226,13 @@ def nemotron_nano_vl() -> Tiny:
     """Llama Nemotron Nano VL: tiles by another rule than InternVL's. Its encoder is code of its
     repository, too: here a convolution."""
     tokenizer = vocabulary(chat("<image>"), "<image>", "<img>", "</img>")
-    maps = {"AutoConfig": "configuration_tiles.StandIn"}
     config = {
         "architectures": ["Llama_Nemotron_Nano_VL"],
         "model_type": "tiny_tiles",
-        "auto_map": maps,
+        "auto_map": {"AutoConfig": "configuration_tiles.StandIn"},
         "dtype": "float32",
         "text_config": decoder(tokenizer, "llama", architectures=["LlamaForCausalLM"]),
-        "vision_config": vision(),
+        "vision_config": vision(auto_map={"AutoModel": "configuration_tiles.Eye"}),
         "force_image_size": SIDE,
         "downsample_ratio": 0.5,
         "ps_version": "v2",
