@@ -199,8 +199,8 @@ class Eye(PreTrainedModel):
         self.post_init()
 
     def forward(self, x):
-        seen = self.patches(x.to(self.patches.weight.dtype))
-        return SimpleNamespace(features=seen.flatten(2).transpose(1, 2))
+        seen = self.patches(2 * x.to(self.patches.weight.dtype) - 1)
+        return SimpleNamespace(features=seen.flatten(2).transpose(1, 2).contiguous())
 
 
 class StandIn(PreTrainedConfig):
