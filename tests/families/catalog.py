@@ -18,7 +18,8 @@ BFLOAT16 = "--dtype=bfloat16"
 TRUST = "--trust-remote-code"
 CODE = (TRUST,)
 WHOLE = (TRUST, "--mm-encoder-tp-mode=data")
-"""Of a model whose projector gets, on CPUs, an order of numbers that it can't take otherwise."""
+"""Of models whose projector gets transposed numbers, which vLLM's product on CPUs doesn't take,
+unless the encoder is not split."""
 
 _FAMILIES: dict[str, tuple[str, Takes] | tuple[str, Takes, tuple[str, ...]]] = {
     "AriaForConditionalGeneration": ("aria", IMAGE),

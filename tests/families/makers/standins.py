@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import tokenizers
 import transformers as hf
 
 from tests.families.makers.base import (
@@ -27,8 +28,6 @@ CODE = """\
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 from vllm.transformers_utils.configs.step3p5 import Step3p5Config
 
-PARTS = ("text_config", "vision_config", "vit_config")
-
 
 def part(settings):
     kind = settings.get("model_type")
@@ -43,7 +42,7 @@ class StandIn(PretrainedConfig):
     model_type = "tiny_stand_in"
 
     def __init__(self, **more):
-        for name in PARTS:
+        for name in ("text_config", "vision_config", "vit_config"):
             if settings := more.pop(name, None):
                 setattr(self, name, part(settings))
         super().__init__(**more)
@@ -64,8 +63,6 @@ def _stand_in(architecture: str, tokenizer: Any, processor: Any = None, **more: 
 def _wide(tokenizer: Any, token: str, at: int) -> Any:
     """The same with as many words that no text has before its special tokens that one of these has
     the id that is fixed in vLLM's code."""
-    from tokenizers import AddedToken
-
     learnt = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     added = dict(sorted(tokenizer.added_tokens_decoder.items()))
     words = dict(learnt["vocab"])
@@ -78,7 +75,9 @@ def _wide(tokenizer: Any, token: str, at: int) -> Any:
         pad_token=tokenizer.pad_token,
         model_max_length=tokenizer.model_max_length,
     )
-    wide.add_tokens([AddedToken(each.content, special=each.special) for each in added.values()])
+    wide.add_tokens(
+        [tokenizers.AddedToken(each.content, special=each.special) for each in added.values()]
+    )
     wide.chat_template = tokenizer.chat_template
     assert ids(wide, token) == [at]
     return wide
@@ -194,8 +193,7 @@ class Eye(PreTrainedModel):
 
     def __init__(self, config):
         super().__init__(config)
-        side = config.patch_size
-        self.patches = nn.Conv2d(3, config.hidden_size, side, side)
+        self.patches = nn.Conv2d(3, config.hidden_size, config.patch_size, config.patch_size)
         self.post_init()
 
     def forward(self, x):
@@ -246,8 +244,5 @@ def nemotron_nano_vl() -> Tiny:
         "max_num_tiles": 4,
         "use_thumbnail": True,
     }
-    files = {
-        "configuration_tiles.py": TILES_CODE,
-        "preprocessor_config.json": json.dumps(tiles, indent=1),
-    }
+    files = {"configuration_tiles.py": TILES_CODE, "preprocessor_config.json": json.dumps(tiles)}
     return Tiny(config, tokenizer, files=files)
