@@ -165,7 +165,8 @@ def step3p7() -> Tiny:
 
 
 def phi4_siglip() -> Tiny:
-    """Phi-4-reasoning-vision: SigLIP 2's patches; "<image>" is no token, but text."""
+    """Phi-4-reasoning-vision: "<image>" is no token, but text. SigLIP 2's processor, which gives
+    the same, stands in for its own."""
     template = chat("<image>")
     tokenizer = _wide(vocabulary(template, "<|dummy_0|>"), "<|dummy_0|>", 100256)
     eye = vision("siglip2_vision_model", patch_size=16, num_patches=256, vision_use_head=False)
@@ -222,7 +223,7 @@ class Tiles(BaseImageProcessor):
 
 def nemotron_nano_vl() -> Tiny:
     """Llama Nemotron Nano VL: tiles by another rule than InternVL's. Its encoder is code of its
-    repository, too: here a convolution."""
+    repository, too, for which a convolution stands in."""
     tokenizer = vocabulary(chat("<image>"), "<image>", "<img>", "</img>")
     config = {
         "architectures": ["Llama_Nemotron_Nano_VL"],
