@@ -27,6 +27,7 @@ from common.protocol import Submit
 from common.step_sums import EngineSums
 from common.transfer.media_source import MediaSource
 from common.transfer.registry import receivers
+from common.vllm_versions import INSTALLED
 from tests.fakes.cards import make_card
 
 
@@ -85,6 +86,7 @@ async def run(model: str, directory: Path, max_model_len: int, media: int) -> No
     )
     card = make_card(
         "instant",
+        vllm_version=INSTALLED,
         model={
             "model": model,
             "max_model_len": max_model_len,

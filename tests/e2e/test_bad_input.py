@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.by_version import since_033
 from tests.clips import data_url, film
 from tests.e2e.conftest import Endpoint
 from tests.e2e.lab import leased
@@ -49,10 +50,6 @@ BAD = {
         chat(structured_outputs={"grammar": "root ::= root"}), r"structured outputs"
     ),
     "schema of itself": (chat(structured_outputs={"json": {"$ref": "#"}}), r"structured outputs"),
-    "schema that needs too much": (
-        chat(structured_outputs={"json": {"type": "array", "minItems": 100_000}}),
-        r"structured outputs",
-    ),
     "image cut off": (
         chat(image(data_uri(picture("cut off"))), truncate_prompt_tokens=2),
         r"no place for some of its media",
@@ -65,7 +62,11 @@ BAD = {
         r"no video_backend 'nothing'",
     ),
 }  # fmt: skip
-
+if not since_033(True, False):  # another library takes it there, unless one is in use already
+    BAD["schema that needs too much"] = (
+        chat(structured_outputs={"json": {"type": "array", "minItems": 100_000}}),
+        r"structured outputs",
+    )
 
 OUR_OWN_WORDS = (
     "unknown scheme",

@@ -24,6 +24,7 @@ from common.identity import Incarnation, WorkerId
 from common.protocol import Submit
 from common.transfer.arena import reap_orphans
 from common.transfer.registry import receivers
+from common.vllm_versions import INSTALLED
 from tests.benchmarks.fleet_clients import Cut, Outcome, Whole, ask, connections
 from tests.benchmarks.fleet_traffic import PICTURE, Ask, Message
 from tests.e2e.processes import HttpServer, shared_memory_of, start_frontend
@@ -92,6 +93,7 @@ async def worker(model: Path, cards: Path, engine: Storyteller) -> AsyncIterator
     )
     card = make_card(
         "teller",
+        vllm_version=INSTALLED,
         model={"model": str(model), "tokenizer": str(model)},
         capacity=Capacity(
             num_blocks=1 << 20,

@@ -9,6 +9,10 @@ import pytest
 
 import backend_worker.args
 import frontend.args
+from tests.by_version import since_033
+
+NO = since_033("--disable-", "--no-enable-")
+"""What vLLM shows; from 0.33 on it takes the older one too."""
 
 BASH = shutil.which("bash")
 ZSH = shutil.which("zsh")
@@ -51,11 +55,11 @@ def test_bash_offers_flags_values_and_files(script: Path, tmp_path: Path) -> Non
     (tmp_path / "fleet.key").touch()
     assert offered(script, "--fleet-key-file", "fl", within=tmp_path) == ["fleet.key"]
     if script.name == "mmrouter-frontend":
-        assert {"--router-mode", "--tool-call-parser", "--no-enable-log-requests"} <= flags
+        assert {"--router-mode", "--tool-call-parser", NO + "log-requests"} <= flags
         assert offered(script, "--router-mode", "r") == ["round-robin", "random"]
         assert not flags & {"--max-model-len", "--worker-id"}, "means nothing here"
     else:
-        assert {"--worker-id", "--max-model-len", "--no-enable-prefix-caching"} <= flags
+        assert {"--worker-id", "--max-model-len", NO + "prefix-caching"} <= flags
         assert offered(script, "--dtype", "bfl") == ["bfloat16"]
         (tmp_path / "model").mkdir()
         assert offered(script, "mod", within=tmp_path) == ["model"]

