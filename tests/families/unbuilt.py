@@ -6,6 +6,14 @@ _PACKAGE = "it needs the package `{}`, which neither vLLM nor mmrouter installs"
 _REMOTE = "its configuration or its processor is code that only its repository has"
 _ENCODER_DECODER = "an encoder-decoder model, which no chat goes through"
 _REALTIME = "for a stream of sound in real time, which no chat goes through"
+_ATTENTION = "its attention has a kernel for GPUs only"
+_NORMS = "its norms have kernels for GPUs only"
+_STUB = "vLLM itself says that it runs on GPUs only"
+_RUNNER = "vLLM runs diffusion with Triton only, which has no backend for CPUs here"
+_BLOCKS = (
+    "vLLM gives its cache blocks of 128 tokens, and its attention on CPUs without AMX takes only 16"
+)
+_NEVER_SET = "vLLM 0.32 can't build it: its class reads `model_config`, which it never sets"
 _NOT_TRIED = "nobody has made a tiny model of it yet"
 
 _BY_REASON: Mapping[str, str] = {
@@ -32,23 +40,23 @@ _BY_REASON: Mapping[str, str] = {
         WhisperForConditionalGeneration
     """,
     _REALTIME: "Qwen3ASRRealtimeGeneration VoxtralRealtimeGeneration",
+    _ATTENTION: """
+        DeepseekV41ForCausalLM Dots3NoteForCausalLM Glm5NextForConditionalGeneration
+    """,
+    _NORMS: "MiniMaxM3SparseForConditionalGeneration Qwen4ExpForConditionalGeneration",
+    _STUB: "DeepseekV4ForConditionalGeneration",
+    _RUNNER: "DiffusionGemmaForBlockDiffusion",
+    _BLOCKS: "BailingMoeV3VLForConditionalGeneration",
+    _NEVER_SET: "InternS1ProForConditionalGeneration",
     _NOT_TRIED: """
-        BailingMoeV3VLForConditionalGeneration
-        Cosmos3ForConditionalGeneration
-        Cosmos3EdgeForConditionalGeneration DeepseekOCRForCausalLM DeepseekOCR2ForCausalLM
-        DeepseekV4ForConditionalGeneration DeepseekV41ForCausalLM Dots3NoteForCausalLM
+        DeepseekOCRForCausalLM DeepseekOCR2ForCausalLM
         UnlimitedOCRForCausalLM FunAudioChatForConditionalGeneration
-        DiffusionGemmaForBlockDiffusion
-        Glm5NextForConditionalGeneration InternS1ProForConditionalGeneration
-        InternS2MobiusForConditionalGeneration
-        IsaacForConditionalGeneration KimiK25ForConditionalGeneration
+        KimiK25ForConditionalGeneration
         KimiK3ForConditionalGeneration MoonshotKimiaForCausalLM
         MossTranscribeDiarizeForConditionalGeneration
-        LlavaOnevision2ForConditionalGeneration MiniMaxM3SparseForConditionalGeneration
         Moondream3ForCausalLM MossAudioModel HfMoondream NemotronH_Nano_VL_V2
         NemotronH_Nano_Omni_Reasoning_V3 NemotronH_Super_Omni_Reasoning_V3
-        NemotronH_Omni_Reasoning_V3 MuseGlimmerForConditionalGeneration
-        Qwen4ExpForConditionalGeneration
+        NemotronH_Omni_Reasoning_V3
     """,
 }
 

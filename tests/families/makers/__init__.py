@@ -12,18 +12,22 @@ from tests.families.makers import (
     glms,
     known,
     llavas,
+    natives,
+    onevision2,
     processors,
     qwens,
     sounds,
     standins,
     texts,
     tiles,
+    twins,
     vlms,
 )
 from tests.families.makers.base import Tiny
 
 _MODULES = (
-    chats, gemmas, glms, known, llavas, processors, qwens, sounds, standins, texts, tiles, vlms,
+    chats, gemmas, glms, known, llavas, natives, onevision2, processors, qwens, sounds, standins,
+    texts, tiles, twins, vlms,
 )  # fmt: skip
 
 MAKERS: dict[str, Callable[[], Tiny]] = {

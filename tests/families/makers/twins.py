@@ -1,0 +1,27 @@
+"""Models that are Qwen's but for their configuration or their experts."""
+
+import transformers as hf
+
+from tests.families.makers.base import Tiny
+from tests.families.makers.qwens import media_ids, qwen3_5_moe, qwen3_vl
+
+
+def cosmos3() -> Tiny:
+    """Cosmos 3: Qwen3-VL; its tower that generates stays out of vLLM."""
+    tiny = qwen3_vl()
+    config = hf.Cosmos3OmniConfig(
+        text_config=tiny.config.text_config,
+        vision_config=tiny.config.vision_config,
+        architectures=["Cosmos3ForConditionalGeneration"],
+        **media_ids(tiny.tokenizer),
+    )
+    return Tiny(config, tiny.tokenizer, tiny.processor)
+
+
+def intern_s2_mobius() -> Tiny:
+    """Intern-S2 Mobius: layers take turns with two banks of experts, beside one of their own."""
+    tiny = qwen3_5_moe()
+    tiny.config.text_config.num_blocks = 2
+    tiny.config.text_config.layer_scale = True
+    name = "InternS2MobiusForConditionalGeneration"
+    return Tiny(tiny.config, tiny.tokenizer, tiny.processor, architecture=name)
