@@ -6,8 +6,10 @@ thread; an injected item's cache is never touched. That cache too is kept apart 
 each medium is its partition.
 """
 
+import asyncio
 import base64
 import dataclasses
+from inspect import signature
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from PIL import Image
 from vllm.exceptions import VLLMClientError
 from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.multimodal.media import MediaConnector
-from vllm.multimodal.processing import ProcessorInputs
+from vllm.multimodal.processing import BaseMultiModalProcessor, ProcessorInputs
 from vllm.renderers import BaseRenderer
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.transformers_utils.processor import get_video_processor_cls_name
@@ -68,11 +70,10 @@ class LocalRenderer:
                     medium = await connector.fetch_audio_async(url)
                 case other:
                     raise CorruptSegmentError(f"{other} can't be processed from its encoded form")
-            text = renderer.get_mm_processor().dummy_inputs.get_dummy_text({source.modality: 1})
             prompt = parse_model_prompt(
                 renderer.model_config,
                 {
-                    "prompt": text,
+                    **await _place_for(renderer.get_mm_processor(), source.modality, medium),
                     "multi_modal_data": {source.modality: [medium]},
                     "multi_modal_uuids": {source.modality: [source.partition]},
                     "mm_processor_kwargs": source.mm_processor_kwargs,
@@ -98,6 +99,23 @@ class LocalRenderer:
         (item,) = rendered["mm_kwargs"][source.modality]
         (mm_hash,) = rendered["mm_hashes"][source.modality]
         return MmHash(mm_hash), item
+
+
+async def _place_for(
+    processor: BaseMultiModalProcessor[Any], modality: str, medium: Any
+) -> dict[str, str | list[int]]:
+    """A prompt of one medium, in vLLM's words.
+
+    Most processors put the medium's tokens where a text names it. Those of Mistral's own format
+    expect what its tokenizer writes, which looks at the medium: they alone take it here.
+    """
+    counts = {modality: 1}
+    if "mm_data" not in signature(processor.get_dummy_inputs).parameters:
+        return {"prompt": processor.dummy_inputs.get_dummy_text(counts)}
+    written = await asyncio.to_thread(
+        processor.get_dummy_inputs, 0, counts, {}, mm_data={modality: [medium]}
+    )
+    return {"prompt_token_ids": list(written.prompt)}
 
 
 def _placeholder(rendered: Any, modality: str) -> str:

@@ -1,11 +1,17 @@
 """A worker that processes media itself opens nothing that they name either."""
 
+from asyncio import gather
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from PIL import Image
+from vllm.model_executor.models.pixtral import PixtralMultiModalProcessor
+from vllm.model_executor.models.voxtral import VoxtralMultiModalProcessor
+from vllm.multimodal.processing import BaseMultiModalProcessor
 from vllm.renderers import BaseRenderer
 
 from backend_worker import render
@@ -61,3 +67,50 @@ async def test_what_is_too_large_here_is_refused_as_well(
     renderer = LocalRenderer(cast(BaseRenderer, Renderer()))
     with pytest.raises(CorruptSegmentError, match=r"exceeds limit|Maximum file size exceeded"):
         await renderer.render(MediaSource(modality, data, {}, {}))
+
+
+class Text:
+    """As much of a processor as makes a prompt, for which a text names a medium."""
+
+    def __init__(self) -> None:
+        self.dummy_inputs = self
+
+    def get_dummy_text(self, counts: dict[str, int]) -> str:
+        return "<image>" * counts["image"]
+
+    def get_dummy_inputs(self, seq_len: int, mm_counts: object, mm_options: object) -> object:
+        raise AssertionError("it makes a medium of its own")
+
+
+class Written(Text):
+    """One whose placeholders a tokenizer writes, as it sees the medium."""
+
+    def get_dummy_text(self, counts: dict[str, int]) -> str:
+        return ""
+
+    def get_dummy_inputs(
+        self,
+        seq_len: int,
+        mm_counts: object,
+        mm_options: object,
+        mm_data: dict[str, list[str]] | None = None,
+    ) -> object:
+        assert mm_data == {"image": ["a medium"]}
+        return SimpleNamespace(prompt=(1, 10, 10))
+
+
+async def test_a_prompt_has_the_tokens_of_its_one_medium() -> None:
+    text, written = await gather(
+        *(
+            render._place_for(cast(BaseMultiModalProcessor[Any], processor), "image", "a medium")
+            for processor in (Text(), Written())
+        )
+    )
+    assert text == {"prompt": "<image>"}
+    assert written == {"prompt_token_ids": [1, 10, 10]}
+
+
+@pytest.mark.parametrize("processor", [PixtralMultiModalProcessor, VoxtralMultiModalProcessor])
+def test_mistrals_processors_take_a_medium_for_their_prompt(processor: type) -> None:
+    """``families pixtral`` shows what comes of it."""
+    assert "mm_data" in signature(processor.get_dummy_inputs).parameters  # type: ignore[attr-defined]
