@@ -116,10 +116,12 @@ test: $(ENVIRONMENT) $(CLIENTS_ENVIRONMENT) ## run the whole test suite
 	@$(VENV_PYTHON) -m pytest $(PYTEST_PARALLEL) --durations=10 $(PYTEST_ARGS)
 
 # Its surfaces without engines, then workers whose caches and media are another's in each version.
-OF_A_VERSION := tests/e2e/test_last_hop.py tests/unit/test_vllm_*.py tests/unit/common/test_vllm_*.py \
+OF_A_VERSION := tests/e2e/test_last_hop.py tests/e2e/clients/test_sdks.py \
+    tests/unit/test_vllm_*.py tests/unit/common/test_vllm_*.py tests/unit/common/test_shell_completion.py \
     tests/unit/common/test_engine_*.py tests/unit/backend_worker/test_engine_*.py \
     tests/unit/frontend/fetch/test_decode.py tests/unit/frontend/http/test_stream_chunks.py \
-    tests/unit/frontend/router/test_block_hasher.py
+    tests/unit/frontend/router/test_block_hasher.py tests/unit/frontend/router/test_vllm_hits.py \
+    tests/unit/backend_worker/test_render.py
 
 test-version: $(ENVIRONMENT) ## run the tests that tell versions of vLLM apart; with VLLM=0.33
 	@$(VENV_PYTHON) -m pytest $(PYTEST_PARALLEL) $(OF_A_VERSION) $(PYTEST_ARGS)

@@ -30,6 +30,7 @@ from frontend.router.events.subscriber import EventSource
 from frontend.router.request import RoutingRequest
 from frontend.router.router import Router
 from frontend.router.settings import RouterSettings
+from tests.by_version import since_033
 from tests.fakes.feeds import ScriptedFeeds
 from tests.fakes.routing import BLOCK, worker
 
@@ -50,9 +51,9 @@ def window(tokens: int) -> KVCacheSpec:
     )
 
 
-def state() -> KVCacheSpec:
+def state(kept: str) -> KVCacheSpec:
     return MambaSpec(
-        block_size=BLOCK, shapes=((64,),), dtypes=(torch.float32,), mamba_cache_mode="all"
+        block_size=BLOCK, shapes=((64,),), dtypes=(torch.float32,), mamba_cache_mode=kept
     )
 
 
@@ -87,6 +88,8 @@ class Engine:
             use_eagle=drops,
             enable_kv_cache_events=True,
         )
+        self._drops = drops
+        self._aligned = any(getattr(spec, "mamba_cache_mode", "") == "align" for spec in groups)
         self._hasher = get_request_block_hasher(BLOCK, sha256_cbor)
         self._count = 0
 
@@ -102,14 +105,32 @@ class Engine:
         )
         self._cache.new_step_starts()
         blocks, cached, request.shared_prefix_boundary = self._cache.get_computed_blocks(request)
-        self._step(request, min(CHUNK, len(prompt) - cached), cached, blocks)
-        while request.num_computed_tokens < len(prompt):
-            self._step(request, min(CHUNK, len(prompt) - request.num_computed_tokens))
+        self._step(request, self._chunk(request, cached), cached, blocks)
+        while (done := request.num_computed_tokens) < len(prompt):
+            self._step(request, self._chunk(request, done))
         for _ in range(says):
             request.append_output_token_ids(7)
             self._step(request, 1)
         self._cache.free(request)
         return cached
+
+    def _chunk(self, request: Request, start: int) -> int:
+        """How many tokens a step computes of a prompt.
+
+        Where states are kept at the ends of chunks only, vLLM's scheduler ends one where a later
+        prompt may go on: behind the last block that is found, and behind what is shared already.
+        """
+        end = min(start + CHUNK, request.num_tokens)
+        if self._aligned:
+            found = (
+                request.num_tokens // BLOCK - 1
+                if self._drops
+                else (request.num_tokens - 1) // BLOCK
+            )
+            last = found * BLOCK
+            shared = request.shared_prefix_boundary // BLOCK * BLOCK
+            end = min((stop for stop in (last, shared) if start < stop < end), default=end)
+        return end - start
 
     def _step(self, request: Request, tokens: int, cached: int = 0, blocks: object = None) -> None:
         self._cache.new_step_starts()
@@ -140,8 +161,10 @@ MODELS: dict[str, Callable[[], list[KVCacheSpec]]] = {
     "full and window": lambda: [full(), window(3 * BLOCK)],
     "full and windows": lambda: [full(), window(3 * BLOCK), window(2 * BLOCK), window(3 * BLOCK)],
     "windows": lambda: [window(3 * BLOCK), window(5 * BLOCK + 1)],
-    "full and state": lambda: [full(), state(), state()],
+    "full and state, at ends of chunks": lambda: [full(), state("align"), state("align")],
 }
+if not since_033(True, False):
+    MODELS["full and state"] = lambda: [full(), state("all"), state("all")]
 
 
 def prompts(seed: int) -> Iterator[list[int]]:
