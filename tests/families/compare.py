@@ -35,6 +35,8 @@ def compare(
     statuses = theirs.status_code, ours.status_code
     if statuses != (200, 200):
         differs, said = differing_refusals(ours, theirs), _message(theirs)
+        if question.medium == "other" and _complaint(ours) != _complaint(theirs):
+            differs = differs or [f"ours says {_complaint(ours)!r}, plain {_complaint(theirs)!r}"]
         return Answer(way, question.medium, question.name, differs, *statuses, said)
     answer, expected = ours.json(), theirs.json()
     differs = _differing_answers(answer, expected, cached=cached)
@@ -65,6 +67,10 @@ def _ask(url: str, question: Question, client: httpx.Client) -> httpx.Response:
 
 def _message(reply: httpx.Response) -> str:
     return reply.text[:200]
+
+
+def _complaint(reply: httpx.Response) -> str:
+    return str(reply.json().get("error", {}).get("message")) if reply.status_code < 500 else ""
 
 
 def differing_refusals(ours: httpx.Response, theirs: httpx.Response) -> list[str]:

@@ -9,7 +9,7 @@ from tests.families.results import Result, summary
 
 HEAD = """# Families of models
 
-Made by `make families`, which takes hours. For each architecture of vLLM's multimodal registry of
+Made by `make families`. For each architecture of vLLM's multimodal registry of
 which a tiny random model can be made without a model hub, a worker, three frontends and a plain
 vLLM with the same flags are started, and both sides are asked the same: text, an image, the same
 again, two in both orders, one twice in one prompt, videos, sound. Media travel by shared memory,
@@ -19,10 +19,11 @@ with the request (`inline`), or not at all (`reference`: the worker processes th
 in the cache as the router had predicted; that media went the way they should; and that no worker
 ran its processor, but where media do not travel. A number in brackets says how many questions.
 *Answered by ours only*: the processor breaks on several media at once, as plain vLLM gives them to
-it, and ours gives it one at a time. *Deaf*: under its random weights
+it, and ours gives it one at a time. *Other*: an image, a video or a sound, for a model that was
+not asked about it else; where both refuse, with the same message. *Deaf*: under its random weights
 another medium gets the same text, so that only tokens tell whether the medium is the right one.
 """
-MEDIA: tuple[Medium, ...] = tuple(BY_MEDIUM)
+MEDIA: tuple[Medium, ...] = (*BY_MEDIUM, "other")
 
 
 def write(results: Sequence[Result], path: Path) -> None:

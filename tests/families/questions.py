@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from tests.clips import data_url, film, sound
 from tests.pictures import data_uri, picture
 
-Medium = Literal["text", "image", "video", "sound", "embeddings"]
+Medium = Literal["text", "image", "video", "sound", "embeddings", "other"]
 Part = dict[str, object]
 
 
@@ -104,6 +104,9 @@ BY_MEDIUM: dict[Medium, dict[str, Ask]] = {
     "text": TEXT, "image": IMAGES, "video": VIDEOS, "sound": SOUNDS, "embeddings": EMBEDDINGS,
 }  # fmt: skip
 
+REFUSED: dict[Medium, str] = {"image": "an image", "video": "a video", "sound": "a sound"}
+"""What is asked of a model that may not take such a medium; these are of the medium "other"."""
+
 OTHERS: dict[Medium, tuple[str, str]] = {
     "image": ("an image", "another image"),
     "video": ("a video", "another video"),
@@ -149,3 +152,5 @@ def questions(way: str, media: frozenset[Medium], *, whole: bool) -> Iterator[Qu
     for medium, name, ask in asked:
         if medium in media and (whole or name in ENOUGH):
             yield Question(medium, name, ask(way))
+        elif whole and REFUSED.get(medium) == name:
+            yield Question("other", name, ask(way))
