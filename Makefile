@@ -129,7 +129,7 @@ test-version: $(ENVIRONMENT) ## run the tests that tell versions of vLLM apart; 
 fuzz: $(ENVIRONMENT) ## run the unit tests with inputs that nobody has tried yet
 	@$(VENV_PYTHON) -m pytest $(PYTEST_PARALLEL) -m "not e2e" --hypothesis-profile=explore $(PYTEST_ARGS)
 
-families: $(ENVIRONMENT) ## hold every model family against plain vLLM, for hours; goes on where it was stopped
+families: $(ENVIRONMENT) ## hold every model family against plain vLLM; goes on where it was stopped
 	@$(VENV_PYTHON) -m tests.families --page docs/families.md $(FAMILIES_ARGS)
 
 fuzz-engines: $(ENVIRONMENT) ## send requests that nobody would write to engines of tiny families
