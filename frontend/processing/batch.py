@@ -84,10 +84,14 @@ class Processed:
 def processes_apart(processor: Processor) -> bool:
     """Whether a model's media can be processed one by one, like vLLM's cache has it.
 
-    Some models process several together in another way and go round the cache then.
+    Some models process several together in another way and go round the cache then. For some
+    (Kimi K2.5) vLLM makes one kind of medium of images and videos as it reads a chat, for which it
+    must see them.
     """
     own = type(processor)
-    return own._cached_apply_hf_processor is BaseMultiModalProcessor._cached_apply_hf_processor
+    apart = own._cached_apply_hf_processor is BaseMultiModalProcessor._cached_apply_hf_processor
+    config = processor.info.ctx.model_config.hf_config
+    return apart and not getattr(config, "use_unified_vision_chunk", False)
 
 
 def inputs_of(

@@ -20,6 +20,8 @@ CODE = (TRUST,)
 WHOLE = (TRUST, "--mm-encoder-tp-mode=data")
 """Of models whose projector gets transposed numbers, which vLLM's product on CPUs doesn't take,
 unless the encoder is not split."""
+UNCACHED = "--no-enable-prefix-caching"
+NEMOTRON = (TRUST, BFLOAT16, UNCACHED)
 
 _FAMILIES: dict[str, tuple[str, Takes] | tuple[str, Takes, tuple[str, ...]]] = {
     "AriaForConditionalGeneration": ("aria", IMAGE),
@@ -89,6 +91,17 @@ _FAMILIES: dict[str, tuple[str, Takes] | tuple[str, Takes, tuple[str, ...]]] = {
     "Step3p7ForConditionalGeneration": ("step3p7", IMAGE, WHOLE),
     "StepVLForConditionalGeneration": ("step_vl", IMAGE, WHOLE),
     "VoxtralForConditionalGeneration": ("voxtral", HEARING),
+    "DeepseekOCRForCausalLM": ("deepseek_ocr", IMAGE),
+    "DeepseekOCR2ForCausalLM": ("deepseek_ocr2", IMAGE),
+    "FunAudioChatForConditionalGeneration": ("fun_audio_chat", HEARING),
+    "HfMoondream": ("hf_moondream", IMAGE),
+    "Moondream3ForCausalLM": ("moondream3", IMAGE),
+    "KimiK25ForConditionalGeneration": ("kimi_k25", IMAGE),
+    "MossAudioModel": ("moss_audio", HEARING, CODE),
+    "NemotronH_Nano_Omni_Reasoning_V3": ("nemotron_nano_omni", ALL, NEMOTRON),
+    "NemotronH_Nano_VL_V2": ("nemotron_h_nano_vl", SEEING, NEMOTRON),
+    "NemotronH_Omni_Reasoning_V3": ("nemotron_omni", ALL, NEMOTRON),
+    "NemotronH_Super_Omni_Reasoning_V3": ("nemotron_super_omni", ALL, NEMOTRON),
 }
 """By architecture: who makes it, what it takes, and flags that it needs."""
 

@@ -35,8 +35,9 @@ def compare(
     statuses = theirs.status_code, ours.status_code
     if statuses != (200, 200):
         differs, said = differing_refusals(ours, theirs), _message(theirs)
-        if question.medium == "other" and _complaint(ours) != _complaint(theirs):
-            differs = differs or [f"ours says {_complaint(ours)!r}, plain {_complaint(theirs)!r}"]
+        if question.medium == "other":
+            alike = (ours.status_code, _complaint(ours)) == (theirs.status_code, _complaint(theirs))
+            differs = [] if alike else differs or [f"ours {_message(ours)}, plain {said}"]
         return Answer(way, question.medium, question.name, differs, *statuses, said)
     answer, expected = ours.json(), theirs.json()
     differs = _differing_answers(answer, expected, cached=cached)
@@ -70,7 +71,7 @@ def _message(reply: httpx.Response) -> str:
 
 
 def _complaint(reply: httpx.Response) -> str:
-    return str(reply.json().get("error", {}).get("message")) if reply.status_code < 500 else ""
+    return str(reply.json().get("error", {}).get("message"))
 
 
 def differing_refusals(ours: httpx.Response, theirs: httpx.Response) -> list[str]:

@@ -99,7 +99,9 @@ def _fill(model: Any, vocabulary: int) -> None:
 
 
 def _embeds_tokens(name: str, weight: Any, vocabulary: int) -> bool:
-    named = any(part in name for part in ("embed_tokens", "word_embeddings", "tok_embeddings"))
+    named = any(
+        part in name for part in ("embed_tokens", "word_embeddings", "tok_embeddings", ".wte.")
+    )
     return named and weight.ndim == 2 and weight.shape[0] >= vocabulary
 
 
@@ -116,6 +118,8 @@ def _draw_one(name: str, weight: Any, vocabulary: int) -> None:
         weight.uniform_(-1.0, -0.1, generator=generator)
     elif any(part in name for part in NORMS):
         weight.fill_(0.0 if name.endswith("bias") else 1.0)
+    elif weight.ndim == 1 and name.endswith(".weight"):  # of a norm without a name
+        weight.fill_(1.0)
     elif weight.ndim <= 1:
         weight.normal_(0.0, 0.02, generator=generator)
     elif _embeds_tokens(name, weight, vocabulary):

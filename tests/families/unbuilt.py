@@ -14,7 +14,8 @@ _BLOCKS = (
     "vLLM gives its cache blocks of 128 tokens, and its attention on CPUs without AMX takes only 16"
 )
 _NEVER_SET = "vLLM 0.32 can't build it: its class reads `model_config`, which it never sets"
-_NOT_TRIED = "nobody has made a tiny model of it yet"
+_TRANSCRIBES = "it only transcribes, which no chat goes through"
+_NO_PLACE = "vLLM does not find the place of a sound in the prompts of the tiny model that was made"
 
 _BY_REASON: Mapping[str, str] = {
     _PACKAGE.format("timm"): """
@@ -42,22 +43,15 @@ _BY_REASON: Mapping[str, str] = {
     _REALTIME: "Qwen3ASRRealtimeGeneration VoxtralRealtimeGeneration",
     _ATTENTION: """
         DeepseekV41ForCausalLM Dots3NoteForCausalLM Glm5NextForConditionalGeneration
+        KimiK3ForConditionalGeneration UnlimitedOCRForCausalLM
     """,
     _NORMS: "MiniMaxM3SparseForConditionalGeneration Qwen4ExpForConditionalGeneration",
     _STUB: "DeepseekV4ForConditionalGeneration",
     _RUNNER: "DiffusionGemmaForBlockDiffusion",
     _BLOCKS: "BailingMoeV3VLForConditionalGeneration",
     _NEVER_SET: "InternS1ProForConditionalGeneration",
-    _NOT_TRIED: """
-        DeepseekOCRForCausalLM DeepseekOCR2ForCausalLM
-        UnlimitedOCRForCausalLM FunAudioChatForConditionalGeneration
-        KimiK25ForConditionalGeneration
-        KimiK3ForConditionalGeneration MoonshotKimiaForCausalLM
-        MossTranscribeDiarizeForConditionalGeneration
-        Moondream3ForCausalLM MossAudioModel HfMoondream NemotronH_Nano_VL_V2
-        NemotronH_Nano_Omni_Reasoning_V3 NemotronH_Super_Omni_Reasoning_V3
-        NemotronH_Omni_Reasoning_V3
-    """,
+    _TRANSCRIBES: "MossTranscribeDiarizeForConditionalGeneration",
+    _NO_PLACE: "MoonshotKimiaForCausalLM",
 }
 
 UNBUILT: Mapping[str, str] = {

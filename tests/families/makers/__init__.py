@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 from tests.families.makers import (
     chats,
+    eyes,
     gemmas,
     glms,
+    hearers,
     known,
     llavas,
     natives,
@@ -26,8 +28,8 @@ from tests.families.makers import (
 from tests.families.makers.base import Tiny
 
 _MODULES = (
-    chats, gemmas, glms, known, llavas, natives, onevision2, processors, qwens, sounds, standins,
-    texts, tiles, twins, vlms,
+    chats, eyes, gemmas, glms, hearers, known, llavas, natives, onevision2, processors, qwens,
+    sounds, standins, texts, tiles, twins, vlms,
 )  # fmt: skip
 
 MAKERS: dict[str, Callable[[], Tiny]] = {

@@ -58,6 +58,7 @@ class Tiny:
         if self.processor is not None:
             self.processor.save_pretrained(directory)
         for name, text in self.files.items():
+            (directory / name).parent.mkdir(exist_ok=True)
             (directory / name).write_text(text)
         GenerationConfig(
             bos_token_id=self.tokenizer.pad_token_id,
