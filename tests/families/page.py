@@ -61,7 +61,7 @@ def _not_run(families: Iterable[Result]) -> str:
 def _table(title: str, rows: Iterable[tuple[str, Result]]) -> list[str]:
     rows = list(rows)
     asked = {answer.medium for _, result in rows for answer in result.answers}
-    media = [medium for medium in MEDIA if medium in asked or medium != "embeddings"]
+    media = [medium for medium in MEDIA if medium in asked or medium not in ("embeddings", "other")]
     head = f"| {title} | model | {' | '.join(media)} | cache |"
     lines = [head, "|---" * (len(media) + 3) + "|"]
     for name, result in rows:
