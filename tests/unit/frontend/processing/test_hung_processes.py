@@ -208,11 +208,18 @@ def test_a_fork_server_that_can_not_import(monkeypatch: pytest.MonkeyPatch) -> N
         Pool()
 
 
-def test_a_fork_server_that_dies_takes_nobody_along_and_is_started_again(one: Pool) -> None:
-    before = one.pid
-    server = psutil.Process(before).parent()
+def end_server_of(pid: int) -> None:
+    """Kill who started a process. Until it is gone it may still take a connection, and reset it."""
+    server = psutil.Process(pid).parent()
     assert server is not None
     server.kill()
+    while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+
+
+def test_a_fork_server_that_dies_takes_nobody_along_and_is_started_again(one: Pool) -> None:
+    before = one.pid
+    end_server_of(before)
     assert one.does(Told())
     assert (one.pid, one.restarts) == (before, 0)
     os.kill(before, signal.SIGKILL)
@@ -245,12 +252,7 @@ def test_a_process_that_can_not_be_replaced_now_is_later(
 ) -> None:
     with monkeypatch.context() as without:
         without.setattr(forks, "COMMAND", ["/there/is/no/such/program"])
-        server = psutil.Process(one.pid).parent()
-        assert server is not None
-        server.kill()
-        # Until it is gone it may still take a connection, and reset it.
-        while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
-            time.sleep(0.01)
+        end_server_of(one.pid)
         os.kill(one.pid, signal.SIGKILL)
         for _ in range(2):
             with pytest.raises(ProcessingFailedError, match="can't be started"):
