@@ -81,10 +81,10 @@ class Processed:
     prompt_updates: Sequence[ResolvedPromptUpdate]
 
 
-def processes_apart(processor: Processor) -> bool:
-    """Whether a model's media can be processed one by one, like vLLM's cache has it.
+def may_defer(processor: Processor) -> bool:
+    """Whether a model's media may stay undecoded until they are processed, each by itself.
 
-    Some models process several together in another way and go round the cache then. For some
+    Some models process several together in another way and go round vLLM's cache then. For some
     (Kimi K2.5) vLLM makes one kind of medium of images and videos as it reads a chat, for which it
     must see them.
     """

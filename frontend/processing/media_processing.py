@@ -19,7 +19,7 @@ from common.telemetry import PREPROCESS_WAITING, stage
 from frontend.fetch import MISLED_DECODER_ERRORS, DeferredMedium, arrived
 from frontend.media_limits import FetchPolicy
 from frontend.processing.backends import Backend, Decodes
-from frontend.processing.batch import MediaOptions, Processed, processes_apart
+from frontend.processing.batch import MediaOptions, Processed, may_defer
 from frontend.processing.client_hashes import HashedItems
 from frontend.processing.errors import ProcessingFailedError
 from frontend.processing.geometry import check_geometry
@@ -95,7 +95,7 @@ class MediaProcessing:
         self._by_renderer = RendererProcessing(renderer, store)
         self.hashed = HashedItems()
         """The items of all rendered prompts that are still about."""
-        self.defers = processes_apart(processor)
+        self.defers = may_defer(processor)
         """Whether media may come as :class:`DeferredMedium`."""
 
     def take_over(self, runs: HfProcessorRuns) -> None:

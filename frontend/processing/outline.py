@@ -19,7 +19,7 @@ from common.cache_partition import Partition, hash_within
 from common.identity import MmHash
 from frontend.fetch import MISLED_DECODER_ERRORS, decoding_mode, freeze, picture_pixels
 from frontend.media_limits import FetchPolicy, RefusedError
-from frontend.processing.batch import MediaOptions, Medium, Processor, inputs_of, processes_apart
+from frontend.processing.batch import MediaOptions, Medium, Processor, inputs_of, may_defer
 
 _FORMATS: Final = frozenset({"JPEG", "PNG", "WEBP"})
 """What pictures on the web are. Of these Pillow says size and orientation before it decodes."""
@@ -54,12 +54,12 @@ class Outline:
 def outlines(processor: Processor) -> bool:
     """Whether a model's pictures may be put into prompts by their outlines.
 
-    Not if pictures of a prompt are processed together, nor if what stands for one depends on
-    which of them it is.
+    Not if pictures of a prompt must be decoded first, nor if what stands for one depends on which
+    of them it is.
     """
     numbers = getattr(type(processor), NUMBERING) is not getattr(BaseMultiModalProcessor, NUMBERING)
-    together = not processes_apart(processor)
-    return not (numbers or together or processor.info.ctx.model_config.is_encoder_decoder)
+    encodes = processor.info.ctx.model_config.is_encoder_decoder
+    return may_defer(processor) and not (numbers or encodes)
 
 
 def outline(

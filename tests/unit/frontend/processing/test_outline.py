@@ -16,7 +16,7 @@ from common.cache_partition import SHARED, partition_of
 from common.card import WorkerCard
 from frontend.fetch.content import Content
 from frontend.media_limits.policy import FetchPolicy
-from frontend.processing.batch import Batch, MediaOptions, Medium, process
+from frontend.processing.batch import Batch, MediaOptions, Medium, may_defer, process
 from frontend.processing.known_shapes import placement
 from frontend.processing.outline import NUMBERING, Outline, outline, outlines
 from frontend.processing.renderer import build_renderer
@@ -165,3 +165,14 @@ def test_pictures_of_one_shape_get_one_placement(renderer: BaseRenderer) -> None
             now = placement(made.prompt_updates)
             assert seen.setdefault(found.shape, now) == now
     assert len(seen) == 2
+
+
+def test_what_vllm_must_see_in_a_chat_is_decoded_before(
+    renderer: BaseRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kimi K2.5's images and videos, which are one kind of medium. ``families kimi-k25`` has it."""
+    processor = renderer.get_mm_processor()
+    assert may_defer(processor)
+    config = processor.info.ctx.model_config.hf_config
+    monkeypatch.setattr(config, "use_unified_vision_chunk", True, raising=False)
+    assert not may_defer(processor) and not outlines(processor)
