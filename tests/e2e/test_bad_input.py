@@ -62,11 +62,13 @@ BAD = {
         r"no video_backend 'nothing'",
     ),
 }  # fmt: skip
-if not since_033(True, False):  # another library takes it there, unless one is in use already
-    BAD["schema that needs too much"] = (
+NEEDS_TOO_MUCH = {
+    "schema that needs too much": (
         chat(structured_outputs={"json": {"type": "array", "minItems": 100_000}}),
         r"structured outputs",
     )
+}
+BAD |= since_033({}, NEEDS_TOO_MUCH)  # another library takes it there, if none is in use already
 
 OUR_OWN_WORDS = (
     "unknown scheme",

@@ -26,9 +26,6 @@ GAINS: Mapping[str, float] = {
 }
 """How many times the usual 1/sqrt(fan-in); the first name contained wins."""
 
-NORMS = ("norm", "ln_", "layer_scale", ".ls", "visual_tokenizer.head.1")
-"""In the names of what scales each number by itself; the last is Ovis's, before a softmax."""
-
 REPETITION_AVERSION = 2.0
 TIED = 0.02
 """An embedding that is the head as well must not say the last token again."""
@@ -116,7 +113,7 @@ def _draw_one(name: str, weight: Any, vocabulary: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     if name.endswith(".A"):  # of Mamba, which decays
         weight.uniform_(-1.0, -0.1, generator=generator)
-    elif any(part in name for part in NORMS):
+    elif "norm" in name or "ln_" in name or "layer_scale" in name or ".ls" in name:
         weight.fill_(0.0 if name.endswith("bias") else 1.0)
     elif weight.ndim == 1 and name.endswith(".weight"):  # of a norm without a name
         weight.fill_(1.0)

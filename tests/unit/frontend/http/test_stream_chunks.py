@@ -228,15 +228,13 @@ KINDS: list[dict[str, Any]] = [
 SIGNATURE = re.compile(r"\b[0-9a-f]{32}\b")
 
 
-async def _chat(
-    kind: dict[str, Any],
-    deltas: list[DeltaMessage | None] | None,
-    error: Exception | None = None,
-) -> list[str]:
+def _stream(
+    serving: Any, kind: dict[str, Any], error: Exception | None = None
+) -> AsyncGenerator[str]:
     request = ChatCompletionRequest(
         model="demo", stream=True, messages=[{"role": "user", "content": "hi"}], **kind
     )
-    stream = _serving(chat_serving.OpenAIServingChat, deltas).chat_completion_stream_generator(
+    stream: AsyncGenerator[str] = serving.chat_completion_stream_generator(
         request,
         _outputs(request.n or 1, error),
         "id-1",
@@ -245,7 +243,16 @@ async def _chat(
         SimpleNamespace(),
         RequestResponseMetadata(request_id="id-1"),
     )
-    return [event async for event in stream]
+    return stream
+
+
+async def _chat(
+    kind: dict[str, Any],
+    deltas: list[DeltaMessage | None] | None,
+    error: Exception | None = None,
+) -> list[str]:
+    serving = _serving(chat_serving.OpenAIServingChat, deltas)
+    return [event async for event in _stream(serving, kind, error)]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -268,21 +275,10 @@ async def test_a_chat_is_streamed_with_the_same_bytes(
 
 async def _message(deltas: list[DeltaMessage | None] | None) -> list[str]:
     """The stream of a chat as Anthropic's API has it."""
-    request = ChatCompletionRequest(
-        model="demo", stream=True, messages=[{"role": "user", "content": "hi"}], **USAGE
-    )
     serving = _serving(AnthropicServingMessages, deltas)
-    stream = serving.chat_completion_stream_generator(
-        request,
-        _outputs(1),
-        "id-1",
-        "demo",
-        [{"role": "assistant", "content": "before"}],
-        SimpleNamespace(),
-        RequestResponseMetadata(request_id="id-1"),
-    )
     # Up to vLLM 0.32 its route has the bytes of a chat translated.
-    events = since_033(lambda stream: stream, serving.message_stream_converter)(stream)
+    translated = since_033(lambda stream: stream, serving.message_stream_converter)
+    events = translated(_stream(serving, USAGE))
     return [SIGNATURE.sub("", event) async for event in events]
 
 

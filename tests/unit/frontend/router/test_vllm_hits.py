@@ -163,8 +163,7 @@ MODELS: dict[str, Callable[[], list[KVCacheSpec]]] = {
     "windows": lambda: [window(3 * BLOCK), window(5 * BLOCK + 1)],
     "full and state, at ends of chunks": lambda: [full(), state("align"), state("align")],
 }
-if not since_033(True, False):
-    MODELS["full and state"] = lambda: [full(), state("all"), state("all")]
+MODELS |= since_033({}, {"full and state": lambda: [full(), state("all"), state("all")]})
 
 
 def prompts(seed: int) -> Iterator[list[int]]:
