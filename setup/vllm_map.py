@@ -80,6 +80,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.engine.protocol",
             "vllm.entrypoints.common.cli_args",
             "vllm.entrypoints.launchers.cli_args",
+            "vllm.entrypoints.openai.chat_completion.serving",
             "vllm.entrypoints.openai.chat_completion.stream_processor",
             "vllm.multimodal.video_decoders.opencv",
             "vllm.parser.abstract_parser",

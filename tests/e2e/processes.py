@@ -46,8 +46,9 @@ def environment() -> dict[str, str]:
     return os.environ | {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        # Else 0.33 wants a NUMA node for each rank of data parallel.
-        "VLLM_CPU_SIM_MULTI_NUMA": "1",
+        # Once it is set, ranks of data parallel may share a NUMA node, which 0.33 else refuses; 1
+        # would have nodes simulated, which engines don't start with where threads aren't bound.
+        "VLLM_CPU_SIM_MULTI_NUMA": "0",
         "OMP_NUM_THREADS": "1",
         # Without a C++ compiler log-probabilities would kill the engine; with one, the
         # first of them takes 18 s.

@@ -74,7 +74,11 @@ def muse_glimmer() -> Tiny:
 
 def cosmos3_edge() -> Tiny:
     """Cosmos 3 Edge: SigLIP 2, each frame by itself, over Nemotron-H without Mamba."""
-    from vllm.transformers_utils.processors import cosmos3_edge as own
+    from vllm.transformers_utils.processors.cosmos3_edge import (
+        Cosmos3EdgeImageProcessor,
+        Cosmos3EdgeProcessor,
+        Cosmos3EdgeVideoProcessor,
+    )
 
     tokenizer = vocabulary(TEMPLATE, *VISION_TOKENS)
     text = decoder(tokenizer, "cosmos3_edge_text", rope_parameters=INTERLEAVED)
@@ -94,10 +98,10 @@ def cosmos3_edge() -> Tiny:
         **media_ids(tokenizer),
     }
     sizes: Settings = geometry(16) | {"temporal_patch_size": 1}
-    processor = own.Cosmos3EdgeProcessor(
-        own.Cosmos3EdgeImageProcessor(**sizes),
+    processor = Cosmos3EdgeProcessor(
+        Cosmos3EdgeImageProcessor(**sizes),
         tokenizer,
-        own.Cosmos3EdgeVideoProcessor(**sizes),
+        Cosmos3EdgeVideoProcessor(**sizes),
         chat_template=TEMPLATE,
     )
     return Tiny(config, tokenizer, processor)
