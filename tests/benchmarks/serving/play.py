@@ -1,11 +1,13 @@
 """Asks what a block has, at its pace."""
 
 import asyncio
+import itertools
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tests.benchmarks.fleet_clients import Cut, Odd, Outcome, Whole
+from tests.benchmarks.fleet_traffic import Message
 from tests.benchmarks.serving.traffic import Closed, Open, Pace, Session
 
 Bodies = Sequence[Sequence[bytes]]
@@ -34,16 +36,24 @@ class Played:
 def arrivals(pace: Open, seed: str, sessions: Sequence[Session]) -> list[float]:
     """When each session begins, in seconds: a Poisson process.
 
+    Neighbours that ask the same come together, as one arrival.
+
     Raises:
         ZeroDivisionError: there are no sessions.
     """
-    rate = pace.rate * len(sessions) / sum(map(len, sessions))
+    together = [len(list(same)) for _, same in itertools.groupby(sessions, _asked)]
+    rate = pace.rate * len(together) / sum(map(len, sessions))
     draw = random.Random(f"{seed} arrivals")
-    moments, now = [], 0.0
-    for _ in sessions:
-        moments.append(now)
+    moments: list[float] = []
+    now = 0.0
+    for count in together:
+        moments += [now] * count
         now += draw.expovariate(rate)
     return moments
+
+
+def _asked(session: Session) -> list[tuple[Message, ...]]:
+    return [ask.messages for ask in session]
 
 
 async def play(bodies: Bodies, pace: Pace, moments: Sequence[float], send: Send) -> Played:

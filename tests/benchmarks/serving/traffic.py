@@ -31,6 +31,9 @@ GROUP: Final = 5
 GROUP_PICTURES: Final = 3
 GROUP_SIZE: Final = (1280, 720)
 """A group's pictures: 720p. llm-d's benchmark has 600 groups of five with three of them."""
+BURST: Final = 16
+"""Equal requests, one right after the other."""
+BURST_WORDS: Final = 400
 SHORT: Final = 16
 LONG: Final = 256
 """Tokens of an answer."""
@@ -122,7 +125,7 @@ class Later:
 
 _SHOWS: Final = (
     "KIND@CLIENTS, KIND@RATE/s or KIND@PERCENT%, where KIND is pictures-N (each picture asked "
-    "about N times), chats, documents, groups, text or streams"
+    "about N times), chats, documents, groups, bursts, text or streams"
 )
 
 
@@ -249,10 +252,17 @@ def _group(name: str, group: int) -> Content:
     )
 
 
+def _bursts(_: random.Random, name: str, requests: int) -> list[Session]:
+    """Long new prompts, each asked by many at once."""
+    texts = (words(f"{name} burst {user // BURST}", BURST_WORDS) for user in range(requests))
+    return [(_ask(user, 0, [Message("user", (text,))]),) for user, text in enumerate(texts)]
+
+
 _KINDS: Final[Mapping[str, tuple[int, Maker]]] = {
     "chats": (SHORT, _chats),
     "documents": (SHORT, _documents),
     "groups": (SHORT, _groups),
+    "bursts": (SHORT, _bursts),
     "text": (SHORT, _text),
     "streams": (LONG, _text),
 }

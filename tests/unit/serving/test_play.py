@@ -1,12 +1,13 @@
 """Closed and open loops of the serving benchmark, over answers that the test gives."""
 
 import asyncio
+from collections import Counter
 
 import pytest
 
 from tests.benchmarks.fleet_clients import Cut, Odd, Outcome, Whole
 from tests.benchmarks.serving.play import FailedRequestError, arrivals, play
-from tests.benchmarks.serving.traffic import Closed, Open, load
+from tests.benchmarks.serving.traffic import BURST, Closed, Open, load
 
 
 def whole(body: bytes) -> Whole:
@@ -85,4 +86,12 @@ def test_arrivals_are_those_of_their_seed_at_the_rate_of_requests() -> None:
     moments = arrivals(Open(5.0), "1", sessions)
     assert moments == arrivals(Open(5.0), "1", sessions) != arrivals(Open(5.0), "2", sessions)
     assert moments[0] == 0.0 and moments == sorted(moments)
+    assert 4000 / moments[-1] == pytest.approx(5.0, rel=0.15)
+
+
+def test_a_burst_arrives_as_one_at_the_rate_of_requests() -> None:
+    sessions = load("bursts@5/s").block(1, 0, "a", 4000)
+    moments = arrivals(Open(5.0), "1", sessions)
+    assert len(moments) == 4000 and moments == sorted(moments)
+    assert set(Counter(moments).values()) == {BURST}
     assert 4000 / moments[-1] == pytest.approx(5.0, rel=0.15)

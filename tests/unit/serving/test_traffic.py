@@ -1,5 +1,6 @@
 """The traffic of the serving benchmark: one shape, nothing in common, and what its names say."""
 
+import itertools
 from collections import Counter
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from tests.benchmarks.fleet_traffic import PICTURE, Message
 from tests.benchmarks.serving.photos import Photos, picture
 from tests.benchmarks.serving.traffic import (
+    BURST,
+    BURST_WORDS,
     GROUP,
     LONG,
     SHORT,
@@ -48,7 +51,8 @@ def shape(sessions: list[Session]) -> list[object]:
 
 
 @pytest.mark.parametrize(
-    "name", ["pictures-2@8", "chats@8", "documents@8", "groups@8", "text@8", "streams@8"]
+    "name",
+    ["pictures-2@8", "chats@8", "documents@8", "groups@8", "bursts@8", "text@8", "streams@8"],
 )
 def test_blocks_of_a_number_have_one_shape_and_nothing_else_in_common(name: str) -> None:
     one, other = (load(name).block(1, 3, block, 24) for block in ("a", "b"))
@@ -129,6 +133,14 @@ def test_groups_share_three_pictures() -> None:
     )
     assert set(shown.values()) == {GROUP}
     assert {len(pages) for pages in shown} == {3}
+
+
+def test_a_burst_asks_one_long_new_text_in_a_row() -> None:
+    texts = [session[0].messages[0].content for session in load("bursts@8").block(1, 0, "a", 40)]
+    rows = [(text, len(list(same))) for text, same in itertools.groupby(texts)]
+    assert [count for _, count in rows] == [BURST, BURST, 40 - 2 * BURST]
+    assert len({text for text, _ in rows}) == 3
+    assert {len(text.split()) for (text,), _ in rows} == {BURST_WORDS}
 
 
 def test_a_share_is_of_a_closed_loop_of_its_kind_that_came_before() -> None:
