@@ -138,7 +138,7 @@ async def test_a_worker_whose_lease_lapsed_comes_back_by_itself(member: EtcdMemb
         await asyncio.to_thread(member.control, "lease", "revoke", f"{publisher._lease:x}")
         assert await changes.next() == gone(make_card())
         assert await changes.next() == CardPresent(make_card())
-        assert counted("lost") == before + 1
+        await until(lambda: counted("lost") == before + 1)  # others may see the card sooner
 
 
 async def test_a_card_that_somebody_overwrites_is_put_again(member: EtcdMember) -> None:
