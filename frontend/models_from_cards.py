@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
+from fastapi import FastAPI
+from starlette.routing import Match
+
 from common.errors import MmRouterError
 from common.live_metrics import Row
 from common.still_busy import still_busy
 from common.supervised import once
 from common.telemetry import MODEL_LOADS, MODELS
-from frontend.asgi import App
+from frontend.asgi import App, Scope
 from frontend.http import ModelApp, ModelChoice, ReadinessGate, list_together
 from frontend.model import Model, Shared, Whole
 from frontend.workers import Contract, Everybody, Fleet, Fleets, Gauges
@@ -161,6 +164,7 @@ class ModelsFromCards:
             model.app,
             lambda: fleet.connected,
             model.preprocessor.defers,
+            partial(_has_route, model.app),
         )
         self._models[app] = model
         self.choice.apps.append(app)
@@ -184,6 +188,10 @@ class ModelsFromCards:
             workers = sum(1 for _ in fleet.members.available())
             figures = (app is not None, workers, 0 if app is None else app.requests)
             yield Row((fleet.names[0],), figures)
+
+
+def _has_route(app: FastAPI, scope: Scope) -> bool:
+    return any(route.matches(scope)[0] is not Match.NONE for route in app.routes)
 
 
 async def _ended(app: ModelApp) -> None:

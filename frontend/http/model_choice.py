@@ -1,8 +1,8 @@
 """Several models behind one endpoint: each request goes to the app of the model that it names.
 
 Whether a model may be asked for is said by the app itself, so a request for one that nobody has
-goes to any of them, and gets vLLM's own 404. What names no model, such as ``/health``, goes to
-an app whose workers are there.
+goes to one that has such requests, and gets vLLM's own 404. What names no model, such as
+``/health``, goes to an app whose workers are there.
 """
 
 import asyncio
@@ -54,6 +54,7 @@ class ModelApp:
         adapters: names of its adapters, a live view.
         available: whether there is a worker for it.
         defers: whether its media are decoded where they are processed.
+        routes: whether it has such requests at all: which it has depends on the kind of model.
         requests: that it works on.
         idle: set while there are none.
     """
@@ -63,6 +64,7 @@ class ModelApp:
     app: App
     available: Callable[[], bool]
     defers: bool
+    routes: Callable[[Scope], bool]
     requests: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -106,7 +108,7 @@ class ModelChoice:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, whose body is one message if it has one."""
-        app: App | None = self._anyone()
+        app: App | None = self._anyone(scope)
         if scope["type"] == "http" and scope["method"] == "POST" and has_body(scope):
             message = await receive()
             name = _model_of(message.get("body", b""), scope)
@@ -128,9 +130,9 @@ class ModelChoice:
         chosen = self.of(name)
         return _say_loading(name) if chosen is None and self._coming(name) else chosen
 
-    def _anyone(self) -> ModelApp | None:
-        able = (app for app in self.apps if app.available())
-        return next(able, self.apps[0] if self.apps else None)
+    def _anyone(self, scope: Scope) -> ModelApp | None:
+        """The first that has such requests and a worker, or else one of the two, or else any."""
+        return max(self.apps, key=lambda app: (app.routes(scope), app.available()), default=None)
 
 
 _NOBODY: Final = error_answer("no model is served at the moment", HTTPStatus.SERVICE_UNAVAILABLE)

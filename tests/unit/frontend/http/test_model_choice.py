@@ -33,7 +33,15 @@ class Said:
 
 
 def model_app(name: str, *adapters: str, there: bool = True) -> ModelApp:
-    return ModelApp([name, f"{name}-too"], adapters, Said(name), lambda: there, name == "alpha")
+    alpha = name == "alpha"
+    return ModelApp(
+        [name, f"{name}-too"],
+        adapters,
+        Said(name),
+        lambda: there,
+        alpha,
+        lambda scope: scope["path"] != ("/v1/embeddings" if alpha else "/v1/chat/completions"),
+    )
 
 
 @pytest.fixture
@@ -153,6 +161,19 @@ async def test_what_names_no_model_goes_where_somebody_is(choice: ModelChoice) -
         assert (await http.get("/health")).json()["app"] == "alpha"
         choice.apps.pop()
         assert (await http.get("/health")).status_code == 503
+
+
+@pytest.mark.parametrize("there", [True, False])
+async def test_a_name_that_nobody_has_goes_where_such_requests_are(there: bool) -> None:
+    choice = ModelChoice(lambda _: False)
+    choice.apps += [model_app("alpha", there=not there), model_app("beta", there=there)]
+    transport = httpx.ASGITransport(choice)
+    async with httpx.AsyncClient(transport=transport, base_url="http://f") as http:
+        for path, app in (("/v1/chat/completions", "alpha"), ("/v1/embeddings", "beta")):
+            answer = await http.post(path, json={"model": "nobody"})
+            assert answer.json()["app"] == app
+        answer = await http.post("/elsewhere", json={"model": "nobody"})
+        assert answer.json()["app"] == ("beta" if there else "alpha")
 
 
 async def test_its_requests_are_counted_until_they_end(
