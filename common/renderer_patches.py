@@ -65,7 +65,8 @@ def patch_renderer(
 
     Args:
         runs: counts from now on, so warm-up that is over is left out.
-        check: is shown what options of a request make, before anything keeps it.
+        check: is shown what options of a request make, and embeddings of its client's, before
+            anything keeps it.
         hashes: of media that vLLM processes; without them, its own.
         cache: instead of both of the renderer's, which are closed.
         process: instead of the renderer's own processing of a prompt's media.
@@ -106,10 +107,10 @@ def check_items(processor: BaseMultiModalProcessor[Any], check: CheckItems) -> N
     original = processor._get_mm_prompt_updates
 
     def checked(mm_items: Any, hf_kwargs: Mapping[str, object], made: Any) -> Any:
-        if hf_kwargs:
-            for modality, items in made.require_data().items():
-                if items:  # none if they are all kept
-                    check(processor, modality, items)
+        for modality, items in made.require_data().items():
+            # There are none if they are all kept.
+            if items and (hf_kwargs or any(f"{modality}_embeds" in item for item in items)):
+                check(processor, modality, items)
         return original(mm_items, hf_kwargs, made)
 
     _replace_method(processor, "_get_mm_prompt_updates", checked)

@@ -5,9 +5,27 @@ the engine ends. A request must not do that to one worker after another.
 """
 
 import torch
-from vllm.multimodal.inputs import MultiModalFeatureSpec
+from vllm.config import ModelConfig
+from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem
 
 from common.errors import RequestRejectedError
+
+
+def are_embeds(modality: str, item: MultiModalKwargsItem) -> bool:
+    """Whether a client sent embeddings in place of a medium."""
+    return f"{modality}_embeds" in item
+
+
+def embeds_width(config: ModelConfig, modality: str) -> int:
+    """How wide a medium's embeddings are: as the model's own, and for pictures and films of Qwen 3
+    once more for each layer that their encoder's features go to.
+    """
+    width = config.get_inputs_embeds_size()
+    if modality not in ("image", "video"):
+        return width
+    model = getattr(config.hf_config, "thinker_config", config.hf_config)
+    layers = getattr(getattr(model, "vision_config", None), "deepstack_visual_indexes", None)
+    return width * (1 + len(layers or ()))
 
 
 def check_embeds(feature: MultiModalFeatureSpec, width: int) -> None:
@@ -15,14 +33,14 @@ def check_embeds(feature: MultiModalFeatureSpec, width: int) -> None:
 
     Args:
         feature: a medium with its tensors; anything but embeddings passes.
-        width: of the model's input embeddings.
+        width: of each, see :func:`embeds_width`.
 
     Raises:
         RequestRejectedError: they are too few, too many, or of another width.
     """
-    name = f"{feature.modality}_embeds"
-    if feature.data is None or name not in feature.data:
+    if feature.data is None or not are_embeds(feature.modality, feature.data):
         return
+    name = f"{feature.modality}_embeds"
     embeds = feature.data[name].data
     expected = feature.mm_position.get_num_embeds()
     if not isinstance(embeds, torch.Tensor) or embeds.ndim < 2:

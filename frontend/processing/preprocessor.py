@@ -38,7 +38,7 @@ from common.undo import undo_on_error
 from frontend.fetch import MediaLoader
 from frontend.media_processes import StartUp
 from frontend.processing.backends import Backend, OwnBackend, PoolBackend
-from frontend.processing.client_embeds import check_embeds
+from frontend.processing.client_embeds import are_embeds, check_embeds, embeds_width
 from frontend.processing.client_hashes import content_hash
 from frontend.processing.media_processing import MediaProcessing
 from frontend.processing.pool import ProcessPool
@@ -97,6 +97,11 @@ class ProcessedPrompt:
         alone = self.prompt_embeds is not None and self.prompt_is_token_ids is None
         return None if alone else self.token_ids
 
+    @property
+    def has_client_embeds(self) -> bool:
+        """Whether a client made some of the tensors itself, which an engine may end with."""
+        return any(are_embeds(media.part.modality, media.item) for media in self.media)
+
     def items(self) -> Mapping[MmHash, MediaItem]:
         """The distinct media items by hash: an image shown twice is one item."""
         return {media.part.mm_hash: media for media in self.media}
@@ -140,7 +145,7 @@ class Preprocessor:
         self._sources = MediaSources() if keep_sources else None
         self._pool: ProcessPool | None = None
         self._processing: MediaProcessing | None = None
-        self._embeds_width: int | None = None
+        self._takes_embeds = card.model.enable_mm_embeds
         with undo_on_error(self.renderer.shutdown):
             self.input_processor = InputProcessor(self.vllm_config, self.renderer)
             if self.renderer.mm_processor is not None:
@@ -178,8 +183,6 @@ class Preprocessor:
         )
         self._processing.take_over(self.hf_runs)
         loader.defers = self._processing.defers
-        if self.card.model.enable_mm_embeds:
-            self._embeds_width = self.model_config.get_inputs_embeds_size()
 
     @property
     def model_config(self) -> ModelConfig:
@@ -247,8 +250,8 @@ class Preprocessor:
 
     def _media_item(self, feature: MultiModalFeatureSpec, tokens: list[int]) -> MediaItem:
         assert feature.mm_hash is not None and feature.data is not None  # processor-only cache
-        if self._embeds_width is not None and not isinstance(feature.data, PromisedItem):
-            check_embeds(feature, self._embeds_width)
+        if self._takes_embeds and not isinstance(feature.data, PromisedItem):
+            check_embeds(feature, embeds_width(self.model_config, feature.modality))
         position = feature.mm_position
         mask = position.is_embed
         part = MediaPart(

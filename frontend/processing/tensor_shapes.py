@@ -1,7 +1,8 @@
 """What tensors a model takes, learned from what its HF processor makes of media without options.
 
 A request that may choose how media are processed (``--trust-request-mm-kwargs``) can have tensors
-made that no encoder takes, and vLLM's engine ends with the first of them.
+made that no encoder takes, and vLLM's engine ends with the first of them. So it does with what
+clients say of embeddings of their own (``--enable-mm-embeds``).
 """
 
 import math
@@ -27,6 +28,7 @@ from vllm.multimodal.processing import ProcessorInputs, TimingContext
 
 from common.errors import RequestRejectedError
 from frontend.processing.batch import Processor
+from frontend.processing.client_embeds import are_embeds
 
 _SIZES: Final = (
     (61, 97), (211, 353), (353, 211), (330, 290), (290, 330), (420, 370), (370, 420), (640, 480),
@@ -48,6 +50,9 @@ _SOUNDS: Final = (9_000, 21_700, 50_300, 500_900, 800_500)
 
 _RATE: Final = 16_000
 
+_MOST: Final = 2**20
+"""Of anything that a client counts: three of them multiplied are no other number yet."""
+
 _Kind = tuple[torch.dtype, int]
 """A type of tensors, and how many dimensions they have."""
 
@@ -57,11 +62,55 @@ class _Tensors:
 
     def __init__(self) -> None:
         self._sizes: dict[_Kind, list[set[int]]] = {}
+        self._counts = True
+        self._steps: torch.Tensor | None = None
+        self._fixed: torch.Tensor | None = None
 
     def learn(self, tensor: torch.Tensor) -> None:
         sizes = self._sizes.setdefault(_kind(tensor), [set() for _ in tensor.shape])
         for seen, size in zip(sizes, tensor.shape, strict=True):
             seen.add(size)
+        if _sort(tensor.dtype) is int:
+            self._counts &= bool((tensor > 0).all())
+            if self._steps is None or self._fixed is None:
+                self._steps = self._fixed = tensor
+            elif tensor.shape == self._steps.shape:
+                self._steps = torch.gcd(self._steps, tensor)
+                self._fixed = torch.where(self._fixed == tensor, tensor, 0)
+
+    def is_like(self, tensor: torch.Tensor) -> bool:
+        """Whether it is of numbers of the same sort, and as large where all were as large."""
+        return any(
+            ndim == tensor.ndim
+            and _sort(dtype) == _sort(tensor.dtype)
+            and all(
+                len(seen) > 1 or size in seen
+                for seen, size in zip(sizes, tensor.shape, strict=True)
+            )
+            for (dtype, ndim), sizes in self._sizes.items()
+        )
+
+    def counts_so(self, tensor: torch.Tensor) -> bool:
+        """Whether its whole numbers may be what a processor counted: patches come in squares of
+        some, an image has one frame, and nothing is less than one.
+        """
+        if _sort(tensor.dtype) is not int:
+            return True
+        if not ((tensor >= (1 if self._counts else -_MOST)) & (tensor <= _MOST)).all():
+            return False
+        steps, fixed = self._steps, self._fixed
+        if not self._counts or steps is None or fixed is None or steps.shape != tensor.shape:
+            return True
+        return not ((tensor % steps != 0) | ((fixed > 0) & (tensor != fixed))).any()
+
+    @property
+    def looks(self) -> str:
+        """For users: ``3 of torch.int64``."""
+        return " or ".join(
+            f"{'x'.join(str(*seen) if len(seen) == 1 else 'any' for seen in sizes) or 'one'} of "
+            f"{dtype}"
+            for (dtype, _), sizes in self._sizes.items()
+        )
 
     def takes(self, tensor: torch.Tensor, counted: int | None, *, picture: bool) -> bool:
         """
@@ -78,6 +127,12 @@ class _Tensors:
 
 def _kind(tensor: torch.Tensor) -> _Kind:
     return tensor.dtype, tensor.ndim
+
+
+def _sort(dtype: torch.dtype) -> type:
+    if dtype.is_complex or dtype == torch.bool:
+        return complex if dtype.is_complex else bool
+    return float if dtype.is_floating_point else int
 
 
 def _takes(seen: set[int], size: int, *, counted: bool, picture: bool) -> bool:
@@ -118,8 +173,11 @@ def check_tensors(
             # With other names as well it is another kind of item: embeddings of the client's.
             missing = ", ".join(sorted(learned.keys() - item.keys()))
             raise RequestRejectedError(f"mm_processor_kwargs: without {missing}")
+        own = are_embeds(modality, item)
         for name, element in item.items():
-            if name in learned:
+            if name in learned and own:
+                _check_told(name, element, learned[name])
+            elif name in learned:
                 _check(name, element, learned[name], picture=modality == "image")
     _check_slices(items)
 
@@ -172,6 +230,17 @@ def _check(name: str, element: MultiModalFieldElem, tensors: _Tensors, *, pictur
             raise RequestRejectedError(
                 f"mm_processor_kwargs: {name} would be {shape} of {tensor.dtype}, which this model "
                 "does not take"
+            )
+
+
+def _check_told(name: str, element: MultiModalFieldElem, tensors: _Tensors) -> None:
+    """Refuse what a client says of its embeddings, if a processor would never say it."""
+    for tensor in _tensors(element.data):
+        if not tensors.is_like(tensor):
+            raise RequestRejectedError(f"{name} must be {tensors.looks}")
+        if not tensors.counts_so(tensor):
+            raise RequestRejectedError(
+                f"{name}: {tensor.tolist()} is nothing that this model's processor would count"
             )
 
 

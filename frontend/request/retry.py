@@ -4,7 +4,8 @@ One request is given to another worker a limited number of times. All requests
 together share a budget: a worker that dies takes many requests with it, so retries stay a
 fraction of the recent requests, whatever happens. It fills again within seconds, so those
 beyond it need not end: they wait. A request that engines die of must not go round the fleet:
-one on which an engine died is given to one other worker at most.
+one on which an engine died is given to one other worker at most, and to none if its client made
+tensors itself.
 """
 
 import logging
@@ -28,6 +29,9 @@ logger = logging.getLogger(__name__)
 DEADLY = 2
 """So many engines that died at one place of an answer are no chance. Once is: an engine that
 dies takes along whatever it was given."""
+
+DEADLY_TENSORS = 1
+"""The same of a request whose tensors its client made, which is the likeliest cause."""
 
 FURTHER = 24
 """So many tokens past the place where an engine died acquit a request of that death. Fewer may
@@ -113,6 +117,7 @@ class Attempts:
         clock: Callable[[], float] = time.monotonic,
         *,
         worker_wait_s: float = 0.0,
+        deadly: int = DEADLY,
     ) -> None:
         """
         Args:
@@ -121,8 +126,10 @@ class Attempts:
             worker_wait_s: how long it waits for one, also by being given again to those that
                 refused it as busy or paused: such tries do not count for so long, unless it may
                 be given to nobody again.
+            deadly: after so many engines that died at one place of its answer it ends.
         """
         self._limit = limit
+        self._deadly = deadly
         self._worker_wait_s = worker_wait_s
         self._budget = budget
         self._clock = clock
@@ -163,8 +170,8 @@ class Attempts:
             acquitted = place >= self._died_at + FURTHER
             self._deaths = 1 if acquitted else self._deaths + 1
             self._died_at = place
-            if self._deaths == DEADLY:
-                raise EnginesDiedError(error, DEADLY) from error
+            if self._deaths == self._deadly:
+                raise EnginesDiedError(error, self._deadly) from error
         self._last = _without_traces(error)
         self._owes = True
 

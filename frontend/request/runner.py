@@ -40,7 +40,7 @@ from frontend.request.deadlines import Deadlines
 from frontend.request.embedded import hashed_embeds, hashed_tokens
 from frontend.request.failures import failure
 from frontend.request.rendering import MediaMaking
-from frontend.request.retry import Attempts, RetryBudget
+from frontend.request.retry import DEADLY, DEADLY_TENSORS, Attempts, RetryBudget
 from frontend.request.settings import FaultSettings
 from frontend.request.spans import CallSpans, new_request_id
 from frontend.request.state import AnyOutput, RequestState
@@ -261,6 +261,7 @@ class RequestRunner:
                 self._faults.migration_limit,
                 self.retry_budget,
                 worker_wait_s=self._faults.worker_wait_s,
+                deadly=DEADLY_TENSORS if prompt.has_client_embeds else DEADLY,
             ),
             request.deadlines or self.deadlines(),
             self._processor.tokenizer,

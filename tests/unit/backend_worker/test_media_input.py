@@ -46,7 +46,7 @@ def test_the_engine_sees_what_the_frontend_saw(rendered: dict[str, list[Placehol
         for modality, index in argsort_mm_positions(rendered)
     ]
     preprocessor = Preprocessor.__new__(Preprocessor)
-    preprocessor._sources = preprocessor._embeds_width = None
+    preprocessor._sources, preprocessor._takes_embeds = None, False
     parts = [preprocessor._media_item(feature, []).part for feature in features]
     message, _ = Codec[ToWorker](ToWorker).decode(
         [memoryview(frame) for frame in Codec[ToWorker](ToWorker).encode(submit(parts))]

@@ -8,14 +8,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from vllm.config import ModelConfig
 from vllm.multimodal import MULTIMODAL_REGISTRY
-from vllm.multimodal.processing import BaseMultiModalProcessor
+from vllm.multimodal.processing import BaseMultiModalProcessor, ProcessorInputs, TimingContext
 
 from common.errors import RequestRejectedError
 from common.renderer_patches import check_items
 from frontend.processing.batch import Batch, MediaOptions, Processed, process
+from frontend.processing.client_embeds import embeds_width
 from frontend.processing.tensor_shapes import check_tensors
 from tests.families.makers import MAKERS
 from tests.unit.frontend.processing.media import batch_of
@@ -110,6 +112,56 @@ def test_films_and_sounds_are_taken_as_they_come(
         batch = Batch(modality, (), MediaOptions({"nothing": 1}, {}))
         for medium in media[modality]:
             assert len(process(processor, batch, [medium])) == 1
+
+
+Described: TypeAlias = Callable[[object], object]
+"""Has embeddings of an image processed, of which a client says this."""
+
+
+@pytest.fixture(scope="module")
+def described(tmp_path_factory: pytest.TempPathFactory) -> Described:
+    model = tmp_path_factory.mktemp("qwen3_vl")
+    MAKERS["qwen3_vl"]().save(model)
+    config = ModelConfig(str(model), enable_mm_embeds=True)
+    processor = MULTIMODAL_REGISTRY.create_processor(config)
+    check_items(processor, check_tensors)
+    width = embeds_width(config, "image")
+    assert width == 3 * config.get_inputs_embeds_size() == 3 * embeds_width(config, "audio")
+
+    def of(grid: object) -> object:
+        said = torch.as_tensor(grid)[None]
+        brought = {"image_embeds": torch.zeros(4, width), "image_grid_thw": said}
+        items = processor.info.parse_mm_data({"image": brought})
+        return processor._apply_hf_processor(ProcessorInputs([], items), TimingContext())
+
+    return of
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32])
+def test_embeddings_are_described_as_a_processor_would(
+    described: Described, kind: torch.dtype
+) -> None:
+    assert described(torch.tensor([1, 4, 4], dtype=kind))
+    assert described(torch.tensor([1, 2, 8], dtype=kind))
+
+
+@pytest.mark.parametrize(
+    ("grid", "what"),
+    [
+        ([1, -4, -4], "nothing that this model's processor would count"),
+        ([4, 2, 2], "count"),  # an image has one frame
+        ([16, 1, 1], "count"),  # patches are merged by four
+        ([1, 3, 5], "count"),
+        ([1, 2**62 + 4, 4], "count"),  # multiplied it is 16, in 64 bits
+        ([4, 4], "must be 3 of torch.int64"),
+        ([True, True, True], "must be 3 of torch.int64"),
+    ],
+)
+def test_what_an_engine_would_end_with_is_refused(
+    described: Described, grid: list[int], what: str
+) -> None:
+    with pytest.raises(RequestRejectedError, match=f"image_grid_thw.*{what}"):
+        described(grid)
 
 
 def test_a_processor_is_forgotten_with_its_model(tmp_path: Path) -> None:

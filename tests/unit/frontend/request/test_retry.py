@@ -3,9 +3,24 @@
 import pytest
 from prometheus_client import REGISTRY
 
-from common.errors import EngineFailedError, RetryBudgetError, WorkerBusyError, WorkerLostError
+from common.errors import (
+    EngineFailedError,
+    EngineGoneError,
+    EnginesDiedError,
+    RetryBudgetError,
+    WorkerBusyError,
+    WorkerLostError,
+)
 from common.identity import WorkerId
-from frontend.request.retry import BUSY_S, FLOOR, RECENT_S, Attempts, RetryBudget
+from frontend.request.retry import (
+    BUSY_S,
+    DEADLY,
+    DEADLY_TENSORS,
+    FLOOR,
+    RECENT_S,
+    Attempts,
+    RetryBudget,
+)
 
 
 class Clock:
@@ -137,6 +152,15 @@ def test_who_joined_after_it_was_given_the_request_is_another_one() -> None:
     assert attempts.failed_on(lambda _, since: joined > since) == {"a"}
     joined = clock.now + 0.5
     assert attempts.failed_on(lambda _, since: joined > since) == set()
+
+
+@pytest.mark.parametrize("deadly", [DEADLY_TENSORS, DEADLY])
+def test_so_many_engines_may_die_of_a_request(deadly: int) -> None:
+    attempts = Attempts(9, RetryBudget(0.5, Clock()), deadly=deadly)
+    for number in range(deadly - 1):
+        attempts.failed(WorkerId(f"w{number}"), EngineGoneError("it died"))
+    with pytest.raises(EnginesDiedError, match=f"engine number {deadly} that died"):
+        attempts.failed(WorkerId("last"), EngineGoneError("it died"))
 
 
 def test_no_limit_means_no_retry() -> None:
