@@ -107,14 +107,18 @@ async def _place_for(
     """A prompt of one medium, in vLLM's words.
 
     Most processors put the medium's tokens where a text names it. Those of Mistral's own format
-    expect what its tokenizer writes, which looks at the medium: they alone take it here.
+    expect what its tokenizer writes, which looks at the medium: they alone take it here. Others
+    have no text and write the tokens themselves, whatever the medium. Where there is neither, the
+    medium's place is the beginning of any prompt.
     """
     counts = {modality: 1}
-    if "mm_data" not in signature(processor.get_dummy_inputs).parameters:
-        return {"prompt": processor.dummy_inputs.get_dummy_text(counts)}
-    written = await asyncio.to_thread(
-        processor.get_dummy_inputs, 0, counts, {}, mm_data={modality: [medium]}
-    )
+    takes = signature(processor.get_dummy_inputs).parameters
+    shown = {"mm_data": {modality: [medium]}} if "mm_data" in takes else {}
+    if not shown:
+        text = processor.dummy_inputs.get_dummy_text(counts)
+        if text or type(processor).get_dummy_inputs is BaseMultiModalProcessor.get_dummy_inputs:
+            return {"prompt": text}
+    written = await asyncio.to_thread(processor.get_dummy_inputs, 0, counts, {}, **shown)
     return {"prompt_token_ids": list(written.prompt)}
 
 

@@ -9,6 +9,10 @@ from typing import Any, cast
 
 import pytest
 from PIL import Image
+from vllm.model_executor.models.kimi_audio import (
+    KimiAudioDummyInputsBuilder,
+    KimiAudioMultiModalProcessor,
+)
 from vllm.model_executor.models.pixtral import PixtralMultiModalProcessor
 from vllm.model_executor.models.voxtral import VoxtralMultiModalProcessor
 from vllm.multimodal.processing import BaseMultiModalProcessor
@@ -99,15 +103,44 @@ class Written(Text):
         return SimpleNamespace(prompt=(1, 10, 10))
 
 
+class Fixed(Text):
+    """One that has no text, but tokens that are the same for every medium."""
+
+    def get_dummy_text(self, counts: dict[str, int]) -> str:
+        return ""
+
+    def get_dummy_inputs(self, seq_len: int, mm_counts: object, mm_options: object) -> object:
+        return SimpleNamespace(prompt=[7, 8, 9])
+
+
+class Nameless(Text):
+    """One whose media stand before all text."""
+
+    get_dummy_inputs = BaseMultiModalProcessor.get_dummy_inputs
+
+    def get_dummy_text(self, counts: dict[str, int]) -> str:
+        return ""
+
+
 async def test_a_prompt_has_the_tokens_of_its_one_medium() -> None:
-    text, written = await gather(
+    text, written, fixed, nameless = await gather(
         *(
             render._place_for(cast(BaseMultiModalProcessor[Any], processor), "image", "a medium")
-            for processor in (Text(), Written())
+            for processor in (Text(), Written(), Fixed(), Nameless())
         )
     )
     assert text == {"prompt": "<image>"}
     assert written == {"prompt_token_ids": [1, 10, 10]}
+    assert fixed == {"prompt_token_ids": [7, 8, 9]}
+    assert nameless == {"prompt": ""}
+
+
+def test_kimi_audios_processor_has_no_text_for_a_sound() -> None:
+    """``families kimi-audio`` shows what comes of it."""
+    builder = cast(Any, KimiAudioDummyInputsBuilder)
+    assert not builder.get_dummy_text(None, {"audio": 1})
+    own = KimiAudioMultiModalProcessor.get_dummy_inputs
+    assert own is not BaseMultiModalProcessor.get_dummy_inputs
 
 
 @pytest.mark.parametrize("processor", [PixtralMultiModalProcessor, VoxtralMultiModalProcessor])
