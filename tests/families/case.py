@@ -1,6 +1,7 @@
 """A case: a model, and how it is served."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from tests.families.questions import Medium
 
@@ -18,7 +19,7 @@ class Case:
         architecture: of the model; of engine modes, what the model says.
         mode: what is special about the engine, in a few words; empty for the plain family.
         flags: of worker and plain vLLM; ``{dir}`` is the directory in which the model lies.
-        both: of frontend and plain vLLM.
+        both: of frontend and plain vLLM; ``{dir}`` as in ``flags``.
         draft: name of the maker of a draft model, which is made in ``{dir}``, too.
         alone: whether one engine serves all, so that both servers have the same in their caches.
     """
@@ -36,3 +37,11 @@ class Case:
     @property
     def asked(self) -> frozenset[Medium]:
         return self.media | {"text"}
+
+    def within(self, directory: Path) -> "Case":
+        """The same with flags that name this directory."""
+        flags, both = (
+            tuple(flag.replace("{dir}", str(directory)) for flag in each)
+            for each in (self.flags, self.both)
+        )
+        return replace(self, flags=flags, both=both)

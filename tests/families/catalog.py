@@ -97,6 +97,7 @@ _FAMILIES: dict[str, tuple[str, Takes] | tuple[str, Takes, tuple[str, ...]]] = {
     "HfMoondream": ("hf_moondream", IMAGE),
     "Moondream3ForCausalLM": ("moondream3", IMAGE),
     "KimiK25ForConditionalGeneration": ("kimi_k25", IMAGE),
+    "MoonshotKimiaForCausalLM": ("kimi_audio", HEARING),
     "MossAudioModel": ("moss_audio", HEARING, CODE),
     "NemotronH_Nano_Omni_Reasoning_V3": ("nemotron_nano_omni", ALL, NEMOTRON),
     "NemotronH_Nano_VL_V2": ("nemotron_h_nano_vl", SEEING, NEMOTRON),
@@ -104,6 +105,9 @@ _FAMILIES: dict[str, tuple[str, Takes] | tuple[str, Takes, tuple[str, ...]]] = {
     "NemotronH_Super_Omni_Reasoning_V3": ("nemotron_super_omni", ALL, NEMOTRON),
 }
 """By architecture: who makes it, what it takes, and flags that it needs."""
+
+_TEMPLATES = {"kimi_audio": "--chat-template={dir}/kimi_audio/chat_template.jinja"}
+"""Of makers whose tokenizer keeps no chat template."""
 
 _DUMMY = '"draft_load_config": {"load_format": "dummy"}'
 _NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}'
@@ -155,13 +159,14 @@ MODES: tuple[Case, ...] = (
 def _cases() -> Iterator[Case]:
     for architecture, (maker, media, *flags) in _FAMILIES.items():
         name = maker.replace("_", "-")
+        template = (_TEMPLATES[maker],) if maker in _TEMPLATES else ()
         yield Case(
             name,
             maker,
             media,
             architecture,
             flags=flags[0] if flags else (),
-            both=CODE if flags and TRUST in flags[0] else (),
+            both=(CODE if flags and TRUST in flags[0] else ()) + template,
         )
     yield Case("pixtral-hf", "pixtral_hf", IMAGE, "LlavaForConditionalGeneration")
     yield from MODES

@@ -108,8 +108,8 @@ def start(case: Case, model: Path, directory: Path, ways: Sequence[str]) -> Serv
     """Start everything; nothing is waited for."""
     cards = directory / "cards"
     drawn = () if case.maker == DEMO else ("--load-format=sharded_state",)
+    case = case.within(model.parent)
     flags = (MEDIA, BLOCKS, *drawn, *case.flags)
-    flags = tuple(flag.replace("{dir}", str(model.parent)) for flag in flags)
     frontends = {
         way: start_frontend(f"{case.name}-{way}", cards, directory, *WAYS[way][0], *case.both,
                             env=WAYS[way][1])

@@ -15,7 +15,6 @@ _BLOCKS = (
 )
 _NEVER_SET = "vLLM 0.32 can't build it: its class reads `model_config`, which it never sets"
 _TRANSCRIBES = "it only transcribes, which no chat goes through"
-_NO_PLACE = "vLLM does not find the place of a sound in the prompts of the tiny model that was made"
 
 _BY_REASON: Mapping[str, str] = {
     _PACKAGE.format("timm"): """
@@ -51,7 +50,6 @@ _BY_REASON: Mapping[str, str] = {
     _BLOCKS: "BailingMoeV3VLForConditionalGeneration",
     _NEVER_SET: "InternS1ProForConditionalGeneration",
     _TRANSCRIBES: "MossTranscribeDiarizeForConditionalGeneration",
-    _NO_PLACE: "MoonshotKimiaForCausalLM",
 }
 
 UNBUILT: Mapping[str, str] = {

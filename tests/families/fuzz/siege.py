@@ -100,8 +100,8 @@ class Siege:
         name = f"{self.case.name}-{number}"
         self.cards = self.directory / f"cards-{number}"
         drawn = () if self.case.maker == DEMO else ("--load-format=sharded_state",)
-        flags = (MEDIA, BLOCKS, *drawn, *self.case.flags, SHORTER)
-        flags = tuple(flag.replace("{dir}", str(self.directory)) for flag in flags)
+        case = self.case.within(self.directory)
+        flags = (MEDIA, BLOCKS, *drawn, *case.flags, SHORTER)
         env = self.target.env
         self.worker: Process = start_worker(
             f"{name}-worker", self.model, self.cards, self.directory, *flags, env=env
@@ -110,7 +110,7 @@ class Siege:
             f"{name}-frontend",
             self.cards,
             self.directory,
-            *self.case.both,
+            *case.both,
             *self._flags,
             env=env,
         )

@@ -12,6 +12,7 @@ from tests.families.makers import (
     gemmas,
     glms,
     hearers,
+    kimi_audio,
     known,
     llavas,
     natives,
@@ -28,8 +29,8 @@ from tests.families.makers import (
 from tests.families.makers.base import Tiny
 
 _MODULES = (
-    chats, eyes, gemmas, glms, hearers, known, llavas, natives, onevision2, processors, qwens,
-    sounds, standins, texts, tiles, twins, vlms,
+    chats, eyes, gemmas, glms, hearers, kimi_audio, known, llavas, natives, onevision2,
+    processors, qwens, sounds, standins, texts, tiles, twins, vlms,
 )  # fmt: skip
 
 MAKERS: dict[str, Callable[[], Tiny]] = {
