@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import transformers as hf
+
 from tests.families.makers.base import (
     HIDDEN,
     LAYERS,
@@ -49,7 +51,8 @@ def muse_glimmer() -> Tiny:
         "<|image|>", "<|image_start|>", "<|image_end|>", "<|vid_start|>", "<|vid_end|>",
         "<|vid_frame_separator|>",
     )  # fmt: skip
-    tokenizer = vocabulary(chat(*names), *names, *around)
+    template = chat(*names)
+    tokenizer = vocabulary(template, *names, *around)
     image, video = ids(tokenizer, *names)
     text = decoder(
         tokenizer,
@@ -66,20 +69,20 @@ def muse_glimmer() -> Tiny:
         "dtype": "float32",
         "text_config": text | {"model_type": "muse_glimmer_text"},
         "vision_config": eye | {"model_type": "muse_glimmer_vision"},
+        # What vLLM 0.33 reads in place of the two widths above.
+        "out_hidden_size": 4 * HIDDEN,
+        "projector_hidden_size": HIDDEN,
         "image_token_id": image,
         "video_token_id": video,
     }
-    return Tiny(config, tokenizer)
+    processor = hf.MuseGlimmerProcessor(
+        hf.MuseGlimmerImageProcessor(), hf.MuseGlimmerVideoProcessor(), tokenizer, template
+    )
+    return Tiny(config, tokenizer, processor)
 
 
 def cosmos3_edge() -> Tiny:
     """Cosmos 3 Edge: SigLIP 2, each frame by itself, over Nemotron-H without Mamba."""
-    from vllm.transformers_utils.processors.cosmos3_edge import (
-        Cosmos3EdgeImageProcessor,
-        Cosmos3EdgeProcessor,
-        Cosmos3EdgeVideoProcessor,
-    )
-
     tokenizer = vocabulary(TEMPLATE, *VISION_TOKENS)
     text = decoder(tokenizer, "cosmos3_edge_text", rope_parameters=INTERLEAVED)
     eye = vision("cosmos3_edge_vision", patch_size=16, num_patches=256, num_channels=3)
@@ -95,13 +98,14 @@ def cosmos3_edge() -> Tiny:
         "text_config": text | {"num_hidden_layers": LAYERS},
         "vision_config": eye,
         "projector_config": projector,
+        "projector_hidden_size": 2 * HIDDEN,  # what vLLM 0.33 reads in its place
         **media_ids(tokenizer),
     }
     sizes: Settings = geometry(16) | {"temporal_patch_size": 1}
-    processor = Cosmos3EdgeProcessor(
-        Cosmos3EdgeImageProcessor(**sizes),
+    processor = hf.Cosmos3EdgeProcessor(
+        hf.Cosmos3EdgeImageProcessor(**sizes),
         tokenizer,
-        Cosmos3EdgeVideoProcessor(**sizes),
+        hf.Cosmos3EdgeVideoProcessor(**sizes),
         chat_template=TEMPLATE,
     )
     return Tiny(config, tokenizer, processor)
