@@ -26,14 +26,12 @@ from tests.families.makers.processors import STEP_TOKENS
 
 CODE = """\
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
-from vllm.transformers_utils.configs.step3p5 import Step3p5Config
 
 
 def part(settings):
     kind = settings.get("model_type")
-    if kind == "step3p5":
-        return Step3p5Config(**settings)
-    if kind in CONFIG_MAPPING:
+    # Step's has another form in its repository than in transformers.
+    if kind in CONFIG_MAPPING and kind != "step3p5":
         return AutoConfig.for_model(**settings)
     return PretrainedConfig(**settings)
 
@@ -158,7 +156,9 @@ def step3p7() -> Tiny:
         },
         moe_layers_enum="1,2", moe_num_experts=4, moe_top_k=2, moe_intermediate_size=HIDDEN,
         moe_router_activation="softmax",  # vLLM has no other on CPUs
-        share_expert_dim=HIDDEN,
+        moe_router_scaling_factor=1.0, use_moe_router_bias=True, need_fp32_gate=True,
+        norm_expert_weight=True, share_expert_dim=HIDDEN, swiglu_limits=None,
+        swiglu_limits_shared=None, att_impl_type="GQA", rms_norm_eps=1e-5, rope_theta=5e5,
     )  # fmt: skip
     del text["num_key_value_heads"]
     return _step("Step3p7ForConditionalGeneration", tokenizer, text)
