@@ -57,6 +57,7 @@ _FAMILIES: dict[str, tuple[str, Takes] | tuple[str, Takes, tuple[str, ...]]] = {
     "H2OVLChatModel": ("h2o_vl", IMAGE, CODE),
     "Idefics3ForConditionalGeneration": ("idefics3", IMAGE),
     "InternS1ForConditionalGeneration": ("intern_s1", SEEING),
+    "InternS1ProForConditionalGeneration": ("intern_s1_pro", SEEING),
     "InternS2MobiusForConditionalGeneration": ("intern_s2_mobius", SEEING, (CACHED, BFLOAT16)),
     "InternS2PreviewForConditionalGeneration": ("intern_s2_preview", SEEING, (CACHED, BFLOAT16)),
     "OpenCUAForConditionalGeneration": ("open_cua", IMAGE),

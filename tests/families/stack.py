@@ -74,7 +74,7 @@ def reason(process: Process) -> str:
     errors = [line for line in lines if re.search(r"(Error|Exception)\b.*: ", line)]
     told = [line for line in errors if not any(said in line for said in _EFFECTS)]
     last = (told or errors or lines or ["nothing in its log"])[-1]
-    return re.sub(r"^\(.*?\) |ERROR \S+ \S+ \[\S+\] ", "", last)[:300]
+    return re.sub(r"^\(.*?\) |ERROR \S+ \S+ \[\S+\] |\[rank\d+\]: ", "", last)[:300]
 
 
 def make_model(maker: str, directory: Path, logs: Path) -> Path:

@@ -13,7 +13,6 @@ _RUNNER = "vLLM runs diffusion with Triton only, which has no backend for CPUs h
 _BLOCKS = (
     "vLLM gives its cache blocks of 128 tokens, and its attention on CPUs without AMX takes only 16"
 )
-_NEVER_SET = "vLLM 0.32 can't build it: its class reads `model_config`, which it never sets"
 _TRANSCRIBES = "it only transcribes, which no chat goes through"
 
 _BY_REASON: Mapping[str, str] = {
@@ -48,7 +47,6 @@ _BY_REASON: Mapping[str, str] = {
     _STUB: "DeepseekV4ForConditionalGeneration",
     _RUNNER: "DiffusionGemmaForBlockDiffusion",
     _BLOCKS: "BailingMoeV3VLForConditionalGeneration",
-    _NEVER_SET: "InternS1ProForConditionalGeneration",
     _TRANSCRIBES: "MossTranscribeDiarizeForConditionalGeneration",
 }
 
