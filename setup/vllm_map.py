@@ -127,6 +127,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "common/engine_settings.py": ("vllm", "vllm.config", "vllm.envs"),
     },
     "renderer, configuration without a device": {
+        "frontend/processing/client_embeds.py": ("vllm.config",),
         "frontend/processing/preprocessor.py": ("vllm.config", "vllm.renderers"),
         "frontend/processing/renderer.py": ("vllm", "vllm.config", "vllm.envs", "vllm.renderers"),
     },
