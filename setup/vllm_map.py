@@ -82,6 +82,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.launchers.cli_args",
             "vllm.entrypoints.openai.chat_completion.serving",
             "vllm.entrypoints.openai.chat_completion.stream_processor",
+            "vllm.model_executor.models.qwen2_5_omni_thinker",
             "vllm.multimodal.video_decoders.opencv",
             "vllm.parser.abstract_parser",
             "vllm.renderers",

@@ -38,7 +38,12 @@ from common.undo import undo_on_error
 from frontend.fetch import MediaLoader
 from frontend.media_processes import StartUp
 from frontend.processing.backends import Backend, OwnBackend, PoolBackend
-from frontend.processing.client_embeds import are_embeds, check_embeds, embeds_width
+from frontend.processing.client_embeds import (
+    are_embeds,
+    check_embeds,
+    deadly_embeds,
+    embeds_width,
+)
 from frontend.processing.client_hashes import content_hash
 from frontend.processing.media_processing import MediaProcessing
 from frontend.processing.pool import ProcessPool
@@ -146,6 +151,7 @@ class Preprocessor:
         self._pool: ProcessPool | None = None
         self._processing: MediaProcessing | None = None
         self._takes_embeds = card.model.enable_mm_embeds
+        self._deadly_embeds: frozenset[str] = frozenset()
         with undo_on_error(self.renderer.shutdown):
             self.input_processor = InputProcessor(self.vllm_config, self.renderer)
             if self.renderer.mm_processor is not None:
@@ -183,6 +189,8 @@ class Preprocessor:
         )
         self._processing.take_over(self.hf_runs)
         loader.defers = self._processing.defers
+        if self._takes_embeds:
+            self._deadly_embeds = deadly_embeds(self.model_config)
 
     @property
     def model_config(self) -> ModelConfig:
@@ -251,7 +259,8 @@ class Preprocessor:
     def _media_item(self, feature: MultiModalFeatureSpec, tokens: list[int]) -> MediaItem:
         assert feature.mm_hash is not None and feature.data is not None  # processor-only cache
         if self._takes_embeds and not isinstance(feature.data, PromisedItem):
-            check_embeds(feature, embeds_width(self.model_config, feature.modality))
+            width = embeds_width(self.model_config, feature.modality)
+            check_embeds(feature, width, self._deadly_embeds)
         position = feature.mm_position
         mask = position.is_embed
         part = MediaPart(

@@ -1,7 +1,10 @@
 """Embeddings that don't fit their placeholders never reach an engine."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from vllm.config import ModelConfig
 from vllm.multimodal.inputs import (
     MultiModalBatchedField,
     MultiModalFeatureSpec,
@@ -11,7 +14,9 @@ from vllm.multimodal.inputs import (
 )
 
 from common.errors import RequestRejectedError
-from frontend.processing.client_embeds import check_embeds
+from frontend.processing.client_embeds import check_embeds, deadly_embeds
+from tests.by_version import since_033
+from tests.families.makers import MAKERS
 
 
 def feature(name: str, shape: tuple[int, ...], position: PlaceholderRange) -> MultiModalFeatureSpec:
@@ -42,3 +47,19 @@ def test_pixels_are_not_counted() -> None:
 def test_of_the_models_width(shape: tuple[int, ...]) -> None:
     with pytest.raises(RequestRejectedError, match="8"):
         check_embeds(feature("image_embeds", shape, PLAIN), 8)
+
+
+def test_what_an_engine_ends_with_in_any_case() -> None:
+    fits = feature("image_embeds", (4, 8), PLAIN)
+    with pytest.raises(RequestRejectedError, match="an engine of this model ends with them"):
+        check_embeds(fits, 8, {"image"})
+    check_embeds(fits, 8, {"video"})
+
+
+@pytest.mark.parametrize(
+    ("family", "some"), [("qwen2_5_omni", since_033(False, True)), ("qwen2_5_vl", False)]
+)
+def test_models_whose_engines_end_with_embeddings(family: str, some: bool, tmp_path: Path) -> None:
+    MAKERS[family]().save(tmp_path)
+    expected = {"image", "video"} if some else set()
+    assert deadly_embeds(ModelConfig(str(tmp_path))) == expected
