@@ -104,6 +104,12 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.generate.base.protocol",
             "vllm.parser.abstract_parser",
         ),
+        "frontend/http/plain_streams.py": (
+            "vllm.entrypoints.openai.chat_completion.protocol",
+            "vllm.entrypoints.openai.chat_completion.serving",
+            "vllm.entrypoints.openai.completion.protocol",
+            "vllm.entrypoints.openai.completion.serving",
+        ),
         "frontend/http/straight_streams.py": (
             "vllm.entrypoints.openai.chat_completion.api_router",
             "vllm.entrypoints.openai.completion.api_router",

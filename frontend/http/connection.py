@@ -6,6 +6,7 @@ The one file that touches the inside of uvicorn, which has no limit for any of t
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
@@ -31,6 +32,10 @@ MOST_AHEAD: Final = 64 << 10
 LINGER_S: Final = 1.0
 """How long a connection stays open for a client that still sends what will not be read. Closed
 at once, it would be reset, and the client might lose the answer that tells why."""
+
+WRITE_NOW: Final = "mmrouter.write_now"
+"""In the scope of a request: sends a piece of an answer that has begun, from anywhere on the event
+loop and without waiting. Takes the piece and says whether it was sent; if not, nothing was."""
 
 LEAST_TAKEN: Final = 256 << 10
 """Bytes that a client must take within ``--send-timeout``, if there are so many for it."""
@@ -195,6 +200,7 @@ class Connection(HttpToolsProtocol):
             is_closing=lambda: self._lingering or self.transport.is_closing(),
             close=self._close,
         )
+        cycle.scope[WRITE_NOW] = partial(self._write_now, cycle)  # type: ignore[typeddict-unknown-key]
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
@@ -219,6 +225,18 @@ class Connection(HttpToolsProtocol):
         """Nothing: clients may try, and uvicorn's lines are about what is not installed."""
 
     # Ours.
+
+    def _write_now(self, cycle: RequestResponseCycle, piece: bytes) -> bool:
+        if (
+            self.flow.write_paused
+            or not cycle.chunked_encoding
+            or cycle.response_complete
+            or cycle.disconnected
+            or cycle.transport.is_closing()
+        ):
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        return True
 
     def _count(self, some: bytes) -> None:
         self._header_bytes += len(some)

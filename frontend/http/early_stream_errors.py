@@ -26,7 +26,7 @@ class EarlyStreamErrors:
         """Serve one connection."""
         head: Message | None = None
         failed = False
-        straight_way = offer_way(scope)
+        way = offer_way(scope)
 
         async def hold(message: Message) -> None:
             nonlocal head, failed
@@ -43,7 +43,7 @@ class EarlyStreamErrors:
                     await _send_error(held, error, send)
                     return
                 await send(held)
-                straight_way.append(send)
+                way.send = send
             await send(message)
 
         await self._app(scope, receive, hold)

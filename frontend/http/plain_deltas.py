@@ -10,6 +10,7 @@ from vllm.entrypoints.generate.base.protocol import DeltaMessage
 from vllm.parser.abstract_parser import DelegatingParser
 
 from frontend.http.stream_chunks import quick_message
+from frontend.request import current_events
 
 _parse: Final = DelegatingParser.parse_delta
 _STEPS: Final = ("_in_reasoning_phase", "_in_tool_call_phase", "_extract_tool_calls_streaming")
@@ -42,6 +43,8 @@ def _parse_delta(
     )
     if _takes_text_as_it_is(parser, request):
         of_parser[_PLAIN] = True
+        if (events := current_events.get()) is not None:
+            events.parsed_as_it_is()
     return message
 
 

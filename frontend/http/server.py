@@ -26,7 +26,7 @@ from vllm.tool_parsers import ToolParserManager
 from common.errors import ConfigurationError, OverloadedError, causes
 from common.vllm_command_line import adopt_servers_lines
 from frontend.asgi import error_answer, overload_answer
-from frontend.http import large_json, plain_deltas, straight_streams, stream_chunks
+from frontend.http import large_json, plain_deltas, plain_streams, straight_streams, stream_chunks
 from frontend.http.adapter_routes import adapter_routes
 from frontend.http.connection import HeadLimits, connections
 from frontend.http.operate import REPLACED, Operating, vllms_routes
@@ -72,6 +72,7 @@ async def build_vllm_app(
     large_json.install()
     stream_chunks.install()
     plain_deltas.install()
+    plain_streams.install()
     straight_streams.install(app.user_middleware)
     take_salts_from_bodies()
     _handle_errors(app)

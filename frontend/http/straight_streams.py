@@ -4,7 +4,9 @@ A layer of ASGI that wants to see the head of an answer is called for every even
 vLLM's streams and :class:`frontend.http.early_stream_errors.EarlyStreamErrors` there are five.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Final
 
 from starlette.middleware import Middleware
@@ -12,9 +14,24 @@ from starlette.responses import StreamingResponse
 from vllm.entrypoints.openai.chat_completion import api_router as chat
 from vllm.entrypoints.openai.completion import api_router as completion
 
-from frontend.asgi import Receive, Scope, Send
+from frontend.asgi import Scope, Send
+from frontend.http.connection import WRITE_NOW
+from frontend.request import DirectEvents, current_events
 
-_WAY: Final = "mmrouter.straight_way"
+
+@dataclass
+class Way:
+    """Past the layers.
+
+    Attributes:
+        send: to whoever is between them and the client, once the head of a stream has gone.
+    """
+
+    send: Send | None = None
+
+
+_way: Final[ContextVar[Way | None]] = ContextVar("way past the layers", default=None)
+"""Of the HTTP request that this task works on."""
 
 _HEADS_ONLY: Final = frozenset(
     {
@@ -43,32 +60,29 @@ def _name(layer: object) -> str:
     return f"{layer.__module__}.{layer.__qualname__}" if isinstance(layer, type) else ""
 
 
-def offer_way(scope: Scope) -> list[Send]:
-    """Where whoever is between these layers and the client puts how to send to that, once the head
-    of a stream has gone.
-    """
-    way: list[Send] = scope.setdefault(_WAY, [])
+def offer_way(scope: Scope) -> Way:
+    """What whoever is between these layers and the client fills in once the head has gone."""
+    way = Way()
+    _way.set(way)
+    # Taken out: what writes knows the scope, and what knows itself is freed late.
+    write = scope.pop(WRITE_NOW, None)
+    current_events.set(None if write is None else DirectEvents(write))
     return way
 
 
 class StraightStream(StreamingResponse):
     """Sends its head, its first event and its end as any other, and the rest straight."""
 
-    _way: Sequence[Send] = ()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
-        self._way = scope.get(_WAY, ())
-        await super().__call__(scope, receive, send)
-
     async def stream_response(self, send: Send) -> None:
         """Send all of it."""
         head = {"status": self.status_code, "headers": self.raw_headers}
         await send({"type": "http.response.start", **head})
-        shortest = send
+        shortest, way, events = send, _way.get(), current_events.get()
         async for event in self.body_iterator:
             body = event.encode(self.charset) if isinstance(event, str) else event
             await shortest({"type": "http.response.body", "body": body, "more_body": True})
-            if self._way:
-                shortest = self._way[0]
+            if way is not None and way.send is not None:
+                shortest = way.send
+                if events is not None and events.learns:
+                    events.saw(bytes(body))
         await send({"type": "http.response.body", "body": b"", "more_body": False})

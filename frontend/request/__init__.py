@@ -1,14 +1,17 @@
 """One request: six steps from a prompt to an answer, and what happens when a worker is lost."""
 
 from frontend.request.batches import Batch, current_batch
+from frontend.request.direct_events import DirectEvents, current_events
 from frontend.request.engine_client import RoutedEngineClient
 from frontend.request.runner import RequestRunner
 from frontend.request.settings import FaultSettings
 
 __all__ = [
     "Batch",
+    "DirectEvents",
     "FaultSettings",
     "RequestRunner",
     "RoutedEngineClient",
     "current_batch",
+    "current_events",
 ]

@@ -20,6 +20,11 @@ class Deadlines:
         self._output_s = settings.output_timeout_s
         self._end = time.monotonic() + self._total_s if self._total_s else None
 
+    @property
+    def for_outputs(self) -> bool:
+        """Whether a worker may be late with a single output."""
+        return bool(self._output_s)
+
     def left_s(self) -> float | None:
         """Seconds until the request is late, at least 0; None if it never is."""
         return None if self._end is None else max(0.0, self._end - time.monotonic())

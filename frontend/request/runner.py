@@ -406,6 +406,7 @@ class RequestRunner:
         """Step 5. Takes over the handles. Each attempt has a name of its own, since an
         earlier one on the same worker may still be ending."""
         submit, attempt = state.resume.submit, state.attempts.count
+        take = None if state.deadlines.for_outputs else state.take  # who is awaited must come
         state.lifecycle.on(Event.DISPATCHED)
         return link.dispatch(
             msgspec.structs.replace(
@@ -422,6 +423,7 @@ class RequestRunner:
                 trace_headers=state.spans.headers(),
             ),
             handles,
+            take,
         )
 
     async def _stream(

@@ -8,7 +8,7 @@ import time
 from typing import TypeAlias
 
 import msgspec
-from vllm.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from vllm.outputs import CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers import TokenizerLike
 
@@ -26,6 +26,7 @@ from common.telemetry import (
 from frontend.asgi import arrived
 from frontend.processing import ProcessedPrompt
 from frontend.request.deadlines import Deadlines
+from frontend.request.direct_events import DirectEvents, current_events
 from frontend.request.resume import Beginning, Continuation, GeneratedSoFar, Resume, plan_resume
 from frontend.request.retry import Attempts
 from frontend.request.spans import CallSpans
@@ -94,6 +95,10 @@ class RequestState:
         self._place = 0  # tokens of the answer that the worker which has it now said or was told
         self._generated = GeneratedSoFar()
         self._gathered: RequestOutput | None = None
+        self._events = current_events.get() if self._alone and not self._gathers else None
+        if self._events is not None and not self._events.claim():
+            self._events = None
+        self._taken = 0  # tokens that vLLM's server was not told of
         self._waits = False
         lifecycle.on(Event.PREPARED)
 
@@ -200,7 +205,47 @@ class RequestState:
             answer.prompt_logprobs = output.prompt_logprobs
         if self._gathers:
             return self._gather(answer)
+        if self._events is not None and outputs:
+            self._tell(outputs[0], self._events)
         return answer if outputs or finished else None
+
+    def take(self, output: Output) -> bool:
+        """Whether an output that is no more than a piece of text went straight to the client, so
+        that nobody else has to look at it.
+        """
+        events = self._events
+        if (
+            events is None
+            or len(output.outputs) != 1
+            or output.finished
+            or output.prompt_logprobs is not None
+            or output.kv_transfer_params is not None
+            or output.pooled is not None
+            or self.lifecycle.state is not State.STREAMING
+            or type(self.resume) is not Beginning
+        ):
+            return False
+        one = output.outputs[0]
+        if one.finish_reason is not None or one.logprobs is not None or one.index:
+            return False
+        if not events.send(one.text):
+            return False
+        now, tokens = time.perf_counter(), len(one.token_ids)
+        if tokens:
+            INTER_TOKEN_LATENCY.observe((now - self._last_output) / tokens, tokens)
+        self._last_output = now
+        self._place += tokens
+        self._taken += tokens
+        self._generated.add(output.outputs)
+        return True
+
+    def _tell(self, one: CompletionOutput, events: DirectEvents) -> None:
+        """Let vLLM's server count the tokens of the outputs that it never got."""
+        events.gives(one.text)
+        if self._taken:
+            said = self._generated.choices[one.index].token_ids
+            one.token_ids = said[len(said) - self._taken - len(one.token_ids) :]
+            self._taken = 0
 
     def _pooled(self, output: Output) -> PoolingRequestOutput:
         if output.pooled is None or not self._pools or not output.finished:

@@ -3,9 +3,9 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
-from common.errors import SlowClientError, WorkerLostError
 from common.protocol import Ack, Failed, Nack, Output
 from common.transfer.base import MediaHandle, join_frames
 from common.transfer.metadata import encode_metadata
@@ -13,12 +13,20 @@ from common.wire import Frame
 
 Answer = Ack | Nack | Output | Failed
 
+TakeOutput: TypeAlias = Callable[[Output], bool]
+"""Says whether it took an output, for good; otherwise the task of its request gets it."""
+
 
 class Dispatch:
     """One request on its way: the answers not yet read, the memory not yet back."""
 
-    def __init__(self, handles: Iterable[MediaHandle]) -> None:
-        self._answers: deque[Answer | WorkerLostError | SlowClientError] = deque()
+    def __init__(self, handles: Iterable[MediaHandle], take: TakeOutput | None = None) -> None:
+        """
+        Args:
+            take: is asked for each output that comes while the task of the request waits.
+        """
+        self._answers: deque[Answer | Exception] = deque()
+        self._take = take
         self._reader: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()  # to ask for it is a system call
         self.given_up = False
@@ -30,20 +38,33 @@ class Dispatch:
         """Answers that nobody has read."""
         return len(self._answers)
 
-    def put(self, answer: Answer | WorkerLostError | SlowClientError) -> None:
+    @property
+    def awaited(self) -> bool:
+        """Whether the task of the request has read all answers and waits for the next one."""
+        return self._reader is not None and not self._reader.done()
+
+    def put(self, answer: Answer | Exception) -> None:
         """Add an answer, or why there is none."""
+        awaited = self.awaited
+        if awaited and self._take is not None and type(answer) is Output:
+            try:
+                if self._take(answer):
+                    return
+            except Exception as error:  # noqa: BLE001  # raised again where the request waits
+                self.given_up = True
+                answer = error
         self._answers.append(answer)
-        if self._reader is not None and not self._reader.done():
+        if awaited and self._reader is not None:
             self._reader.set_result(None)
 
-    async def next(self) -> Answer | WorkerLostError | SlowClientError:
+    async def next(self) -> Answer | Exception:
         """Wait for what comes next. One task reads; asyncio's queue is for many, and slower."""
         while not self._answers:
             self._reader = self._loop.create_future()
             await self._reader
         return self._answers.popleft()
 
-    def give_up(self, error: WorkerLostError | SlowClientError) -> None:
+    def give_up(self, error: Exception) -> None:
         """Nothing more of its answers is wanted. The second and later calls do nothing."""
         if not self.given_up:
             self.given_up = True

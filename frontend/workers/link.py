@@ -70,7 +70,7 @@ from common.transfer.base import MediaHandle
 from common.undo import undo_on_error
 from common.wire import Codec, Frame
 from frontend.workers.backlog import Backlog
-from frontend.workers.dispatch import Answer, Dispatch, is_last, ship
+from frontend.workers.dispatch import Answer, Dispatch, TakeOutput, is_last, ship
 from frontend.workers.legible import Missing, legible
 
 logger = logging.getLogger(__name__)
@@ -213,12 +213,15 @@ class WorkerLink:
         return await self._operations.ask(lambda number: self._send(Operate(number, operation)))
 
     async def dispatch(
-        self, submit: Submit, handles: Sequence[MediaHandle]
+        self, submit: Submit, handles: Sequence[MediaHandle], take: TakeOutput | None = None
     ) -> AsyncGenerator[Answer]:
         """Send a request and iterate over the worker's answers, the last of which is
         a finished Output or a Failed. Takes over the handles, whatever happens.
 
         Closing the iterator early aborts the request on the worker.
+
+        Args:
+            take: may take outputs that come while the iterator waits. What it raises is raised.
 
         Raises:
             DuplicateRequestError: a request of that id has not ended here.
@@ -228,7 +231,7 @@ class WorkerLink:
             SlowClientError: too many answers wait for whoever iterates.
         """
         request_id = submit.request_id
-        dispatch = Dispatch(handles)
+        dispatch = Dispatch(handles, take)
         if request_id in self._dispatches:
             dispatch.release()
             raise DuplicateRequestError(
@@ -255,8 +258,8 @@ class WorkerLink:
         try:
             while not ended:
                 answer = await dispatch.next()
-                if isinstance(answer, WorkerLostError | SlowClientError):
-                    ended = True
+                if isinstance(answer, Exception):
+                    ended = isinstance(answer, WorkerLostError | SlowClientError)
                     raise answer
                 ended = is_last(answer)
                 yield answer

@@ -1,0 +1,485 @@
+"""Streams whose events pass by tasks and generators have the bytes that vLLM's server writes.
+
+Server, connection, links and workers are real; engines are scripted.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
+from vllm.entrypoints.generate.base.protocol import RequestResponseMetadata
+from vllm.entrypoints.openai.chat_completion import serving as chat_serving
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.openai.completion import serving as completion_serving
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.parser.abstract_parser import DelegatingParser
+from vllm.parser.parser_manager import ParserManager
+from vllm.sampling_params import RequestOutputKind
+
+from backend_worker.engine import Items
+from common.errors import EngineGoneError
+from common.protocol import Output, Submit
+from frontend.asgi import App, Receive, Scope, Send
+from frontend.http import plain_deltas, plain_streams
+from frontend.http.connection import WRITE_NOW
+from frontend.http.early_stream_errors import EarlyStreamErrors
+from frontend.http.settings import HttpSettings
+from frontend.http.straight_streams import StraightStream
+from frontend.request.direct_events import DirectEvents
+from frontend.request.resume import sampling_of
+from frontend.request.settings import FaultSettings
+from frontend.request.state import RequestState
+from frontend.workers.dispatch import Dispatch
+from tests.fakes.model import tokenizer
+from tests.fakes.request_lab import ANSWER, Lab, Script
+from tests.unit.frontend.http.serving import Client, Serving, serving, with_body
+from tests.waiting import until
+
+TOKENS = 200
+
+
+@pytest.fixture(autouse=True)
+def vllms_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the frontend has them, and at one moment."""
+    for kind, name in (
+        (OpenAIServingChat, "chat_completion_stream_generator"),
+        (OpenAIServingCompletion, "completion_stream_generator"),
+        (DelegatingParser, "parse_delta"),
+    ):
+        monkeypatch.setattr(kind, name, getattr(kind, name))
+    for module in (chat_serving, completion_serving):
+        monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: 7.0))
+    plain_streams.install()
+    plain_deltas.install()
+
+
+@pytest.fixture(params=[FaultSettings()], ids=[""])
+async def lab(request: pytest.FixtureRequest) -> AsyncIterator[Lab]:
+    lab = Lab(request.param)
+    await lab.add("w0")
+    await lab.add("w1")
+    yield lab
+    await lab.close()
+
+
+@pytest.fixture
+def direct(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Of each output that came: whether it went to the client without its request's task."""
+    went: list[bool] = []
+    put = Dispatch.put
+
+    def watched(dispatch: Dispatch, answer: Any) -> None:
+        awaited = dispatch.awaited
+        put(dispatch, answer)
+        if isinstance(answer, Output):
+            went.append(awaited and dispatch.awaited)
+
+    monkeypatch.setattr(Dispatch, "put", watched)
+    yield went
+
+
+async def gone(lab: Lab, went: list[bool], count: int) -> None:
+    """Wait until one more output than a count has come and what it made has gone out."""
+    async with asyncio.timeout(180):
+        while len(went) <= count or not _awaited(lab):  # noqa: ASYNC110 # nobody says so
+            await asyncio.sleep(0.0005)
+
+
+def _awaited(lab: Lab) -> bool:
+    dispatches = [each for link in lab.links.values() for each in link._dispatches.values()]
+    return all(each.awaited for each in dispatches)
+
+
+def paced(lab: Lab, went: list[bool], pause: int | None = None) -> Callable[[str], Script]:
+    """The model's answer, each token when what the one before it made has gone out.
+
+    Args:
+        pause: tokens after which it is silent.
+    """
+
+    def speaking(name: str) -> Script:
+        async def script(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+            lab.asked.append((name, submit))
+            tokens = submit.prompt_token_ids or []
+            before = len(went)
+            made = lab.model.outputs(tokens, sampling_of(submit))
+            for count, output in enumerate(made):
+                if count == pause:
+                    await asyncio.Event().wait()
+                yield output
+                if not output.finished:
+                    await gone(lab, went, before + count)
+
+        return script
+
+    return speaking
+
+
+def _serving(kind: Any, *, parses: bool) -> Any:
+    made = kind.__new__(kind)
+    parser: Any = ParserManager.get_parser("hermes", None, enable_auto_tools=True)
+    vars(made).update(
+        parser_cls=parser if parses else None,
+        _make_parser=lambda *_: parser(tokenizer(), None),
+        enable_auto_tools=True,
+        enable_force_include_usage=False,
+        enable_prompt_tokens_details=True,
+        enable_per_request_metrics=False,
+        enable_log_outputs=False,
+        request_logger=None,
+        response_role="assistant",
+        system_fingerprint="fingerprint",
+        return_tokens_as_token_ids=False,
+        _extract_prompt_text=lambda _: "hi",
+        _include_reasoning_tokens_details=False,
+    )
+    return made
+
+
+class Front:
+    """vLLM's streams, as a frontend serves them. Bodies are requests of vLLM's API; what is under
+    ``parses`` says whether the server has a parser of tools, ``logs`` whether it logs answers."""
+
+    def __init__(self, lab: Lab, *, direct: bool, logs: bool = False) -> None:
+        self._lab = lab
+        self._direct = direct
+        self._logs = logs
+        routes = [Route(f"/{kind}", self._answer, methods=["POST"]) for kind in ("chat", "text")]
+        self._inner: App = EarlyStreamErrors(Starlette(routes=routes))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._direct:
+            del scope[WRITE_NOW]
+        await self._inner(scope, receive, send)
+
+    async def _answer(self, request: Request) -> StreamingResponse:
+        body = await request.json()
+        parses = body.pop("parses", False)
+        stream = self._chat(body, parses) if request.url.path == "/chat" else self._text(body)
+        return StraightStream(stream, media_type="text/event-stream")
+
+    def _outputs(self, body: dict[str, Any]) -> AsyncGenerator[RequestOutput]:
+        return self._lab.generate(
+            "id-1",
+            temperature=0.0,
+            max_tokens=body.get("max_tokens", TOKENS),
+            output_kind=RequestOutputKind.DELTA,
+            stop=body.get("stop"),
+            logprobs=1 if "logprobs" in body else None,
+        )
+
+    def _chat(self, body: dict[str, Any], parses: bool) -> AsyncGenerator[str]:
+        asked = ChatCompletionRequest(
+            model="demo", stream=True, messages=[{"role": "user", "content": "hi"}], **body
+        )
+        made = _serving(OpenAIServingChat, parses=parses)
+        if self._logs:
+            made.enable_log_outputs = True
+        stream: AsyncGenerator[str] = made.chat_completion_stream_generator(
+            asked,
+            self._outputs(body),
+            "id-1",
+            '"delta":{"content":""},',
+            [{"role": "assistant", "content": ANSWER[0]}],
+            tokenizer(),
+            RequestResponseMetadata(request_id="id-1"),
+        )
+        return stream
+
+    def _text(self, body: dict[str, Any]) -> AsyncGenerator[str]:
+        asked = CompletionRequest(
+            model="demo", stream=True, prompt="hi", **{"max_tokens": TOKENS} | body
+        )
+
+        async def numbered() -> AsyncGenerator[tuple[int, RequestOutput]]:
+            async for output in self._outputs(body):
+                yield 0, output
+
+        made = _serving(OpenAIServingCompletion, parses=False)
+        stream: AsyncGenerator[str] = made.completion_stream_generator(
+            asked,
+            [{"type": "token", "prompt_token_ids": [1, 2]}],
+            numbered(),
+            "id-1",
+            7,
+            '"text":"',
+            num_prompts=1,
+            tokenizer=tokenizer(),
+            request_metadata=RequestResponseMetadata(request_id="id-1"),
+        )
+        return stream
+
+
+async def ask(served: Serving, path: str, **body: Any) -> Client:
+    client = await served.connect()
+    await client.send(with_body(json.dumps(body).encode(), path=f"/{path}"))
+    head = await client.reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200"), head
+    return client
+
+
+async def pieces(client: Client) -> list[bytes]:
+    """The body as it was sent: each event by itself."""
+    said = []
+    while size := int(await client.reader.readuntil(b"\r\n"), 16):
+        said.append(await client.reader.readexactly(size))
+        await client.reader.readexactly(2)
+    return said
+
+
+async def stream(lab: Lab, path: str, *, direct: bool, **body: Any) -> list[bytes]:
+    front = Front(lab, direct=direct, logs=body.pop("logs", False))
+    async with serving(front, HttpSettings()) as served:
+        return await pieces(await ask(served, path, **body))
+
+
+def content(events: list[bytes]) -> str:
+    said = [json.loads(event[len("data: ") :]) for event in events[:-1]]
+    choices = [choice for one in said for choice in one["choices"]]
+    return "".join(one["delta"].get("content") or "" for one in choices)
+
+
+USAGE = {"stream_options": {"include_usage": True}}
+ALL_USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+PLAIN: list[tuple[str, dict[str, Any]]] = [
+    ("chat", {}),
+    ("chat", USAGE),
+    ("chat", {"stop": ["schön"]}),
+    ("chat", {"max_tokens": 9}),
+    ("chat", {"parses": True}),
+    ("chat", {"parses": True} | USAGE),
+    ("text", {}),
+    ("text", USAGE),
+    ("text", {"max_tokens": 9}),
+]
+OTHERS: list[tuple[str, dict[str, Any]]] = [
+    ("chat", ALL_USAGE),
+    ("chat", {"logprobs": True, "top_logprobs": 1}),
+    ("chat", {"return_token_ids": True}),
+    ("chat", {"echo": True, "add_generation_prompt": True}),
+    ("chat", {"parses": True, "include_reasoning": False}),
+    ("chat", {"parses": True, "tools": [{"type": "function", "function": {"name": "f"}}]}),
+    ("chat", {"logs": True}),
+    ("text", ALL_USAGE),
+    ("text", {"logprobs": 1}),
+    ("text", {"return_token_ids": True}),
+    ("text", {"echo": True}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), PLAIN + OTHERS, ids=str)
+async def test_a_stream_has_the_same_bytes(
+    lab: Lab, direct: list[bool], path: str, body: dict[str, Any]
+) -> None:
+    speaking = paced(lab, direct)
+    streams, went = [], []
+    for name, engine in lab.engines.items():
+        engine.script = speaking(name)
+    for ours in (False, True):
+        direct.clear()
+        streams.append(await stream(lab, path, direct=ours, **body))
+        went.append(direct.copy())
+    theirs, mine = streams
+    assert mine == theirs
+    assert len(theirs) > 5 and theirs[-1] == b"data: [DONE]\n\n"
+    assert not any(went[0])
+    count = len(went[1])
+    assert count > 5
+    plain = (path, body) in PLAIN
+    # vLLM's server makes the first event, from which the others are learned, and the last.
+    assert went[1] == [False, *[plain] * (count - 2), False]
+
+
+async def test_an_answer_goes_on_at_another_worker(lab: Lab, direct: list[bool]) -> None:
+    """Whose outputs vLLM's server gets: their text is another than the worker's."""
+    speaking = paced(lab, direct)
+
+    def first(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        for name, engine in lab.engines.items():
+            engine.script = speaking(name)
+        return dying(submit, items)
+
+    async def dying(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        lab.asked.append(("first", submit))
+        for count, output in enumerate(lab.model.outputs(lab.model.prompt, sampling_of(submit), 9)):
+            yield output
+            await gone(lab, direct, count)
+        raise EngineGoneError("the worker's engine died")
+
+    for engine in lab.engines.values():
+        engine.script = first
+    events = await stream(lab, "chat", direct=True, **USAGE)
+    assert content(events) == ANSWER
+    assert direct[1:9] == [True] * 8 and not any(direct[9:])
+    usage = json.loads(events[-2][len("data: ") :])["usage"]
+    assert usage["completion_tokens"] == len(lab.model.answer)
+    assert len(lab.asked) == 2
+
+
+async def test_who_leaves_stops_the_engine(lab: Lab, direct: list[bool]) -> None:
+    for name, engine in lab.engines.items():
+        engine.script = paced(lab, direct, pause=6)(name)
+    async with serving(Front(lab, direct=True), HttpSettings()) as served:
+        client = await ask(served, "chat")
+        await until(lambda: len(direct) == 6 and direct[-1])
+        await client.close()
+        await until(lambda: not any(engine.running for engine in lab.engines.values()))
+        await until(lambda: not any(link.active_requests for link in lab.links.values()))
+    assert sum(engine.aborted for engine in lab.engines.values()) == 1
+
+
+async def test_a_client_that_reads_slowly_gets_all_of_it(lab: Lab, direct: list[bool]) -> None:
+    """What can't be written at once waits for the task, and nothing overtakes it."""
+    texts = [f"{number:05}" + "x" * 100_000 for number in range(200)]
+
+    async def script(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        for number, text in enumerate(texts):
+            last = number == len(texts) - 1
+            one = CompletionOutput(0, text, [1], None, None, finish_reason="stop" if last else None)
+            yield RequestOutput("r", None, [1], None, [one], last)
+            if number < 5:
+                await gone(lab, direct, number)
+
+    for engine in lab.engines.values():
+        engine.script = script
+    async with serving(Front(lab, direct=True), HttpSettings()) as served:
+        client = await ask(served, "chat")
+        await until(lambda: len(direct) == len(texts))
+        assert any(direct) and not all(direct[1:-1])
+        assert content(await pieces(client)) == "".join(texts)
+
+
+async def test_an_output_that_cannot_be_written_ends_its_own_request_only(
+    lab: Lab, direct: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = RequestState.take
+
+    def odd(state: RequestState, output: Output) -> bool:
+        if state.client_id == "odd":
+            raise RuntimeError("what nobody expected")
+        return take(state, output)
+
+    monkeypatch.setattr(RequestState, "take", odd)
+    for name, engine in lab.engines.items():
+        engine.script = paced(lab, direct)(name)
+    results = await asyncio.gather(
+        lab.ask(name="odd"), lab.ask(name="even"), return_exceptions=True
+    )
+    assert isinstance(results[0], RuntimeError)
+    assert isinstance(results[1], list) and results[1][-1].finished
+    await until(lambda: not any(engine.running for engine in lab.engines.values()))
+    assert await lab.ask(name="even")
+
+
+@pytest.mark.parametrize("lab", [FaultSettings(output_timeout_s=60)], ids=[""], indirect=True)
+async def test_outputs_whose_worker_may_be_late_are_waited_for(
+    lab: Lab, direct: list[bool]
+) -> None:
+    for name, engine in lab.engines.items():
+        engine.script = paced(lab, direct)(name)
+    assert content(await stream(lab, "chat", direct=True)) == ANSWER
+    assert not any(direct)
+
+
+@pytest.mark.parametrize("lab", [FaultSettings(request_timeout_s=1)], ids=[""], indirect=True)
+async def test_a_request_may_be_late_all_the_same(lab: Lab, direct: list[bool]) -> None:
+    for name, engine in lab.engines.items():
+        engine.script = paced(lab, direct, pause=6)(name)
+    events = await stream(lab, "chat", direct=True)
+    assert b"not done within 1 s" in events[-2] or b"time was over" in events[-2]
+    assert any(direct)
+    await until(lambda: not any(engine.running for engine in lab.engines.values()))
+
+
+EVENT = (
+    b'data: {"id":"a","object":"o","created":7,"model":"m","choices":[{"index":0,'
+    b'"delta":{"content":"b"},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
+)
+
+
+def _writing(written: list[bytes]) -> Callable[[bytes], bool]:
+    def write(piece: bytes) -> bool:
+        written.append(piece)
+        return True
+
+    return write
+
+
+def learned(event: bytes, text: str = "b", calls: int = 1) -> list[bytes]:
+    """What is written of a text of "x" after an event was seen."""
+    written: list[bytes] = []
+    events = DirectEvents(_writing(written))
+    events.allow(parsed=False)
+    for _ in range(calls):
+        events.claim()
+    if events.learns:
+        events.gives(text)
+        events.saw(event)
+    events.send("x")
+    return written
+
+
+def test_events_are_written_in_the_likeness_of_one() -> None:
+    assert learned(EVENT) == [EVENT.replace(b'"b"', b'"x"')]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"b"', b'"c"'),
+        (b'"content":"b"', b'"role":"assistant","content":"b"'),
+        (b'"content":"b"', b'"reasoning":"b"'),
+        (b'"index":0', b'"index":1'),
+        (b'"finish_reason":null', b'"finish_reason":"stop"'),
+        (b'"logprobs":null', b'"logprobs":{"content":[]}'),
+        (b'"token_ids":null', b'"token_ids":[1]'),
+        (b"}]}", b'}],"usage":{"prompt_tokens":1}}'),
+        (b"}]}", b'}],"system_fingerprint":"f"}'),
+        (b"}]}", b'},{"index":1}]}'),
+        (b"[{", b"[null,{"),
+        (b"\n\n", b"\n\ndata: {}\n\n"),
+        (b"\n\n", b"\n"),
+        (b"data: ", b"event: x\ndata: "),
+        (b'data: {"id"', b'data: [{"id"'),
+        (EVENT, b"data: [DONE]\n\n"),
+        (EVENT, b'data: {"choices":7}\n\n'),
+        (EVENT, b'data: {"choices":[7]}\n\n'),
+        (EVENT, b"data: 7\n\n"),
+        (EVENT, b""),
+    ],
+    ids=str,
+)
+def test_an_event_that_says_more_is_no_model(old: bytes, new: bytes) -> None:
+    assert EVENT.count(old) == 1
+    assert learned(EVENT.replace(old, new)) == []
+
+
+def test_of_several_calls_none_is_written_past_vllms_server() -> None:
+    assert learned(EVENT, calls=2) == []
+
+
+def test_half_of_a_pair_is_left_to_vllms_server() -> None:
+    written: list[bytes] = []
+    events = DirectEvents(_writing(written))
+    events.allow(parsed=False)
+    events.claim()
+    events.gives("b")
+    events.saw(EVENT)
+    assert not events.send("\ud83d")
+    assert written == []
+
+
+def test_a_name_that_looks_like_an_event_is_none() -> None:
+    name = json.dumps('"delta":{"content":"b"}').encode()
+    event = EVENT.replace(b'"m"', name)
+    assert learned(event) == [event.replace(b'"content":"b"}', b'"content":"x"}')]
