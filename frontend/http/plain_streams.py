@@ -3,7 +3,7 @@
 Others may write their events: see :mod:`frontend.request.direct_events`.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final
 
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -34,12 +34,17 @@ def _stream_chat(
 
 
 def _stream_completion(
-    serving: OpenAIServingCompletion, request: CompletionRequest, *args: Any, **options: Any
+    serving: OpenAIServingCompletion,
+    request: CompletionRequest,
+    engine_inputs: Sequence[Any],
+    *args: Any,
+    **options: Any,
 ) -> AsyncGenerator[str]:
     events = current_events.get()
-    if events is not None and _is_plain(serving, request):
+    # Those of several prompts vLLM reads in tasks, and so before it has written their events.
+    if events is not None and len(engine_inputs) == 1 and _is_plain(serving, request):
         events.allow(parsed=False)
-    stream: AsyncGenerator[str] = _completion(serving, request, *args, **options)
+    stream: AsyncGenerator[str] = _completion(serving, request, engine_inputs, *args, **options)
     return stream
 
 

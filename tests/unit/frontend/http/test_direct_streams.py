@@ -4,6 +4,7 @@ Server, connection, links and workers are real; engines are scripted.
 """
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.parser.abstract_parser import DelegatingParser
 from vllm.parser.parser_manager import ParserManager
 from vllm.sampling_params import RequestOutputKind
+from vllm.utils.async_utils import merge_async_iterators
 
 from backend_worker.engine import Items
 from common.errors import EngineGoneError
@@ -35,6 +37,7 @@ from frontend.http.connection import WRITE_NOW
 from frontend.http.early_stream_errors import EarlyStreamErrors
 from frontend.http.settings import HttpSettings
 from frontend.http.straight_streams import StraightStream
+from frontend.processing.preprocessor import ProcessedPrompt
 from frontend.request.direct_events import DirectEvents
 from frontend.request.resume import sampling_of
 from frontend.request.settings import FaultSettings
@@ -197,23 +200,18 @@ class Front:
         return stream
 
     def _text(self, body: dict[str, Any]) -> AsyncGenerator[str]:
-        asked = CompletionRequest(
-            model="demo", stream=True, prompt="hi", **{"max_tokens": TOKENS} | body
-        )
-
-        async def numbered() -> AsyncGenerator[tuple[int, RequestOutput]]:
-            async for output in self._outputs(body):
-                yield 0, output
-
+        fields: dict[str, Any] = {"prompt": "hi", "max_tokens": TOKENS} | body
+        asked = CompletionRequest(model="demo", stream=True, **fields)
+        count = len(fields["prompt"]) if isinstance(fields["prompt"], list) else 1
         made = _serving(OpenAIServingCompletion, parses=False)
         stream: AsyncGenerator[str] = made.completion_stream_generator(
             asked,
-            [{"type": "token", "prompt_token_ids": [1, 2]}],
-            numbered(),
+            [{"type": "token", "prompt_token_ids": [1, 2]}] * count,
+            merge_async_iterators(*(self._outputs(body) for _ in range(count))),
             "id-1",
             7,
             '"text":"',
-            num_prompts=1,
+            num_prompts=count,
             tokenizer=tokenizer(),
             request_metadata=RequestResponseMetadata(request_id="id-1"),
         )
@@ -298,6 +296,29 @@ async def test_a_stream_has_the_same_bytes(
     plain = (path, body) in PLAIN
     # vLLM's server makes the first event, from which the others are learned, and the last.
     assert went[1] == [False, *[plain] * (count - 2), False]
+
+
+async def test_of_several_prompts_no_output_overtakes_another(
+    lab: Lab, direct: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the second one is still processed, so that there is but one answer."""
+    processing, process = itertools.count(), lab.process
+
+    async def slowly(*args: Any) -> ProcessedPrompt:
+        if next(processing):
+            await until(lambda: len(direct) > 9)
+        return await process(*args)
+
+    monkeypatch.setattr(lab.runner, "_processor", SimpleNamespace(process=slowly, tokenizer=None))
+    for engine in lab.engines.values():
+        engine.script = paced(lab, direct)("worker")
+    events = await stream(lab, "text", direct=True, prompt=["hi", "ho"])
+    texts = ["", ""]
+    for event in events[:-1]:
+        (choice,) = json.loads(event[len("data: ") :])["choices"]
+        texts[choice["index"]] += choice["text"]
+    assert texts == [ANSWER, ANSWER]
+    assert not any(direct)
 
 
 async def test_an_answer_goes_on_at_another_worker(lab: Lab, direct: list[bool]) -> None:
