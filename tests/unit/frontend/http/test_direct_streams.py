@@ -4,8 +4,10 @@ Server, connection, links and workers are real; engines are scripted.
 """
 
 import asyncio
+import gc
 import itertools
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -49,6 +51,7 @@ from tests.unit.frontend.http.serving import Client, Serving, serving, with_body
 from tests.waiting import until
 
 TOKENS = 200
+DATE = re.compile(rb"date: [^\r]*")
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +76,14 @@ async def lab(request: pytest.FixtureRequest) -> AsyncIterator[Lab]:
     await lab.add("w1")
     yield lab
     await lab.close()
+
+
+@pytest.fixture
+def no_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture
@@ -179,6 +190,7 @@ class Front:
             output_kind=RequestOutputKind.DELTA,
             stop=body.get("stop"),
             logprobs=1 if "logprobs" in body else None,
+            presence_penalty=body.get("presence_penalty", 0.0),
         )
 
     def _chat(self, body: dict[str, Any], parses: bool) -> AsyncGenerator[str]:
@@ -245,6 +257,10 @@ def content(events: list[bytes]) -> str:
     said = [json.loads(event[len("data: ") :]) for event in events[:-1]]
     choices = [choice for one in said for choice in one["choices"]]
     return "".join(one["delta"].get("content") or "" for one in choices)
+
+
+def completion_tokens(events: list[bytes]) -> int:
+    return int(json.loads(events[-2][len("data: ") :])["usage"]["completion_tokens"])
 
 
 USAGE = {"stream_options": {"include_usage": True}}
@@ -321,7 +337,10 @@ async def test_of_several_prompts_no_output_overtakes_another(
     assert not any(direct)
 
 
-async def test_an_answer_goes_on_at_another_worker(lab: Lab, direct: list[bool]) -> None:
+@pytest.mark.parametrize("penalty", [0.0, 0.5], ids=["continued", "replayed"])
+async def test_an_answer_goes_on_at_another_worker(
+    lab: Lab, direct: list[bool], penalty: float
+) -> None:
     """Whose outputs vLLM's server gets: their text is another than the worker's."""
     speaking = paced(lab, direct)
 
@@ -339,11 +358,10 @@ async def test_an_answer_goes_on_at_another_worker(lab: Lab, direct: list[bool])
 
     for engine in lab.engines.values():
         engine.script = first
-    events = await stream(lab, "chat", direct=True, **USAGE)
+    events = await stream(lab, "chat", direct=True, presence_penalty=penalty, **USAGE)
     assert content(events) == ANSWER
     assert direct[1:9] == [True] * 8 and not any(direct[9:])
-    usage = json.loads(events[-2][len("data: ") :])["usage"]
-    assert usage["completion_tokens"] == len(lab.model.answer)
+    assert completion_tokens(events) == len(lab.model.answer)
     assert len(lab.asked) == 2
 
 
@@ -357,6 +375,62 @@ async def test_who_leaves_stops_the_engine(lab: Lab, direct: list[bool]) -> None
         await until(lambda: not any(engine.running for engine in lab.engines.values()))
         await until(lambda: not any(link.active_requests for link in lab.links.values()))
     assert sum(engine.aborted for engine in lab.engines.values()) == 1
+
+
+async def test_streams_of_one_connection_keep_apart(lab: Lab, direct: list[bool]) -> None:
+    """Of requests that were sent ahead, one as old as HTTP allows."""
+    bodies: list[dict[str, Any]] = [{}, {"max_tokens": 9}, USAGE]
+    requests = [with_body(json.dumps(body).encode(), path="/chat") for body in bodies]
+    requests[-1] = requests[-1].replace(b"HTTP/1.1", b"HTTP/1.0")
+    answers = []
+    for ours in (True, False):
+        for engine in lab.engines.values():
+            engine.script = paced(lab, direct)("worker")
+        async with serving(Front(lab, direct=ours), HttpSettings()) as served:
+            client = await served.connect()
+            await client.send(b"".join(requests))
+            answers.append(DATE.sub(b"", await client.until_closed()))
+    mine, theirs = answers
+    assert mine == theirs
+    assert mine.count(b"[DONE]") == 3
+    assert sum(direct) > 20
+
+
+async def test_an_answer_is_free_as_soon_as_it_ends(
+    lab: Lab, direct: list[bool], no_garbage_collection: None
+) -> None:
+    for engine in lab.engines.values():
+        engine.script = paced(lab, direct)("worker")
+    async with serving(Front(lab, direct=True), HttpSettings()) as served:
+        client = await ask(served, "chat")
+        await pieces(client)
+        assert any(direct)
+        await until(lambda: not any(prompt() for prompt in lab.prompts))
+        await client.close()
+        client = await ask(served, "chat")
+        await until(lambda: direct.count(True) > 60)
+        await client.close()
+        await until(lambda: not any(prompt() for prompt in lab.prompts))
+    assert len(lab.prompts) == 2
+
+
+async def test_each_of_many_tokens_is_counted(lab: Lab, direct: list[bool]) -> None:
+    async def script(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        for number in range(9):
+            reason = "length" if number == 8 else None
+            one = CompletionOutput(0, "abc"[: number % 4], [1, 2, 3], None, None)
+            one.finish_reason = reason
+            yield RequestOutput("r", None, [1], None, [one], bool(reason))
+            if not reason:
+                await gone(lab, direct, number)
+
+    for engine in lab.engines.values():
+        engine.script = script
+    for path in ("chat", "text"):
+        direct.clear()
+        events = await stream(lab, path, direct=True, return_token_ids=False, **USAGE)
+        assert completion_tokens(events) == 27
+        assert direct == [False, *[True] * 7, False]
 
 
 async def test_a_client_that_reads_slowly_gets_all_of_it(lab: Lab, direct: list[bool]) -> None:
