@@ -29,8 +29,8 @@ class Constant(NamedTuple):
 
 
 TOKEN_US: Final = Constant(
-    68, "us", "event loop, for each streamed token", "computed",
-    "`make bench-tokens`: 128 where vLLM's own server takes 184, which took 98 when the others "
+    32, "us", "event loop, for each streamed token", "computed",
+    "`make bench-tokens`: 36 where vLLM's own server takes 110, which took 98 when the others "
     "here were measured",
 )  # fmt: skip
 NEW_MS: Final = Constant(
