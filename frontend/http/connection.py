@@ -5,6 +5,7 @@ The one file that touches the inside of uvicorn, which has no limit for any of t
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
@@ -200,7 +201,8 @@ class Connection(HttpToolsProtocol):
             is_closing=lambda: self._lingering or self.transport.is_closing(),
             close=self._close,
         )
-        cycle.scope[WRITE_NOW] = partial(self._write_now, cycle)  # type: ignore[typeddict-unknown-key]
+        write_now = partial(self._write_now, weakref.ref(cycle))  # which has the scope
+        cycle.scope[WRITE_NOW] = write_now  # type: ignore[typeddict-unknown-key]
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
@@ -226,9 +228,11 @@ class Connection(HttpToolsProtocol):
 
     # Ours.
 
-    def _write_now(self, cycle: RequestResponseCycle, piece: bytes) -> bool:
+    def _write_now(self, running: weakref.ref[RequestResponseCycle], piece: bytes) -> bool:
+        cycle = running()
         if (
-            self.flow.write_paused
+            cycle is None
+            or self.flow.write_paused
             or not cycle.chunked_encoding
             or cycle.response_complete
             or cycle.disconnected

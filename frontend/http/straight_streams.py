@@ -64,8 +64,7 @@ def offer_way(scope: Scope) -> Way:
     """What whoever is between these layers and the client fills in once the head has gone."""
     way = Way()
     _way.set(way)
-    # Taken out: what writes knows the scope, and what knows itself is freed late.
-    write = scope.pop(WRITE_NOW, None)
+    write = scope.get(WRITE_NOW)
     current_events.set(None if write is None else DirectEvents(write))
     return way
 

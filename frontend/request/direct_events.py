@@ -23,10 +23,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class DirectEvents:
-    """The events of one HTTP request, if it has any: made before anybody knows.
-
-    The first events of it may stand for outputs of which no more is known.
-    """
+    """The events of one HTTP request, if it has any: made before anybody knows."""
 
     def __init__(self, write: Callable[[bytes], bool]) -> None:
         """

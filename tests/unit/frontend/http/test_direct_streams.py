@@ -8,6 +8,7 @@ import gc
 import itertools
 import json
 import re
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import StreamingResponse
+from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 from vllm.entrypoints.generate.base.protocol import RequestResponseMetadata
 from vllm.entrypoints.openai.chat_completion import serving as chat_serving
@@ -47,7 +48,7 @@ from frontend.request.state import RequestState
 from frontend.workers.dispatch import Dispatch
 from tests.fakes.model import tokenizer
 from tests.fakes.request_lab import ANSWER, Lab, Script
-from tests.unit.frontend.http.serving import Client, Serving, serving, with_body
+from tests.unit.frontend.http.serving import Client, Serving, post, serving, with_body
 from tests.waiting import until
 
 TOKENS = 200
@@ -412,6 +413,23 @@ async def test_an_answer_is_free_as_soon_as_it_ends(
         await client.close()
         await until(lambda: not any(prompt() for prompt in lab.prompts))
     assert len(lab.prompts) == 2
+
+
+async def test_a_request_is_free_as_soon_as_the_next_one_comes(no_garbage_collection: None) -> None:
+    """Also one that nobody streams an answer to."""
+    seen: list[weakref.ref[Any]] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(weakref.ref(receive.__self__))  # type: ignore[attr-defined] # uvicorn's object
+        await PlainTextResponse("fine")(scope, receive, send)
+
+    async with serving(app, HttpSettings()) as served:
+        client = await served.connect()
+        for _ in range(3):
+            await client.send(post())
+            await client.reply()
+        await until(lambda: not any(each() for each in seen[:-1]))
+        assert len(seen) == 3
 
 
 async def test_each_of_many_tokens_is_counted(lab: Lab, direct: list[bool]) -> None:
