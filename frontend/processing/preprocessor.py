@@ -67,6 +67,7 @@ class MediaItem:
         source: the medium before processing, if it is kept.
         item: the tensors. Shared with the processor cache: never changed.
         promise: of an item that nobody has processed yet, and whose ``item`` is empty.
+        by_client: whether a client made the tensors, or embeddings.
     """
 
     part: MediaPart
@@ -76,6 +77,7 @@ class MediaItem:
     item: MultiModalKwargsItem
     source: MediaSource | None = None
     promise: Promise | None = None
+    by_client: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,9 +105,9 @@ class ProcessedPrompt:
         return None if alone else self.token_ids
 
     @property
-    def has_client_embeds(self) -> bool:
+    def has_client_tensors(self) -> bool:
         """Whether a client made some of the tensors itself, which an engine may end with."""
-        return any(are_embeds(media.part.modality, media.item) for media in self.media)
+        return any(media.by_client for media in self.media)
 
     def items(self) -> Mapping[MmHash, MediaItem]:
         """The distinct media items by hash: an image shown twice is one item."""
@@ -208,7 +210,7 @@ class Preprocessor:
 
         Runs on the renderer's pool. Raises what vLLM's ``process_inputs`` raises,
         which vLLM's server turns into a 4xx, and RequestRejectedError for embeddings that
-        would end an engine and for media that are only named by a hash.
+        would end an engine and for media that are only named, by a hash or to an encoder.
         """
         prompt = await self._with_own_hashes(prompt)
         # Which adapters there are the workers know; the configuration here has none.
@@ -217,9 +219,15 @@ class Preprocessor:
         )
         text = _said_to_the_decoder(prompt).get("prompt")
         tokens = _token_ids(request)
+        media = [self._media_item(feature, tokens) for feature in request.mm_features or []]
+        if any(each.by_client for each in media) and _names_encoder(params):
+            # To vLLM they need not be whole then.
+            raise RequestRejectedError(
+                "ec_transfer_params: no other server encodes media for this one; send their tensors"
+            )
         return ProcessedPrompt(
             token_ids=tokens,
-            media=[self._media_item(feature, tokens) for feature in request.mm_features or []],
+            media=media,
             prompt_text=text if isinstance(text, str) else None,
             cache_salt=request.cache_salt,
             lora_request=lora_request,
@@ -279,6 +287,9 @@ class Preprocessor:
             nbytes=MultiModalCache.get_item_size(feature.data),
             item=feature.data,
             source=self._sources.get(MmHash(feature.mm_hash)) if self._sources else None,
+            by_client=are_embeds(feature.modality, feature.data)
+            or self._processing is None
+            or feature.data not in self._processing.hashed,
         )
 
     @property
@@ -324,6 +335,12 @@ def _promised(
 def _said_to_the_decoder(prompt: EngineInput) -> EngineInput:
     """Where vLLM has tokens and media. The tokens of an encoder are for its checks."""
     return prompt["decoder_prompt"] if prompt["type"] == "enc_dec" else prompt
+
+
+def _names_encoder(params: SamplingParams | PoolingParams) -> bool:
+    """Whether a request says which server has encoded its media."""
+    named = isinstance(params, SamplingParams) and params.extra_args
+    return bool(named and named.get("ec_transfer_params"))
 
 
 def _make_store(arena: ArenaAccess | None, model_config: ModelConfig) -> ProcessedStore:

@@ -261,7 +261,7 @@ class RequestRunner:
                 self._faults.migration_limit,
                 self.retry_budget,
                 worker_wait_s=self._faults.worker_wait_s,
-                deadly=DEADLY_TENSORS if prompt.has_client_embeds else DEADLY,
+                deadly=DEADLY_TENSORS if prompt.has_client_tensors else DEADLY,
             ),
             request.deadlines or self.deadlines(),
             self._processor.tokenizer,

@@ -97,6 +97,25 @@ async def test_a_client_can_not_ask_for_a_medium_by_its_hash(preprocessor: Prepr
         await medium(preprocessor, as_a_client_sends_it(prompt, mm_hash, data=False))
 
 
+async def test_tensors_of_a_client_are_told_from_ours(preprocessor: Preprocessor) -> None:
+    """An engine may end with them, and then no second one gets them."""
+    prompt = await rendered(preprocessor, "a")
+    ours = await preprocessor.process(prompt, SamplingParams(), "r", None)
+    theirs = as_a_client_sends_it(prompt, "whatever")
+    sent = await preprocessor.process(theirs, SamplingParams(), "r", None)
+    assert not ours.has_client_tensors and sent.has_client_tensors
+
+
+async def test_a_client_can_not_have_an_encoder_asked(preprocessor: Preprocessor) -> None:
+    """vLLM would take media without their tensors then, and its engine would end."""
+    prompt = await rendered(preprocessor, "a")
+    names = SamplingParams(extra_args={"ec_transfer_params": {"a": {"peer_host": "10.0.0.1"}}})
+    with pytest.raises(RequestRejectedError, match="ec_transfer_params: no other server encodes"):
+        await preprocessor.process(as_a_client_sends_it(prompt, "whatever"), names, "r", None)
+    processed = await preprocessor.process(prompt, names, "r", None)  # vLLM ignores it, too
+    assert not processed.has_client_tensors
+
+
 async def test_media_and_blocks_are_kept_under_one_salt(preprocessor: Preprocessor) -> None:
     tokens = tokens_input([1, 2, 3])
     with asking(key="me", apart=True):
