@@ -12,6 +12,7 @@ from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
+from uvicorn.logging import TRACE_LOG_LEVEL
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -201,8 +202,9 @@ class Connection(HttpToolsProtocol):
             is_closing=lambda: self._lingering or self.transport.is_closing(),
             close=self._close,
         )
-        write_now = partial(self._write_now, weakref.ref(cycle))  # which has the scope
-        cycle.scope[WRITE_NOW] = write_now  # type: ignore[typeddict-unknown-key]
+        if self.logger.getEffectiveLevel() > TRACE_LOG_LEVEL:  # or uvicorn logs every piece
+            write_now = partial(self._write_now, weakref.ref(cycle))  # which has the scope
+            cycle.scope[WRITE_NOW] = write_now  # type: ignore[typeddict-unknown-key]
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:

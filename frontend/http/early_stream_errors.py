@@ -46,7 +46,10 @@ class EarlyStreamErrors:
                 way.send = send
             await send(message)
 
-        await self._app(scope, receive, hold)
+        try:
+            await self._app(scope, receive, hold)
+        finally:
+            way.close()
 
 
 def _starts_stream(message: Message) -> bool:

@@ -15,6 +15,7 @@ from vllm.entrypoints.openai.chat_completion import api_router as chat
 from vllm.entrypoints.openai.completion import api_router as completion
 
 from frontend.asgi import Scope, Send
+from frontend.http import keep_alive
 from frontend.http.connection import WRITE_NOW
 from frontend.request import DirectEvents, current_events
 
@@ -25,9 +26,17 @@ class Way:
 
     Attributes:
         send: to whoever is between them and the client, once the head of a stream has gone.
+        events: what may be sent past everybody.
     """
 
     send: Send | None = None
+    events: DirectEvents | None = None
+
+    def close(self) -> None:
+        """The HTTP request has ended. Its context may go on, with connections that it opened."""
+        self.send = None
+        if self.events is not None:
+            self.events.close()
 
 
 _way: Final[ContextVar[Way | None]] = ContextVar("way past the layers", default=None)
@@ -53,6 +62,7 @@ def install(middleware: Iterable[Middleware]) -> None:
     if all(_name(each) in _HEADS_ONLY for each in classes):
         for module in (chat, completion):
             vars(module)["StreamingResponse"] = StraightStream
+        keep_alive.install()
 
 
 def _name(layer: object) -> str:
@@ -62,10 +72,10 @@ def _name(layer: object) -> str:
 
 def offer_way(scope: Scope) -> Way:
     """What whoever is between these layers and the client fills in once the head has gone."""
-    way = Way()
-    _way.set(way)
     write = scope.get(WRITE_NOW)
-    current_events.set(None if write is None else DirectEvents(write))
+    way = Way(events=None if write is None else DirectEvents(write))
+    _way.set(way)
+    current_events.set(way.events)
     return way
 
 

@@ -6,6 +6,7 @@ stream until one is understood: it says the text of an output, and nothing else 
 Those after it are written in its likeness, until an output is more than a text.
 """
 
+import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Final
@@ -30,7 +31,8 @@ class DirectEvents:
         Args:
             write: sends a piece of the answer at once; False if that can't be.
         """
-        self._write = write
+        self._write: Callable[[bytes], bool] | None = write
+        self._sent_at = 0.0
         self._allowed = self._parsed = self._skips_empty = False
         self._calls = 0
         self._text: str | None = None
@@ -55,6 +57,15 @@ class DirectEvents:
         return self._calls == 1
 
     @property
+    def sent_at(self) -> float:
+        """When the last one was sent, by ``time.monotonic``; 0 if none was."""
+        return self._sent_at
+
+    def close(self) -> None:
+        """The HTTP request has ended. Its context may go on, with connections that it opened."""
+        self._write = None
+
+    @property
     def learns(self) -> bool:
         """Whether :meth:`saw` should be told."""
         return self._parts is None and self._tries > 0 and self._applies
@@ -65,6 +76,8 @@ class DirectEvents:
 
     def saw(self, event: bytes) -> None:
         """vLLM's server has written an event, and it was sent."""
+        if not event.startswith(_BEFORE):
+            return  # a comment
         self._tries -= 1
         if self._text is not None:
             self._parts = _around(event, self._text)
@@ -75,15 +88,18 @@ class DirectEvents:
         Returns:
             Whether it was sent; if not, nothing was.
         """
-        if self._parts is None or not self._applies:
+        if self._parts is None or self._write is None or not self._applies:
             return False
         if not text and self._skips_empty:
             return True
         before, after = self._parts
         try:
-            return self._write(b"".join((before, _encode(text), after)))
+            sent = self._write(b"".join((before, _encode(text), after)))
         except UnicodeEncodeError:
             return False  # half of a pair: vLLM's server has a way of its own to say so
+        if sent:
+            self._sent_at = time.monotonic()
+        return sent
 
     @property
     def _applies(self) -> bool:

@@ -77,7 +77,8 @@ class RequestState:
         self.resume: Resume = Beginning(submit)
         self._original = submit
         self._pools = params is None
-        self._alone = params is not None and params.n == 1
+        self._choices = 0 if params is None else params.n
+        self._alone = self._choices == 1
         self._blank = vars(
             RequestOutput(
                 request_id=client_id,
@@ -173,7 +174,11 @@ class RequestState:
             return self._pooled(output)
         now, tokens = time.perf_counter(), 0
         for one in output.outputs:
+            if not 0 <= one.index < self._choices:
+                raise WorkerGarbledError("a worker said something of an answer that was not asked")
             tokens += len(one.token_ids)
+        if output.finished and not output.outputs:
+            raise WorkerGarbledError("a worker ended a request without a word")
         self._place += tokens
         state = self.lifecycle.state
         first = state is not State.STREAMING and not self.lifecycle.answered
@@ -226,7 +231,13 @@ class RequestState:
         ):
             return False
         one = output.outputs[0]
-        if one.finish_reason is not None or one.logprobs is not None or one.index:
+        if (
+            one.finish_reason is not None
+            or one.stop_reason is not None
+            or one.logprobs is not None
+            or one.index
+            or not (one.text or one.token_ids)  # to vLLM a piece of the prefill
+        ):
             return False
         if not events.send(one.text):
             return False

@@ -57,6 +57,13 @@ class Dispatch:
         if awaited and self._reader is not None:
             self._reader.set_result(None)
 
+    def left(self) -> None:
+        """The task of the request is gone. What it had must not stay until the worker's last
+        answer.
+        """
+        self._take = None
+        self._answers.clear()
+
     async def next(self) -> Answer | Exception:
         """Wait for what comes next. One task reads; asyncio's queue is for many, and slower."""
         while not self._answers:

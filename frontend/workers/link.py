@@ -264,6 +264,7 @@ class WorkerLink:
                 ended = is_last(answer)
                 yield answer
         finally:
+            dispatch.left()
             if not ended and not self._lost.done():
                 # The handles stay with the dispatch until the worker's Ack.
                 await asyncio.shield(self._abort(request_id))

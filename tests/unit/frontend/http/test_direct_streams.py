@@ -7,17 +7,20 @@ import asyncio
 import gc
 import itertools
 import json
+import logging
 import re
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
+from uvicorn.logging import TRACE_LOG_LEVEL
 from vllm.entrypoints.generate.base.protocol import RequestResponseMetadata
 from vllm.entrypoints.openai.chat_completion import serving as chat_serving
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -25,6 +28,7 @@ from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion import serving as completion_serving
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+from vllm.entrypoints.serve.utils.sse_keep_alive import SSE_KEEP_ALIVE_COMMENT
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.parser.abstract_parser import DelegatingParser
 from vllm.parser.parser_manager import ParserManager
@@ -32,14 +36,16 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.utils.async_utils import merge_async_iterators
 
 from backend_worker.engine import Items
-from common.errors import EngineGoneError
+from common.errors import EngineGoneError, OverloadedError
 from common.protocol import Output, Submit
-from frontend.asgi import App, Receive, Scope, Send
+from frontend.asgi import App, Message, Receive, Scope, Send
 from frontend.http import plain_deltas, plain_streams
 from frontend.http.connection import WRITE_NOW
 from frontend.http.early_stream_errors import EarlyStreamErrors
+from frontend.http.keep_alive import with_comments
 from frontend.http.settings import HttpSettings
 from frontend.http.straight_streams import StraightStream
+from frontend.media_limits.budget import Budget, Reservation
 from frontend.processing.preprocessor import ProcessedPrompt
 from frontend.request.direct_events import DirectEvents
 from frontend.request.resume import sampling_of
@@ -596,3 +602,198 @@ def test_a_name_that_looks_like_an_event_is_none() -> None:
     name = json.dumps('"delta":{"content":"b"}').encode()
     event = EVENT.replace(b'"m"', name)
     assert learned(event) == [event.replace(b'"content":"b"}', b'"content":"x"}')]
+
+
+def said(text: str, tokens: list[int], reason: str | None = None, **more: Any) -> RequestOutput:
+    one = CompletionOutput(0, text, tokens, None, None, finish_reason=reason, **more)
+    return RequestOutput("r", None, [1], None, [one], bool(reason))
+
+
+def of_index(index: int) -> RequestOutput:
+    one = CompletionOutput(index, "x", [1], None, None)
+    return RequestOutput("r", None, [1], None, [one], False)
+
+
+ODD: dict[str, list[RequestOutput]] = {
+    "a reason to stop, and it goes on": [
+        said("a", [1]), said("b", [1], stop_reason="x"), said("c", [1], "stop"),
+    ],
+    "a text without tokens, and then nothing of either": [
+        said("a", []), said("", []), said("c", [1], "stop"),
+    ],
+    "an end without a word": [
+        said("a", [1]), said("b", [1, 2, 3]), RequestOutput("r", None, [1], None, [], True),
+    ],
+    "an answer that was not asked for": [
+        said("a", [1]), said("b", [1, 2, 3]), of_index(-1), said("c", [1], "stop"),
+    ],
+    "another one": [said("a", [1]), said("b", [1]), of_index(1), said("c", [1], "stop")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+async def test_an_odd_workers_stream_has_the_same_bytes(
+    lab: Lab, direct: list[bool], odd: list[RequestOutput]
+) -> None:
+    streams: list[list[bytes]] = []
+    for ours in (False, True):
+        direct.clear()
+
+        async def script(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+            for number, output in enumerate(odd):
+                yield output
+                if number + 1 < len(odd):
+                    await gone(lab, direct, number)
+
+        for engine in lab.engines.values():
+            engine.script = script
+        streams.append(await stream(lab, "text", direct=ours, **USAGE))
+    theirs, mine = streams
+    assert mine == theirs and len(mine) > 1
+
+
+async def test_comments_while_a_stream_waits_leave_its_events_direct(
+    lab: Lab, direct: list[bool]
+) -> None:
+    comment = SSE_KEEP_ALIVE_COMMENT.encode()
+    comments = 0
+
+    class Commented(Front):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            async def count(message: Message) -> None:
+                nonlocal comments
+                comments += message.get("body") == comment
+                await send(message)
+
+            await super().__call__(scope, receive, count)
+
+        async def _answer(self, request: Request) -> StreamingResponse:
+            made = with_comments(self._chat(await request.json(), False), 0.02)
+            return StraightStream(made, media_type="text/event-stream")
+
+    async def script(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        await until(lambda: comments > 9)
+        for number in range(20):
+            yield said("word ", [1])
+            await gone(lab, direct, number)
+        yield said("end", [2], "stop")
+
+    for engine in lab.engines.values():
+        engine.script = script
+    async with serving(Commented(lab, direct=True), HttpSettings()) as served:
+        await pieces(await ask(served, "chat"))
+    assert any(direct)
+
+
+async def test_uvicorns_trace_has_every_piece(
+    lab: Lab, direct: list[bool], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def script(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        for number in range(9):
+            yield said("word ", [1])
+            await gone(lab, direct, number)
+        yield said("end", [2], "stop")
+
+    for engine in lab.engines.values():
+        engine.script = script
+    front = Front(lab, direct=True)
+    with caplog.at_level(TRACE_LOG_LEVEL, "uvicorn.asgi"):
+        async with serving(front, HttpSettings(), "--uvicorn-log-level=trace") as served:
+            logging.getLogger("uvicorn.asgi").addHandler(caplog.handler)
+            events = await pieces(await ask(served, "chat"))
+    logging.getLogger("uvicorn.asgi").removeHandler(caplog.handler)
+    traced = sum("http.response.body" in each.getMessage() for each in caplog.records)
+    assert traced >= len(events) > 9
+
+
+async def test_a_streams_request_is_free_though_others_use_the_connection_that_it_opened(
+    no_garbage_collection: None,
+) -> None:
+    """Who keeps a connection keeps the context in which it was opened."""
+    seen: list[weakref.ref[Any]] = []
+
+    async def picture(scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse("a picture")(scope, receive, send)
+
+    async with serving(picture, HttpSettings()) as pictures, aiohttp.ClientSession() as session:
+
+        async def stream_after_picture(scope: Scope, receive: Receive, send: Send) -> None:
+            async with session.get(f"http://127.0.0.1:{pictures.port}/") as reply:
+                await reply.read()
+
+            async def events() -> AsyncGenerator[str]:
+                yield "data: 1\n\n"
+                yield "data: 2\n\n"
+
+            await StraightStream(events(), media_type="text/event-stream")(scope, receive, send)
+
+        early = EarlyStreamErrors(stream_after_picture)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            seen.append(weakref.ref(receive.__self__))  # type: ignore[attr-defined]
+            await early(scope, receive, send)
+
+        async with serving(app, HttpSettings()) as served:
+            for _ in range(3):
+                client = await served.connect()
+                await client.send(post())
+                await client.reader.readuntil(b"0\r\n\r\n")
+                await client.close()
+            await served.until_nothing_is_left()
+            gc.collect()
+            assert [each() for each in seen] == [None, None, None]
+
+
+@pytest.mark.parametrize("kind", list(RequestOutputKind), ids=str)
+async def test_who_left_holds_no_media_while_the_worker_has_yet_to_hear_of_it(
+    kind: RequestOutputKind,
+) -> None:
+    """The answers of an aborted request are dropped where they come in, so until the last one has
+    come its dispatch is there. It does not keep the prompt.
+    """
+    lab = Lab(FaultSettings())
+    await lab.add("w0")
+    heard, slow = asyncio.Event(), asyncio.Event()
+    budget = Budget(10, 1, "pictures")
+    process = lab.process
+
+    async def with_media(*args: Any) -> ProcessedPrompt:
+        prompt = await process(*args)
+        reservation = Reservation(budget)
+        reservation.grow(10)
+        reservation.keep_with(prompt)
+        return prompt
+
+    lab.runner._processor = SimpleNamespace(process=with_media, tokenizer=None)
+
+    async def script(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        try:
+            yield said("a", [1])
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            heard.set()
+            await slow.wait()
+            raise
+
+    lab.engines["w0"].script = script
+    asking = asyncio.create_task(lab.ask(output_kind=kind))
+    await until(lambda: lab.engines["w0"].running)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    del asking
+    await heard.wait()
+
+    def free() -> bool:
+        gc.collect()
+        try:
+            Reservation(budget).grow(10)  # another client's
+        except OverloadedError:
+            return False
+        return True
+
+    try:
+        await until(free)
+    finally:
+        slow.set()
+        await until(lambda: not lab.engines["w0"].running)
+        await lab.close()
