@@ -24,6 +24,9 @@ ON_PURPOSE: Final[Mapping[str, str]] = MappingProxyType(
         "cache_config.prefix_caching_hash_algo": "frontends make the same hashes, which they could "
         "not of Python's pickles; what the user gives stays",
         "kv_events_config": "they tell frontends what is cached; what the user gives stays",
+        "model_config.multimodal_config.enable_mm_embeds": "what the user gives: vLLM lets clients "
+        "send embeddings wherever there is a connector, and they can end an engine",
+        "model_config.multimodal_config.allow_missing_mm_embeddings": "as above",
         "profiler_config.ignore_frontend": "vLLM starts and stops this process's profiler in any "
         "threads: PyTorch's second one kills it",
         "scheduler_config.encoder_cache_size": "with --encoder-cache-tokens, for which vLLM has "
@@ -93,6 +96,10 @@ def engine_config(args: AsyncEngineArgs, encoder_cache_tokens: int = 0) -> VllmC
     check_configuration(config)
     check_launch(config)
     hash_blocks_by_their_own_tokens(config)
+    media = config.model_config.multimodal_config
+    if media is not None:
+        media.enable_mm_embeds = args.enable_mm_embeds
+        media.allow_missing_mm_embeddings = False
     scheduler = config.scheduler_config
     scheduler.encoder_cache_size = max(scheduler.encoder_cache_size, encoder_cache_tokens)
     return config

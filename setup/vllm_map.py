@@ -100,6 +100,11 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.openai.completion.protocol",
             "vllm.entrypoints.openai.completion.serving",
         ),
+        "frontend/http/keep_alive.py": (
+            "vllm.entrypoints.openai.chat_completion.api_router",
+            "vllm.entrypoints.openai.completion.api_router",
+            "vllm.entrypoints.serve.utils.sse_keep_alive",
+        ),
         "frontend/http/plain_deltas.py": (
             "vllm.entrypoints.generate.base.protocol",
             "vllm.parser.abstract_parser",
@@ -221,7 +226,9 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "backend_worker/ranks.py": ("vllm.config",),
     },
     "configuration of the engine": {
+        "backend_worker/encodings.py": ("vllm.config",),
         "backend_worker/engine_config.py": ("vllm", "vllm.config", "vllm.usage.usage_lib"),
+        "common/encoder_width.py": ("vllm.config",),
     },
     "engine, its media cache and statistics": {
         "backend_worker/engine.py": (

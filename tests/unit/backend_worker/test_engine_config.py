@@ -2,8 +2,6 @@
 field of both configurations is compared. No engine."""
 
 import dataclasses
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +21,9 @@ from common.vllm_features import server_arguments
 REPOSITORY = Path(__file__).parents[3]
 
 DRAWN = {
+    "ec_transfer_config.engine_id",
     "instance_id",
+    "kv_transfer_config.engine_id",
     "parallel_config._data_parallel_master_port_list",
     "parallel_config.data_parallel_master_port",
 }
@@ -39,17 +39,20 @@ ALWAYS = {
 DRAFTING = {"speculative_config.disable_lookahead_block_hashes"}
 """With what hashes tokens ahead; ``tests/unit/common/test_vllm_features.py`` has that."""
 
+OF_CLIENTS = {
+    "model_config.multimodal_config.enable_mm_embeds",
+    "model_config.multimodal_config.allow_missing_mm_embeddings",
+}
+"""With a connector."""
+
+KV_CONNECTOR = (
+    '--kv-transfer-config={"kv_connector": "OffloadingConnector", "kv_role": "kv_both", '
+    '"kv_connector_extra_config": {"cpu_bytes_to_use": 1000000}}'
+)
+
 
 class Made(Exception):
     """vLLM has made its configuration, and need not start."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    script = REPOSITORY / "examples" / "demo_model.py"
-    subprocess.run([sys.executable, str(script), str(directory)], check=True, timeout=120)
-    return directory
 
 
 def ours(flags: list[str]) -> VllmConfig:
@@ -157,7 +160,21 @@ def test_what_is_another_with_several_ranks_has_a_reason(
     roomy = ours([*flags, "--encoder-cache-tokens=100000"])
     assert roomy.scheduler_config.encoder_cache_size == 100_000
     found = set(differences(roomy, theirs(flags, monkeypatch)))
-    assert found - DRAWN == ON_PURPOSE.keys() - DRAFTING
+    assert found - DRAWN == ON_PURPOSE.keys() - DRAFTING - OF_CLIENTS
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_connector_does_not_open_an_engine_to_embeddings_of_clients(
+    model: Path, wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = [f"--model={model}", KV_CONNECTOR, *(["--enable-mm-embeds"] if wanted else [])]
+    config = ours(flags)
+    media = config.model_config.get_multimodal_config()
+    assert (media.enable_mm_embeds, media.allow_missing_mm_embeddings) == (wanted, False)
+    found = set(differences(config, theirs(flags, monkeypatch)))
+    assert found - DRAWN - ALWAYS == {
+        name for name in OF_CLIENTS if not (wanted and "enable" in name)
+    }
 
 
 def test_no_fewer_encodings_are_kept_than_vllm_keeps(model: Path) -> None:
