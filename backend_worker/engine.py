@@ -30,6 +30,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from backend_worker import direct_outputs, engine_outputs
 from backend_worker.adapters import Adapters
+from backend_worker.encodings import check_room, has_connector, kept_tokens, names_back, take_names
 from backend_worker.engine_calls import AnyOutput, ask, check, check_form, has_failed
 from backend_worker.engine_config import USAGE, engine_config
 from backend_worker.engine_operations import operate, refuses
@@ -130,6 +131,7 @@ class Engine:
         # A cache that keeps the tensors themselves (more than one rank behind one
         # AsyncLLM) must not keep views of memory that the frontend will reuse.
         self._copies_items = isinstance(self._cache, MultiModalProcessorOnlyCache)
+        self._names = take_names() if has_connector(llm.vllm_config) else []
 
     @classmethod
     async def start(
@@ -146,7 +148,8 @@ class Engine:
 
         Raises:
             ConfigurationError: an argument that frontends can't follow, a launch under
-                which the ranks can't be served, or an adapter that can't be loaded.
+                which the ranks can't be served, an adapter that can't be loaded, or a connector
+                without room for the largest medium.
             EngineGoneError: the engine died right after it had started.
             Whatever vLLM raises when a model can't be loaded: the caller ends.
         """
@@ -167,6 +170,7 @@ class Engine:
         try:
             # Joins the warm-up, drops its dummy items.
             await answered(llm, llm.reset_mm_cache())
+            check_room(config, llm.input_processor.mm_encoder_cache_size)
             if config.lora_config is not None:
                 adapters.slots = config.lora_config.max_loras
             await adapters.load(lambda adapter: answered(llm, llm.add_lora(adapter)))
@@ -241,7 +245,7 @@ class Engine:
             num_blocks=(config.cache_config.num_gpu_blocks or 0) // len(self.ranks),
             max_num_seqs=config.scheduler_config.max_num_seqs,
             max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
-            encoder_cache_tokens=config.scheduler_config.encoder_cache_size,
+            encoder_cache_tokens=kept_tokens(config),
         )
 
     @property
@@ -386,7 +390,8 @@ class Engine:
 
     def shutdown(self) -> None:
         """Stop the engine processes. Blocks until they are gone."""
-        self._llm.shutdown(timeout=SHUTDOWN_S)
+        with names_back(self._names):
+            self._llm.shutdown(timeout=SHUTDOWN_S)
 
     def _check_evicted(self, first: AnyOutput, cached: list[MmHash]) -> None:
         """Raises MediaMissingError if a request failed since the engine had evicted its media."""

@@ -9,6 +9,7 @@ from vllm.lora.request import LoRARequest
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from backend_worker.encodings import without_encoder
 from backend_worker.ranks import served_ranks
 from common import tracing
 from common.errors import EngineFailedError, RequestRejectedError, WorkerBusyError
@@ -36,6 +37,8 @@ def ask(
         What AsyncLLM raises, and of what is pooled what :func:`check` finds.
     """
     _check_logprobs(llm, submit)
+    if submit.sampling_params is not None:
+        without_encoder(submit.sampling_params)
     headers = tracing.headers_onwards(submit.trace_headers)
     if submit.pooling_params is not None:
         return _pooled(llm, submit, prompt, adapter, rank, headers)

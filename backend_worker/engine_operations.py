@@ -3,6 +3,7 @@
 from vllm.exceptions import GracefulHTTPError
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from backend_worker import encodings
 from common.errors import OperationRefusedError
 from common.operations import (
     Operation,
@@ -60,6 +61,8 @@ async def operate(llm: AsyncLLM, operation: Operation) -> None:
 def refuses(llm: AsyncLLM, operation: Operation) -> str:
     """Why an engine that was started so does not do an operation; empty if it does."""
     config = llm.vllm_config
+    if why := encodings.refuses(config, operation):
+        return why
     match operation:
         case Sleep(level) if level and not config.model_config.enable_sleep_mode:
             why = "the worker runs without --enable-sleep-mode, so no memory would be given back; "

@@ -70,7 +70,7 @@ def _stop_with_the_parent(parent: int) -> None:
 
 def _end_descendants() -> None:
     started = time.monotonic()
-    while (left := _descendants(os.getpid())) and time.monotonic() < started + _REAP_S:
+    while (left := descendants(os.getpid())) and time.monotonic() < started + _REAP_S:
         for pid in left:
             if _cleans_up(pid) and time.monotonic() < started + _REAP_S / 2:
                 continue
@@ -95,7 +95,8 @@ def _cleans_up(pid: int) -> bool:
         return False
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
+    """The processes that one has started, that these have started, and so on."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
@@ -103,5 +104,5 @@ def _descendants(pid: int) -> list[int]:
         except FileNotFoundError:
             continue
         for child in children:
-            found += [child, *_descendants(child)]
+            found += [child, *descendants(child)]
     return found

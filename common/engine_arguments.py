@@ -36,6 +36,7 @@ ON_CARD: Mapping[str, str] = MappingProxyType(
         "prefix_cache_retention_interval": "reuse.keeps_tails",
         "max_num_seqs": "capacity.max_num_seqs",
         "max_num_batched_tokens": "capacity.max_num_batched_tokens",
+        "ec_transfer_config": "capacity.encoder_cache_tokens",
         "data_parallel_size": "ranks",
         "kv_events_config": "kv_event_sources",
     }
@@ -51,7 +52,6 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "enable_tower_connector_lora": "what an encoder makes of media would be another for each "
         "adapter, and frontends name media by their content alone",
         "mm_encoder_only": "there would be no language model to answer",
-        "ec_transfer_config": "frontends know no split into encoding and answering",
         "reasoning_parser_plugin": "frontends load no plug-ins",
         "io_processor_plugin": "frontends load no plug-ins",
         "data_parallel_multi_port_external_lb": "it is for `vllm serve`, which starts a server for "
@@ -181,6 +181,13 @@ def check_arguments(args: AsyncEngineArgs) -> None:
 
 def check_configuration(config: VllmConfig) -> None:
     """Refuse what vLLM made of a worker's arguments and environment, as above."""
+    connector = config.ec_transfer_config
+    if connector is not None and connector.ec_role != "ec_both":
+        raise _refusal(
+            "ec_transfer_config",
+            "its ec_role has to be ec_both, since frontends know no split into encoding and "
+            "answering",
+        )
     media = config.model_config.multimodal_config
     if media is None:
         return

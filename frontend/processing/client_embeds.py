@@ -22,18 +22,6 @@ def are_embeds(modality: str, item: MultiModalKwargsItem) -> bool:
     return f"{modality}_embeds" in item
 
 
-def embeds_width(config: ModelConfig, modality: str) -> int:
-    """How wide a medium's embeddings are: as the model's own, and for pictures and films of Qwen 3
-    once more for each layer that their encoder's features go to.
-    """
-    width = config.get_inputs_embeds_size()
-    if modality not in ("image", "video"):
-        return width
-    model = getattr(config.hf_config, "thinker_config", config.hf_config)
-    layers = getattr(getattr(model, "vision_config", None), "deepstack_visual_indexes", None)
-    return width * (1 + len(layers or ()))
-
-
 def deadly_embeds(config: ModelConfig) -> frozenset[str]:
     """Modalities whose embeddings end an engine of this model, whatever they are like."""
     if config.architecture not in _OMNI:
@@ -48,7 +36,7 @@ def check_embeds(
 
     Args:
         feature: a medium with its tensors; anything but embeddings passes.
-        width: of each, see :func:`embeds_width`.
+        width: of each, see :func:`common.encoder_width.embeds_width`.
         deadly: see :func:`deadly_embeds`.
 
     Raises:

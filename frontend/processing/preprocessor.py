@@ -26,6 +26,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 
 from common.cache_partition import hash_within
 from common.card import WorkerCard
+from common.encoder_width import embeds_width
 from common.errors import RequestRejectedError
 from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash, MmIdentifier
@@ -42,7 +43,6 @@ from frontend.processing.client_embeds import (
     are_embeds,
     check_embeds,
     deadly_embeds,
-    embeds_width,
 )
 from frontend.processing.client_hashes import content_hash
 from frontend.processing.media_processing import MediaProcessing

@@ -1,8 +1,13 @@
 """The executor: puts the simulated worker into the EngineCore process."""
 
 import os
+from collections.abc import Callable
+from typing import Any
 
+from vllm.distributed.ec_transfer.ec_connector import encoder_output_width
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+from tests.simgpu import host_memory
 
 
 class SimExecutor(UniProcExecutor):
@@ -16,4 +21,12 @@ class SimExecutor(UniProcExecutor):
     def _init_executor(self) -> None:
         self.parallel_config.worker_cls = "tests.simgpu.worker.SimWorker"
         self.scheduler_config.async_scheduling = os.environ.get("SIMGPU_ASYNC", "1") != "0"
+        host_memory.install()
         super()._init_executor()
+
+    def collective_rpc(self, method: str | Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Ask the worker. What its encoder makes of a dummy is known without one."""
+        if getattr(method, "__module__", "") == encoder_output_width.__name__:
+            width = self.model_config.get_inputs_embeds_size()
+            return [dict.fromkeys(("image", "video", "audio"), width)]
+        return super().collective_rpc(method, *args, **options)

@@ -5,7 +5,8 @@ A step lasts::
     ( step_ms
     + prefill_ms × prompt tokens computed
     + encoder_ms × visual tokens encoded
-    + context_ms × tokens of context of the running sequences ) / speed
+    + context_ms × tokens of context of the running sequences
+    + load_ms × visual tokens whose encodings come from host memory ) / speed
 
 and steps queue up on one device. The defaults stand for Qwen2.5-VL-7B in bf16 on one H100. They
 are estimates, made from NVIDIA's data sheet of the H100 SXM (989 TFLOP/s in bf16 without
@@ -17,6 +18,8 @@ sparsity, 3.35 TB/s) and the model's published configuration (7.6 billion parame
 - encoder: four patches of 1.35 GFLOP each make a visual token; at about 10 % of the peak, since
   the encoder's matrices are small and its attention is windowed.
 - context: 57 KB of keys and values a token at 60 % of the bandwidth.
+- load: 7 KB a token at 40 % of the 64 GB/s that PCIe 5 has in one direction. Copies to host memory
+  go on beside the computation.
 - KV tokens: 45 GB are left for them.
 
 What is left out: prefill has no term that grows with the square of the length, and a step with both
@@ -39,6 +42,7 @@ class GpuModel:
         prefill_ms: a prompt token computed.
         encoder_ms: a visual token, after merging, encoded.
         context_ms: a token of context read by a running sequence.
+        load_ms: a visual token whose encoding is copied from host memory.
         speed: divides all of the above.
         kv_tokens: capacity of the KV cache, unless ``--num-gpu-blocks-override`` says another.
     """
@@ -47,6 +51,7 @@ class GpuModel:
     prefill_ms: float = 0.04
     encoder_ms: float = 0.06
     context_ms: float = 0.00003
+    load_ms: float = 0.0003
     speed: float = 1.0
     kv_tokens: float = 800_000
 
@@ -60,13 +65,16 @@ class GpuModel:
         """What an engine must find in its environment to be like this."""
         return {_variable(field.name): str(getattr(self, field.name)) for field in fields(self)}
 
-    def step_seconds(self, prefill_tokens: int, encoder_tokens: int, context_tokens: int) -> float:
+    def step_seconds(
+        self, prefill_tokens: int, encoder_tokens: int, context_tokens: int, loaded_tokens: int = 0
+    ) -> float:
         """How long a step lasts."""
         milliseconds = (
             self.step_ms
             + self.prefill_ms * prefill_tokens
             + self.encoder_ms * encoder_tokens
             + self.context_ms * context_tokens
+            + self.load_ms * loaded_tokens
         )
         return milliseconds / 1000 / self.speed
 

@@ -20,6 +20,7 @@ class Stats:
 
     Attributes:
         cached_tokens: prompt tokens found in the prefix cache at first scheduling.
+        loaded_items: media whose encodings came from host memory.
         busy_seconds: modelled GPU time.
         late_seconds: the engine woke up too late after a step.
         stall_seconds: the device was idle although a running sequence had work for it.
@@ -33,6 +34,7 @@ class Stats:
     decode_tokens: int = 0
     encoder_items: int = 0
     encoder_tokens: int = 0
+    loaded_items: int = 0
     busy_seconds: float = 0.0
     late_seconds: float = 0.0
     stall_seconds: float = 0.0

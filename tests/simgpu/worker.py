@@ -9,9 +9,10 @@ from vllm.lora.request import LoRARequest
 from vllm.tasks import SupportedTask
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
+from tests.simgpu import host_memory
 from tests.simgpu.answers import MediaContents, SimRequest, Vocabulary
 from tests.simgpu.gpu import DeviceClock, GpuModel
 from tests.simgpu.stats import Stats, StatsFile
@@ -49,7 +50,7 @@ class SimWorker(WorkerBase):
 
     def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
-        for name in ("speculative_config", "kv_transfer_config", "ec_transfer_config"):
+        for name in ("speculative_config", "kv_transfer_config"):
             if getattr(vllm_config, name, None) is not None:
                 raise ValueError(f"simgpu does not support {name}")
         if self.model_config.runner_type != "generate":
@@ -112,12 +113,14 @@ class SimWorker(WorkerBase):
         """Put the step on the device's clock; its tokens are fetched by ``sample_tokens``."""
         for req_id in scheduler_output.finished_req_ids:
             self._requests.pop(req_id, None)
+        copied = host_memory.copied(scheduler_output)
         if not scheduler_output.total_num_scheduled_tokens:
-            return EMPTY_MODEL_RUNNER_OUTPUT
+            return ModelRunnerOutput.with_ec_conn_output_only(copied)
 
         step = self._step(scheduler_output)
+        loaded, loaded_tokens = host_memory.loaded(scheduler_output)
         seconds = self._gpu.step_seconds(
-            step.prefill_tokens, step.encoder_tokens, step.context_tokens
+            step.prefill_tokens, step.encoder_tokens, step.context_tokens, loaded_tokens
         )
         end, idle = self._clock.submit(seconds)
         if scheduler_output.scheduled_cached_reqs.req_ids:
@@ -127,10 +130,12 @@ class SimWorker(WorkerBase):
         self._stats.decode_tokens += step.decode_tokens
         self._stats.encoder_items += step.encoder_items
         self._stats.encoder_tokens += step.encoder_tokens
+        self._stats.loaded_items += loaded
         self._stats.busy_seconds += seconds
         self._stats_file.changed()
         index = {req_id: i for i, req_id in enumerate(step.req_ids)}
         output = ModelRunnerOutput(step.req_ids, index, sampled_token_ids=step.sampled)
+        output.ec_connector_output = copied
         self._pending = SimOutput(output, end, self._stats)
         return None
 

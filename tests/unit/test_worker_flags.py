@@ -210,6 +210,14 @@ def test_workers_of_other_meaning_are_refused_by_field(
     assert caught.value.field == field
 
 
+def ec_role(role: str) -> str:
+    return f'--ec-transfer-config={{"ec_connector": "ECExampleConnector", "ec_role": "{role}"}}'
+
+
+def test_an_engine_that_does_both_may_keep_encodings(model: Path) -> None:
+    worker(model, ec_role("ec_both"))
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
@@ -222,10 +230,8 @@ def test_workers_of_other_meaning_are_refused_by_field(
             "--reasoning-parser-plugin",
         ),
         (['--mm-processor-kwargs={"device": "cuda"}'], "--mm-processor-device"),
-        (
-            ['--ec-transfer-config={"ec_connector": "ECExampleConnector", "ec_role": "ec_both"}'],
-            "--ec-transfer-config",
-        ),
+        ([ec_role("ec_producer")], "--ec-transfer-config"),
+        ([ec_role("ec_consumer")], "--ec-transfer-config"),
     ],
 )
 def test_what_no_frontend_can_follow_is_refused_by_name(

@@ -61,7 +61,7 @@ def race(
     host = machine()
     print(", ".join(f"{k} {v}" for k, v in {**host, **told_once}.items()), file=sys.stderr)
     gpu = None if options.real else GpuModel(speed=options.speed)
-    engines = Engines(options.engines, gpu, options.slower)
+    engines = Engines(options.engines, gpu, options.slower, tuple(options.engine_args))
     groups: list[Group] = []
     with tempfile.TemporaryDirectory(prefix="bench-serving-") as temporary:
         directory = options.keep or Path(temporary)

@@ -22,11 +22,13 @@ class Engines:
         count: how many.
         gpu: how fast they are; None where a real model computes.
         slower: of that speed, what every second engine has.
+        more: flags of vLLM's.
     """
 
     count: int
     gpu: GpuModel | None
     slower: float = 1.0
+    more: tuple[str, ...] = ()
 
     @property
     def speed(self) -> float | None:
@@ -36,7 +38,7 @@ class Engines:
     @property
     def flags(self) -> tuple[str, ...]:
         """What they are started with, beside what all engines of the tests have."""
-        return (EXECUTOR, *_AS_ON_A_GPU) if self.gpu else ()
+        return (*((EXECUTOR, *_AS_ON_A_GPU) if self.gpu else ()), *self.more)
 
     def env(self, number: int, totals: Path) -> dict[str, str]:
         """The same, environment variables of one of them.

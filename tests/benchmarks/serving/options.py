@@ -1,6 +1,7 @@
 """The command line of a race."""
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import Final
 
@@ -79,6 +80,13 @@ def arguments() -> argparse.Namespace:
         "--real",
         action="store_true",
         help="engines that compute the demo model on the CPU, not those whose GPU is the clock",
+    )
+    parser.add_argument(
+        "--engine-args",
+        type=shlex.split,
+        default=[],
+        metavar="FLAGS",
+        help="more flags of vLLM's for all engines, quoted as in a shell",
     )
     parser.add_argument("--rounds", type=positive, default=6, help="blocks of each contender")
     parser.add_argument("--requests", type=positive, default=64, help="in a block")

@@ -35,6 +35,7 @@ def engine(*, sleep_mode: bool = True, profiler: str | None = "torch") -> Any:
     llm.vllm_config = SimpleNamespace(
         model_config=SimpleNamespace(enable_sleep_mode=sleep_mode),
         profiler_config=SimpleNamespace(profiler=profiler),
+        ec_transfer_config=None,
     )
     return llm
 
@@ -90,6 +91,14 @@ def test_what_an_engine_was_not_started_for(operation: Operation, words: str) ->
     assert refuses(llm, Sleep(0, "wait")) == ""  # gives nothing back
     assert refuses(engine(), operation) == ""
     assert llm.mock_calls == []
+
+
+def test_what_encodings_of_a_connector_would_survive() -> None:
+    llm = engine()
+    assert refuses(llm, ReloadWeights()) == ""
+    llm.vllm_config.ec_transfer_config = object()
+    assert "restart the worker" in refuses(llm, ReloadWeights())
+    assert refuses(llm, WakeUp()) == ""
 
 
 async def test_blocks_in_use_and_profiles_under_way_are_refusals() -> None:

@@ -2,9 +2,16 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from vllm.distributed.ec_transfer.ec_connector.cpu.common import (
+    ECCPUConnectorMetadata,
+    ECCPUWorkerMetadata,
+)
 
+from tests.simgpu import host_memory
 from tests.simgpu.answers import Vocabulary
 from tests.simgpu.gpu import DeviceClock, GpuModel
 from tests.simgpu.stats import FOLDER_VARIABLE, Stats, StatsFile
@@ -15,6 +22,24 @@ def test_the_parts_of_a_step_add_up() -> None:
     gpu = GpuModel(step_ms=8, prefill_ms=0.04, encoder_ms=0.06, context_ms=0.0001)
     assert gpu.step_seconds(0, 0, 0) == pytest.approx(0.008)
     assert gpu.step_seconds(1000, 200, 10_000) == pytest.approx(0.008 + 0.04 + 0.012 + 0.001)
+
+
+def test_encodings_from_host_memory_take_time() -> None:
+    gpu = GpuModel(step_ms=8, load_ms=0.01)
+    assert gpu.step_seconds(0, 0, 0, 1000) == pytest.approx(0.018)
+
+
+def test_a_step_says_which_encodings_it_copied() -> None:
+    saved, loaded = {"a": [0, 1]}, {"b": (7, [2, 3], (2, 64)), "c": (8, [4], (1, 64))}
+    made: Any = SimpleNamespace(ec_connector_metadata=ECCPUConnectorMetadata(saved, loaded))
+    assert host_memory.loaded(made) == (2, 3)
+    copied = host_memory.copied(made)
+    assert copied is not None
+    assert copied.ec_connector_worker_meta == ECCPUWorkerMetadata(["a"], [7, 8])
+    for nothing in (ECCPUConnectorMetadata(), None):
+        made.ec_connector_metadata = nothing
+        assert host_memory.loaded(made) == (0, 0)
+        assert host_memory.copied(made) is None
 
 
 def test_speed_divides_all() -> None:

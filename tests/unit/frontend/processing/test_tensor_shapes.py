@@ -14,10 +14,10 @@ from vllm.config import ModelConfig
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.processing import BaseMultiModalProcessor, ProcessorInputs, TimingContext
 
+from common.encoder_width import embeds_width
 from common.errors import RequestRejectedError
 from common.renderer_patches import check_items
 from frontend.processing.batch import Batch, MediaOptions, Processed, process
-from frontend.processing.client_embeds import embeds_width
 from frontend.processing.tensor_shapes import check_tensors
 from tests.families.makers import MAKERS
 from tests.unit.frontend.processing.media import batch_of
