@@ -31,7 +31,7 @@ from common.operations import (
     ResetPrefixCache,
     Sleep,
 )
-from tests.unit.backend_worker.test_engine_config import ours
+from tests.unit.backend_worker.configured import ours
 
 TOKEN = 128 * 4
 """Bytes of a media token's encoding of the demo model in float32."""

@@ -14,9 +14,9 @@ from vllm.entrypoints.launchers.api_server import entry
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from backend_worker.args import parse
-from backend_worker.engine_config import ON_PURPOSE, engine_config, with_our_defaults
+from backend_worker.engine_config import ON_PURPOSE
 from common.vllm_features import server_arguments
+from tests.unit.backend_worker.configured import ours
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -53,12 +53,6 @@ KV_CONNECTOR = (
 
 class Made(Exception):
     """vLLM has made its configuration, and need not start."""
-
-
-def ours(flags: list[str]) -> VllmConfig:
-    args = parse(flags)
-    engine = with_our_defaults(args.engine, args.engine_given)
-    return engine_config(engine, args.worker.encoder_cache_tokens)
 
 
 def theirs(flags: list[str], monkeypatch: pytest.MonkeyPatch) -> VllmConfig:
