@@ -24,6 +24,7 @@ from frontend.asgi import (
 )
 from frontend.http.admin import is_for_admins
 from frontend.http.bodies import Body, BodyReader
+from frontend.http.call_places import CallPlaces
 from frontend.http.settings import HttpSettings
 from frontend.http.tenant_quota import TenantQuota
 from frontend.tenancy import current_tenant
@@ -47,6 +48,7 @@ class Admission:
         places, memory = settings.max_inflight, settings.body_memory_bytes
         share = settings.key_share if several_keys else 1.0
         self._places = TenantQuota("requests in flight", places, max(1, int(places * share)))
+        self._calls = CallPlaces(places, max(1, int(places * share)))
         self._bodies = BodyReader(
             settings,
             # A key's share has room for one body of any allowed size.
@@ -85,7 +87,8 @@ class Admission:
                 return
             arrived.set(time.perf_counter())
             try:
-                await self._app(scope, receive, send)
+                with self._calls.of_request(tenant):
+                    await self._app(scope, receive, send)
             finally:
                 if places is not None:
                     places.give_back(tenant)

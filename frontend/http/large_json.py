@@ -4,11 +4,14 @@ A document of 30 pages comes as 11 MB of JSON. Starlette parses it with Python's
 which takes 13 ms for that and holds the interpreter's lock, so no other thread could help.
 """
 
+import asyncio
 import json
 from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
+
+from frontend.http import responses_input
 
 LARGE: Final = 256 << 10
 """Bodies from so many bytes on are worth another parser."""
@@ -35,5 +38,8 @@ def parse(body: bytes) -> Any:
 
 async def _json(self: Request) -> Any:
     if not hasattr(self, "_json"):
-        self._json = parse(await self.body())
+        body = parse(await self.body())
+        if self.url.path.endswith(responses_input.PATH) and responses_input.is_long(body):
+            body = await asyncio.to_thread(responses_input.cut_behind_wrong, body)
+        self._json = body
     return self._json

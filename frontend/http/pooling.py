@@ -92,7 +92,7 @@ class PoolingLimits:
 
         self._inputs.take(tenant, inputs)
         own = asyncio.Semaphore(max(1, self._places // SHARE))
-        token = current_batch.set(Batch(own, self._shared, keep))
+        token = current_batch.set(Batch((own, self._shared), keep))
         try:
             yield
         finally:

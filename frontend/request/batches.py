@@ -1,11 +1,11 @@
-"""The inputs of one pooling request: how many of them may be at workers at a time.
+"""The calls of one request: how many of them may be at workers at a time.
 
-vLLM's server asks for all of them at once, thousands if a client likes. Whoever lets such a request
-in says here what it may take; a call that belongs to none takes what it wants.
+vLLM's server makes one for each input, all at once, thousands if a client likes. Whoever lets such
+a request in says here what it may take; a call that belongs to none takes what it wants.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -19,15 +19,14 @@ class Batch:
     """What one request may take.
 
     Attributes:
-        own: places of its own, so that no request takes all that there are.
-        shared: those of all requests together.
-        keep: called with the bytes of each answer, which are held until the last one is there;
-            raises OverloadedError if there is no room.
+        places: a call has one of each: of its own, so that no request takes all that there are, and
+            of those of several requests, in this order.
+        keep: called with the bytes of each pooled answer, which are held until the last one is
+            there; raises OverloadedError if there is no room.
     """
 
-    own: asyncio.Semaphore
-    shared: asyncio.Semaphore
-    keep: Callable[[int], None]
+    places: Sequence[asyncio.Semaphore]
+    keep: Callable[[int], None] | None = None
 
 
 current_batch: Final[ContextVar[Batch | None]] = ContextVar("batch", default=None)
@@ -52,8 +51,8 @@ async def _places(batch: Batch, deadlines: Deadlines) -> AsyncExitStack:
     async with AsyncExitStack() as taken:
         try:
             async with asyncio.timeout(deadlines.left_s()):
-                await taken.enter_async_context(batch.own)
-                await taken.enter_async_context(batch.shared)
+                for places in batch.places:
+                    await taken.enter_async_context(places)
         except TimeoutError as error:
             raise deadlines.late() from error
         return taken.pop_all()
@@ -65,5 +64,6 @@ def keep(nbytes: int) -> None:
     Raises:
         OverloadedError: there is no room for it.
     """
-    if (batch := current_batch.get()) is not None:
+    batch = current_batch.get()
+    if batch is not None and batch.keep is not None:
         batch.keep(nbytes)

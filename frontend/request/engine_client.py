@@ -96,6 +96,7 @@ class RoutedEngineClient(EngineClient):
         if isinstance(prompt, dict) and "encoder_prompt" in prompt and "type" not in prompt:
             # vLLM has not rendered it: it asks a model for the language of a sound so.
             (prompt,) = await self.renderer.render_cmpl_async([parse_enc_dec_prompt(prompt)])
+        deadlines = self._runner.deadlines()
         request = GenerateRequest(
             prompt=prompt,
             sampling_params=sampling_params,
@@ -108,9 +109,10 @@ class RoutedEngineClient(EngineClient):
             session_id=session_id,
             reasoning_ended=reasoning_ended,
             reasoning_parser_kwargs=reasoning_parser_kwargs,
+            deadlines=deadlines,
         )
         try:
-            async with aclosing(self._runner.run(request)) as outputs:
+            async with batches.place(deadlines), aclosing(self._runner.run(request)) as outputs:
                 async for output in outputs:
                     yield output
         except MmRouterError as error:

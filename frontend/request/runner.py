@@ -44,6 +44,7 @@ from frontend.request.retry import DEADLY, DEADLY_TENSORS, Attempts, RetryBudget
 from frontend.request.settings import FaultSettings
 from frontend.request.spans import CallSpans, new_request_id
 from frontend.request.state import AnyOutput, RequestState
+from frontend.request.structure_limit import check_structure
 from frontend.router import (
     Decision,
     LoraKey,
@@ -277,6 +278,7 @@ class RequestRunner:
         prompt = request.prompt
         if not isinstance(prompt, dict) or "type" not in prompt:
             raise RequestRejectedError("only prompts that vLLM's renderer made can be routed")
+        check_structure(request.params)
         with stage("process"):
             return await self._processor.process(
                 prompt, request.params, own_id, request.lora_request

@@ -1,0 +1,44 @@
+"""What requests have at workers at a time.
+
+vLLM's server asks its engine once for each prompt of a request, and some routes take thousands.
+Each of these calls has a place, of which there are as many as requests in flight.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+from weakref import WeakValueDictionary
+
+from frontend.request import Batch, current_batch
+from frontend.tenancy import Tenant
+
+SHARE: Final = 4
+"""Of the places, one request may have this part."""
+
+
+class CallPlaces:
+    """Those of a frontend."""
+
+    def __init__(self, places: int, of_a_tenant: int) -> None:
+        """
+        Args:
+            of_a_tenant: of these one may have.
+        """
+        self._own = max(1, places // SHARE)
+        self._of_a_tenant = of_a_tenant
+        self._shared = asyncio.Semaphore(places)
+        self._tenants: WeakValueDictionary[Tenant, asyncio.Semaphore] = WeakValueDictionary()
+
+    @contextmanager
+    def of_request(self, tenant: Tenant) -> Iterator[None]:
+        """A request is worked on, in the context of this task."""
+        of_tenant = self._tenants.get(tenant)
+        if of_tenant is None:
+            of_tenant = self._tenants[tenant] = asyncio.Semaphore(self._of_a_tenant)
+        places = (asyncio.Semaphore(self._own), of_tenant, self._shared)
+        token = current_batch.set(Batch(places))
+        try:
+            yield
+        finally:
+            current_batch.reset(token)

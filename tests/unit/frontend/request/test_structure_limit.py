@@ -1,0 +1,45 @@
+"""Structures of answers that would keep others waiting."""
+
+from typing import Any
+
+import pytest
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+
+from common.errors import RequestRejectedError
+from frontend.request.structure_limit import MOST_BYTES, check_structure
+
+LONG = "x" * MOST_BYTES
+
+
+def asked(**wanted: Any) -> SamplingParams:
+    return SamplingParams(structured_outputs=StructuredOutputsParams(**wanted))
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"json": {"type": "object", "examples": [LONG]}},
+        {"json": LONG},
+        {"regex": LONG},
+        {"grammar": LONG},
+        {"choice": ["x"] * MOST_BYTES},
+        {"structural_tag": LONG},
+    ],
+)
+def test_large_ones_are_refused(wanted: dict[str, Any]) -> None:
+    with pytest.raises(RequestRejectedError, match=r"the structure of the answer .* more than"):
+        check_structure(asked(**wanted))
+
+
+def test_others_pass() -> None:
+    for params in (
+        asked(json={"type": "object", "properties": {f"p{i}": {} for i in range(1000)}}),
+        asked(regex="a|b"),
+        asked(choice=["yes", "no"] * 1000),
+        asked(json_object=True),
+        SamplingParams(),
+        PoolingParams(),
+        None,
+    ):
+        check_structure(params)
