@@ -9,11 +9,11 @@ from vllm.lora.request import LoRARequest
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from backend_worker.encodings import without_encoder
 from backend_worker.ranks import served_ranks
 from common import tracing
 from common.errors import EngineFailedError, RequestRejectedError, WorkerBusyError
 from common.protocol import MOST_POOLED_BYTES, Submit
+from common.transfer_params import drop_transfer_params
 
 AnyOutput: TypeAlias = RequestOutput | PoolingRequestOutput
 """What an engine says of a request that generates, or of one that pools."""
@@ -37,8 +37,7 @@ def ask(
         What AsyncLLM raises, and of what is pooled what :func:`check` finds.
     """
     _check_logprobs(llm, submit)
-    if submit.sampling_params is not None:
-        without_encoder(submit.sampling_params)
+    drop_transfer_params(submit.sampling_params)
     headers = tracing.headers_onwards(submit.trace_headers)
     if submit.pooling_params is not None:
         return _pooled(llm, submit, prompt, adapter, rank, headers)

@@ -35,6 +35,7 @@ from common.placeholder import placeholder_digest
 from common.protocol import MediaPart
 from common.transfer.arena import ArenaAccess
 from common.transfer.media_source import MediaSource
+from common.transfer_params import drop_transfer_params, names_encoder
 from common.undo import undo_on_error
 from frontend.fetch import MediaLoader
 from frontend.media_processes import StartUp
@@ -107,7 +108,7 @@ class ProcessedPrompt:
     @property
     def has_client_tensors(self) -> bool:
         """Whether a client made some of the tensors itself, which an engine may end with."""
-        return any(media.by_client for media in self.media)
+        return self.prompt_embeds is not None or any(media.by_client for media in self.media)
 
     def items(self) -> Mapping[MmHash, MediaItem]:
         """The distinct media items by hash: an image shown twice is one item."""
@@ -208,26 +209,28 @@ class Preprocessor:
     ) -> ProcessedPrompt:
         """Validate a rendered prompt and sort its media by position.
 
-        Runs on the renderer's pool. Raises what vLLM's ``process_inputs`` raises,
+        Runs on the renderer's pool. What the client says of other servers is dropped from the
+        parameters. Raises what vLLM's ``process_inputs`` raises,
         which vLLM's server turns into a 4xx, and RequestRejectedError for embeddings that
         would end an engine and for media that are only named, by a hash or to an encoder.
         """
-        prompt = await self._with_own_hashes(prompt)
+        prompt = await self._with_own_hashes(prompt, encoded=names_encoder(params))
+        drop_transfer_params(params)
         # Which adapters there are the workers know; the configuration here has none.
         request: EngineCoreRequest = await self.input_processor.process_inputs_async(
             request_id, prompt, params, self.tasks
         )
+        if (
+            request.prompt_embeds is not None
+            and getattr(params, "prompt_logprobs", None) is not None
+        ):
+            # In a chat: for completions vLLM says so itself, and its engine ends with it.
+            raise RequestRejectedError("prompt_logprobs: not of a prompt with embeddings")
         text = _said_to_the_decoder(prompt).get("prompt")
         tokens = _token_ids(request)
-        media = [self._media_item(feature, tokens) for feature in request.mm_features or []]
-        if any(each.by_client for each in media) and _names_encoder(params):
-            # To vLLM they need not be whole then.
-            raise RequestRejectedError(
-                "ec_transfer_params: no other server encodes media for this one; send their tensors"
-            )
         return ProcessedPrompt(
             token_ids=tokens,
-            media=media,
+            media=[self._media_item(feature, tokens) for feature in request.mm_features or []],
             prompt_text=text if isinstance(text, str) else None,
             cache_salt=request.cache_salt,
             lora_request=lora_request,
@@ -235,13 +238,16 @@ class Preprocessor:
             prompt_is_token_ids=request.prompt_is_token_ids,
         )
 
-    async def _with_own_hashes(self, prompt: EngineInput) -> EngineInput:
+    async def _with_own_hashes(self, prompt: EngineInput, *, encoded: bool) -> EngineInput:
         """A prompt in whose media nobody but us, or their content, had a say on their hashes.
 
         vLLM's token-in, token-out route (``--enable-scale-out``) takes hashes from clients.
+
+        Args:
+            encoded: by another server, as the client says: to vLLM media need not be whole then.
         """
         if prompt["type"] == "enc_dec":
-            decoder = await self._with_own_hashes(prompt["decoder_prompt"])
+            decoder = await self._with_own_hashes(prompt["decoder_prompt"], encoded=encoded)
             return {**prompt, "decoder_prompt": decoder}
         salt = salt_of_blocks(prompt.get("cache_salt"))
         if salt != prompt.get("cache_salt"):
@@ -260,6 +266,11 @@ class Preprocessor:
                         f"{modality} {index + 1} is only named by a hash: send its data"
                     )
                 if item not in hashed:
+                    if encoded:
+                        raise RequestRejectedError(
+                            "ec_transfer_params: no other server encodes media for this one; send "
+                            "their tensors"
+                        )
                     found = await asyncio.to_thread(content_hash, modality, item, algorithm)
                     hashes[modality][index] = hash_within(found, partition)
         return {**prompt, "mm_hashes": hashes}
@@ -335,12 +346,6 @@ def _promised(
 def _said_to_the_decoder(prompt: EngineInput) -> EngineInput:
     """Where vLLM has tokens and media. The tokens of an encoder are for its checks."""
     return prompt["decoder_prompt"] if prompt["type"] == "enc_dec" else prompt
-
-
-def _names_encoder(params: SamplingParams | PoolingParams) -> bool:
-    """Whether a request says which server has encoded its media."""
-    named = isinstance(params, SamplingParams) and params.extra_args
-    return bool(named and named.get("ec_transfer_params"))
 
 
 def _make_store(arena: ArenaAccess | None, model_config: ModelConfig) -> ProcessedStore:

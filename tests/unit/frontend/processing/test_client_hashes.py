@@ -106,14 +106,29 @@ async def test_tensors_of_a_client_are_told_from_ours(preprocessor: Preprocessor
     assert not ours.has_client_tensors and sent.has_client_tensors
 
 
+async def test_embeddings_in_a_prompt_are_a_clients_too(preprocessor: Preprocessor) -> None:
+    rows = torch.zeros(3, preprocessor.model_config.get_inputs_embeds_size())
+    prompt: Any = {"type": "embeds", "prompt_embeds": rows}
+    made = await preprocessor.process(prompt, SamplingParams(), "r", None)
+    assert made.has_client_tensors
+    with pytest.raises(RequestRejectedError, match="prompt_logprobs: not of a prompt with"):
+        await preprocessor.process(prompt, SamplingParams(prompt_logprobs=1), "r", None)
+    words = await preprocessor.process(
+        tokens_input([1, 2, 3]), SamplingParams(prompt_logprobs=1), "r", None
+    )
+    assert not words.has_client_tensors
+
+
 async def test_a_client_can_not_have_an_encoder_asked(preprocessor: Preprocessor) -> None:
     """vLLM would take media without their tensors then, and its engine would end."""
     prompt = await rendered(preprocessor, "a")
     names = SamplingParams(extra_args={"ec_transfer_params": {"a": {"peer_host": "10.0.0.1"}}})
     with pytest.raises(RequestRejectedError, match="ec_transfer_params: no other server encodes"):
         await preprocessor.process(as_a_client_sends_it(prompt, "whatever"), names, "r", None)
-    processed = await preprocessor.process(prompt, names, "r", None)  # vLLM ignores it, too
+    assert names.extra_args
+    processed = await preprocessor.process(prompt, names, "r", None)
     assert not processed.has_client_tensors
+    assert names.extra_args is None  # and no engine hears of it
 
 
 async def test_media_and_blocks_are_kept_under_one_salt(preprocessor: Preprocessor) -> None:
