@@ -1,129 +1,91 @@
-"""Encodings of media that an engine keeps beyond its encoder cache: in a connector of vLLM's.
+"""Encodings of media that an engine keeps beyond its encoder cache: in the host's memory.
 
-Source: ``ECConnectorBase`` and ``ECCPUConnector`` of vLLM 0.32.0 and 0.33.0.
+Source: ``ECCPUConnector`` of vLLM 0.32.0 and 0.33.0.
 """
 
-import contextlib
 import os
-import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+import shutil
 from typing import Final
 
 import torch
 from vllm.config import VllmConfig
-from vllm.sampling_params import SamplingParams
 
-from backend_worker.supervise import descendants
+from backend_worker.engine_memory import SHARED_MEMORY, instance_name
 from common.encoder_width import embeds_width
+from common.engine_arguments import HOST_MEMORY
 from common.errors import ConfigurationError
 from common.operations import Operation, ReloadWeights, ResetEncoderCache, Sleep
 
-HOST_MEMORY: Final = "ECCPUConnector"
+INSTANCE: Final = "mmrouter_instance"
+"""In the connector's configuration: the name of the engine's memory."""
+
+_OURS: Final = "HostEncodings"
 
 _MOST: Final = 1 << 32
-"""Tokens, where a connector doesn't say how many it has room for; cards have no larger number."""
-
-_NAME: Final = re.compile(r"/dev/shm/vllm_ec_[^/]+_dp\d+\.mmap")
-"""Of a file in which an engine keeps them."""
+"""Tokens that a card can say."""
 
 
-def has_connector(config: VllmConfig) -> bool:
-    """Whether the engine's encodings outlive its encoder cache."""
-    return config.ec_transfer_config is not None
-
-
-def kept_tokens(config: VllmConfig) -> int:
-    """Media tokens whose encodings an engine keeps, wherever that is."""
-    own = config.scheduler_config.encoder_cache_size
-    connector = config.ec_transfer_config
-    if connector is None:
-        return own
-    if connector.ec_connector != HOST_MEMORY:
-        return _MOST
-    room = int(connector.get_from_extra_config("ec_cpu_bytes", 0)) // _token_bytes(config)
-    return min(max(own, room), _MOST)
-
-
-def check_room(config: VllmConfig, largest: int) -> None:
-    """Refuse a connector of which an engine would end when the largest medium comes.
-
-    Args:
-        largest: media tokens of one, at most.
+def take_over(config: VllmConfig) -> None:
+    """Have an engine use our connector where it would use vLLM's.
 
     Raises:
-        ConfigurationError: says how much room there has to be.
+        ConfigurationError: there is no room for what it should keep.
     """
     connector = config.ec_transfer_config
     if connector is None or connector.ec_connector != HOST_MEMORY:
         return
-    needed = largest * _token_bytes(config)
-    if int(connector.get_from_extra_config("ec_cpu_bytes", 0)) < needed:
+    extra = connector.ec_connector_extra_config
+    _check_room(config, extra.get("ec_cpu_bytes", 0))
+    connector.ec_connector = _OURS
+    connector.ec_connector_module_path = "backend_worker.host_encodings"
+    connector.ec_connector_extra_config = {**extra, INSTANCE: instance_name(os.getpid())}
+
+
+def _check_room(config: VllmConfig, wanted: object) -> None:
+    least = token_bytes(config)
+    if not isinstance(wanted, int) or wanted < least:
         raise ConfigurationError(
-            f"--ec-transfer-config: ec_cpu_bytes has to be {needed} at least: a medium may have "
-            f"{largest} tokens, and an engine ends with one that has no room"
+            f"--ec-transfer-config: ec_cpu_bytes is {wanted!r}, and has to be a number of bytes: "
+            f"each media token takes {least} or more"
+        )
+    ranks = config.parallel_config.data_parallel_size_local
+    free = shutil.disk_usage(SHARED_MEMORY).free
+    if wanted * ranks > free:
+        raise ConfigurationError(
+            f"--ec-transfer-config: {SHARED_MEMORY} has {free} bytes left, and {ranks} times "
+            f"ec_cpu_bytes are {wanted * ranks}"
         )
 
 
-def _token_bytes(config: VllmConfig) -> int:
-    """Of a media token's encoding."""
+def token_bytes(config: VllmConfig) -> int:
+    """Of a media token's encoding as wide as the model's own embeddings."""
     model = config.model_config
     assert isinstance(model.dtype, torch.dtype)  # resolved
-    return embeds_width(model, "image") * model.dtype.itemsize
+    return int(model.get_inputs_embeds_size()) * model.dtype.itemsize
+
+
+def kept_tokens(config: VllmConfig) -> int:
+    """Media tokens whose encodings an engine keeps, wherever that is: about as many, of models
+    that encode them wider than one can know before.
+    """
+    own = config.scheduler_config.encoder_cache_size
+    connector = config.ec_transfer_config
+    if connector is None:
+        return own
+    model = config.model_config
+    wide = embeds_width(model, "image") // model.get_inputs_embeds_size()
+    room = int(connector.ec_connector_extra_config["ec_cpu_bytes"])
+    return min(max(own, room // (wide * token_bytes(config))), _MOST)
 
 
 def refuses(config: VllmConfig, operation: Operation) -> str:
-    """Why an engine does not do an operation that a connector's encodings would survive."""
+    """Why an engine does not do an operation that encodings in the host's memory would survive."""
     survived = isinstance(operation, ReloadWeights | ResetEncoderCache) or (
         isinstance(operation, Sleep) and operation.level > 1
     )
-    if not (survived and has_connector(config)):
+    if not survived or config.ec_transfer_config is None:
         return ""
     return (
         "the connector of --ec-transfer-config would keep the encodings of these weights: "
         "restart the worker"
     )
-
-
-def without_encoder(params: SamplingParams) -> None:
-    """Drop what a client says of servers that have encoded its media: a connector would ask them.
-
-    Args:
-        params: changed in place.
-    """
-    if params.extra_args:
-        params.extra_args.pop("ec_transfer_params", None)
-
-
-def take_names() -> list[Path]:
-    """Remove the names of the memory in which engines of this process keep encodings, so that it
-    goes with them, however they end. Once they have started: they open it by name until then.
-
-    Returns:
-        The names.
-    """
-    found: set[Path] = set()
-    for pid in descendants(os.getpid()):
-        for opened in Path(f"/proc/{pid}/fd").glob("*"):
-            with contextlib.suppress(FileNotFoundError):
-                found.add(opened.readlink())
-    names = sorted(each for each in found if _NAME.fullmatch(str(each)))
-    for name in names:
-        name.unlink(missing_ok=True)
-    return names
-
-
-@contextmanager
-def names_back(files: Iterable[Path]) -> Iterator[None]:
-    """Have engines find the names that were removed: to stop without one is an error to them."""
-    ours: list[Path] = []
-    for file in files:
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-            ours.append(file)
-    try:
-        yield
-    finally:
-        for file in ours:
-            file.unlink(missing_ok=True)

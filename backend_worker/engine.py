@@ -30,7 +30,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from backend_worker import direct_outputs, engine_outputs
 from backend_worker.adapters import Adapters
-from backend_worker.encodings import check_room, has_connector, kept_tokens, names_back, take_names
+from backend_worker.encodings import kept_tokens
 from backend_worker.engine_calls import AnyOutput, ask, check, check_form, has_failed
 from backend_worker.engine_config import USAGE, engine_config
 from backend_worker.engine_operations import operate, refuses
@@ -131,7 +131,6 @@ class Engine:
         # A cache that keeps the tensors themselves (more than one rank behind one
         # AsyncLLM) must not keep views of memory that the frontend will reuse.
         self._copies_items = isinstance(self._cache, MultiModalProcessorOnlyCache)
-        self._names = take_names() if has_connector(llm.vllm_config) else []
 
     @classmethod
     async def start(
@@ -148,8 +147,7 @@ class Engine:
 
         Raises:
             ConfigurationError: an argument that frontends can't follow, a launch under
-                which the ranks can't be served, an adapter that can't be loaded, or a connector
-                without room for the largest medium.
+                which the ranks can't be served, or an adapter that can't be loaded.
             EngineGoneError: the engine died right after it had started.
             Whatever vLLM raises when a model can't be loaded: the caller ends.
         """
@@ -170,7 +168,6 @@ class Engine:
         try:
             # Joins the warm-up, drops its dummy items.
             await answered(llm, llm.reset_mm_cache())
-            check_room(config, llm.input_processor.mm_encoder_cache_size)
             if config.lora_config is not None:
                 adapters.slots = config.lora_config.max_loras
             await adapters.load(lambda adapter: answered(llm, llm.add_lora(adapter)))
@@ -390,8 +387,7 @@ class Engine:
 
     def shutdown(self) -> None:
         """Stop the engine processes. Blocks until they are gone."""
-        with names_back(self._names):
-            self._llm.shutdown(timeout=SHUTDOWN_S)
+        self._llm.shutdown(timeout=SHUTDOWN_S)
 
     def _check_evicted(self, first: AnyOutput, cached: list[MmHash]) -> None:
         """Raises MediaMissingError if a request failed since the engine had evicted its media."""

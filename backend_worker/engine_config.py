@@ -12,6 +12,7 @@ from vllm import AsyncEngineArgs
 from vllm.config import KVEventsConfig, VllmConfig
 from vllm.usage.usage_lib import UsageContext
 
+from backend_worker import encodings
 from backend_worker.ranks import check_launch
 from common.engine_arguments import check_arguments, check_configuration
 from common.vllm_features import hash_blocks_by_their_own_tokens
@@ -27,6 +28,10 @@ ON_PURPOSE: Final[Mapping[str, str]] = MappingProxyType(
         "model_config.multimodal_config.enable_mm_embeds": "what the user gives: vLLM lets clients "
         "send embeddings wherever there is a connector, and they can end an engine",
         "model_config.multimodal_config.allow_missing_mm_embeddings": "as above",
+        "ec_transfer_config.ec_connector": "one of ours, whose memory is found and removed if the "
+        "engine is killed, and which does not end the engine when a medium has no room",
+        "ec_transfer_config.ec_connector_module_path": "as above",
+        "ec_transfer_config.ec_connector_extra_config": "as above",
         "profiler_config.ignore_frontend": "vLLM starts and stops this process's profiler in any "
         "threads: PyTorch's second one kills it",
         "scheduler_config.encoder_cache_size": "with --encoder-cache-tokens, for which vLLM has "
@@ -100,6 +105,7 @@ def engine_config(args: AsyncEngineArgs, encoder_cache_tokens: int = 0) -> VllmC
     if media is not None:
         media.enable_mm_embeds = args.enable_mm_embeds
         media.allow_missing_mm_embeddings = False
+    encodings.take_over(config)
     scheduler = config.scheduler_config
     scheduler.encoder_cache_size = max(scheduler.encoder_cache_size, encoder_cache_tokens)
     return config

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from backend_worker.engine_memory import remove_memory
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _REAP_S = 10.0
@@ -47,6 +49,7 @@ def supervise() -> None:
         signal.signal(number, signal.SIG_IGN)
     _, status = os.waitpid(worker, 0)
     _end_descendants()
+    remove_memory(worker)
     code = os.waitstatus_to_exitcode(status)
     sys.exit(code if code >= 0 else 128 - code)
 
@@ -70,7 +73,7 @@ def _stop_with_the_parent(parent: int) -> None:
 
 def _end_descendants() -> None:
     started = time.monotonic()
-    while (left := descendants(os.getpid())) and time.monotonic() < started + _REAP_S:
+    while (left := _descendants(os.getpid())) and time.monotonic() < started + _REAP_S:
         for pid in left:
             if _cleans_up(pid) and time.monotonic() < started + _REAP_S / 2:
                 continue
@@ -95,14 +98,17 @@ def _cleans_up(pid: int) -> bool:
         return False
 
 
-def descendants(pid: int) -> list[int]:
-    """The processes that one has started, that these have started, and so on."""
+def _descendants(pid: int) -> list[int]:
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        return found
+    for task in tasks:
         try:
-            children = [int(child) for child in task.read_text().split()]
-        except FileNotFoundError:
+            children = [int(child) for child in (task / "children").read_text().split()]
+        except (FileNotFoundError, ProcessLookupError):
             continue
         for child in children:
-            found += [child, *descendants(child)]
+            found += [child, *_descendants(child)]
     return found

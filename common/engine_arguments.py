@@ -8,12 +8,16 @@ fails a test until somebody has thought about it.
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Final
 
 from vllm import AsyncEngineArgs
 from vllm.config import VllmConfig
 
 from common.card import ModelSettings
 from common.errors import ConfigurationError
+
+HOST_MEMORY: Final = "ECCPUConnector"
+"""The one connector of encodings that a worker may have."""
 
 ON_CARD: Mapping[str, str] = MappingProxyType(
     {name: f"model.{name}" for name in ModelSettings.model_fields}
@@ -181,13 +185,7 @@ def check_arguments(args: AsyncEngineArgs) -> None:
 
 def check_configuration(config: VllmConfig) -> None:
     """Refuse what vLLM made of a worker's arguments and environment, as above."""
-    connector = config.ec_transfer_config
-    if connector is not None and connector.ec_role != "ec_both":
-        raise _refusal(
-            "ec_transfer_config",
-            "its ec_role has to be ec_both, since frontends know no split into encoding and "
-            "answering",
-        )
+    _check_connector(config)
     media = config.model_config.multimodal_config
     if media is None:
         return
@@ -198,6 +196,24 @@ def check_configuration(config: VllmConfig) -> None:
             "media_io_kwargs",
             "it (or VLLM_VIDEO_LOADER_BACKEND) has videos decoded on a GPU, and frontends, which "
             "decode them, have none",
+        )
+
+
+def _check_connector(config: VllmConfig) -> None:
+    connector = config.ec_transfer_config
+    if connector is None:
+        return
+    if connector.ec_role != "ec_both" or connector.ec_connector_extra_config.get("ec_enable_nixl"):
+        raise _refusal(
+            "ec_transfer_config",
+            "frontends know no split into encoding and answering, so its ec_role has to be ec_both "
+            "and ec_enable_nixl off",
+        )
+    if connector.ec_connector != HOST_MEMORY:
+        raise _refusal(
+            "ec_transfer_config",
+            f"what {connector.ec_connector} keeps may outlive the worker, and so the weights that "
+            f"it was made with; {HOST_MEMORY} keeps it in the host's memory",
         )
 
 

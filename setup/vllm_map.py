@@ -115,6 +115,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.openai.completion.protocol",
             "vllm.entrypoints.openai.completion.serving",
         ),
+        "frontend/http/responses_input.py": ("vllm.entrypoints.openai.responses.protocol",),
         "frontend/http/straight_streams.py": (
             "vllm.entrypoints.openai.chat_completion.api_router",
             "vllm.entrypoints.openai.completion.api_router",
@@ -227,6 +228,12 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     },
     "configuration of the engine": {
         "backend_worker/encodings.py": ("vllm.config",),
+        "backend_worker/host_encodings.py": (
+            "vllm.config",
+            "vllm.distributed.ec_transfer.ec_connector.base",
+            "vllm.distributed.ec_transfer.ec_connector.cpu.connector",
+            "vllm.v1.request",
+        ),
         "backend_worker/engine_config.py": ("vllm", "vllm.config", "vllm.usage.usage_lib"),
         "common/encoder_width.py": ("vllm.config",),
     },

@@ -28,5 +28,6 @@ class SimExecutor(UniProcExecutor):
         """Ask the worker. What its encoder makes of a dummy is known without one."""
         if getattr(method, "__module__", "") == encoder_output_width.__name__:
             width = self.model_config.get_inputs_embeds_size()
-            return [dict.fromkeys(("image", "video", "audio"), width)]
+            limit = self.model_config.get_multimodal_config().get_limit_per_prompt
+            return [{each: width for each in ("image", "video", "audio") if limit(each)}]
         return super().collective_rpc(method, *args, **options)

@@ -7,26 +7,24 @@ from vllm.distributed.ec_transfer.ec_connector.cpu.common import (
     ECCPUWorkerMetadata,
 )
 from vllm.distributed.ec_transfer.ec_connector.cpu.connector import ECCPUConnector
-from vllm.distributed.ec_transfer.ec_connector.factory import ECConnectorFactory
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ECConnectorOutput
 
 
-class SimHostMemory(ECCPUConnector):
-    """The scheduler's half of vLLM's connector. The other half is a device's: here it is
-    :func:`copied`.
-    """
-
-    def __init__(self, vllm_config: VllmConfig, role: ECConnectorRole) -> None:
-        # Past its own constructor, which wants the model runner of a device.
-        ECConnectorBase.__init__(self, vllm_config=vllm_config, role=role)
-        self.connector_worker = None
-        self.connector_scheduler = self._make_scheduler(vllm_config)
-
-
 def install() -> None:
-    """Let the engine of this process have it by the name of vLLM's."""
-    ECConnectorFactory._registry[ECCPUConnector.__name__] = lambda: SimHostMemory
+    """Have the engine of this process do without the connector's other half, which is a device's:
+    here it is :func:`copied`.
+    """
+    setattr(ECCPUConnector, "__init__", _without_a_device)  # noqa: B010  # mypy knows it as a method
+
+
+def _without_a_device(
+    connector: ECCPUConnector, vllm_config: VllmConfig, role: ECConnectorRole
+) -> None:
+    # Past its own constructor, which wants the model runner of a device.
+    ECConnectorBase.__init__(connector, vllm_config=vllm_config, role=role)
+    connector.connector_worker = None
+    connector.connector_scheduler = connector._make_scheduler(vllm_config)
 
 
 def loaded(scheduled: SchedulerOutput) -> tuple[int, int]:

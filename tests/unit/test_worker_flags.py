@@ -210,12 +210,14 @@ def test_workers_of_other_meaning_are_refused_by_field(
     assert caught.value.field == field
 
 
-def ec_role(role: str) -> str:
-    return f'--ec-transfer-config={{"ec_connector": "ECExampleConnector", "ec_role": "{role}"}}'
+def connector(name: str, role: str = "ec_both", **more: object) -> str:
+    extra = {"ec_cpu_bytes": 1 << 20, **more}
+    config = {"ec_connector": name, "ec_role": role, "ec_connector_extra_config": extra}
+    return f"--ec-transfer-config={json.dumps(config)}"
 
 
-def test_an_engine_that_does_both_may_keep_encodings(model: Path) -> None:
-    worker(model, ec_role("ec_both"))
+def test_encodings_may_be_kept_in_the_hosts_memory(model: Path) -> None:
+    worker(model, connector("ECCPUConnector"))
 
 
 @pytest.mark.parametrize(
@@ -230,8 +232,11 @@ def test_an_engine_that_does_both_may_keep_encodings(model: Path) -> None:
             "--reasoning-parser-plugin",
         ),
         (['--mm-processor-kwargs={"device": "cuda"}'], "--mm-processor-device"),
-        ([ec_role("ec_producer")], "--ec-transfer-config"),
-        ([ec_role("ec_consumer")], "--ec-transfer-config"),
+        ([connector("ECCPUConnector", "ec_producer")], "--ec-transfer-config"),
+        ([connector("ECCPUConnector", "ec_consumer")], "--ec-transfer-config"),
+        ([connector("ECCPUConnector", ec_enable_nixl=True)], "--ec-transfer-config"),
+        ([connector("ECExampleConnector")], "--ec-transfer-config"),
+        ([connector("ECMooncakeConnector")], "--ec-transfer-config"),
     ],
 )
 def test_what_no_frontend_can_follow_is_refused_by_name(

@@ -1,26 +1,28 @@
-"""Encodings beyond an engine's encoder cache. No engine runs."""
+"""Encodings in the host's memory. No engine runs."""
 
-import contextlib
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm.sampling_params import SamplingParams
-
-from backend_worker.encodings import (
-    check_room,
-    kept_tokens,
-    names_back,
-    refuses,
-    take_names,
-    without_encoder,
+from vllm.config import VllmConfig
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
+from vllm.distributed.ec_transfer.ec_connector.cpu.common import (
+    ECCPUConnectorMetadata,
+    ECCPUWorkerMetadata,
 )
+from vllm.distributed.ec_transfer.ec_connector.factory import ECConnectorFactory
+from vllm.multimodal.inputs import PlaceholderRange
+from vllm.v1.outputs import ECConnectorOutput
+
+from backend_worker.encodings import kept_tokens, refuses
+from backend_worker.engine_memory import SHARED_MEMORY, instance_name
+from backend_worker.host_encodings import HostEncodings
 from common.errors import ConfigurationError
 from common.operations import (
     Operation,
@@ -36,23 +38,24 @@ from tests.unit.backend_worker.configured import ours
 TOKEN = 128 * 4
 """Bytes of a media token's encoding of the demo model in float32."""
 
+ROOM = 1000
 
-def connector(name: str, **extra: object) -> str:
-    config = {"ec_connector": name, "ec_role": "ec_both", "ec_connector_extra_config": extra}
+
+def in_host_memory(size: object) -> str:
+    config = {
+        "ec_connector": "ECCPUConnector",
+        "ec_role": "ec_both",
+        "ec_connector_extra_config": {"ec_cpu_bytes": size},
+    }
     return f"--ec-transfer-config={json.dumps(config)}"
-
-
-def with_room(tokens: float) -> str:
-    return connector("ECCPUConnector", ec_cpu_bytes=int(tokens * TOKEN))
 
 
 @pytest.mark.parametrize(
     ("flags", "tokens"),
     [
         ((), 2048),
-        ((with_room(100_000),), 100_000),
-        ((with_room(100.5),), 2048),
-        ((connector("ECExampleConnector"),), 1 << 32),
+        ((in_host_memory(100_000 * TOKEN),), 100_000),
+        ((in_host_memory(100 * TOKEN),), 2048),
     ],
 )
 def test_what_is_kept(model: Path, flags: tuple[str, ...], tokens: int) -> None:
@@ -60,14 +63,17 @@ def test_what_is_kept(model: Path, flags: tuple[str, ...], tokens: int) -> None:
     assert kept_tokens(ours([f"--model={model}", *sizes, *flags])) == tokens
 
 
-def test_a_medium_without_room_would_end_the_engine(model: Path) -> None:
-    flags = [f"--model={model}", "--dtype=float32"]
-    check_room(ours(flags), 1000)
-    check_room(ours([*flags, connector("ECExampleConnector")]), 1000)
-    check_room(ours([*flags, with_room(1000)]), 1000)
-    for tight in (with_room(999.9), connector("ECCPUConnector")):
-        with pytest.raises(ConfigurationError, match=f"ec_cpu_bytes has to be {1000 * TOKEN} at"):
-            check_room(ours([*flags, tight]), 1000)
+@pytest.mark.parametrize("size", [0, TOKEN - 1, "16GiB", None, -1, 0.5])
+def test_what_is_no_room_is_said(model: Path, size: object) -> None:
+    with pytest.raises(ConfigurationError, match=f"ec_cpu_bytes is {size!r}, .* takes {TOKEN} or"):
+        ours([f"--model={model}", "--dtype=float32", in_host_memory(size)])
+
+
+def test_more_than_there_is_is_said(model: Path) -> None:
+    free = shutil.disk_usage(SHARED_MEMORY).free
+    flags = [f"--model={model}", "--dtype=float32", "--data-parallel-size=2"]
+    with pytest.raises(ConfigurationError, match=r"/dev/shm has .* left, and 2 times ec_cpu_bytes"):
+        ours([*flags, in_host_memory(free // 2 + (1 << 30))])
 
 
 @pytest.mark.parametrize(
@@ -90,63 +96,69 @@ def test_other_weights_are_refused(operation: Operation, survived: bool) -> None
     assert refuses(nothing, operation) == ""
 
 
-def test_no_client_says_where_encodings_are() -> None:
-    named = SamplingParams(extra_args={"ec_transfer_params": {"a": {"peer_host": "h"}}, "kept": 1})
-    without_encoder(named)
-    assert named.extra_args == {"kept": 1}
-    without_encoder(SamplingParams())
-
-
-OPENS = """
-import os, sys
-os.open(sys.argv[1], os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-print("open", flush=True)
-sys.stdin.read()
-os.unlink(sys.argv[1])
-"""
-"""An engine: it opens a file by name, and removes the name when it stops."""
-
-
-@contextlib.contextmanager
-def engine(file: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", OPENS, str(file)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe) as process:
-        try:
-            assert process.stdout is not None and process.stdout.readline() == "open\n"
-            yield process
-        finally:
-            process.kill()
+Making = Callable[..., HostEncodings]
 
 
 @pytest.fixture
-def file() -> Iterator[Path]:
-    path = Path(f"/dev/shm/vllm_ec_{os.getpid()}{os.urandom(4).hex()}_dp0.mmap")
-    yield path
-    path.unlink(missing_ok=True)
+def making(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Making]:
+    """Makes the scheduler's half, as vLLM does, of an engine that measured some widths."""
+    with ExitStack() as stack:
+
+        def make(**widths: int) -> HostEncodings:
+            flags = [f"--model={model}", "--dtype=float32", in_host_memory(ROOM * TOKEN)]
+            config = ours(flags)
+            assert config.ec_transfer_config is not None
+            config.ec_transfer_config.mm_encoder_output_widths = widths
+            # It wants that of a device.
+            monkeypatch.setattr(VllmConfig, "use_v2_model_runner", property(lambda _: True))
+            made = ECConnectorFactory.create_connector(config, ECConnectorRole.SCHEDULER)
+            stack.callback(made.shutdown)
+            assert isinstance(made, HostEncodings)
+            return made
+
+        yield make
 
 
-def test_nothing_is_left_of_an_engine_that_is_killed(file: Path) -> None:
-    other = file.with_name(f"{file.stem}.other")
-    with engine(file), engine(other):
-        assert take_names() == [file]
-        assert not file.exists() and other.exists()
-    other.unlink()
+def comes(
+    connector: HostEncodings, name: str, modality: str, tokens: int
+) -> ECCPUConnectorMetadata:
+    """A medium is put into the encoder cache."""
+    position = PlaceholderRange(offset=0, length=tokens)
+    feature = SimpleNamespace(identifier=name, modality=modality, mm_position=position)
+    request: Any = SimpleNamespace(mm_features=[feature], request_id="r")
+    connector.update_state_after_alloc(request, 0)
+    nothing: Any = None
+    return connector.build_connector_meta(nothing)
 
 
-def test_an_engine_stops_with_its_names(file: Path) -> None:
-    with engine(file) as stopping:
-        names = take_names()
-        with names_back(names):
-            _, _ = stopping.communicate()
-        assert stopping.returncode == 0
+def test_what_was_encoded_is_copied_back(making: Making) -> None:
+    connector = making(image=128)
+    assert len(comes(connector, "a", "image", ROOM).saves["a"]) == ROOM
+    assert not connector.has_cache_item("a")  # not there yet
+    saved = ECConnectorOutput(ec_connector_worker_meta=ECCPUWorkerMetadata(["a"], []))
+    connector.update_connector_output(saved)
+    assert connector.has_cache_item("a")
+    loads = comes(connector, "a", "image", ROOM).loads
+    assert loads["a"][2] == (ROOM, 128)
+
+
+@pytest.mark.parametrize(
+    ("modality", "tokens"), [("image", ROOM + 1), ("video", ROOM // 3 + 1), ("audio", 1)]
+)
+def test_what_has_no_room_is_not_kept(making: Making, modality: str, tokens: int) -> None:
+    """vLLM's own ends its engine. Videos are encoded three times as wide as the model's embeddings
+    here, and of audio there are only a client's embeddings.
+    """
+    connector = making(image=128, video=384)
+    made = comes(connector, "large", modality, tokens)
+    assert made.saves == {} and made.loads == {}
+    assert not connector.has_cache_item("large")
+    assert comes(connector, "small", "video", ROOM // 3).saves.keys() == {"small"}
+
+
+def test_its_memory_has_the_workers_name(making: Making) -> None:
+    file = SHARED_MEMORY / f"vllm_ec_{instance_name(os.getpid())}_dp0.mmap"
+    connector = making(image=128)
+    assert file.exists()
+    connector.shutdown()
     assert not file.exists()
-
-
-def test_what_somebody_else_has_there_by_now_stays(file: Path, tmp_path: Path) -> None:
-    theirs = tmp_path / "theirs"
-    theirs.write_text("precious")
-    file.symlink_to(theirs)
-    with names_back([file]):
-        assert theirs.read_text() == "precious"
-    assert file.is_symlink() and theirs.read_text() == "precious"

@@ -45,6 +45,18 @@ OF_CLIENTS = {
 }
 """With a connector."""
 
+OUR_CONNECTOR = {
+    "ec_transfer_config.ec_connector",
+    "ec_transfer_config.ec_connector_module_path",
+    "ec_transfer_config.ec_connector_extra_config",
+}
+"""With encodings in the host's memory."""
+
+EC_CONNECTOR = (
+    '--ec-transfer-config={"ec_connector": "ECCPUConnector", "ec_role": "ec_both", '
+    '"ec_connector_extra_config": {"ec_cpu_bytes": 1000000}}'
+)
+
 KV_CONNECTOR = (
     '--kv-transfer-config={"kv_connector": "OffloadingConnector", "kv_role": "kv_both", '
     '"kv_connector_extra_config": {"cpu_bytes_to_use": 1000000}}'
@@ -154,21 +166,27 @@ def test_what_is_another_with_several_ranks_has_a_reason(
     roomy = ours([*flags, "--encoder-cache-tokens=100000"])
     assert roomy.scheduler_config.encoder_cache_size == 100_000
     found = set(differences(roomy, theirs(flags, monkeypatch)))
-    assert found - DRAWN == ON_PURPOSE.keys() - DRAFTING - OF_CLIENTS
+    assert found - DRAWN == ON_PURPOSE.keys() - DRAFTING - OF_CLIENTS - OUR_CONNECTOR
 
 
+@pytest.mark.parametrize(
+    ("connector", "ours_alone"), [(KV_CONNECTOR, set[str]()), (EC_CONNECTOR, OUR_CONNECTOR)]
+)
 @pytest.mark.parametrize("wanted", [False, True])
 def test_a_connector_does_not_open_an_engine_to_embeddings_of_clients(
-    model: Path, wanted: bool, monkeypatch: pytest.MonkeyPatch
+    model: Path,
+    wanted: bool,
+    connector: str,
+    ours_alone: set[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    flags = [f"--model={model}", KV_CONNECTOR, *(["--enable-mm-embeds"] if wanted else [])]
+    flags = [f"--model={model}", connector, *(["--enable-mm-embeds"] if wanted else [])]
     config = ours(flags)
     media = config.model_config.get_multimodal_config()
     assert (media.enable_mm_embeds, media.allow_missing_mm_embeddings) == (wanted, False)
     found = set(differences(config, theirs(flags, monkeypatch)))
-    assert found - DRAWN - ALWAYS == {
-        name for name in OF_CLIENTS if not (wanted and "enable" in name)
-    }
+    opened = {name for name in OF_CLIENTS if not (wanted and "enable" in name)}
+    assert found - DRAWN - ALWAYS == opened | ours_alone
 
 
 def test_no_fewer_encodings_are_kept_than_vllm_keeps(model: Path) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from backend_worker.engine_memory import SHARED_MEMORY, instance_name
+
 PARENT = """
 import os, sys
 from backend_worker.supervise import supervise
@@ -61,6 +63,19 @@ def test_a_killed_worker_takes_its_descendants_with_it(tmp_path: Path) -> None:
     os.kill(worker, signal.SIGKILL)
     assert parent.wait(10) == 128 + signal.SIGKILL
     assert not is_alive(engine)
+
+
+def test_of_a_killed_worker_no_memory_is_left(tmp_path: Path) -> None:
+    parent = start(tmp_path, f"echo $$ > {tmp_path}/pid; while true; do sleep 0.05; done")
+    worker = int(wait_for(tmp_path / "pid"))
+    file = SHARED_MEMORY / f"vllm_ec_{instance_name(worker)}_dp0.mmap"
+    file.touch()
+    try:
+        os.kill(worker, signal.SIGKILL)
+        assert parent.wait(10) == 128 + signal.SIGKILL
+        assert not file.exists()
+    finally:
+        file.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
