@@ -1,11 +1,12 @@
 """How large the structure of an answer may be: a JSON schema, a grammar, choices.
 
 vLLM reads it where other requests wait: in the one thread in which prompts become tokens here, and
-on the event loop of a worker, which counts as lost when it is silent for long. One of half a
-megabyte took 9 seconds in each.
+on the event loop of a worker, which counts as lost when it is silent for long. Of a list in a list
+and so on, 58 deep, 480 KiB took 6 seconds of a core there, and 120 KiB 1.4.
 """
 
-from typing import Final
+import json
+from typing import Any, Final
 
 import msgspec
 from vllm.sampling_params import SamplingParams
@@ -13,7 +14,7 @@ from vllm.sampling_params import SamplingParams
 from common.errors import RequestRejectedError
 
 MOST_BYTES: Final = 128 << 10
-"""OpenAI's own server takes 120,000 characters of names and values."""
+"""Of JSON."""
 
 
 def check_structure(params: object) -> None:
@@ -28,9 +29,18 @@ def check_structure(params: object) -> None:
     if wanted is None:
         return
     said = [wanted.json, wanted.regex, wanted.choice, wanted.grammar, wanted.structural_tag]
-    size = len(msgspec.json.encode([each for each in said if each], enc_hook=str))
+    size = _bytes([each for each in said if each])
     if size > MOST_BYTES:
         raise RequestRejectedError(
             f"the structure of the answer (a JSON schema, a grammar or choices) has {size} bytes, "
             f"more than {MOST_BYTES}"
         )
+
+
+def _bytes(value: Any) -> int:
+    try:
+        return len(msgspec.json.encode(value, enc_hook=str))
+    except UnicodeEncodeError:  # half of a surrogate pair, of which vLLM says what is wrong with it
+        return len(json.dumps(value, default=str))
+    except RecursionError as error:
+        raise RequestRejectedError("the structure of the answer is nested too deeply") from error

@@ -1,5 +1,6 @@
 """Structures of answers that would keep others waiting."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -30,6 +31,20 @@ def asked(**wanted: Any) -> SamplingParams:
 def test_large_ones_are_refused(wanted: dict[str, Any]) -> None:
     with pytest.raises(RequestRejectedError, match=r"the structure of the answer .* more than"):
         check_structure(asked(**wanted))
+
+
+def test_what_is_too_deep_is_refused() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(sys.getrecursionlimit()):
+        schema = {"items": schema}
+    with pytest.raises(RequestRejectedError, match="nested too deeply"):
+        check_structure(asked(json=schema))
+
+
+def test_half_of_a_surrogate_pair_counts_too() -> None:
+    check_structure(asked(json={"const": "\ud800"}))
+    with pytest.raises(RequestRejectedError, match="more than"):
+        check_structure(asked(json={"const": "\ud800", "examples": [LONG]}))
 
 
 def test_others_pass() -> None:
