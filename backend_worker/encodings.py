@@ -42,7 +42,7 @@ def take_over(config: VllmConfig) -> None:
 
 
 def _check_room(config: VllmConfig, wanted: object) -> None:
-    least = token_bytes(config)
+    least = token_bytes(config, config.model_config.get_inputs_embeds_size())
     if not isinstance(wanted, int) or wanted < least:
         raise ConfigurationError(
             f"--ec-transfer-config: ec_cpu_bytes is {wanted!r}, and has to be a number of bytes: "
@@ -57,11 +57,11 @@ def _check_room(config: VllmConfig, wanted: object) -> None:
         )
 
 
-def token_bytes(config: VllmConfig) -> int:
-    """Of a media token's encoding as wide as the model's own embeddings."""
-    model = config.model_config
-    assert isinstance(model.dtype, torch.dtype)  # resolved
-    return int(model.get_inputs_embeds_size()) * model.dtype.itemsize
+def token_bytes(config: VllmConfig, width: int) -> int:
+    """Of a media token's encoding, so wide."""
+    dtype = config.model_config.dtype
+    assert isinstance(dtype, torch.dtype)  # resolved
+    return width * dtype.itemsize
 
 
 def kept_tokens(config: VllmConfig) -> int:
@@ -72,10 +72,9 @@ def kept_tokens(config: VllmConfig) -> int:
     connector = config.ec_transfer_config
     if connector is None:
         return own
-    model = config.model_config
-    wide = embeds_width(model, "image") // model.get_inputs_embeds_size()
-    room = int(connector.ec_connector_extra_config["ec_cpu_bytes"])
-    return min(max(own, room // (wide * token_bytes(config))), _MOST)
+    room: int = connector.ec_connector_extra_config["ec_cpu_bytes"]
+    width = embeds_width(config.model_config, "image")
+    return min(max(own, room // token_bytes(config, width)), _MOST)
 
 
 def refuses(config: VllmConfig, operation: Operation) -> str:

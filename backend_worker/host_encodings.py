@@ -32,12 +32,12 @@ class HostEncodings(ECCPUConnector):
             super().update_state_after_alloc(request, index)
 
     def _has_room(self, feature: MultiModalFeatureSpec) -> bool:
-        connector = self._vllm_config.ec_transfer_config
+        config = self._vllm_config
+        connector = config.ec_transfer_config
         assert connector is not None
         width = connector.mm_encoder_output_widths.get(feature.modality)
         if width is None:  # none of these was ever encoded: it is embeddings of a client's
             return False
-        block = token_bytes(self._vllm_config)
-        room = int(connector.ec_connector_extra_config["ec_cpu_bytes"]) // block * block
-        embeds = self._vllm_config.model_config.get_inputs_embeds_size()
-        return feature.mm_position.get_num_embeds() * width * (block // embeds) <= room
+        block = token_bytes(config, config.model_config.get_inputs_embeds_size())
+        room: int = connector.ec_connector_extra_config["ec_cpu_bytes"] // block * block
+        return feature.mm_position.get_num_embeds() * token_bytes(config, width) <= room

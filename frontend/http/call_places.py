@@ -5,7 +5,7 @@ Each of these calls has a place, of which there are as many as requests in fligh
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 from weakref import WeakValueDictionary
@@ -31,13 +31,19 @@ class CallPlaces:
         self._tenants: WeakValueDictionary[Tenant, asyncio.Semaphore] = WeakValueDictionary()
 
     @contextmanager
-    def of_request(self, tenant: Tenant) -> Iterator[None]:
-        """A request is worked on, in the context of this task."""
+    def of_request(
+        self, tenant: Tenant, keep: Callable[[int], None] | None = None
+    ) -> Iterator[None]:
+        """A request is worked on, in the context of this task.
+
+        Args:
+            keep: see :class:`frontend.request.Batch`.
+        """
         of_tenant = self._tenants.get(tenant)
         if of_tenant is None:
             of_tenant = self._tenants[tenant] = asyncio.Semaphore(self._of_a_tenant)
         places = (asyncio.Semaphore(self._own), of_tenant, self._shared)
-        token = current_batch.set(Batch(places))
+        token = current_batch.set(Batch(places, keep))
         try:
             yield
         finally:

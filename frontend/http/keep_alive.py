@@ -43,10 +43,9 @@ async def _with_comments(
     try:
         while True:
             left = max(said_at, events.sent_at) + interval - time.monotonic()
-            if left > 0:
+            if left > 0 and not coming.done():
                 await asyncio.wait({coming}, timeout=left)
-                if not coming.done():
-                    continue  # an event may have gone past meanwhile
+                continue  # an event may have gone past meanwhile
             if coming.done():
                 try:
                     event = coming.result()

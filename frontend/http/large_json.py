@@ -39,7 +39,7 @@ def parse(body: bytes) -> Any:
 async def _json(self: Request) -> Any:
     if not hasattr(self, "_json"):
         body = parse(await self.body())
-        if self.url.path.endswith(responses_input.PATH) and responses_input.is_long(body):
+        if self.scope["path"].endswith(responses_input.PATH) and responses_input.is_long(body):
             body = await asyncio.to_thread(responses_input.cut_behind_wrong, body)
         self._json = body
     return self._json

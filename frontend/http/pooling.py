@@ -14,9 +14,9 @@ from fastapi import FastAPI, Request, Response
 from vllm.entrypoints.pooling.base.serving import PoolingBaseServing
 
 from common.errors import OverloadedError, RequestRejectedError
+from frontend.http.call_places import CallPlaces
 from frontend.http.settings import HttpSettings
 from frontend.http.tenant_quota import TenantQuota
-from frontend.request import Batch, current_batch
 from frontend.tenancy import current_tenant
 from frontend.vllm_errors import as_vllm_error
 
@@ -46,9 +46,6 @@ _INPUTS: Final = (
 _ONE_IN_A_LIST: Final = ("input", "messages")
 """May be lists and one input all the same: tokens, or a conversation."""
 
-SHARE: Final = 4
-"""Of the places of all requests, one may have this part."""
-
 
 class PoolingLimits:
     """What all pooling requests of a frontend share."""
@@ -59,8 +56,7 @@ class PoolingLimits:
             several_keys: there is more than one API key, so none may take everything.
         """
         self._most = settings.max_pooling_inputs
-        self._places = settings.max_inflight
-        self._shared = asyncio.Semaphore(self._places)
+        self._calls = CallPlaces(settings.max_inflight, settings.max_inflight)
         share = settings.key_share if several_keys else 1.0
         inputs = max(self._most, settings.pooling_inputs)
         self._inputs = TenantQuota(
@@ -91,12 +87,10 @@ class PoolingLimits:
             kept += nbytes
 
         self._inputs.take(tenant, inputs)
-        own = asyncio.Semaphore(max(1, self._places // SHARE))
-        token = current_batch.set(Batch((own, self._shared), keep))
         try:
-            yield
+            with self._calls.of_request(tenant, keep):
+                yield
         finally:
-            current_batch.reset(token)
             self._inputs.give_back(tenant, inputs)
             self._memory.give_back(tenant, kept)
 

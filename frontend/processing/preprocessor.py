@@ -224,7 +224,7 @@ class Preprocessor:
             request.prompt_embeds is not None
             and getattr(params, "prompt_logprobs", None) is not None
         ):
-            # In a chat: for completions vLLM says so itself, and its engine ends with it.
+            # vLLM refuses it for completions alone, and an engine may end with that of a chat.
             raise RequestRejectedError("prompt_logprobs: not of a prompt with embeddings")
         text = _said_to_the_decoder(prompt).get("prompt")
         tokens = _token_ids(request)
