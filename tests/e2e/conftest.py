@@ -3,8 +3,6 @@
 import contextlib
 import gc
 import signal
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +14,7 @@ import httpx
 import openai
 import pytest
 
+from tests.demo_model import make_demo_model
 from tests.e2e.processes import (
     START_TIMEOUT_S,
     HttpServer,
@@ -101,11 +100,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_model(family: str, directory: Path) -> Path:
     """A tiny model of a family."""
-    script = Path(__file__).parents[2] / "examples" / "demo_model.py"
-    model = directory / family
-    command = [sys.executable, str(script), f"--family={family}", str(model)]
-    subprocess.run(command, check=True, timeout=400)
-    return model
+    return make_demo_model(directory / family, f"--family={family}", timeout_s=400)
 
 
 LetGo = Callable[..., None]

@@ -35,9 +35,8 @@ LARGE = (896, 896)
 
 
 class Keeping(NamedTuple):
-    """A worker, a frontend over it, and what the engine has done."""
+    """A frontend over a worker, and what its engine has done."""
 
-    worker: Process
     router: Endpoint
     totals: Path
 
@@ -64,7 +63,7 @@ def keeping(
     try:
         wait_for_workers(frontend, [worker])
         endpoint = Endpoint(frontend.url)
-        yield Keeping(worker, endpoint, totals)
+        yield Keeping(endpoint, totals)
         endpoint.close()
     finally:
         let_go(frontend, worker)

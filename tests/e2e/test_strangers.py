@@ -35,9 +35,8 @@ def test_no_client_says_what_was_computed_elsewhere(
     assert 0 <= realised(router) - before < 100
 
 
-DECODES: dict[str, Any] = {"kv_transfer_params": {"do_remote_decode": True}}
 ODD: list[dict[str, Any]] = [
-    DECODES,
+    {"kv_transfer_params": {"do_remote_decode": True}},
     *(
         {"vllm_xargs": {"kv_transfer_params": value, "ec_transfer_params": value}}
         for value in ("text", 7, ["a"])

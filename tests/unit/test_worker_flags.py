@@ -2,8 +2,6 @@
 of the frontend, which must be the worker's in everything that matters. No engine."""
 
 import json
-import subprocess
-import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,9 +25,8 @@ from common.engine_settings import (
 from common.errors import CardIncompatibleError, ConfigurationError
 from frontend import args as frontend_args
 from frontend.processing.renderer import build_config
+from tests.demo_model import make_demo_model
 from tests.fakes.cards import make_card
-
-REPOSITORY = Path(__file__).parents[2]
 
 RESOLVED = {"runner", "convert"}
 """The card has what vLLM made of them, which is compared too: ``runner_type``, ``convert_type``."""
@@ -42,10 +39,7 @@ MADE_OF_OTHERS = {"original_max_model_len", "_pooler_config_sources"}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    script = REPOSITORY / "examples" / "demo_model.py"
-    subprocess.run([sys.executable, str(script), str(directory)], check=True, timeout=120)
-    return directory
+    return make_demo_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(autouse=True)

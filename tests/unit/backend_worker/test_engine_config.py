@@ -18,8 +18,6 @@ from backend_worker.engine_config import ON_PURPOSE
 from common.vllm_features import server_arguments
 from tests.unit.backend_worker.configured import ours
 
-REPOSITORY = Path(__file__).parents[3]
-
 DRAWN = {
     "ec_transfer_config.engine_id",
     "instance_id",

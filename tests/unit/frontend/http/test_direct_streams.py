@@ -10,7 +10,7 @@ import json
 import logging
 import re
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -609,6 +609,32 @@ def said(text: str, tokens: list[int], reason: str | None = None, **more: Any) -
     return RequestOutput("r", None, [1], None, [one], bool(reason))
 
 
+END = said("end", [2], "stop")
+
+
+def say(
+    lab: Lab,
+    went: list[bool],
+    outputs: Sequence[RequestOutput],
+    once: Callable[[], object] = lambda: True,
+) -> None:
+    """Let all engines answer so, each output when what the one before it made has gone out.
+
+    Args:
+        once: the first one when this holds.
+    """
+
+    async def script(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
+        await until(once)
+        for number, output in enumerate(outputs):
+            yield output
+            if number + 1 < len(outputs):
+                await gone(lab, went, number)
+
+    for engine in lab.engines.values():
+        engine.script = script
+
+
 def of_index(index: int) -> RequestOutput:
     one = CompletionOutput(index, "x", [1], None, None)
     return RequestOutput("r", None, [1], None, [one], False)
@@ -639,14 +665,7 @@ async def test_an_odd_workers_stream_has_the_same_bytes(
     for ours in (False, True):
         direct.clear()
 
-        async def script(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
-            for number, output in enumerate(odd):
-                yield output
-                if number + 1 < len(odd):
-                    await gone(lab, direct, number)
-
-        for engine in lab.engines.values():
-            engine.script = script
+        say(lab, direct, odd)
         streams.append(await stream(lab, "text", direct=ours, **USAGE))
     theirs, mine = streams
     assert mine == theirs and len(mine) > 1
@@ -671,15 +690,7 @@ async def test_comments_while_a_stream_waits_leave_its_events_direct(
             made = with_comments(self._chat(await request.json(), False), 0.02)
             return StraightStream(made, media_type="text/event-stream")
 
-    async def script(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
-        await until(lambda: comments > 9)
-        for number in range(20):
-            yield said("word ", [1])
-            await gone(lab, direct, number)
-        yield said("end", [2], "stop")
-
-    for engine in lab.engines.values():
-        engine.script = script
+    say(lab, direct, [*(said("word ", [1]) for _ in range(20)), END], once=lambda: comments > 9)
     async with serving(Commented(lab, direct=True), HttpSettings()) as served:
         await pieces(await ask(served, "chat"))
     assert any(direct)
@@ -688,14 +699,7 @@ async def test_comments_while_a_stream_waits_leave_its_events_direct(
 async def test_uvicorns_trace_has_every_piece(
     lab: Lab, direct: list[bool], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def script(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
-        for number in range(9):
-            yield said("word ", [1])
-            await gone(lab, direct, number)
-        yield said("end", [2], "stop")
-
-    for engine in lab.engines.values():
-        engine.script = script
+    say(lab, direct, [*(said("word ", [1]) for _ in range(9)), END])
     front = Front(lab, direct=True)
     with caplog.at_level(TRACE_LOG_LEVEL, "uvicorn.asgi"):
         async with serving(front, HttpSettings(), "--uvicorn-log-level=trace") as served:

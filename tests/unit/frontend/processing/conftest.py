@@ -1,10 +1,7 @@
 """A tiny model's renderer, without an engine, and media for it."""
 
-import subprocess
-import sys
 from argparse import Namespace
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from vllm.renderers import BaseRenderer
@@ -13,18 +10,15 @@ from common.card import WorkerCard
 from common.transfer.arena.arena import Arena
 from frontend.args import parse
 from frontend.processing.renderer import build_renderer
+from tests.demo_model import make_demo_model
 from tests.fakes.cards import make_card
-
-REPOSITORY = Path(__file__).parents[4]
 
 
 @pytest.fixture(scope="package")
 def card(tmp_path_factory: pytest.TempPathFactory) -> WorkerCard:
     """Of a worker that serves the demo model."""
-    directory = tmp_path_factory.mktemp("model")
-    script = REPOSITORY / "examples" / "demo_model.py"
-    subprocess.run([sys.executable, str(script), str(directory)], check=True, timeout=120)
-    return make_card(model={"model": str(directory), "tokenizer": str(directory)})
+    model = str(make_demo_model(tmp_path_factory.mktemp("model")))
+    return make_card(model={"model": model, "tokenizer": model})
 
 
 @pytest.fixture(scope="package")
