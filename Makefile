@@ -156,6 +156,7 @@ docs: $(ENVIRONMENT) ## remake the pages that are made from code
 	$(VENV_PYTHON) setup/diagrams.py docs/diagrams
 	$(VENV_PYTHON) setup/settings_page.py docs/settings.md
 	$(VENV_PYTHON) setup/metrics_page.py docs/metrics.md
+	$(VENV_PYTHON) setup/limits_page.py docs/limits.md
 	$(VENV_PYTHON) setup/vllm_map.py docs/architecture.md
 	$(VENV_PYTHON) setup/tests_map.py docs/tests.md
 	$(VENV_PYTHON) setup/house.py --write

@@ -4,14 +4,15 @@ Nothing else assigns to them. Whoever has the logic offers it here: the counter 
 Face processor's runs, the frontend's processing of media, the worker's hashes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
+from vllm.inputs import TextPrompt, TokensPrompt
 from vllm.multimodal.cache.base import BaseMultiModalProcessorCache
 from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.multimodal.processing import BaseMultiModalProcessor, ProcessorInputs
-from vllm.renderers import BaseRenderer
+from vllm.renderers import BaseRenderer, TokenizeParams
 
 from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash
@@ -26,6 +27,10 @@ CheckItems: TypeAlias = Callable[
     [BaseMultiModalProcessor[Any], str, Sequence[MultiModalKwargsItem]], None
 ]
 """Raises if a modality's items, made with options of a request, are none that the model takes."""
+
+
+Tokenize: TypeAlias = Callable[[TextPrompt, TokenizeParams], Awaitable[TokensPrompt]]
+"""Makes tokens of a text, on the event loop; slow work is for its threads."""
 
 
 class MediaProcess(Protocol):
@@ -86,6 +91,11 @@ def patch_renderer(
         renderer._mm_processor_cache = renderer._mm_processor_only_cache = cache
     if process is not None:
         renderer._process_multimodal_async = process
+
+
+def replace_tokenizing(renderer: BaseRenderer, tokenize: Tokenize) -> None:
+    """Replace how the renderer makes tokens of one text, for all routes."""
+    renderer._tokenize_prompt_async = tokenize
 
 
 def _count_runs(processor: BaseMultiModalProcessor[Any], runs: HfProcessorRuns) -> None:

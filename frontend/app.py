@@ -23,6 +23,7 @@ from common.vllm_versions import INSTALLED
 from frontend.args import FrontendArgs
 from frontend.asgi import App
 from frontend.fetch import MediaAllowances, MediaLoader, register
+from frontend.gate import BodyGate
 from frontend.http import (
     AdminGuard,
     Admission,
@@ -124,7 +125,7 @@ class Frontend:
         if args.preprocess.on_workers:
             inner = ForWorkers(inner, root_path)
         served: App = Admission(
-            inner,
+            BodyGate(inner, args.http.max_choices),
             args.http,
             several_keys=len(args.api_keys) > 1,
             root_path=root_path,

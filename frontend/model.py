@@ -30,6 +30,7 @@ from frontend.http import (
     replace_engine_routes,
     share_adapters,
     status_routes,
+    tokenize_scores_aside,
     worker_metrics_routes,
 )
 from frontend.processes import Siblings
@@ -115,6 +116,7 @@ class Model:
         tasks = preprocessor.tasks
         app = await build_vllm_app(client, serve, tasks, shared.server, apart=apart)
         limit_pooling(app, shared.pooling)
+        tokenize_scores_aside(app, preprocessor.tokenizing)
         share_adapters(app, fleet.adapters)
         await _add_routes(app, shared, whole, whole.forget_media or client.reset_mm_cache)
         preprocessor.hf_runs.reset()

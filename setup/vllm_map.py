@@ -115,10 +115,17 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.openai.completion.protocol",
             "vllm.entrypoints.openai.completion.serving",
         ),
-        "frontend/http/responses_input.py": ("vllm.entrypoints.openai.responses.protocol",),
         "frontend/http/straight_streams.py": (
             "vllm.entrypoints.openai.chat_completion.api_router",
             "vllm.entrypoints.openai.completion.api_router",
+        ),
+    },
+    "tokenizing of long texts": {
+        "frontend/processing/tokenizing.py": (
+            "vllm.inputs",
+            "vllm.renderers",
+            "vllm.tokenizers.hf",
+            "vllm.utils.async_utils",
         ),
     },
     "how pooling requests are served": {
@@ -146,6 +153,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     },
     "what is replaced on the renderer, on both sides": {
         "common/renderer_patches.py": (
+            "vllm.inputs",
             "vllm.multimodal.cache.base",
             "vllm.multimodal.processing",
             "vllm.renderers",

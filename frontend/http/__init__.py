@@ -15,6 +15,7 @@ from frontend.http.pooling import PoolingLimits, limit_pooling
 from frontend.http.readiness_gate import ReadinessGate
 from frontend.http.request_context import RequestIds, Traced
 from frontend.http.retry_after import RetryAfter
+from frontend.http.scoring import tokenize_scores_aside
 from frontend.http.server import (
     build_vllm_app,
     list_together,
@@ -61,6 +62,7 @@ __all__ = [
     "replace_engine_routes",
     "share_adapters",
     "status_routes",
+    "tokenize_scores_aside",
     "uvicorn_config",
     "worker_metrics_routes",
 ]

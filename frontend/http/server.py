@@ -26,12 +26,12 @@ from vllm.tool_parsers import ToolParserManager
 from common.errors import ConfigurationError, OverloadedError, causes
 from common.vllm_command_line import adopt_servers_lines
 from frontend.asgi import error_answer, overload_answer
-from frontend.http import large_json, plain_deltas, plain_streams, straight_streams, stream_chunks
+from frontend.gate import fail_fast, take_parsed_bodies
+from frontend.http import plain_deltas, plain_streams, straight_streams, stream_chunks
 from frontend.http.adapter_routes import adapter_routes
 from frontend.http.connection import HeadLimits, connections
 from frontend.http.operate import REPLACED, Operating, vllms_routes
 from frontend.http.settings import HttpSettings
-from frontend.tenancy import take_salts_from_bodies
 from frontend.workers import Adapters
 
 MODELS: Final = "/v1/models"
@@ -66,15 +66,15 @@ async def build_vllm_app(
     if args.tool_parser_plugin:
         ToolParserManager.import_tool_parser(args.tool_parser_plugin)
     validate_api_server_args(args)
+    fail_fast()
     assembling = _assembled(client, args, tasks)
     app = await (asyncio.to_thread(asyncio.run, assembling) if apart else assembling)
     app.state.server = server
-    large_json.install()
+    take_parsed_bodies()
     stream_chunks.install()
     plain_deltas.install()
     plain_streams.install()
     straight_streams.install(app.user_middleware)
-    take_salts_from_bodies()
     _handle_errors(app)
     _count_together(app)
     return app

@@ -36,6 +36,12 @@ class HttpSettings(FlagSettings):
         description="what the requests of one API key may take of --max-inflight and "
         "--body-memory-mb, as a fraction; holds where there are several keys",
     )
+    max_choices: int = Field(
+        1024,
+        ge=1,
+        description="answers that one request may ask for: n times its prompts; more are answered "
+        "400",
+    )
     max_pooling_inputs: int = Field(
         2048,
         ge=1,

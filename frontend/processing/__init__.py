@@ -3,6 +3,7 @@
 from frontend.processing.preprocessor import MediaItem, Preprocessor, ProcessedPrompt
 from frontend.processing.promises import ForWorkers, Promise
 from frontend.processing.settings import ArenaSettings, PreprocessSettings
+from frontend.processing.tokenizing import Tokenizing
 
 __all__ = [
     "ArenaSettings",
@@ -12,4 +13,5 @@ __all__ = [
     "Preprocessor",
     "ProcessedPrompt",
     "Promise",
+    "Tokenizing",
 ]

@@ -33,6 +33,7 @@ from common.identity import MmHash, MmIdentifier
 from common.log_lines import log_setup
 from common.placeholder import placeholder_digest
 from common.protocol import MediaPart
+from common.renderer_patches import replace_tokenizing
 from common.transfer.arena import ArenaAccess
 from common.transfer.media_source import MediaSource
 from common.transfer_params import drop_transfer_params, names_encoder
@@ -53,6 +54,7 @@ from frontend.processing.renderer import build_config
 from frontend.processing.settings import PreprocessSettings
 from frontend.processing.sources import MediaSources
 from frontend.processing.store import ArenaStore, PrivateStore, ProcessedStore
+from frontend.processing.tokenizing import Tokenizing
 from frontend.tenancy import current_partition, salt_of_blocks
 
 
@@ -156,6 +158,8 @@ class Preprocessor:
         self._takes_embeds = card.model.enable_mm_embeds
         self._deadly_embeds: frozenset[str] = frozenset()
         with undo_on_error(self.renderer.shutdown):
+            self.tokenizing = Tokenizing(self.renderer)
+            replace_tokenizing(self.renderer, self.tokenizing)
             self.input_processor = InputProcessor(self.vllm_config, self.renderer)
             if self.renderer.mm_processor is not None:
                 others = elsewhere if settings.on_workers else None
@@ -324,6 +328,7 @@ class Preprocessor:
             await self._processing.close()
         if self._pool is not None:
             await asyncio.to_thread(self._pool.close)
+        self.tokenizing.close()
         self.renderer.shutdown()
 
 

@@ -2,8 +2,8 @@
 
 from frontend.tenancy.cache_salt import (
     current_partition,
+    note_salt,
     salt_of_blocks,
-    take_salts_from_bodies,
     tenants_apart,
 )
 from frontend.tenancy.tenant import EVERYBODY, Tenant, current_tenant
@@ -13,7 +13,7 @@ __all__ = [
     "Tenant",
     "current_partition",
     "current_tenant",
+    "note_salt",
     "salt_of_blocks",
-    "take_salts_from_bodies",
     "tenants_apart",
 ]

@@ -1,13 +1,11 @@
 """The ``cache_salt`` of the request that a task works on, and the partition it names.
 
 vLLM knows the salt once a prompt is rendered; media are fetched and processed before that.
-So it is taken from the body when that is parsed, whichever of vLLM's routes it is for.
+So it is taken from the parsed body, whichever of vLLM's routes it is for.
 """
 
 from contextvars import ContextVar
-from typing import Any, Final
-
-from starlette.requests import Request
+from typing import Final
 
 from common.cache_partition import Partition, partition_of
 from common.errors import SaltLostError
@@ -20,18 +18,10 @@ tenants_apart: Final[ContextVar[bool]] = ContextVar("tenants_apart", default=Fal
 """Whether each tenant's salts are its own, and having none is a salt (``--isolate-api-keys``)."""
 
 
-def take_salts_from_bodies() -> None:
-    """Note the salt of whatever body is parsed in this process from now on."""
-    parsed = Request.json
-
-    async def json(self: Request) -> Any:
-        body = await parsed(self)
-        salt = body.get("cache_salt") if isinstance(body, dict) else None
-        # What is no salt gets vLLM's 400, wherever vLLM looks at it.
-        current_salt.set(salt if isinstance(salt, str) else None)
-        return body
-
-    Request.json = json  # type: ignore[assignment, method-assign] # FastAPI makes its requests itself
+def note_salt(body: object) -> None:
+    """Note what a parsed body says. What is no salt gets vLLM's 400, wherever vLLM looks at it."""
+    salt = body.get("cache_salt") if isinstance(body, dict) else None
+    current_salt.set(salt if isinstance(salt, str) else None)
 
 
 def current_partition() -> Partition:

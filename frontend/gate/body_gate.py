@@ -1,0 +1,74 @@
+"""ASGI middleware between admission and vLLM's app: parse each body once, judge it, pass it on."""
+
+import json
+from http import HTTPStatus
+from typing import Any, Final
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+
+from common.errors import RequestRejectedError
+from common.telemetry import REQUESTS
+from frontend.asgi import App, Receive, Scope, Send, error_answer, has_body, once_more
+from frontend.gate.judge import judge
+from frontend.gate.read import read
+from frontend.tenancy import note_salt
+
+_PARSED: Final = "mmrouter.body"
+"""Where a request's scope has its parsed body."""
+
+_FORMS: Final = ("multipart/", "application/x-www-form-urlencoded")
+
+
+class BodyGate:
+    """Refuse bodies beyond the limits of ``fields.py`` with 400."""
+
+    def __init__(self, app: App, max_choices: int) -> None:
+        """
+        Args:
+            max_choices: answers that one request may ask for.
+        """
+        self._app = app
+        self._max_choices = max_choices
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection, whose body is one message if it has one."""
+        if scope["type"] == "http" and has_body(scope) and not _is_form(scope):
+            message = await receive()
+            receive = once_more(message, receive)
+            try:
+                self._take(scope, message.get("body", b""))
+            except RequestRejectedError as error:
+                REQUESTS.labels(type(error).__name__).inc()
+                refusal = error_answer(str(error), HTTPStatus.BAD_REQUEST)
+                await refusal(scope, receive, send)
+                return
+            del message
+        await self._app(scope, receive, send)
+
+    def _take(self, scope: Scope, content: bytes) -> None:
+        try:
+            body = read(content)
+        except ValueError:
+            return  # vLLM's app parses it again, and says what is wrong as its clients know it
+        judge(body, self._max_choices)
+        scope[_PARSED] = body
+        note_salt(body)
+
+
+def take_parsed_bodies() -> None:
+    """Let all apps of this process take the bodies that a gate has parsed."""
+    if Request.json is not _json:
+        Request.json = _json  # type: ignore[assignment, method-assign] # FastAPI makes its requests itself
+
+
+async def _json(self: Request) -> Any:
+    if _PARSED in self.scope:
+        return self.scope[_PARSED]
+    if _is_form(self.scope):  # no way past the gate
+        raise json.JSONDecodeError("a form is no JSON", "", 0)
+    return json.loads(await self.body())
+
+
+def _is_form(scope: Scope) -> bool:
+    return Headers(scope=scope).get("content-type", "").lower().startswith(_FORMS)

@@ -1,0 +1,176 @@
+"""Refuse a request's body for what it holds, before vLLM validates it. No I/O.
+
+One pass over the body, whose cost grows with its values and not with what is wrong with them.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from common.errors import RequestRejectedError
+from frontend.gate.fields import (
+    FIELDS,
+    INPUTS,
+    MAX_FIELDS,
+    MESSAGES,
+    NESTED,
+    UNKNOWN,
+    Limit,
+)
+
+NOT_FROM_CLIENTS: Final = "image_pil"
+"""The type and the key of a content part that holds a picture as an object of Pillow's. JSON can't,
+and an image processor takes a string in its place for an address to fetch or a file to open."""
+
+RENDERER_OPTIONS: Final = frozenset(
+    {
+        "conversation", "load_audio_from_video", "max_length", "messages", "padding",
+        "processor_kwargs", "return_assistant_tokens_mask", "return_dict", "return_tensors",
+        "tokenize", "tokenizer_kwargs", "truncation",
+    }
+)  # fmt: skip
+"""Parameters of ``apply_chat_template`` itself, which vLLM lets a request set. They make a prompt
+of any length, or of other messages than those that were judged. Templates have none of these."""
+
+PROCESSOR_INPUTS: Final = frozenset(
+    {
+        "audio", "audios", "image", "images", "images_kwargs", "raw_speech", "text", "text_pair",
+        "text_target", "video", "videos", "videos_kwargs",
+    }
+)  # fmt: skip
+"""Parameters by which a Hugging Face processor takes media. A string is fetched, or opened."""
+
+_NAMES_REFUSED: Final[Mapping[str, frozenset[str]]] = {
+    "chat_template_kwargs": RENDERER_OPTIONS,
+    "mm_processor_kwargs": PROCESSOR_INPUTS,
+}
+
+MAX_LABELS: Final = 1 << 16
+"""Probabilities that one request for scores may ask for: labels times items."""
+
+_NUMBERS: Final = frozenset({int, float, bool, type(None)})
+"""Types of which a list needs no look at each entry: tokens come by the million."""
+
+Body = Mapping[str, Any]
+
+
+def judge(body: object, max_choices: int) -> None:
+    """Return if a body may be validated.
+
+    Args:
+        body: parsed JSON.
+        max_choices: answers that one request may ask for.
+
+    Raises:
+        RequestRejectedError: it may not; says which field, and what is allowed.
+    """
+    if isinstance(body, dict):
+        _judge_fields(body, max_choices, nested=False)
+    else:
+        _measure("the body", body, UNKNOWN)
+
+
+def _judge_fields(body: Body, max_choices: int, *, nested: bool) -> None:
+    if len(body) > MAX_FIELDS:
+        raise RequestRejectedError(f"the body has more than {MAX_FIELDS} fields")
+    unknown = {}
+    for name, value in body.items():
+        if name in NESTED and not nested and isinstance(value, dict):
+            _judge_fields(value, max_choices, nested=True)
+        elif (limit := FIELDS.get(name)) is None:
+            unknown[name] = value
+        else:
+            _measure(f"`{name}`", value, _by_content(limit, value))
+            refused = _NAMES_REFUSED.get(name)
+            if refused is not None and isinstance(value, dict):
+                _refuse_names(name, value, refused)
+    if unknown:
+        _measure("what vLLM does not know of the body", unknown, UNKNOWN)
+    _judge_cost(body, max_choices)
+
+
+def _by_content(limit: Limit, value: object) -> Limit:
+    """Inputs may be tokens by the million, but messages, items and parts are like messages."""
+    objects = isinstance(value, dict) or (isinstance(value, list) and dict in set(map(type, value)))
+    return MESSAGES if limit is INPUTS and objects else limit
+
+
+def _refuse_names(field: str, value: Body, names: frozenset[str]) -> None:
+    if given := sorted(names & value.keys()):
+        raise RequestRejectedError(f"`{field}` must not have {given[0]!r}")
+
+
+def _measure(what: str, value: object, limit: Limit) -> None:
+    """Walk a value without recursion, and stop as soon as it is beyond its limit."""
+    if isinstance(value, list | dict):
+        if limit.depth == 0:
+            raise RequestRejectedError(f"{what} must not be a list or an object")
+        if len(value) > limit.items:
+            raise RequestRejectedError(f"{what} has {len(value)} entries, more than {limit.items}")
+    characters = values = 0
+    level: list[Any] = [value]
+    for _ in range(limit.depth + 1):
+        inner: list[Any] = []
+        for each in level:
+            if isinstance(each, str):
+                characters += len(each)
+            elif isinstance(each, dict):
+                if each.get("type") == NOT_FROM_CLIENTS or NOT_FROM_CLIENTS in each:
+                    raise RequestRejectedError(
+                        f"{what} has a part of type {NOT_FROM_CLIENTS!r}: send 'image_url'"
+                    )
+                values += len(each)
+                characters += sum(map(len, each))
+                inner.extend(each.values())
+            elif isinstance(each, list):
+                values += len(each)
+                if not _NUMBERS.issuperset(map(type, each)):
+                    inner.extend(each)
+            if values > limit.values:
+                raise RequestRejectedError(f"{what} has more than {limit.values} values")
+        if limit.characters is not None and characters > limit.characters:
+            raise RequestRejectedError(f"{what} has more than {limit.characters} characters")
+        level = inner
+    if level:
+        raise RequestRejectedError(f"{what} is nested deeper than {limit.depth} levels")
+
+
+def _judge_cost(body: Body, max_choices: int) -> None:
+    choices = _number(body.get("n")) * _prompts(body)
+    if choices > max_choices:
+        raise RequestRejectedError(
+            f"the request asks for {choices} choices (`n` times its prompts, conversations or "
+            f"items), more than the {max_choices} of --max-choices: send several requests"
+        )
+    labels, items = body.get("label_token_ids"), body.get("items")
+    if not isinstance(labels, list) or not isinstance(items, list):
+        return
+    if len(labels) * len(items) > MAX_LABELS:
+        raise RequestRejectedError(
+            f"`label_token_ids` times `items` is more than {MAX_LABELS}: send several requests"
+        )
+
+
+def _prompts(body: Body) -> int:
+    """Prompts that are generated for: a list of them, a batch of conversations, or items."""
+    several = (
+        _length_of(body.get("prompt"), (str, list)),
+        _length_of(body.get("messages"), (list,)),
+        _length_of(body.get("items"), (str, list)) if "label_token_ids" in body else 1,
+    )
+    return max(several)
+
+
+def _length_of(value: object, kinds: tuple[type, ...]) -> int:
+    if isinstance(value, list) and value and isinstance(value[0], kinds):
+        return len(value)
+    return 1
+
+
+def _number(value: object) -> int:
+    """``n`` as pydantic reads it: a number or a text of one. What is none, vLLM refuses."""
+    if isinstance(value, int | float | str):
+        try:
+            return max(1, int(float(value)))
+        except (ValueError, OverflowError):
+            return 1
+    return 1

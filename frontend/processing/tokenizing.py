@@ -1,0 +1,113 @@
+"""Tokenize texts: long ones aside, and no more of one than its request can use.
+
+vLLM has one thread for the texts of all prompts. A text of a megabyte took it for seconds, to be
+refused for its length, or cut to ten tokens, afterwards.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+from vllm.inputs import TextPrompt, TokensPrompt
+from vllm.renderers import BaseRenderer, TokenizeParams
+from vllm.tokenizers.hf import ThreadSafeHFTokenizerMixin
+from vllm.utils.async_utils import make_async
+
+from common.errors import RequestRejectedError
+from frontend.vllm_errors import as_vllm_error
+
+T = TypeVar("T")
+
+LONG: Final = 64 << 10
+"""Characters from which a text goes aside: some 50 ms of a thread."""
+
+CHARACTERS_A_TOKEN: Final = 8
+"""Twice what texts have. A text of longer tokens is tried again with more of it."""
+
+MARGIN_TOKENS: Final = 256
+"""A cut may change the tokens next to it, so a part must have so many more than are wanted."""
+
+MAX_CHARACTERS_A_TOKEN: Final = 16
+MIN_LIMIT: Final = 1 << 20
+"""Of a text that is only counted: 1 MiB, or 16 characters for each token of the context."""
+
+
+class Tokenizing:
+    """Takes the place of the renderer's tokenizing of one text."""
+
+    def __init__(self, renderer: BaseRenderer) -> None:
+        self._renderer = renderer
+        self._others = renderer._tokenize_prompt_async
+        # One at a time: a megabyte of text takes 200 MB meanwhile.
+        self._own = ThreadPoolExecutor(1, thread_name_prefix="long texts")
+        shared = isinstance(renderer.tokenizer, ThreadSafeHFTokenizerMixin)
+        self._thread: Executor = self._own if shared else renderer._executor
+        self._long = make_async(renderer._tokenize_prompt, executor=self._thread)
+        self._limit = max(MIN_LIMIT, renderer.model_config.max_model_len * MAX_CHARACTERS_A_TOKEN)
+
+    def close(self) -> None:
+        """Let the thread go; what it works on ends unseen."""
+        self._own.shutdown(wait=False, cancel_futures=True)
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """Run what tokenizes several texts where long ones are."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def __call__(self, prompt: TextPrompt, params: TokenizeParams) -> TokensPrompt:
+        """Return a text's tokens, or as many as tell that there are too many.
+
+        Raises:
+            VLLMError: the text is too long to be counted.
+        """
+        text = prompt["prompt"]
+        if len(text) <= LONG:
+            return await self._others(prompt, params)
+        wanted = _wanted(params)
+        if wanted is None:
+            self.check_length(text)
+            return await self._long(prompt, params)
+        size = wanted * CHARACTERS_A_TOKEN + LONG
+        from_left = _keeps_end(params, self._renderer.tokenizer)
+        while size < len(text):
+            part = text[-size:] if from_left else text[:size]
+            cut: Any = {**prompt, "prompt": part}
+            counted = await self._long(dict(cut), _unlimited(params))
+            if len(counted["prompt_token_ids"]) >= wanted + MARGIN_TOKENS:
+                tokens = await self._long(cut, params)
+                before = len(text) - len(part) if from_left else 0
+                tokens = self._renderer._apply_prompt_char_offset(tokens, before)
+                return {**tokens, "prompt": text}
+            size *= 4
+        return await self._long(prompt, params)
+
+    def check_length(self, *texts: str) -> None:
+        """Return if texts are short enough to be tokenized as a whole.
+
+        Raises:
+            VLLMError: they are not.
+        """
+        if (length := sum(map(len, texts))) > self._limit:
+            error = RequestRejectedError(
+                f"the text has {length} characters, more than {self._limit}: send parts of it"
+            )
+            raise as_vllm_error(error) from error
+
+
+def _wanted(params: TokenizeParams) -> int | None:
+    """How many tokens of a text are used at most; None for all of them."""
+    if params.truncate_prompt_tokens is None:
+        return params.max_input_tokens
+    if params.truncate_prompt_tokens < 0:
+        return params.max_truncation_tokens
+    return params.truncate_prompt_tokens
+
+
+def _keeps_end(params: TokenizeParams, tokenizer: Any) -> bool:
+    truncates = params.truncate_prompt_tokens is not None
+    return truncates and (params.truncation_side or tokenizer.truncation_side) == "left"
+
+
+def _unlimited(params: TokenizeParams) -> TokenizeParams:
+    return replace(params, max_total_tokens=None, truncate_prompt_tokens=None)

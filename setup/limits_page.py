@@ -1,0 +1,91 @@
+"""``python setup/limits_page.py FILE``: writes the page on what each field of a request may hold."""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from frontend.gate.fields import FIELDS, KINDS, MAX_FIELDS, NESTED, UNKNOWN, Limit
+from frontend.gate.judge import (
+    MAX_LABELS,
+    NOT_FROM_CLIENTS,
+    PROCESSOR_INPUTS,
+    RENDERER_OPTIONS,
+)
+from frontend.gate.read import MAX_BRACKETS, MAX_COMMAS
+
+_TEXT: Final = """\
+<!-- Made by `make docs` from frontend/gate/fields.py: change that. -->
+# Limits of a request
+
+A frontend judges the body of each request before vLLM validates it. A body beyond one of these
+limits gets 400 with the name of the field. The flag `--max-body-mb` bounds its bytes.
+
+| what | limit |
+|---|---|
+| fields of a body | {fields} |
+| lists and objects, and brackets in texts | {brackets} |
+| values, and commas in texts | {commas} |
+| choices: `n` times prompts, conversations of a batch or items of `/generative_scoring` | `--max-choices` |
+| `label_token_ids` times `items` | {labels} |
+
+Each field is of a kind. It has the same limit on all routes.
+
+| kind | entries | values within | nested | characters | why |
+|---|---|---|---|---|---|
+{kinds}
+
+A list of objects in `inputs` has the limits of `messages`. {nested} hold fields of their own, which
+are judged in the same way. A field that vLLM does not know is ignored, within the limits of the
+last line, which hold for all such fields together.
+
+{fields_of_kinds}
+
+## What no limit allows
+
+- A content part of type `{pil}`: it is for programs that call vLLM's own code.
+- In `chat_template_kwargs`: {renderer}. These are parameters of Hugging Face's renderer; variables
+  of templates are allowed.
+- In `mm_processor_kwargs`: {processor}. Media come as content parts.
+"""
+
+
+def page() -> str:
+    """The page as it has to be."""
+    rows = [_row(name, limit) for name, limit in (*KINDS.items(), ("unknown", UNKNOWN))]
+    fields = [
+        f"- **{kind}**: {_names(name for name in FIELDS if FIELDS[name] is limit)}"
+        for kind, limit in KINDS.items()
+    ]
+    return _TEXT.format(
+        fields=MAX_FIELDS,
+        brackets=f"{MAX_BRACKETS:,}",
+        commas=f"{MAX_COMMAS:,}",
+        labels=f"{MAX_LABELS:,}",
+        kinds="\n".join(rows),
+        nested=_names(NESTED),
+        fields_of_kinds="\n".join(fields),
+        pil=NOT_FROM_CLIENTS,
+        renderer=_names(RENDERER_OPTIONS),
+        processor=_names(PROCESSOR_INPUTS),
+    )
+
+
+def _row(name: str, limit: Limit) -> str:
+    characters = "" if limit.characters is None else f"{limit.characters:,}"
+    if limit.depth == 0:
+        return f"| {name} | | | | {characters} | {limit.why} |"
+    return (
+        f"| {name} | {limit.items:,} | {limit.values:,} | {limit.depth} | {characters} "
+        f"| {limit.why} |"
+    )
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page())

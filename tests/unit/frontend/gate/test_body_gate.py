@@ -1,0 +1,116 @@
+"""Bodies reach an app parsed, once, and only if they were judged."""
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from starlette.requests import Request
+
+from common.errors import RequestRejectedError
+from frontend.gate import BodyGate, take_parsed_bodies
+from frontend.gate.read import MAX_BRACKETS, MAX_COMMAS, read
+from frontend.tenancy.cache_salt import current_salt
+
+JSON = {"Content-Type": "application/json"}
+PAD = "x" * (1 << 20)
+
+
+@pytest.fixture
+def seen() -> list[Any]:
+    return []
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch, seen: list[Any]) -> Iterator[TestClient]:
+    monkeypatch.setattr(Request, "json", Request.json)  # put back afterwards
+    take_parsed_bodies()
+    app = FastAPI()
+
+    @app.post("/parsed")
+    async def parsed(body: dict[str, Any]) -> None:
+        seen.append((body, current_salt.get()))
+
+    @app.post("/raw")
+    async def raw(request: Request) -> None:
+        """As ``/invocations``."""
+        seen.append((await request.json(), current_salt.get()))
+
+    with TestClient(BodyGate(app, max_choices=4), raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.mark.parametrize("pad", ["", PAD], ids=["small", "large"])
+@pytest.mark.parametrize("path", ["/parsed", "/raw"])
+def test_a_body_arrives_as_it_was(client: TestClient, seen: list[Any], path: str, pad: str) -> None:
+    body = {
+        "text": "naïve \u2028 \U0001f600", "number": 1.5, "big": 2**70, "none": None, "l": [1],
+        "cache_salt": "pepper", "messages": pad,
+    }  # fmt: skip
+    assert client.post(path, json=body).status_code == 200
+    assert seen == [(body, "pepper")]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_other_encodings_are_judged_too(client: TestClient, seen: list[Any], encoding: str) -> None:
+    def ask(body: object) -> int:
+        return client.post(
+            "/raw", content=json.dumps(body).encode(encoding), headers=JSON
+        ).status_code
+
+    assert ask({"a": 1}) == 200
+    assert seen == [({"a": 1}, None)]
+    assert ask({"n": 5}) == 400
+
+
+@pytest.mark.parametrize("path", ["/parsed", "/raw"])
+@pytest.mark.parametrize("kind", ["application/json", "text/plain", "", "multipart/x", "bad"])
+def test_nothing_gets_past_the_gate(
+    client: TestClient, seen: list[Any], path: str, kind: str
+) -> None:
+    reply = client.post(path, content=json.dumps({"n": 5}), headers={"Content-Type": kind})
+    assert reply.status_code >= 400
+    assert seen == []
+
+
+def test_what_is_refused_is_told_in_vllms_shape(client: TestClient) -> None:
+    reply = client.post("/parsed", json={"n": 5})
+    assert reply.status_code == 400
+    assert "--max-choices" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("content", ['{"a": }', "", "{", '{"a":1}{"b":2}'])
+def test_what_is_no_json_is_told_by_the_app(client: TestClient, content: str) -> None:
+    reply = client.post("/parsed", content=content, headers=JSON)
+    assert reply.status_code == 422
+    assert reply.json()["detail"][0]["type"] in ("json_invalid", "missing")
+
+
+def test_what_only_python_takes_is_taken() -> None:
+    assert math.isnan(read(b'{"a": NaN}')["a"])
+    assert read(b'"\\ud800"') == "\ud800"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 100_000 + b"1" + b"}" * 100_000],
+    ids=["lists", "objects"],
+)
+def test_what_is_nested_beyond_a_parser_is_refused(body: bytes) -> None:
+    with pytest.raises(RequestRejectedError, match="nested too deeply"):
+        read(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"[" + b"{}," * MAX_BRACKETS + b"{}]", "lists and objects"),
+        (b"[" + b"1," * (MAX_COMMAS + 1) + b"1]", "values"),
+    ],
+)
+def test_what_would_become_too_many_objects_is_not_parsed(body: bytes, said: str) -> None:
+    with pytest.raises(RequestRejectedError, match=said):
+        read(body)

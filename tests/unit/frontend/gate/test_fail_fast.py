@@ -1,0 +1,92 @@
+"""Wrong items by the thousand cost as much as one, on every route of vLLM's server."""
+
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from pydantic import TypeAdapter, ValidationError
+from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.openai.chat_completion.protocol import (
+    BatchChatCompletionRequest,
+    ChatCompletionRequest,
+)
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest
+from vllm.entrypoints.serve.tokenize.protocol import TokenizeRequest
+
+from frontend.args import parse
+from frontend.gate.fail_fast import fail_fast, sequences_in
+
+MOST_ERRORS = 1000
+"""As many as members of unions make of one wrong item; 10,000 items made over a million."""
+
+WRONG: list[dict[str, Any]] = [{}] * 10_000
+PARTS = [{"role": "user", "content": WRONG}] * 10
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (ChatCompletionRequest, {"messages": WRONG}),
+        (ChatCompletionRequest, {"messages": [], "tools": WRONG}),
+        (BatchChatCompletionRequest, {"messages": [WRONG] * 3}),
+        (CompletionRequest, {"prompt": WRONG[:1000]}),
+        (ResponsesRequest, {"input": WRONG}),
+        (ResponsesRequest, {"input": PARTS}),
+        (ResponsesRequest, {"input": {str(number): {} for number in range(10_000)}}),
+        (ResponsesRequest, {"input": "x", "tools": WRONG}),
+        (AnthropicMessagesRequest, {"model": "m", "max_tokens": 1, "messages": WRONG}),
+        (TypeAdapter(EmbeddingRequest), {"messages": WRONG}),
+        (TypeAdapter(TokenizeRequest), {"messages": WRONG}),
+    ],
+)
+def test_wrong_items_cost_as_much_as_one(model: Any, body: dict[str, Any]) -> None:
+    fail_fast()
+    adapter = TypeAdapter(model) if isinstance(model, type) else TypeAdapter(model._type)
+    with pytest.raises(ValidationError) as refused:
+        adapter.validate_python(body)
+    assert refused.value.error_count() < MOST_ERRORS
+
+
+@pytest.mark.parametrize(
+    "task", ["generate", "embed", "classify", "token_classify", "transcription"]
+)
+def test_no_route_validates_lists_to_their_end(task: str) -> None:
+    """Also those that the next vLLM adds: a module that is missing in the list is found here."""
+    fail_fast()
+    args = parse([]).serve
+    args.enable_scale_out = True
+    slow = {
+        path
+        for path, field in bodies(build_app(args, (task,)))
+        for sequence in sequences_in(field._type_adapter.core_schema)
+        if not sequence.get("fail_fast")
+    }
+    assert slow == set()
+
+
+def bodies(app: FastAPI) -> list[tuple[str, Any]]:
+    found = [
+        (route.path, field)
+        for route in app.routes
+        if isinstance(route, APIRoute)
+        for field in route.dependant.body_params
+        if hasattr(field, "_type_adapter")
+    ]
+    assert found
+    return found
+
+
+def test_what_is_right_is_taken_as_before() -> None:
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "hello"}] * 20,
+        "stop": ["a", "b"],
+    }
+    body["request_id"] = "r"  # or each has one of its own
+    before = ChatCompletionRequest.model_validate(body)
+    fail_fast()
+    fail_fast()
+    assert ChatCompletionRequest.model_validate(body) == before

@@ -1,0 +1,186 @@
+"""Bodies are judged by the table, in one pass, before anything is done for them."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from transformers import ProcessorMixin, PythonBackend
+from vllm.renderers.chat_utils import MM_PARSER_MAP
+
+from common.errors import RequestRejectedError
+from frontend.gate.fail_fast import fail_fast
+from frontend.gate.fields import FIELDS, INPUTS, KINDS, MESSAGES, NESTED, UNKNOWN
+from frontend.gate.judge import NOT_FROM_CLIENTS, RENDERER_OPTIONS, judge
+
+CHOICES = 16
+
+FORM_FIELDS = {"file", "timestamp_granularities[]"}
+"""Come in forms only, which Starlette bounds."""
+
+TEMPLATE_VARIABLES = {
+    "add_generation_prompt", "chat_template", "continue_final_message", "documents", "tools",
+}  # fmt: skip
+"""Parameters of Hugging Face's renderer that are variables of templates too."""
+
+
+def request_models(model: type[BaseModel] = BaseModel) -> Iterator[type[BaseModel]]:
+    for each in model.__subclasses__():
+        if each.__module__.startswith("vllm.entrypoints.") and each.__name__.endswith("Request"):
+            yield each
+        yield from request_models(each)
+
+
+def test_each_field_of_vllms_requests_is_in_the_table() -> None:
+    """A field of the next vLLM must not slip by: decide on it in ``frontend/gate/fields.py``."""
+    fail_fast()  # imports all models
+    fields = {
+        name
+        for model in request_models()
+        for field, info in model.model_fields.items()
+        for name in (field, info.alias, info.validation_alias)
+        if isinstance(name, str)
+    }
+    assert len(fields) > 100
+    assert fields - FIELDS.keys() - NESTED - FORM_FIELDS == set()
+
+
+def test_what_renders_a_chat_has_no_parameter_that_nobody_decided_on() -> None:
+    """A parameter of the next transformers must not slip by."""
+    parameters = {
+        name
+        for renderer in (PythonBackend, ProcessorMixin)
+        for name in signature(renderer.apply_chat_template).parameters
+    }
+    assert parameters - RENDERER_OPTIONS - TEMPLATE_VARIABLES == {"self", "kwargs"}
+
+
+def test_the_kinds_of_parts_are_those_that_were_looked_at() -> None:
+    """All but the first take text, an address that the media policy judges, or data."""
+    assert set(MM_PARSER_MAP) == {
+        NOT_FROM_CLIENTS, "text", "thinking", "input_text", "output_text", "input_image",
+        "image_url", "image_embeds", "audio_embeds", "video_embeds", "prompt_embeds", "audio_url",
+        "input_audio", "refusal", "video_url", "tool_reference",
+    }  # fmt: skip
+
+
+def nested(levels: int) -> Any:
+    value: Any = "x"
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": "x" * 10_000_000}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}] * 2048},
+        {"input": list(range(1_000_000))},
+        {"input": ["x"] * 2048},
+        {"prompt": [[1, 2, 3]] * CHOICES},
+        {"logit_bias": {str(token): 1 for token in range(150_000)}},
+        {"chat_template_kwargs": {"enable_thinking": False, "tools": [{"type": "function"}]}},
+        {"mm_processor_kwargs": {"min_pixels": 4, "size": {"longest_edge": 5}}},
+        {"n": CHOICES},
+        {"n": "4", "prompt": ["a", "b"]},
+        {"n": None, "temperature": None, "stop": None},
+        {"something": {"that": [{"vLLM": "ignores"}]}},
+        {"sampling_params": {"n": 2, "stop": ["a"]}},
+        [],
+        "x",
+        None,
+    ],
+)
+def test_what_clients_send_passes(body: Any) -> None:
+    judge(body, CHOICES)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"messages": [{}] * 2049}, "`messages` has 2049 entries"),
+        ({"messages": [{"content": [{}] * 70_000}]}, "`messages` has more than 65536 values"),
+        ({"messages": nested(100)}, "`messages` is nested deeper than 64"),
+        ({"input": [{}] * 2049}, "`input` has 2049 entries"),
+        ({"input": dict.fromkeys(map(str, range(2049)))}, "`input` has 2049 entries"),
+        ({"input": [1] * 1_100_000}, "`input` has 1100000 entries"),
+        ({"documents": [["x"] * 600_000] * 2}, "`documents` has more than 1048576 values"),
+        ({"tools": [{}] * 513}, "`tools` has 513 entries"),
+        ({"bad_words": ["x" * 20_000]}, "`bad_words` has more than 16384 characters"),
+        ({"stop": [""] * 257}, "`stop` has 257 entries"),
+        ({"temperature": [1]}, "`temperature` must not be a list or an object"),
+        ({"n": {"a": 1}}, "`n` must not be a list or an object"),
+        ({"model": "x" * 10_000}, "`model` has more than 8192 characters"),
+        ({"metadata": {"k" * 70_000: 1}}, "`metadata` has more than 65536 characters"),
+        ({"unheard_of": nested(40)}, "what vLLM does not know of the body is nested deeper"),
+        ({str(number): 1 for number in range(600)}, "more than 512 fields"),
+        (nested(40), "the body is nested deeper than 32"),
+        ({"chat_request": {"messages": [{}] * 2049}}, "`messages` has 2049 entries"),
+        ({"sampling_params": {"n": 17}}, "asks for 17 choices"),
+        ({"n": 17}, "asks for 17 choices"),
+        ({"n": "17"}, "asks for 17 choices"),
+        ({"n": 17.0}, "asks for 17 choices"),
+        ({"n": 9, "prompt": ["a", "b"]}, "asks for 18 choices"),
+        ({"n": 9, "prompt": [[1], [2]]}, "asks for 18 choices"),
+        ({"messages": [[{"role": "user", "content": "x"}]] * 17}, "asks for 17 choices"),
+        ({"label_token_ids": [1], "items": ["x"] * 17}, "asks for 17 choices"),
+        ({"label_token_ids": [1] * 8000, "items": ["x"] * 16}, "`label_token_ids` times `items`"),
+    ],
+)
+def test_what_costs_too_much_is_refused_by_name(body: Any, said: str) -> None:
+    with pytest.raises(RequestRejectedError, match=said):
+        judge(body, CHOICES)
+
+
+@pytest.mark.parametrize("name", sorted(RENDERER_OPTIONS))
+def test_options_of_the_renderer_are_no_variables_of_a_template(name: str) -> None:
+    with pytest.raises(RequestRejectedError, match=f"must not have '{name}'"):
+        judge({"chat_template_kwargs": {"enable_thinking": True, name: 1}}, CHOICES)
+
+
+@pytest.mark.parametrize("name", ["images", "videos", "text", "audio"])
+def test_options_of_a_processor_bring_no_media(name: str) -> None:
+    with pytest.raises(RequestRejectedError, match=f"must not have '{name}'"):
+        judge({"mm_processor_kwargs": {name: ["http://127.0.0.1/"]}}, CHOICES)
+
+
+PIL: list[dict[str, Any]] = [
+    {"type": "image_pil", "image_pil": "http://127.0.0.1/"},
+    {"image_pil": "/etc/passwd"},
+    {"type": "image_pil", "uuid": "x"},
+]
+
+
+@pytest.mark.parametrize("part", PIL)
+@pytest.mark.parametrize("place", ["messages", "tool", "batch", "input", "documents", "data_1"])
+def test_no_client_has_a_picture_as_an_object(part: dict[str, Any], place: str) -> None:
+    message = {"role": "tool" if place == "tool" else "user", "content": [part]}
+    bodies: dict[str, Any] = {
+        "messages": {"messages": [message]},
+        "tool": {"messages": [message]},
+        "batch": {"messages": [[message]]},
+        "input": {"input": [message]},
+        "documents": {"documents": {"content": [part]}},
+        "data_1": {"data_1": [{"content": [part]}]},
+    }
+    with pytest.raises(RequestRejectedError, match="image_pil"):
+        judge(bodies[place], CHOICES)
+
+
+def test_the_table_has_no_limit_without_a_reason() -> None:
+    assert all(limit.why for limit in (*KINDS.values(), UNKNOWN))
+    assert set(KINDS.values()) == {FIELDS[name] for name in FIELDS}
+    assert INPUTS.values >= MESSAGES.values
+
+
+def test_the_page_is_made_from_the_table() -> None:
+    root = Path(__file__).parents[4]
+    made = root / "docs" / "limits.md"
+    command = [sys.executable, root / "setup" / "limits_page.py", "/dev/stdout"]
+    page = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert made.read_text() == page, "make docs"

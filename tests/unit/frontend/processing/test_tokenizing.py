@@ -1,0 +1,133 @@
+"""Long texts are tokenized aside, and no more of them than is used."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+from vllm.exceptions import VLLMError
+from vllm.renderers import TokenizeParams
+from vllm.tokenizers.hf import maybe_make_thread_pool
+from vllm.utils.async_utils import make_async
+
+from frontend.processing.tokenizing import LONG, MIN_LIMIT, Tokenizing
+from tests.demo_model import make_demo_model
+
+CONTEXT = 1024
+WORDS = "alpha beta gamma delta hello world "
+TEXT = WORDS * (4 * LONG // len(WORDS))
+SPACES = " " * (4 * LONG)
+
+
+class PlainRenderer:
+    """The part of vLLM's that makes tokens of a text, and notes what it was given."""
+
+    def __init__(self, tokenizer: Any, executor: Any) -> None:
+        self.tokenizer = tokenizer
+        self._executor = executor
+        self.asked: list[tuple[int, str]] = []
+        self._tokenize_prompt_async = make_async(self._tokenize_prompt, executor=executor)
+        self.model_config = type("Config", (), {"max_model_len": CONTEXT})
+
+    def _tokenize_prompt(self, prompt: Any, params: TokenizeParams) -> Any:
+        self.asked.append((len(prompt["prompt"]), threading.current_thread().name))
+        ids = self.tokenizer(prompt["prompt"], **params.get_encode_kwargs())["input_ids"]
+        return {**prompt, "prompt_token_ids": list(ids)}
+
+    @staticmethod
+    def _apply_prompt_char_offset(prompt: Any, offset: int) -> Any:
+        return {**prompt, "offset": offset}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    model = make_demo_model(tmp_path_factory.mktemp("models") / "demo")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    maybe_make_thread_pool(tokenizer, 2)
+    return tokenizer
+
+
+@pytest.fixture
+def renderer(tokenizer: Any) -> PlainRenderer:
+    return PlainRenderer(tokenizer, None)
+
+
+async def tokens(renderer: PlainRenderer, text: str, params: TokenizeParams) -> Any:
+    tokenizing = Tokenizing(renderer)
+    try:
+        return await tokenizing({"prompt": text}, params)
+    finally:
+        tokenizing.close()
+
+
+async def test_short_texts_go_vllms_way(renderer: PlainRenderer) -> None:
+    await tokens(renderer, "hello", TokenizeParams(CONTEXT))
+    ((length, thread),) = renderer.asked
+    assert length == 5
+    assert not thread.startswith("long texts")
+
+
+async def test_a_text_beyond_the_context_is_not_read_to_its_end(renderer: PlainRenderer) -> None:
+    params = TokenizeParams(CONTEXT)
+    prompt = await tokens(renderer, TEXT, params)
+    assert max(length for length, _ in renderer.asked) < len(TEXT) // 2
+    assert all(thread.startswith("long texts") for _, thread in renderer.asked)
+    with pytest.raises(VLLMError, match="at least 1025 input tokens"):
+        params.apply_post_tokenization(renderer.tokenizer, prompt)
+
+
+@pytest.mark.parametrize("side", ["left", "right", None])
+@pytest.mark.parametrize("wanted", [10, CONTEXT, -1])
+async def test_what_is_cut_is_as_if_all_had_been_read(
+    renderer: PlainRenderer, side: Any, wanted: int
+) -> None:
+    text = "first words, " + TEXT + " and the last words"
+    params = TokenizeParams(CONTEXT, truncate_prompt_tokens=wanted, truncation_side=side)
+    expected = renderer._tokenize_prompt({"prompt": text}, params)
+    renderer.asked.clear()
+    prompt = await tokens(renderer, text, params)
+    assert max(length for length, _ in renderer.asked) < len(text) // 2
+    assert prompt["prompt"] == text
+    cut = params.apply_post_tokenization(renderer.tokenizer, prompt)
+    plain: Any = params.apply_post_tokenization(renderer.tokenizer, expected)
+    assert cut["prompt_token_ids"] == plain["prompt_token_ids"]
+    assert (prompt["offset"] > 0) == (side == "left")
+
+
+async def test_a_text_of_long_tokens_is_read_until_it_is_enough(renderer: PlainRenderer) -> None:
+    params = TokenizeParams(CONTEXT, truncate_prompt_tokens=10)
+    few = TokenizeParams(1 << 20)
+    expected = renderer._tokenize_prompt({"prompt": SPACES}, few)
+    prompt = await tokens(renderer, SPACES, few)
+    assert prompt["prompt_token_ids"] == expected["prompt_token_ids"]
+    prompt = await tokens(renderer, SPACES, params)
+    assert len(prompt["prompt_token_ids"]) == 10
+
+
+async def test_a_text_that_is_only_counted_has_a_limit(renderer: PlainRenderer) -> None:
+    unlimited = TokenizeParams(None)
+    assert len((await tokens(renderer, TEXT, unlimited))["prompt_token_ids"]) > CONTEXT
+    with pytest.raises(VLLMError, match="send parts of it"):
+        await tokens(renderer, "x" * (MIN_LIMIT + 1), unlimited)
+
+
+async def test_long_texts_keep_no_short_one_waiting(renderer: PlainRenderer) -> None:
+    going_on, release = threading.Event(), threading.Event()
+    plain = renderer._tokenize_prompt
+
+    def slow(prompt: Any, params: TokenizeParams) -> Any:
+        going_on.set()
+        release.wait()
+        return plain(prompt, params)
+
+    renderer._tokenize_prompt = slow  # type: ignore[method-assign]
+    tokenizing = Tokenizing(renderer)
+    long = asyncio.create_task(tokenizing({"prompt": TEXT}, TokenizeParams(None)))
+    await asyncio.to_thread(going_on.wait)
+    try:
+        assert (await tokenizing({"prompt": "hello"}, TokenizeParams(CONTEXT)))["prompt_token_ids"]
+    finally:
+        release.set()
+    await long
+    tokenizing.close()
