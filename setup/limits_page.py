@@ -1,4 +1,4 @@
-"""``python setup/limits_page.py FILE``: writes the page on what each field of a request may hold."""
+"""``python setup/limits_page.py FILE``: writes the page on the limits of a request."""
 
 import sys
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ limits gets 400 with the name of the field. The flag `--max-body-mb` bounds its 
 | fields of a body | {fields} |
 | lists and objects, and brackets in texts | {brackets} |
 | values, and commas in texts | {commas} |
-| choices: `n` times prompts, conversations of a batch or items of `/generative_scoring` | `--max-choices` |
+| choices: `n` times prompts, conversations, or items to score | `--max-choices` |
 | `label_token_ids` times `items` | {labels} |
 
 Each field is of a kind. It has the same limit on all routes.

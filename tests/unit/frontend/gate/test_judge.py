@@ -181,6 +181,6 @@ def test_the_table_has_no_limit_without_a_reason() -> None:
 def test_the_page_is_made_from_the_table() -> None:
     root = Path(__file__).parents[4]
     made = root / "docs" / "limits.md"
-    command = [sys.executable, root / "setup" / "limits_page.py", "/dev/stdout"]
+    command = [sys.executable, str(root / "setup" / "limits_page.py"), "/dev/stdout"]
     page = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert made.read_text() == page, "make docs"
