@@ -61,6 +61,10 @@ EVENT_LOOP_DELAY = Histogram(
     "How late the event loop is, looked at four times a second",
     buckets=STAGE_S,
 )
+EVENT_LOOP_STALLS = Counter(
+    "mmrouter_event_loop_stalls",
+    "Times that the event loop stood longer than a second; the log says for which request",
+)
 HF_PROCESSOR_RUNS = Gauge(
     "mmrouter_hf_processor_runs",
     "Calls of the Hugging Face processor since start, warm-up excluded",

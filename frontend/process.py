@@ -1,5 +1,6 @@
 """One process that serves: the frontend, or one of several that are a frontend together."""
 
+import asyncio
 import logging
 import os
 import secrets
@@ -11,6 +12,8 @@ import uvloop
 from common.errors import MmRouterError
 from common.log_lines import configure_logging
 from common.settings_summary import log_settings
+from common.stalled_loop import watch_for_stalls
+from common.supervised import supervise
 from common.telemetry import enable_nvtx
 from common.tracing import exporting, prepare
 from common.vllm_command_line import configure_vllms_logging
@@ -45,7 +48,15 @@ def main(run: Run = serve) -> None:
     try:
         prepare(args.process.otlp_traces_endpoint, "frontend")
         with exporting(args.process.otlp_traces_endpoint, f"{name} {secrets.token_hex(4)}"):
-            uvloop.run(run(args, siblings))
+            uvloop.run(_watched(run(args, siblings)))
     except MmRouterError as error:
         logger.error("%s", error)
         sys.exit(error.exit_status)
+
+
+async def _watched(serving: Coroutine[None, None, None]) -> None:
+    watching = asyncio.create_task(supervise("event loop watchdog", watch_for_stalls))
+    try:
+        await serving
+    finally:
+        watching.cancel()
