@@ -29,9 +29,9 @@ CHARACTERS_A_TOKEN: Final = 8
 MARGIN_TOKENS: Final = 256
 """A cut may change the tokens next to it, so a part must have so many more than are wanted."""
 
-MAX_CHARACTERS_A_TOKEN: Final = 16
-MIN_LIMIT: Final = 1 << 20
-"""Of a text that is only counted: 1 MiB, or 16 characters for each token of the context."""
+MIN_LIMIT: Final = 256 << 10
+"""Characters of a text that is only counted; more where the context may hold more. The answer has
+each of its tokens, and a million of them hold up the event loop."""
 
 
 class Tokenizing:
@@ -45,7 +45,7 @@ class Tokenizing:
         shared = isinstance(renderer.tokenizer, ThreadSafeHFTokenizerMixin)
         self._thread: Executor = self._own if shared else renderer._executor
         self._long = make_async(renderer._tokenize_prompt, executor=self._thread)
-        self._limit = max(MIN_LIMIT, renderer.model_config.max_model_len * MAX_CHARACTERS_A_TOKEN)
+        self._limit = max(MIN_LIMIT, renderer.model_config.max_model_len * CHARACTERS_A_TOKEN)
 
     def close(self) -> None:
         """Let the thread go; what it works on ends unseen."""
