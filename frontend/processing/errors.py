@@ -1,14 +1,41 @@
 """What can go wrong with processing, beside media that are no good."""
 
 from http import HTTPStatus
+from typing import Self
 
-from common.errors import MmRouterError
+from common.errors import MmRouterError, causes
 
 
 class ProcessingFailedError(MmRouterError):
     """A medium could not be processed, through no fault that could be named to the user."""
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
+
+    @classmethod
+    def about(cls, said: str) -> Self:
+        """Tell a client what an error of others says, without our code's names for it."""
+        said = said or "the model's processor can't take it"
+        return cls(f"a medium could not be processed: {said}")
+
+
+class MissingPackageError(MmRouterError):
+    """This installation lacks a Python package that a medium needs."""
+
+    status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+
+    def __init__(self, package: str) -> None:
+        super().__init__(
+            f"this frontend can't process the medium: the Python package {package} is not "
+            "installed. Its administrator can install it, and `python -m frontend --check` says "
+            "what else is missing"
+        )
+
+
+def missing_package(error: BaseException) -> str | None:
+    """The package without which something failed, None if it failed otherwise."""
+    # vLLM asks for its own metadata when a package is missing: the first cause names that package.
+    missing = [each.name for each in causes(error) if isinstance(each, ModuleNotFoundError)]
+    return missing[-1] if missing else None
 
 
 class NoPlaceError(MmRouterError):
