@@ -8,17 +8,22 @@ from frontend.fetch.deferred import DeferredMedium, PendingMedium, arrived, defe
 from frontend.fetch.loader import MediaLoader
 from frontend.fetch.mode import decoding_mode, freeze
 from frontend.fetch.picture_limit import picture_pixels
+from frontend.fetch.readable import FILM, PICTURE, SOUND, Readable, readable_formats
 from frontend.fetch.settings import MediaSettings
 
 __all__ = [
     "CONNECTOR_NAME",
+    "FILM",
     "MISLED_DECODER_ERRORS",
+    "PICTURE",
+    "SOUND",
     "Content",
     "DeferredMedium",
     "MediaAllowances",
     "MediaLoader",
     "MediaSettings",
     "PendingMedium",
+    "Readable",
     "RequestAllowance",
     "arrived",
     "current_allowance",
@@ -29,5 +34,6 @@ __all__ = [
     "freeze",
     "limit_decoders",
     "picture_pixels",
+    "readable_formats",
     "register",
 ]
