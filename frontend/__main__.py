@@ -16,7 +16,10 @@ def _check(argv: list[str]) -> int:
     try:
         from frontend.check import run
     except (ImportError, OSError, RuntimeError) as error:
-        print(f"can't serve: what vLLM needs can't be loaded ({error}); install it anew")
+        print(
+            f"can't serve: what vLLM needs can't be loaded ({error}); `make setup` installs packages "
+            "that fit each other"
+        )
         return 1
     return run(argv)
 

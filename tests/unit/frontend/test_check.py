@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from vllm.multimodal import audio
@@ -89,3 +90,11 @@ def test_a_fleet_key_that_is_of_no_use() -> None:
     report = check.look(parse(["--fleet-key-file=/nonexistent"]))
     assert any("/nonexistent" in each for each in report.faults)
     assert report.text().splitlines()[-1].startswith("can't serve: ")
+
+
+def test_packages_that_do_not_fit_each_other_are_told(tmp_path: Path) -> None:
+    """As torchaudio for CUDA beside a CPU build of PyTorch."""
+    (tmp_path / "torchaudio.py").write_text("raise OSError('Could not load this library: x.so')")
+    done = run("--check", PYTHONPATH=f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    assert done.returncode == 1
+    assert done.stdout.startswith("can't serve: what vLLM needs can't be loaded (Could not load")

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import soundfile  # type: ignore[import-untyped] # it has no types
 from vllm.multimodal.audio import AudioResampler
+from vllm.multimodal.hasher import MultiModalHasher
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMediaIO
 from vllm.multimodal.media.audio import load_audio
+from vllm.multimodal.parse import MultiModalDataParser
 
 from common.media_formats import name_of_unread
 from frontend.fetch.content import Content
@@ -53,6 +55,22 @@ def test_a_sound_of_any_rate_is_heard_as_it_was(name: str) -> None:
         spectrum = np.abs(np.fft.rfft(heard * np.hanning(len(heard))))
         loudest = float(spectrum.argmax()) * HEARD / len(heard)
         assert loudest == pytest.approx(pitch_of("tone"), abs=2), (rate, channels)
+
+
+def test_what_is_resampled_in_another_way_has_another_hash() -> None:
+    """vLLM hashes what the model's processor gets, so no two frontends mean two by one hash."""
+    samples = np.sin(np.arange(4_410, dtype=np.float32) / 9)
+
+    def hashed(**options: Any) -> str:
+        parser = MultiModalDataParser(target_sr=HEARD, **options)
+        (item,) = parser.parse_mm_data({"audio": [(samples, 44_100)]})[
+            "audio"
+        ].get_all_items_for_hash()
+        assert len(item) == 1_600
+        return str(MultiModalHasher.hash_kwargs("blake3", audio=item))
+
+    assert hashed() == hashed(audio_resample_method="torchaudio")
+    assert hashed() != hashed(audio_resample_method="scipy")
 
 
 @pytest.mark.parametrize("rate", [8_000, 44_100])
