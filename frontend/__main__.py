@@ -17,8 +17,8 @@ def _check(argv: list[str]) -> int:
         from frontend.check import run
     except (ImportError, OSError, RuntimeError) as error:
         print(
-            f"can't serve: what vLLM needs can't be loaded ({error}); `make setup` installs packages "
-            "that fit each other"
+            f"can't serve: what vLLM needs can't be loaded ({error}); `make setup` installs "
+            "packages that fit each other"
         )
         return 1
     return run(argv)

@@ -76,6 +76,7 @@ def _by_ffmpeg(container: str, codec: str) -> Callable[[Samples, int], bytes]:
         whole.sample_rate, whole.pts = rate, 0
         with av.open(buffer, "w", format=container) as file:
             stream = file.add_stream(codec, rate=rate, layout=layout)
+            assert isinstance(stream, av.AudioStream)
             pieces = av.AudioResampler(
                 format=stream.format.name, layout=layout, rate=rate, frame_size=stream.frame_size
             )

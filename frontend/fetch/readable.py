@@ -98,6 +98,7 @@ def _by_ffmpeg(container: str, codec: str, rate: int = _RATE) -> bytes:
     whole.sample_rate, whole.pts = _RATE, 0
     with av.open(buffer, "w", format=container) as file:
         stream = file.add_stream(codec, rate=rate, layout="mono")
+        assert isinstance(stream, av.AudioStream)
         pieces = av.AudioResampler(
             format=stream.format.name, layout="mono", rate=rate, frame_size=stream.frame_size
         )
@@ -111,10 +112,11 @@ def _tone() -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.sin(np.arange(_RATE // 4, dtype=np.float32) / 20) / 2
 
 
-def _film(container: str, codec: str, pixels: str = "yuv420p", **options: str) -> bytes:
+def _film(container: str, codec: str, pixels: str = "yuv420p") -> bytes:
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=container) as file:
-        stream = file.add_stream(codec, rate=25, options=options)
+        stream = file.add_stream(codec, rate=25)
+        assert isinstance(stream, av.VideoStream)
         stream.width = stream.height = _SIDE
         stream.pix_fmt = pixels
         for n in range(_FRAMES):

@@ -66,5 +66,5 @@ def test_sound_is_resampled_by_the_code_that_others_have() -> None:
         if file.suffix != ".py":
             continue
         assert file.hash is not None and file.hash.mode == "sha256"
-        digest = hashlib.sha256(file.locate().read_bytes()).digest()
+        digest = hashlib.sha256(Path(file.locate()).read_bytes()).digest()
         assert base64.urlsafe_b64encode(digest).rstrip(b"=").decode() == file.hash.value, file

@@ -43,6 +43,7 @@ def encoded_film(container: str, codec: str, frames: int = 8, pixels: str = "yuv
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=container) as file:
         stream = file.add_stream(codec, rate=25)
+        assert isinstance(stream, av.VideoStream)
         stream.width, stream.height, stream.pix_fmt = 64, 48, pixels
         for n in range(frames):
             grey = np.full((48, 64, 3), n * 20 % 256, np.uint8)
