@@ -88,7 +88,7 @@ _NOT_READ: Final = (
     (re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<(?:!doctype )?svg", re.IGNORECASE), "SVG"),
     (re.compile(rb"\s*<(?:!doctype html|html|head)", re.IGNORECASE), "HTML"),
 )
-"""What clients take for media, by how it begins."""
+"""Leading bytes of formats that clients send and no decoder here may read."""
 _HEAD: Final = 1024
 _KINDS_OF_RIFF: Final = (b"WAVE", b"AVI ", b"AVIX")
 _FIRST_BOXES: Final = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")
@@ -114,7 +114,7 @@ def is_known_container(data: bytes) -> bool:
 
 
 def name_of_unread(data: bytes) -> str | None:
-    """The format of a file that no decoder here may read, None if it is none that is known."""
+    """Return the name of a file's format if it is known and not let in, else None."""
     head = data[:_HEAD]
     return next((name for begins, name in _NOT_READ if begins.match(head)), None)
 

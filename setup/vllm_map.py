@@ -207,7 +207,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.multimodal.media.audio",
         ),
         "frontend/fetch/loader.py": ("vllm.multimodal.media", "vllm.multimodal.media.connector"),
-        "frontend/fetch/readable.py": ("vllm.multimodal.media",),
+        "frontend/fetch/format_probe.py": ("vllm.multimodal.media",),
         "frontend/fetch/mode.py": ("vllm.multimodal.video",),
         "frontend/fetch/sound_limit.py": ("vllm.envs",),
         "frontend/fetch/video_limit.py": (

@@ -5,10 +5,10 @@ from frontend.fetch.connector import CONNECTOR_NAME, for_user, register
 from frontend.fetch.content import Content
 from frontend.fetch.decoders import MISLED_DECODER_ERRORS, decode, limit_decoders
 from frontend.fetch.deferred import DeferredMedium, PendingMedium, arrived, deferring
+from frontend.fetch.format_probe import FILM, PICTURE, SOUND, ProbedFormat, probe_formats
 from frontend.fetch.loader import MediaLoader
 from frontend.fetch.mode import decoding_mode, freeze
 from frontend.fetch.picture_limit import picture_pixels
-from frontend.fetch.readable import FILM, PICTURE, SOUND, Readable, readable_formats
 from frontend.fetch.settings import MediaSettings
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
     "MediaLoader",
     "MediaSettings",
     "PendingMedium",
-    "Readable",
+    "ProbedFormat",
     "RequestAllowance",
     "arrived",
     "current_allowance",
@@ -34,6 +34,6 @@ __all__ = [
     "freeze",
     "limit_decoders",
     "picture_pixels",
-    "readable_formats",
+    "probe_formats",
     "register",
 ]

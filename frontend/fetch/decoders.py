@@ -33,7 +33,7 @@ PIXEL_BYTES = 4
 what a sample of sound takes."""
 
 NOT_OPENED: Final = "Could not open video stream"
-"""vLLM's words for a film that OpenCV does not take, whatever the reason."""
+"""vLLM's error for every film that OpenCV can't open."""
 
 MISLED_DECODER_ERRORS = (
     ArithmeticError,
@@ -91,7 +91,7 @@ def decode(
     except MemoryError as error:
         raise RefusedError("it is too large to decode") from error
     except MISLED_DECODER_ERRORS as error:
-        raise RefusedError("it can't be decoded: it is damaged, or made up") from error
+        raise RefusedError("it is damaged and can't be decoded") from error
 
 
 def _decode(
@@ -122,7 +122,7 @@ def _decode(
 
 
 def _advice(media_io: MediaIO[Any]) -> str:
-    """Formats that every program writes."""
+    """Return what a client should send instead."""
     if isinstance(media_io, AudioMediaIO):
         return f"send {READABLE_SOUNDS}"
     return f"send {READABLE_FILMS}" if isinstance(media_io, VideoMediaIO) else "send JPEG or PNG"

@@ -16,7 +16,7 @@ SLACK: Final = 1 << 20
 
 
 READABLE_SOUNDS: Final = "WAV, FLAC, MP3, Ogg, WebM or M4A"
-"""For clients whose sound can't be decoded."""
+"""Formats that every installation decodes, for error messages."""
 
 _LOWEST_RATE: Final = 1_000
 _HIGHEST_RATE: Final = 768_000

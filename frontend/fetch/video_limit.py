@@ -23,7 +23,7 @@ from frontend.fetch.picture_limit import picture_pixels
 from frontend.media_limits import FetchPolicy, RefusedError
 
 READABLE_FILMS: Final = "H.264, HEVC, VP8 or VP9 in MP4, WebM or Matroska"
-"""What every build of OpenCV decodes."""
+"""Codecs that every build of OpenCV decodes, for error messages."""
 
 
 def limit_video(
@@ -55,7 +55,7 @@ def limit_video(
 
 
 def why_unreadable(data: bytes) -> str:
-    """Half a sentence about a film of which OpenCV reads nothing."""
+    """Return half a sentence that says why OpenCV decodes nothing of a film."""
     try:
         with av.open(BytesIO(data), "r") as file:
             if not file.streams.video:

@@ -14,7 +14,7 @@ OTHERS: Final = 1024
 
 
 def attainable_files() -> int:
-    """How many files this process may open once it has asked for as many as it needs."""
+    """Return the highest soft limit on open files that this process can set for itself."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= ENOUGH:
         return soft
@@ -22,7 +22,7 @@ def attainable_files() -> int:
 
 
 def files_needed(connections: int) -> int:
-    """How many files are open with so many clients."""
+    """Return the open files that so many client connections need."""
     return connections + OTHERS
 
 

@@ -13,13 +13,13 @@ class ProcessingFailedError(MmRouterError):
 
     @classmethod
     def about(cls, said: str) -> Self:
-        """Tell a client what an error of others says, without our code's names for it."""
+        """Quote a library's error to a client, without the exception's name."""
         said = said or "the model's processor can't take it"
         return cls(f"a medium could not be processed: {said}")
 
 
 class MissingPackageError(MmRouterError):
-    """This installation lacks a Python package that a medium needs."""
+    """A medium needs a Python package that is not installed."""
 
     status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
 
@@ -32,8 +32,8 @@ class MissingPackageError(MmRouterError):
 
 
 def missing_package(error: BaseException) -> str | None:
-    """The package without which something failed, None if it failed otherwise."""
-    # vLLM asks for its own metadata when a package is missing: the first cause names that package.
+    """Return the package whose absence caused an error, None for other causes."""
+    # vLLM's placeholder looks up vLLM's metadata, which may fail too: the root cause counts.
     missing = [each.name for each in causes(error) if isinstance(each, ModuleNotFoundError)]
     return missing[-1] if missing else None
 

@@ -11,7 +11,7 @@ from vllm.utils.import_utils import PlaceholderModule
 
 from frontend import check
 from frontend.args import parse
-from frontend.fetch import FILM, PICTURE, SOUND, limit_decoders, readable_formats
+from frontend.fetch import FILM, PICTURE, SOUND, limit_decoders, probe_formats
 from frontend.media_limits import FetchPolicy
 
 REQUIRED = {
@@ -32,7 +32,7 @@ REQUIRED = {
 def test_an_installation_decodes_what_is_promised() -> None:
     policy = FetchPolicy()
     limit_decoders(policy)
-    found = list(readable_formats(policy))
+    found = list(probe_formats(policy))
     for kind, names in REQUIRED.items():
         works = {each.name for each in found if each.kind == kind and each.works}
         assert names - works == set(), [each for each in found if not each.works]
@@ -79,7 +79,7 @@ def test_an_installation_without_a_resampler_serves_the_rest(
 ) -> None:
     monkeypatch.setattr(audio, "torchaudio", PlaceholderModule("torchaudio_of_nobody"))
     audio._get_torchaudio_resampler.cache_clear()
-    report = check.look(parse(["--mm-arena-gb=0"]))
+    report = check.inspect_machine(parse(["--mm-arena-gb=0"]))
     assert "resampler: none" in report.lines
     (said,) = (each for each in report.refused if each.startswith("sounds of another rate"))
     assert "torchaudio_of_nobody is not installed" in said
@@ -87,7 +87,7 @@ def test_an_installation_without_a_resampler_serves_the_rest(
 
 
 def test_a_fleet_key_that_is_of_no_use() -> None:
-    report = check.look(parse(["--fleet-key-file=/nonexistent"]))
+    report = check.inspect_machine(parse(["--fleet-key-file=/nonexistent"]))
     assert any("/nonexistent" in each for each in report.faults)
     assert report.text().splitlines()[-1].startswith("can't serve: ")
 

@@ -1,4 +1,4 @@
-"""Which formats this installation decodes, found by decoding a small sample of each."""
+"""Probe which formats this installation decodes, by decoding a small sample of each."""
 
 import io
 from collections.abc import Callable, Iterator, Mapping
@@ -27,13 +27,13 @@ Make = Callable[[], bytes]
 
 
 @dataclass(frozen=True)
-class Readable:
-    """A format, and whether it is decoded here.
+class ProbedFormat:
+    """Result of one probe.
 
     Attributes:
         kind: ``PICTURE``, ``SOUND`` or ``FILM``.
-        problem: why it is not decoded; empty if it is.
-        tried: False if no sample could be made, since an encoder is missing.
+        problem: why the sample is not decoded; empty if it is.
+        tried: False if the encoder for a sample is missing.
     """
 
     kind: str
@@ -43,31 +43,32 @@ class Readable:
 
     @property
     def works(self) -> bool:
-        """Whether a sample was decoded."""
+        """Whether the sample was decoded."""
         return self.tried and not self.problem
 
 
-def readable_formats(policy: FetchPolicy) -> Iterator[Readable]:
-    """Try all formats, as media of requests are decoded. Takes a second; guard decoders first."""
+def probe_formats(policy: FetchPolicy) -> Iterator[ProbedFormat]:
+    """Probe all formats with the decoders of requests. Takes a second; call ``limit_decoders``
+    first."""
     for kind, (media_io, samples) in _kinds().items():
         for name, make in samples.items():
-            yield _tried(kind, name, make, media_io, policy)
+            yield _probe(kind, name, make, media_io, policy)
 
 
-def _tried(
+def _probe(
     kind: str, name: str, make: Make, media_io: MediaIO[Any], policy: FetchPolicy
-) -> Readable:
+) -> ProbedFormat:
     try:
         sample = make()
     except (ValueError, OSError, KeyError, av.error.FFmpegError, soundfile.LibsndfileError):
-        return Readable(kind, name, tried=False)
+        return ProbedFormat(kind, name, tried=False)
     try:
         decode(Content.of(sample), media_io, policy, lambda _: None)
     except MediaError as error:
-        return Readable(kind, name, error.reason)
+        return ProbedFormat(kind, name, error.reason)
     except ValueError as error:
-        return Readable(kind, name, str(error))
-    return Readable(kind, name)
+        return ProbedFormat(kind, name, str(error))
+    return ProbedFormat(kind, name)
 
 
 def _kinds() -> Mapping[str, tuple[MediaIO[Any], Mapping[str, Make]]]:
