@@ -142,6 +142,8 @@ def _decode_sound(data: bytes, media_io: AudioMediaIO, admit: Callable[[int], No
         max_decode_bytes=min(size.decoded + SLACK, envs.VLLM_MAX_AUDIO_DECODE_BYTES),
         backend=media_io.audio_backend,
     )
+    if not samples.size:  # the resampler would break on it
+        raise RefusedError("it has no samples")
     # At a low rate a little more decoded is much more resampled.
     if rate <= 0 or resampled_bytes(samples.nbytes, rate) > size.resampled + SLACK:
         raise RefusedError("it is longer than it says")

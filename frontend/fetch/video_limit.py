@@ -62,7 +62,7 @@ def why_unreadable(data: bytes) -> str:
                 return "it has no pictures"
             context = file.streams.video[0].codec_context
     except av.error.FFmpegError:
-        return "it can't be opened as a film"
+        return "it can't be opened as a film: it is cut off or damaged"
     codec = "its codec is unknown" if context is None else f"codec {context.codec.canonical_name}"
     return f"none of its frames can be decoded here ({codec}): send {READABLE_FILMS}"
 
