@@ -110,7 +110,7 @@ def _by_ffmpeg(container: str, codec: str, rate: int = _RATE) -> bytes:
 
 
 def _tone() -> np.ndarray[Any, np.dtype[np.float32]]:
-    return np.sin(np.arange(_RATE // 4, dtype=np.float32) / 20) / 2
+    return (np.sin(np.arange(_RATE // 4) / 20) / 2).astype(np.float32)
 
 
 def _film(container: str, codec: str, pixels: str = "yuv420p") -> bytes:

@@ -60,7 +60,7 @@ def why_unreadable(data: bytes) -> str:
         with av.open(BytesIO(data), "r") as file:
             if not file.streams.video:
                 return "it has no pictures"
-            context = file.streams.video[0].codec_context
+            context: Any = file.streams.video[0].codec_context  # None without a decoder
     except av.error.FFmpegError:
         return "it can't be opened as a film: it is cut off or damaged"
     codec = "its codec is unknown" if context is None else f"codec {context.codec.canonical_name}"
