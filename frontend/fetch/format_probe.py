@@ -160,5 +160,7 @@ _FILMS: Final[Mapping[str, Make]] = {
     "FLV": partial(_film, "flv", "flv"),
     "MPEG-2": partial(_film, "mpeg", "mpeg2video"),
     "MPEG-TS H.264": partial(_film, "mpegts", "libx264"),
+    "MXF MPEG-2": partial(_film, "mxf", "mpeg2video"),
+    "IVF VP9": partial(_film, "ivf", "libvpx-vp9"),
     "GIF": partial(_film, "gif", "gif", "rgb8"),
 }

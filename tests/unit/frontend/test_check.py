@@ -23,7 +23,7 @@ REQUIRED = {
     FILM: {
         "MP4 H.264", "MP4 HEVC", "MP4 MPEG-4", "WebM VP8", "WebM VP9", "Matroska H.264",
         "QuickTime ProRes", "QuickTime MJPEG", "AVI MPEG-4", "ASF WMV", "FLV", "MPEG-2",
-        "MPEG-TS H.264", "GIF",
+        "MPEG-TS H.264", "MXF MPEG-2", "IVF VP9", "GIF",
     },
 }  # fmt: skip
 """What docs/media.md promises, on any build."""
