@@ -134,7 +134,7 @@ async def test_a_package_that_is_missing_here_sends_the_frontend_another_way(
     monkeypatch.setattr(render, "_place_for", nothing)
     monkeypatch.setattr(Renderer, "get_mm_processor", lambda _: None, raising=False)
     renderer = LocalRenderer(cast(BaseRenderer, Renderer()))
-    with pytest.raises(CorruptSegmentError, match="can't process the audio: .*'torchaudio'"):
+    with pytest.raises(CorruptSegmentError, match=r"can't process the audio: .*'torchaudio'"):
         await renderer.render(MediaSource("audio", sound("a"), {}, {}))
 
 
