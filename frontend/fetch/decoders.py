@@ -91,7 +91,7 @@ def decode(
     except MemoryError as error:
         raise RefusedError("it is too large to decode") from error
     except MISLED_DECODER_ERRORS as error:
-        raise RefusedError("it is damaged and can't be decoded") from error
+        raise RefusedError("it can't be decoded: it is damaged, or too short") from error
 
 
 def _decode(
