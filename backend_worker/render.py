@@ -82,6 +82,7 @@ class LocalRenderer:
             )
             (rendered,) = await renderer.render_cmpl_async([prompt], skip_mm_cache=True)
         except (
+            ImportError,  # of a package that the frontend has, a resampler for example
             ValueError,
             OSError,
             RuntimeError,

@@ -5,6 +5,7 @@ that name other files and addresses (ffconcat, HLS, DASH, SDP), which it then op
 are let in here are binary and complete in themselves.
 """
 
+import re
 from typing import Final
 
 IMAGE_FORMATS: Final = (
@@ -73,6 +74,22 @@ _LEADING: Final = (
     b"riff\x2e\x91\xcf\x11",  # Wave64
     b"wvpk",
 )
+_NOT_READ: Final = (
+    (re.compile(rb".{4}ftypavi[fs]", re.DOTALL), "AVIF"),
+    (re.compile(rb".{4}ftyp(?:hei[cfms]|hev[cmsx]|mif1|msf1)", re.DOTALL), "HEIC"),
+    (re.compile(rb"\x00\x00\x00\x0cjP  |\xff\x4f\xff\x51"), "JPEG 2000"),
+    (re.compile(rb"\x00\x00\x00\x0cJXL |\xff\x0a"), "JPEG XL"),
+    (re.compile(rb"8BPS"), "a Photoshop file"),
+    (re.compile(rb"%PDF-"), "PDF"),
+    (re.compile(rb"%!PS"), "PostScript"),
+    (re.compile(rb"MThd"), "MIDI"),
+    (re.compile(rb"\.RMF|\.ra\xfd"), "RealMedia"),
+    (re.compile(rb"#EXTM3U|ffconcat"), "a playlist"),
+    (re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<(?:!doctype )?svg", re.IGNORECASE), "SVG"),
+    (re.compile(rb"\s*<(?:!doctype html|html|head)", re.IGNORECASE), "HTML"),
+)
+"""Leading bytes of formats that clients send and no decoder here may read."""
+_HEAD: Final = 1024
 _KINDS_OF_RIFF: Final = (b"WAVE", b"AVI ", b"AVIX")
 _FIRST_BOXES: Final = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")
 _TS_PACKET: Final = 188
@@ -94,6 +111,12 @@ def is_known_container(data: bytes) -> bool:
         or (len(head) > 1 and head[0] == 0xFF and head[1] & 0xE0 == 0xE0)  # MP3, AAC
         or (head[:1] == b"G" and all(head[at : at + 1] == b"G" for at in (188, 376)))  # MPEG-TS
     )
+
+
+def name_of_unread(data: bytes) -> str | None:
+    """Return the name of a file's format if it is known and not let in, else None."""
+    head = data[:_HEAD]
+    return next((name for begins, name in _NOT_READ if begins.match(head)), None)
 
 
 def _after_tags(data: bytes) -> int:

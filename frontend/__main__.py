@@ -12,11 +12,25 @@ def _completion(shell: str) -> str:
     return completion(shell)
 
 
+def _check(argv: list[str]) -> int:
+    try:
+        from frontend.check import run
+    except (ImportError, OSError, RuntimeError) as error:
+        print(
+            f"can't serve: what vLLM needs can't be loaded ({error}); `make setup` installs "
+            "packages that fit each other"
+        )
+        return 1
+    return run(argv)
+
+
 def main() -> None:
     """Serve until SIGTERM or SIGINT. Exit status 1 if that is impossible, 2 if cards can't be
     read where they should be, or uvicorn's 3 if the port can't be had.
     """
     leave_early(sys.argv[1:], _completion)
+    if "--check" in sys.argv[1:]:
+        sys.exit(_check([each for each in sys.argv[1:] if each != "--check"]))
     status = run_processes(sys.argv[1:])
     if status is None:
         from frontend.process import main as serve_here  # seconds, for vLLM

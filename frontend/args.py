@@ -158,8 +158,9 @@ def parse(argv: list[str]) -> FrontendArgs:
         description="An OpenAI endpoint in front of vLLM workers.",
         epilog="Every API server flag of `vllm serve` is accepted too, for example --port, "
         "--api-key, --tool-call-parser; `vllm serve --help=all` lists them. Model and engine "
-        "settings come from the workers. `--completion bash` or zsh prints what a shell needs to "
-        "complete them.",
+        "settings come from the workers. `--check` says what this machine can serve with the other "
+        "flags, without serving. `--completion bash` or zsh prints what a shell needs to complete "
+        "them.",
         allow_abbrev=False,
     )
     try:

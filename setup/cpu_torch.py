@@ -8,10 +8,13 @@ torchcodec as CUDA builds. Beside a CPU torch their native libraries do not load
   native library would have declared. Qwen-VL processors need torchvision's pure Python part, so
   the missing declarations are supplied: a module and a ``.pth`` in site-packages, since vLLM
   starts interpreters of its own and each of them needs the cure.
-* torchaudio and torchcodec raise OSError on import, which neither transformers nor vLLM expects;
-  both treat the packages as optional, so a copy that cannot be loaded is uninstalled.
+* torchaudio and torchcodec raise OSError on import, which neither transformers nor vLLM expects.
+  vLLM resamples sound by torchaudio's Python code, and torchaudio does without its native library
+  where there is none: so the library is deleted. torchcodec is nothing without its library and
+  optional to both, so it is uninstalled.
 
-Safe to repeat. Where torch is a CUDA build, or torchvision a CPU build, it takes back what it did.
+Safe to repeat. Where torch is a CUDA build, or torchvision a CPU build, the hook is removed again.
+torchaudio's library comes back with ``pip install --force-reinstall --no-deps torchaudio``.
 """
 
 import ast
@@ -23,7 +26,9 @@ from pathlib import Path
 
 HOOK_NAME = "_torchvision_beside_cpu_torch"
 SOURCE = Path(__file__).with_name("torchvision_hook.py")
-OPTIONAL_PACKAGES = ("torchaudio", "torchcodec")
+RUNS_AS_PYTHON = "torchaudio"
+"""A package that does without its native libraries where they are absent."""
+OPTIONAL_PACKAGES = (RUNS_AS_PYTHON, "torchcodec")
 
 
 def version_file_value(package: str, name: str) -> str | None:
@@ -76,6 +81,12 @@ def cannot_load(package: str) -> bool:
     return subprocess.run([sys.executable, "-c", probe], check=False).returncode == 3
 
 
+def delete_libraries(package: str) -> None:
+    """Leave a package its Python code alone."""
+    for library in Path(sysconfig.get_path("purelib"), package, "lib").glob("*.so"):
+        library.unlink()
+
+
 def main() -> None:
     if sys.prefix == sys.base_prefix:
         raise SystemExit("run this with the interpreter of the virtual environment to be cured")
@@ -86,6 +97,9 @@ def main() -> None:
     print(f"torchvision hook {'installed' if hook_wanted else 'not needed'}")
     if not cpu_torch:
         return
+    if cannot_load(RUNS_AS_PYTHON):
+        print(f"{RUNS_AS_PYTHON} is built for CUDA: deleting its native libraries")
+        delete_libraries(RUNS_AS_PYTHON)
     for package in filter(cannot_load, OPTIONAL_PACKAGES):
         print(f"{package} is built for CUDA and cannot be loaded here: uninstalling it")
         command = [sys.executable, "-m", "pip", "uninstall", "--quiet", "--yes", package]

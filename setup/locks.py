@@ -68,7 +68,7 @@ CPU = Lock(
     "cpu.txt",
     ("cpu", "nixl", "kubernetes", "otel", "test"),
     "torch is PyTorch's CPU build, which is not on PyPI (see README.md); its hashes are in\n"
-    "torch-cpu.sha256. setup/cpu_torch.py removes torchaudio and torchcodec where they can't load.",
+    "torch-cpu.sha256. setup/cpu_torch.py has torchaudio do without CUDA, and removes torchcodec.",
     # What intel-openmp needs on Linux; its file for Windows, which uv reads, does not say so.
     also=("intel-cmplr-lib-ur==2024.2.1; platform_machine == 'x86_64'",),
     # The same library for another CUDA; nothing can load it beside a CPU build.

@@ -215,6 +215,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.multimodal.media.audio",
         ),
         "frontend/fetch/loader.py": ("vllm.multimodal.media", "vllm.multimodal.media.connector"),
+        "frontend/fetch/format_probe.py": ("vllm.multimodal.media",),
         "frontend/fetch/mode.py": ("vllm.multimodal.video",),
         "frontend/fetch/sound_limit.py": ("vllm.envs",),
         "frontend/fetch/video_limit.py": (
@@ -229,6 +230,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.multimodal.media.audio",
             "vllm.multimodal.video_decoders.torchcodec",
         ),
+        "frontend/check.py": ("vllm.multimodal.audio", "vllm.platforms"),
         "frontend/fetch/picture_limit.py": ("vllm.multimodal.image",),
     },
     "data-parallel ranks": {

@@ -5,6 +5,7 @@ from frontend.fetch.connector import CONNECTOR_NAME, for_user, register
 from frontend.fetch.content import Content
 from frontend.fetch.decoders import MISLED_DECODER_ERRORS, decode, limit_decoders
 from frontend.fetch.deferred import DeferredMedium, PendingMedium, arrived, deferring
+from frontend.fetch.format_probe import FILM, PICTURE, SOUND, ProbedFormat, probe_formats
 from frontend.fetch.loader import MediaLoader
 from frontend.fetch.mode import decoding_mode, freeze
 from frontend.fetch.picture_limit import picture_pixels
@@ -12,13 +13,17 @@ from frontend.fetch.settings import MediaSettings
 
 __all__ = [
     "CONNECTOR_NAME",
+    "FILM",
     "MISLED_DECODER_ERRORS",
+    "PICTURE",
+    "SOUND",
     "Content",
     "DeferredMedium",
     "MediaAllowances",
     "MediaLoader",
     "MediaSettings",
     "PendingMedium",
+    "ProbedFormat",
     "RequestAllowance",
     "arrived",
     "current_allowance",
@@ -29,5 +34,6 @@ __all__ = [
     "freeze",
     "limit_decoders",
     "picture_pixels",
+    "probe_formats",
     "register",
 ]

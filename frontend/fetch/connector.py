@@ -153,9 +153,7 @@ class FrontendMediaConnector(MediaConnector):
         except OverloadedError as error:
             raise as_vllm_error(error) from error
         except (*MISLED_DECODER_ERRORS, MemoryError) as error:
-            raise VLLMValidationError(
-                f"Failed to load embeddings: they are no tensor ({type(error).__name__})"
-            ) from error
+            raise VLLMValidationError("Failed to load embeddings: they are no tensor") from error
         finally:
             loading.close()
 

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable
 from functools import partial
 from io import BytesIO
-from typing import Any
+from typing import Any, Final
 
 import cv2
 from PIL import Image
@@ -19,18 +19,21 @@ from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMedi
 from vllm.multimodal.media.audio import load_audio
 
 from common.decoder_guard import guard_decoders
-from common.media_formats import is_known_container
+from common.media_formats import is_known_container, name_of_unread
 from common.vllm_features import count_frames_with
 from frontend.fetch.content import Content
 from frontend.fetch.picture_limit import picture_pixels
 from frontend.fetch.sample_tables import claims_too_many_samples
-from frontend.fetch.sound_limit import SLACK, resampled_bytes, sound_size
-from frontend.fetch.video_limit import count_frames, limit_video
+from frontend.fetch.sound_limit import READABLE_SOUNDS, SLACK, resampled_bytes, sound_size
+from frontend.fetch.video_limit import READABLE_FILMS, count_frames, limit_video, why_unreadable
 from frontend.media_limits import FetchPolicy, RefusedError
 
 PIXEL_BYTES = 4
 """Of a decoded medium that count as one pixel: what Pillow takes for one of most pictures, and
 what a sample of sound takes."""
+
+NOT_OPENED: Final = "Could not open video stream"
+"""vLLM's error for every film that OpenCV can't open."""
 
 MISLED_DECODER_ERRORS = (
     ArithmeticError,
@@ -88,13 +91,15 @@ def decode(
     except MemoryError as error:
         raise RefusedError("it is too large to decode") from error
     except MISLED_DECODER_ERRORS as error:
-        raise RefusedError(f"it can't be decoded ({type(error).__name__})") from error
+        raise RefusedError("it can't be decoded: it is damaged, or too short") from error
 
 
 def _decode(
     content: Content, media_io: MediaIO[Any], policy: FetchPolicy, admit: Callable[[int], None]
 ) -> Any:
     data = content.data
+    if (unread := name_of_unread(data)) is not None:
+        raise RefusedError(f"it is {unread}, which is not read here: {_advice(media_io)}")
     if isinstance(media_io, ImageMediaIO):
         admit(picture_pixels(data, policy))
     elif isinstance(media_io, (AudioMediaIO, VideoMediaIO)) and not content.jpeg_frames:
@@ -108,7 +113,19 @@ def _decode(
         media_io = limit_video(media_io, content, policy, admit)
     if content.jpeg_frames:
         return media_io.load_base64("video/jpeg", data.decode())
-    return media_io.load_bytes(data)
+    try:
+        return media_io.load_bytes(data)
+    except ValueError as error:
+        if str(error) == NOT_OPENED:
+            raise RefusedError(why_unreadable(data)) from error
+        raise
+
+
+def _advice(media_io: MediaIO[Any]) -> str:
+    """Return what a client should send instead."""
+    if isinstance(media_io, AudioMediaIO):
+        return f"send {READABLE_SOUNDS}"
+    return f"send {READABLE_FILMS}" if isinstance(media_io, VideoMediaIO) else "send JPEG or PNG"
 
 
 def _decode_sound(data: bytes, media_io: AudioMediaIO, admit: Callable[[int], None]) -> Any:
@@ -125,6 +142,8 @@ def _decode_sound(data: bytes, media_io: AudioMediaIO, admit: Callable[[int], No
         max_decode_bytes=min(size.decoded + SLACK, envs.VLLM_MAX_AUDIO_DECODE_BYTES),
         backend=media_io.audio_backend,
     )
+    if not samples.size:  # the resampler would break on it
+        raise RefusedError("it has no samples")
     # At a low rate a little more decoded is much more resampled.
     if rate <= 0 or resampled_bytes(samples.nbytes, rate) > size.resampled + SLACK:
         raise RefusedError("it is longer than it says")

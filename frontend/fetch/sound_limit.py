@@ -15,6 +15,9 @@ SLACK: Final = 1 << 20
 """Bytes by which decoders may give more than was said: padding, mostly."""
 
 
+READABLE_SOUNDS: Final = "WAV, FLAC, MP3, Ogg, WebM or M4A"
+"""Formats that every installation decodes, for error messages."""
+
 _LOWEST_RATE: Final = 1_000
 _HIGHEST_RATE: Final = 768_000
 PROCESSOR_RATE: Final = 48_000
@@ -74,6 +77,10 @@ def _packets(data: bytes) -> tuple[int, int]:
             if not container.streams.audio:
                 raise RefusedError("it has no sound")
             stream = container.streams.audio[0]
+            if stream.codec_context is None:
+                raise RefusedError(
+                    f"there is no decoder for its codec here: send {READABLE_SOUNDS}"
+                )
             rate = _checked_rate(stream.rate or 0)
             if stream.time_base is None:
                 return most, rate

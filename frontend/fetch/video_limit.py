@@ -11,6 +11,7 @@ from io import BytesIO
 from itertools import islice
 from typing import Any, ClassVar, Final
 
+import av
 import cv2
 import pybase64
 from vllm.multimodal.media import VideoMediaIO
@@ -20,6 +21,9 @@ from vllm.multimodal.video_decoders.opencv import OpenCVVideoBackendMixin
 from frontend.fetch.content import Content
 from frontend.fetch.picture_limit import picture_pixels
 from frontend.media_limits import FetchPolicy, RefusedError
+
+READABLE_FILMS: Final = "H.264, HEVC, VP8 or VP9 in MP4, WebM or Matroska"
+"""Codecs that every build of OpenCV decodes, for error messages."""
 
 
 def limit_video(
@@ -44,10 +48,23 @@ def limit_video(
         admit(_sequence_pixels(content.data, media_io.num_frames, policy))
         return media_io
     loader = type(media_io.video_loader)
-    limits = {"policy": policy, "admit": staticmethod(admit)}
+    limits = {"policy": policy, "admit": staticmethod(admit), "data": content.data}
     limited = copy(media_io)
     limited.video_loader = type("Counting", (_CountingLoader, loader), limits)()
     return limited
+
+
+def why_unreadable(data: bytes) -> str:
+    """Return half a sentence that says why OpenCV decodes nothing of a film."""
+    try:
+        with av.open(BytesIO(data), "r") as file:
+            if not file.streams.video:
+                return "it has no pictures"
+            context: Any = file.streams.video[0].codec_context  # None without a decoder
+    except av.error.FFmpegError:
+        return "it can't be opened as a film: it is cut off or damaged"
+    codec = "its codec is unknown" if context is None else f"codec {context.codec.canonical_name}"
+    return f"none of its frames can be decoded here ({codec}): send {READABLE_FILMS}"
 
 
 def count_frames(timeout_s: float, data: bytes) -> int:
@@ -97,6 +114,7 @@ class _CountingLoader(VideoLoader):
     """Counts pixels where vLLM has chosen the frames and is about to read them."""
 
     policy: ClassVar[FetchPolicy]
+    data: ClassVar[bytes]
     admit: ClassVar[Callable[[int], None]]
 
     @classmethod
@@ -107,8 +125,19 @@ class _CountingLoader(VideoLoader):
         pixels = int(size) * len(frame_idx)
         _check(pixels, cls.policy.max_video_pixels)
         cls.admit(pixels)
-        watched = _Watched(cap, int(size), time.monotonic() + cls.policy.decode_timeout_s)
-        return super().read_frames(watched, frame_idx, *args, **kwargs)
+        deadline = time.monotonic() + cls.policy.decode_timeout_s
+        watched = _Watched(cap, int(size), deadline)
+        frames, valid = super().read_frames(watched, frame_idx, *args, **kwargs)
+        if not valid:
+            # vLLM has looked for the end of the film, from which OpenCV does not come back if
+            # there is one frame, or in MPEG-TS.
+            again = _Watched(
+                OpenCVVideoBackendMixin.open_video_capture(cls.data), int(size), deadline
+            )
+            frames, valid = super().read_frames(again, frame_idx, *args, **kwargs)
+        if not valid:
+            raise RefusedError(why_unreadable(cls.data))
+        return frames, valid
 
 
 class _Watched:

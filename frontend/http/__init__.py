@@ -5,7 +5,7 @@ from frontend.http.admission import Admission
 from frontend.http.api_keys import read_keys
 from frontend.http.drain import graceful_shutdown
 from frontend.http.early_stream_errors import EarlyStreamErrors
-from frontend.http.file_limit import raise_file_limit
+from frontend.http.file_limit import attainable_files, files_needed, raise_file_limit
 from frontend.http.history import History, history_routes
 from frontend.http.manage import Management, manage_routes
 from frontend.http.merged_metrics import MergedMetrics
@@ -49,7 +49,9 @@ __all__ = [
     "Server",
     "Status",
     "Traced",
+    "attainable_files",
     "build_vllm_app",
+    "files_needed",
     "graceful_shutdown",
     "history_routes",
     "limit_pooling",

@@ -126,6 +126,7 @@ class Fault(Enum):
     REFUSED = "a limit or the decoder refuses a medium"
     INVALID = "vLLM refuses a medium"
     BROKEN = "an error of ours or of vLLM's"
+    MISSING = "a Python package is not installed"
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class BatchFailed:
     """A batch could not be processed; the process goes on.
 
     Attributes:
-        reason: for the user, of a ``MediaError`` or ``ValueError``.
+        reason: for the user; the package if one is missing.
     """
 
     fault: Fault

@@ -1,5 +1,6 @@
 """Media and text become a prompt: the renderer, the HF processor, and what is kept of both."""
 
+from frontend.processing.errors import missing_package
 from frontend.processing.preprocessor import MediaItem, Preprocessor, ProcessedPrompt
 from frontend.processing.promises import ForWorkers, Promise
 from frontend.processing.settings import ArenaSettings, PreprocessSettings
@@ -14,4 +15,5 @@ __all__ = [
     "ProcessedPrompt",
     "Promise",
     "Tokenizing",
+    "missing_package",
 ]

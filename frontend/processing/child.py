@@ -39,6 +39,7 @@ from frontend.media_processes import (
     Written,
 )
 from frontend.processing.batch import Batch, Processed, process
+from frontend.processing.errors import missing_package
 from frontend.processing.renderer import build_renderer
 from frontend.processing.tensor_shapes import check_tensors
 
@@ -108,7 +109,9 @@ class Child:
             return BatchFailed(Fault.INVALID, str(error))
         except Exception as error:  # told to the frontend, which raises it
             logger.exception("processing of %s media failed", batch.modality)
-            return BatchFailed(Fault.BROKEN, f"{type(error).__name__}: {error}")
+            if (package := missing_package(error)) is not None:
+                return BatchFailed(Fault.MISSING, package)
+            return BatchFailed(Fault.BROKEN, str(error))
 
     def _admit(self, pixels: int) -> None:
         try:

@@ -1,14 +1,41 @@
 """What can go wrong with processing, beside media that are no good."""
 
 from http import HTTPStatus
+from typing import Self
 
-from common.errors import MmRouterError
+from common.errors import MmRouterError, causes
 
 
 class ProcessingFailedError(MmRouterError):
     """A medium could not be processed, through no fault that could be named to the user."""
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
+
+    @classmethod
+    def about(cls, said: str) -> Self:
+        """Quote a library's error to a client, without the exception's name."""
+        said = said or "the model's processor can't take it"
+        return cls(f"a medium could not be processed: {said}")
+
+
+class MissingPackageError(MmRouterError):
+    """A medium needs a Python package that is not installed."""
+
+    status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+
+    def __init__(self, package: str) -> None:
+        super().__init__(
+            f"this frontend can't process the medium: the Python package {package} is not "
+            "installed. Its administrator can install it, and `python -m frontend --check` says "
+            "what else is missing"
+        )
+
+
+def missing_package(error: BaseException) -> str | None:
+    """Return the package whose absence caused an error, None for other causes."""
+    # vLLM's placeholder looks up vLLM's metadata, which may fail too: the root cause counts.
+    missing = [each.name for each in causes(error) if isinstance(each, ModuleNotFoundError)]
+    return missing[-1] if missing else None
 
 
 class NoPlaceError(MmRouterError):

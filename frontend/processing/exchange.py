@@ -25,7 +25,11 @@ from frontend.media_processes import (
 )
 from frontend.processing.batch import Batch, Processed
 from frontend.processing.child_process import LOST, ChildProcess
-from frontend.processing.errors import ProcessHungError, ProcessingFailedError
+from frontend.processing.errors import (
+    MissingPackageError,
+    ProcessHungError,
+    ProcessingFailedError,
+)
 from frontend.processing.store import ArenaStore, ProcessedStore
 
 SECONDS_PER_MEGAPIXEL: Final = 0.25
@@ -182,4 +186,6 @@ def _error(failed: BatchFailed) -> Exception:
         case Fault.INVALID:
             return ValueError(failed.reason)
         case Fault.BROKEN:
-            return ProcessingFailedError(f"a medium could not be processed: {failed.reason}")
+            return ProcessingFailedError.about(failed.reason)
+        case Fault.MISSING:
+            return MissingPackageError(failed.reason)

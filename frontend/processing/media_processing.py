@@ -21,7 +21,11 @@ from frontend.media_limits import FetchPolicy
 from frontend.processing.backends import Backend, Decodes
 from frontend.processing.batch import MediaOptions, Processed, may_defer
 from frontend.processing.client_hashes import HashedItems
-from frontend.processing.errors import ProcessingFailedError
+from frontend.processing.errors import (
+    MissingPackageError,
+    ProcessingFailedError,
+    missing_package,
+)
 from frontend.processing.geometry import check_geometry
 from frontend.processing.named_media import NamedMedia
 from frontend.processing.outline import outlines
@@ -41,7 +45,7 @@ logger = logging.getLogger(__name__)
 _ANSWERED_BY_VLLM = (ValueError, TypeError, OverflowError, NotImplementedError)
 """Its server has a 4xx, or a 501, for these."""
 
-_LED_ASTRAY = (*MISLED_DECODER_ERRORS, MemoryError)
+_LED_ASTRAY = (*MISLED_DECODER_ERRORS, ImportError, MemoryError)
 """What processors raise when what a request says of its media makes no sense."""
 
 
@@ -138,10 +142,10 @@ class MediaProcessing:
         except _LED_ASTRAY as error:
             # For a request's odd options vLLM's server has a 500, and our processes have this.
             logger.exception("processing of media failed")
-            name = type(error).__name__
-            raise as_vllm_error(
-                ProcessingFailedError(f"media could not be processed: {name}: {error}")
-            ) from error
+            failed: MmRouterError = ProcessingFailedError.about(str(error))
+            if (package := missing_package(error)) is not None:
+                failed = MissingPackageError(package)
+            raise as_vllm_error(failed) from error
 
     @contextmanager
     def _admitted(self) -> Iterator[None]:

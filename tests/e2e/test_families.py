@@ -4,6 +4,7 @@ One family after the other, for the sake of memory. Every answer is compared wit
 plain vLLM gives to the same request.
 """
 
+import base64
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests import odd_media
+from tests import odd_media, recordings
 from tests.clips import data_url, film, sound
 from tests.e2e import odd
 from tests.e2e.conftest import Endpoint, LetGo, make_model, wait_for_workers
@@ -206,6 +207,26 @@ def test_another_medium_gets_another_answer(lab: FamilyLab) -> None:
 def test_odd_audio(lab: FamilyLab, name: str) -> None:
     url = data_url("audio/wav", odd_media.AUDIO[name]())
     compare(lab.router, lab.plain, {"type": "audio_url", "audio_url": {"url": url}})
+
+
+@of((OMNI, "shm"))
+def test_sounds_of_every_rate_and_format(lab: FamilyLab, subtests: pytest.Subtests) -> None:
+    """None has the model's rate and one channel but a few."""
+    for name, rate, channels in recordings.cells():
+        format = recordings.FORMATS[name]
+        clip = recordings.recording(f"{name} {channels}", format, rate, channels)
+        with subtests.test(f"{name} of {rate} Hz, {recordings.LAYOUTS[channels]}"):
+            part = said(clip, format) if channels == 1 else linked(clip, format)
+            assert compare(lab.router, lab.plain, part).status_code == 200
+
+
+def said(clip: bytes, format: recordings.Format) -> dict[str, Any]:
+    content = {"data": base64.b64encode(clip).decode(), "format": format.suffix}
+    return {"type": "input_audio", "input_audio": content}
+
+
+def linked(clip: bytes, format: recordings.Format) -> dict[str, Any]:
+    return {"type": "audio_url", "audio_url": {"url": data_url(format.media_type, clip)}}
 
 
 @of((OMNI, "shm"))

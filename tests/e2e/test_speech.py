@@ -13,6 +13,7 @@ from tests.e2e.conftest import Endpoint, LetGo
 from tests.e2e.lab import hf_runs, leased
 from tests.e2e.processes import start_frontend, start_plain_vllm, start_worker
 from tests.families.stack import make_model
+from tests.recordings import FORMATS, recording
 
 TRANSCRIBE, TRANSLATE = "/v1/audio/transcriptions", "/v1/audio/translations"
 WEIGHTS = "--load-format=sharded_state"
@@ -70,6 +71,20 @@ def test_words_are_those_of_a_plain_vllm(lab: SpeechLab, path: str) -> None:
     after = hf_runs(lab.router)
     assert after["frontend"] > before["frontend"]
     assert after["worker"] == before["worker"] == 0
+    assert leased(lab.router) == 0
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_sounds_of_every_rate_and_format(
+    lab: SpeechLab, name: str, subtests: pytest.Subtests
+) -> None:
+    """Whisper hears 16,000 samples a second."""
+    path = (TRANSCRIBE, TRANSLATE)[len(name) % 2]
+    texts = set()
+    for rate in FORMATS[name].rates:
+        with subtests.test(f"{rate} Hz"):
+            texts.add(lab.ask(path, recording(f"{name} {rate}", FORMATS[name], rate, 2))["text"])
+    assert len(texts) > 1
     assert leased(lab.router) == 0
 
 

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 
 _PACKAGE = "it needs the package `{}`, which neither vLLM nor mmrouter installs"
+_HEARS_BY_TORCHAUDIO = (
+    "it hears by the package `torchaudio`, and no case is written since that is installed on CPUs"
+)
 _REMOTE = "its configuration or its processor is code that only its repository has"
 _ENCODER_DECODER = "an encoder-decoder model, which no chat goes through"
 _REALTIME = "for a stream of sound in real time, which no chat goes through"
@@ -20,7 +23,7 @@ _BY_REASON: Mapping[str, str] = {
         DeepseekVLV2ForCausalLM KananaVForConditionalGeneration OpenVLAForActionPrediction
         Gemma3nForConditionalGeneration
     """,
-    _PACKAGE.format("torchaudio"): """
+    _HEARS_BY_TORCHAUDIO: """
         CohereAsrForConditionalGeneration FunASRForConditionalGeneration
         GraniteSpeechForConditionalGeneration GraniteSpeechPlusForConditionalGeneration
         MiDashengLMModel MiMoV2OmniForCausalLM

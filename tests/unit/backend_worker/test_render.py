@@ -122,6 +122,26 @@ class Nameless(Text):
         return ""
 
 
+async def test_a_package_that_is_missing_here_sends_the_frontend_another_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The frontend has processed the sound, so it has the resampler."""
+
+    def resample(*_: object) -> None:
+        raise ModuleNotFoundError("No module named 'torchaudio'", name="torchaudio")
+
+    monkeypatch.setattr(render, "parse_model_prompt", resample)
+    monkeypatch.setattr(render, "_place_for", nothing)
+    monkeypatch.setattr(Renderer, "get_mm_processor", lambda _: None, raising=False)
+    renderer = LocalRenderer(cast(BaseRenderer, Renderer()))
+    with pytest.raises(CorruptSegmentError, match=r"can't process the audio: .*'torchaudio'"):
+        await renderer.render(MediaSource("audio", sound("a"), {}, {}))
+
+
+async def nothing(*_: object) -> dict[str, str]:
+    return {"prompt": ""}
+
+
 async def test_a_prompt_has_the_tokens_of_its_one_medium() -> None:
     text, written, fixed, nameless = await gather(
         *(

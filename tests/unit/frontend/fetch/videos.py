@@ -38,6 +38,20 @@ def uncounted(frames: int = 10) -> bytes:
     return wire.getvalue()
 
 
+def encoded_film(container: str, codec: str, frames: int = 8, pixels: str = "yuv420p") -> bytes:
+    """A film of 64x48 pixels in any container and codec that FFmpeg writes."""
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=container) as file:
+        stream = file.add_stream(codec, rate=25)
+        assert isinstance(stream, av.VideoStream)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, pixels
+        for n in range(frames):
+            grey = np.full((48, 64, 3), n * 20 % 256, np.uint8)
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(grey, format="rgb24")))
+        file.mux(stream.encode())
+    return buffer.getvalue()
+
+
 def jpeg(width: int, height: int) -> bytes:
     """A black JPEG."""
     buffer = io.BytesIO()

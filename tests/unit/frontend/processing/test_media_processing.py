@@ -17,6 +17,7 @@ from vllm.entrypoints.serve.exception_handling.error_response import create_erro
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.multimodal.media import ImageMediaIO
 from vllm.renderers import BaseRenderer
+from vllm.utils.import_utils import PlaceholderModule
 
 from backend_worker.render import LocalRenderer, partitioned_hashes
 from common.card import WorkerCard
@@ -254,13 +255,23 @@ async def test_a_prompt_without_a_place_for_a_medium_is_refused(setting: Setting
     await setting.show(image("a"))
 
 
+def not_installed() -> Exception:
+    """What vLLM raises where it would use a package that is not there."""
+    try:
+        getattr(PlaceholderModule("none"), "anything")  # noqa: B009 # mypy: it never returns
+    except ImportError as error:
+        return error
+    raise AssertionError("it is installed")
+
+
 @pytest.mark.parametrize(
     ("error", "answered"),
     [
-        (IndexError("out of range"), "422 media could not be processed: IndexError"),
-        (ZeroDivisionError("by zero"), "422 media could not be processed: ZeroDivisionError"),
-        (RuntimeError("size of tensor"), "422 media could not be processed: RuntimeError"),
-        (MemoryError(), "422 media could not be processed: MemoryError"),
+        (IndexError("out of range"), "422 a medium could not be processed: out of range"),
+        (ZeroDivisionError("by zero"), "422 a medium could not be processed: by zero"),
+        (RuntimeError("size of tensor"), "422 a medium could not be processed: size of tensor"),
+        (MemoryError(), "422 a medium could not be processed: the model's processor can't"),
+        (not_installed(), "415 this frontend can't process the medium: the Python package none"),
         (TypeError("not an int"), "400 not an int"),
         (OverflowError("too large"), "400 too large"),
     ],
@@ -273,6 +284,7 @@ async def test_odd_options_that_break_a_processor_are_no_fault_of_the_server(
         await setting.show(image("a"))
     said = create_error_response(raised.value).error
     assert f"{said.code} {said.message}".startswith(answered)
+    assert type(error).__name__ not in said.message
 
 
 async def test_too_many_requests_get_a_429(setting: Setting) -> None:
