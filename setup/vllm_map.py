@@ -65,6 +65,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.launchers.launcher",
             "vllm.entrypoints.launchers.utils.server_utils",
             "vllm.entrypoints.serve.exception_handling.handlers.vllm_error",
+            "vllm.entrypoints.serve.middleware.x_request_id",
             "vllm.envs",
             "vllm.tool_parsers",
         ),

@@ -6,12 +6,13 @@ The one file that touches the inside of uvicorn, which has no limit for any of t
 import asyncio
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 from types import SimpleNamespace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
+from starlette.datastructures import Headers
 from uvicorn.logging import TRACE_LOG_LEVEL
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -43,6 +44,10 @@ LEAST_TAKEN: Final = 256 << 10
 """Bytes that a client must take within ``--send-timeout``, if there are so many for it."""
 
 
+RefusalHeaders: TypeAlias = Callable[[str | None], Mapping[str, str]]
+"""Headers of an answer that the app is not asked for, by the page's origin if that is known."""
+
+
 class HeadLimits(NamedTuple):
     """How large the head of a request may be.
 
@@ -69,11 +74,17 @@ class Connection(HttpToolsProtocol):
     """uvicorn's protocol with an end to every wait for the client."""
 
     def __init__(
-        self, *args: Any, settings: HttpSettings, limits: HeadLimits, **kwargs: Any
+        self,
+        *args: Any,
+        settings: HttpSettings,
+        limits: HeadLimits,
+        refusal_headers: RefusalHeaders,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._settings = settings
         self._limits = limits
+        self._refusal_headers = refusal_headers
         self._running: RequestResponseCycle | None = None
         self._in_head = False  # some of a head is here
         self._in_body = False
@@ -284,6 +295,8 @@ class Connection(HttpToolsProtocol):
         if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):
             answer.headers["retry-after"] = str(RETRY_AFTER_S)
         answer.headers["connection"] = "close"
+        origin = Headers(raw=self.headers or []).get("origin")
+        answer.headers.update(self._refusal_headers(origin))
         head = b"".join(b"%b: %b\r\n" % header for header in answer.raw_headers)
         self.transport.write(STATUS_LINE[status] + head + b"\r\n" + answer.body)
         if status is HTTPStatus.SERVICE_UNAVAILABLE:
@@ -329,12 +342,13 @@ class Connection(HttpToolsProtocol):
 
 
 def connections(
-    settings: HttpSettings, limits: HeadLimits | None = None
+    settings: HttpSettings, limits: HeadLimits, refusal_headers: RefusalHeaders
 ) -> Callable[..., asyncio.Protocol]:
     """What makes the connections of a server, for ``uvicorn.Config(http=...)``."""
-    limits = limits or HeadLimits()
 
     def make(*args: Any, **kwargs: Any) -> asyncio.Protocol:
-        return Connection(*args, settings=settings, limits=limits, **kwargs)
+        return Connection(
+            *args, settings=settings, limits=limits, refusal_headers=refusal_headers, **kwargs
+        )
 
     return make

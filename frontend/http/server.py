@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from vllm import envs
 from vllm.engine.protocol import EngineClient
@@ -19,16 +20,18 @@ from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.launcher import validate_api_server_args
 from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
 from vllm.entrypoints.serve.exception_handling.handlers.vllm_error import vllm_error_handler
+from vllm.entrypoints.serve.middleware.x_request_id import XRequestIdMiddleware
 from vllm.exceptions import VLLMError
 from vllm.tasks import SupportedTask
 from vllm.tool_parsers import ToolParserManager
 
 from common.errors import ConfigurationError, OverloadedError, causes
 from common.vllm_command_line import adopt_servers_lines
-from frontend.asgi import error_answer, overload_answer
+from frontend.asgi import App, error_answer, overload_answer
 from frontend.http import large_json, plain_deltas, plain_streams, straight_streams, stream_chunks
 from frontend.http.adapter_routes import adapter_routes
 from frontend.http.connection import HeadLimits, connections
+from frontend.http.cors import Cors
 from frontend.http.operate import REPLACED, Operating, vllms_routes
 from frontend.http.settings import HttpSettings
 from frontend.tenancy import take_salts_from_bodies
@@ -76,6 +79,7 @@ async def build_vllm_app(
     straight_streams.install(app.user_middleware)
     take_salts_from_bodies()
     _handle_errors(app)
+    _drop_doubles(app)
     _count_together(app)
     return app
 
@@ -87,6 +91,22 @@ async def _assembled(
     app = build_app(args, named, client.model_config)
     await init_app_state(client, app.state, args, named)
     return app
+
+
+_FOR_ALL_ANSWERS: Final = (CORSMiddleware, XRequestIdMiddleware)
+"""Layers of vLLM's app whose headers this server sets on all answers, its own refusals included."""
+
+
+def _drop_doubles(app: FastAPI) -> None:
+    """Take these layers out of an assembled app. One that stays, behind a layer of ``--middleware``
+    that can't be looked through, changes nothing: the headers are replaced.
+    """
+    layer: Any = app.middleware_stack
+    while (inner := getattr(layer, "app", None)) is not None:
+        if isinstance(inner, _FOR_ALL_ANSWERS):
+            layer.app = inner.app
+        else:
+            layer = inner
 
 
 _http_metrics: Final[list[Any]] = []
@@ -229,17 +249,17 @@ async def _blame_the_request(request: Request, error: Exception) -> Response:
     return error_answer(message, HTTPStatus.BAD_REQUEST)
 
 
-def uvicorn_config(app: object, args: Namespace, settings: HttpSettings) -> uvicorn.Config:
+def uvicorn_config(app: App, args: Namespace, settings: HttpSettings) -> uvicorn.Config:
     """The HTTP server's configuration, from vLLM's arguments and ours.
 
     Raises:
         ConfigurationError: TLS can't be had with what they say.
     """
+    cors = Cors(app, args)
+    limits = HeadLimits(args.h11_max_incomplete_event_size, args.h11_max_header_count)
     config = uvicorn.Config(
-        app,  # type: ignore[arg-type]
-        http=connections(  # type: ignore[arg-type]
-            settings, HeadLimits(args.h11_max_incomplete_event_size, args.h11_max_header_count)
-        ),
+        cors,  # type: ignore[arg-type]
+        http=connections(settings, limits, cors.of_refusal),  # type: ignore[arg-type]
         ws="none",  # no route speaks it, and it would evade all limits
         # A request that was sent ahead starts in the task of the one before it, whose key and
         # salt it must not have.
