@@ -27,6 +27,7 @@ from frontend.http import (
     AdminGuard,
     Admission,
     EarlyStreamErrors,
+    ErrorShapes,
     MergedMetrics,
     PoolingLimits,
     ReadinessGate,
@@ -248,14 +249,14 @@ def guarded(app: App, args: FrontendArgs) -> App:
     serve = args.serve
     if serve.uds is None and leaves_host(f"tcp://{serve.host}:{serve.port}") and not args.api_keys:
         logger.warning("anybody who reaches %s may use this API: set --api-key-file", serve.host)
-    return RequestIds(
-        AdminGuard(
-            RetryAfter(app),
-            args.api_keys,
-            args.admin_keys,
-            root_path=serve.root_path or "",
-            unix_socket=serve.uds is not None,
-            isolate=args.keys.isolate_api_keys,
-        ),
-        answered=serve.enable_request_id_headers,
+    root_path = serve.root_path or ""
+    guard = AdminGuard(
+        RetryAfter(app),
+        args.api_keys,
+        args.admin_keys,
+        root_path=root_path,
+        unix_socket=serve.uds is not None,
+        isolate=args.keys.isolate_api_keys,
     )
+    answered = serve.enable_request_id_headers
+    return RequestIds(ErrorShapes(guard, root_path), answered=answered)
