@@ -28,11 +28,19 @@ from vllm.tool_parsers import ToolParserManager
 from common.errors import ConfigurationError, OverloadedError, causes
 from common.vllm_command_line import adopt_servers_lines
 from frontend.asgi import App, error_answer, overload_answer
-from frontend.http import large_json, plain_deltas, plain_streams, straight_streams, stream_chunks
+from frontend.http import (
+    large_json,
+    plain_deltas,
+    plain_streams,
+    refused_fields,
+    straight_streams,
+    stream_chunks,
+)
 from frontend.http.adapter_routes import adapter_routes
 from frontend.http.connection import HeadLimits, connections
 from frontend.http.cors import Cors
 from frontend.http.operate import REPLACED, Operating, vllms_routes
+from frontend.http.refused_fields import RefusedFieldError, answer_refused
 from frontend.http.settings import HttpSettings
 from frontend.tenancy import take_salts_from_bodies
 from frontend.workers import Adapters
@@ -73,6 +81,7 @@ async def build_vllm_app(
     app = await (asyncio.to_thread(asyncio.run, assembling) if apart else assembling)
     app.state.server = server
     large_json.install()
+    refused_fields.install()
     stream_chunks.install()
     plain_deltas.install()
     plain_streams.install()
@@ -199,7 +208,12 @@ def _handle_errors(app: FastAPI) -> None:
     early. Doing that again would make every piece of middleware twice, and the second one for
     metrics counts nothing.
     """
-    ours = {OverloadedError: _say_when, VLLMError: _say_when, Exception: _blame_the_request}
+    ours: dict[Any, Any] = {
+        OverloadedError: _say_when,
+        VLLMError: _say_when,
+        RefusedFieldError: answer_refused,
+        Exception: _blame_the_request,
+    }
     if app.middleware_stack is None:
         app.middleware_stack = app.build_middleware_stack()
     layer: Any = app.middleware_stack
@@ -258,7 +272,7 @@ def uvicorn_config(app: App, args: Namespace, settings: HttpSettings) -> uvicorn
     cors = Cors(app, args)
     limits = HeadLimits(args.h11_max_incomplete_event_size, args.h11_max_header_count)
     config = uvicorn.Config(
-        cors,  # type: ignore[arg-type]
+        cors,
         http=connections(settings, limits, cors.of_refusal),  # type: ignore[arg-type]
         ws="none",  # no route speaks it, and it would evade all limits
         # A request that was sent ahead starts in the task of the one before it, whose key and
