@@ -29,6 +29,7 @@ from common.errors import ConfigurationError, OverloadedError, causes
 from common.vllm_command_line import adopt_servers_lines
 from frontend.asgi import App, error_answer, overload_answer
 from frontend.http import (
+    echo,
     large_json,
     plain_deltas,
     plain_streams,
@@ -85,6 +86,7 @@ async def build_vllm_app(
     stream_chunks.install()
     plain_deltas.install()
     plain_streams.install()
+    echo.install()
     straight_streams.install(app.user_middleware)
     take_salts_from_bodies()
     _handle_errors(app)
