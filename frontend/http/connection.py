@@ -79,9 +79,11 @@ class Connection(HttpToolsProtocol):
         settings: HttpSettings,
         limits: HeadLimits,
         refusal_headers: RefusalHeaders,
+        idle: "Idle",
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
+        self._idle = idle
         self._settings = settings
         self._limits = limits
         self._refusal_headers = refusal_headers
@@ -106,7 +108,8 @@ class Connection(HttpToolsProtocol):
         # Writing is paused as soon as a client is behind, not some 64 KiB later. With TLS it is
         # paused at the limit, without it beyond.
         transport.set_write_buffer_limits(high=1 if self.scheme == "https" else 0, low=0)
-        if len(self.connections) > self._settings.max_connections:
+        full = len(self.connections) > self._settings.max_connections
+        if full and not self._close_an_idle_one():
             self._refuse(
                 HTTPStatus.SERVICE_UNAVAILABLE, "this frontend has too many connections", "too many"
             )
@@ -115,6 +118,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go of everything, also of a request that others wait behind."""
+        self._idle.pop(self, None)
         super().connection_lost(exc)
         cycle = self._running
         if cycle is not None and not cycle.response_complete:
@@ -129,6 +133,7 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse, unless nothing is read any more."""
+        self._idle.pop(self, None)
         if self._lingering or self.transport.is_closing():
             return
         if self._busy() and self._running is not None and not self._running.more_body:
@@ -231,6 +236,8 @@ class Connection(HttpToolsProtocol):
         if self._ahead:
             data, self._ahead = self._ahead, bytearray()
             self.data_received(bytes(data))
+        elif self.timeout_keep_alive_task is not None and not self._in_head:
+            self._idle[self] = None
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no request, in vLLM's shape."""
@@ -253,6 +260,18 @@ class Connection(HttpToolsProtocol):
         ):
             return False
         self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        return True
+
+    def _close_an_idle_one(self) -> bool:
+        """Make room by closing the one that has been idle for longest, if there is any. At once, so
+        that connections that are closing don't add up.
+        """
+        longest = next(iter(self._idle), None)
+        if longest is None:
+            return False
+        del self._idle[longest]
+        CONNECTIONS_CUT.labels("idle").inc()
+        longest.transport.abort()
         return True
 
     def _count(self, some: bytes) -> None:
@@ -341,14 +360,24 @@ class Connection(HttpToolsProtocol):
         self.transport.abort()
 
 
+Idle: TypeAlias = dict[Connection, None]
+"""Connections that were used and wait for a next request, those first that have for longest."""
+
+
 def connections(
     settings: HttpSettings, limits: HeadLimits, refusal_headers: RefusalHeaders
 ) -> Callable[..., asyncio.Protocol]:
     """What makes the connections of a server, for ``uvicorn.Config(http=...)``."""
+    idle: Idle = {}
 
     def make(*args: Any, **kwargs: Any) -> asyncio.Protocol:
         return Connection(
-            *args, settings=settings, limits=limits, refusal_headers=refusal_headers, **kwargs
+            *args,
+            settings=settings,
+            limits=limits,
+            refusal_headers=refusal_headers,
+            idle=idle,
+            **kwargs,
         )
 
     return make

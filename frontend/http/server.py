@@ -48,6 +48,11 @@ from frontend.workers import Adapters
 
 MODELS: Final = "/v1/models"
 
+KEEP_ALIVE_S: Final = 75
+"""How long a connection may be idle. Who closes first must be the client or the balancer, most of
+which do after 60 s: a POST that they send on a connection that is being closed fails. vLLM's own
+5 s are less than what clients keep theirs for."""
+
 Handler: TypeAlias = Callable[[Request, Exception], Awaitable[Response]]
 
 _READS_REQUESTS = re.compile(
@@ -265,6 +270,12 @@ async def _blame_the_request(request: Request, error: Exception) -> Response:
     return error_answer(message, HTTPStatus.BAD_REQUEST)
 
 
+def _keep_alive_s() -> int:
+    if envs.is_set("VLLM_HTTP_TIMEOUT_KEEP_ALIVE"):
+        return envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE
+    return KEEP_ALIVE_S
+
+
 def uvicorn_config(app: App, args: Namespace, settings: HttpSettings) -> uvicorn.Config:
     """The HTTP server's configuration, from vLLM's arguments and ours.
 
@@ -291,7 +302,7 @@ def uvicorn_config(app: App, args: Namespace, settings: HttpSettings) -> uvicorn
         ssl_ca_certs=args.ssl_ca_certs,
         ssl_cert_reqs=args.ssl_cert_reqs,
         ssl_ciphers=args.ssl_ciphers,
-        timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
+        timeout_keep_alive=_keep_alive_s(),
     )
     log_config = get_uvicorn_log_config(args)
     if log_config is not None:
