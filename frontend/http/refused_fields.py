@@ -33,22 +33,15 @@ class Abilities:
     """What a server can do that depends on how it was started.
 
     Attributes:
-        stores: whether ``/v1/responses`` keeps its answers (``VLLM_ENABLE_RESPONSES_API_STORE``).
         runs_tools: whether it runs tools itself (``--tool-server``).
     """
 
-    stores: bool = False
     runs_tools: bool = False
 
     @classmethod
     def of(cls, request: Request) -> "Abilities":
         """Ask vLLM's app."""
-        state = request.app.state
-        responses = getattr(state, "openai_serving_responses", None)
-        return cls(
-            stores=bool(getattr(responses, "enable_store", False)),
-            runs_tools=bool(getattr(state.args, "tool_server", None)),
-        )
+        return cls(runs_tools=bool(request.app.state.args.tool_server))
 
 
 class RefusedFieldError(HTTPException):
@@ -123,10 +116,9 @@ def _of_responses(body: Fields, abilities: Abilities) -> Iterator[Refusal]:
     if body.get("conversation"):
         words = f"`conversation` names none that is here: {_NOT_STORED}"
         yield Refusal("conversation", words)
-    if not abilities.stores:
-        for field in ("previous_response_id", "background"):
-            if body.get(field):
-                yield Refusal(field, f"`{field}` needs stored answers, and {_NOT_STORED}")
+    for field in ("previous_response_id", "background"):
+        if body.get(field):
+            yield Refusal(field, f"`{field}` needs stored answers, and {_NOT_STORED}")
     yield from _of_tools(body.get("tools"), abilities)
     for n, item in objects(body.get("input")):
         yield from _of_item(f"input.{n}", item)

@@ -146,7 +146,6 @@ def test_all_else_is_left_to_vllm(path: str, body: Any) -> None:
 
 
 def test_what_a_server_can_do_is_not_refused() -> None:
-    check(RESPONSES, {"previous_response_id": "r", "background": True}, Abilities(stores=True))
     tools = [{"type": "web_search_preview"}, {"type": "code_interpreter"}, {"type": "mcp"}]
     check(RESPONSES, {"tools": tools}, Abilities(runs_tools=True))
     with pytest.raises(RefusedFieldError, match="file_search"):
