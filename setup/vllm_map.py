@@ -87,6 +87,8 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.multimodal.video_decoders.opencv",
             "vllm.parser.abstract_parser",
             "vllm.renderers",
+            "vllm.renderers.chat_utils",
+            "vllm.renderers.chat_utils.chat_message",
         ),
     },
     "bodies of errors": {
@@ -305,7 +307,10 @@ MOVED: Final[Mapping[str, str]] = {
 }
 """Modules that one of the supported versions has here and another there: older -> newer."""
 
-NEW: Final = ("vllm.entrypoints.openai.chat_completion.stream_processor",)
+NEW: Final = (
+    "vllm.entrypoints.openai.chat_completion.stream_processor",
+    "vllm.renderers.chat_utils.chat_message",
+)
 """Modules that only the newer of the supported versions has."""
 
 

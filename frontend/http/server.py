@@ -29,6 +29,7 @@ from common.errors import ConfigurationError, OverloadedError, causes
 from common.vllm_command_line import adopt_servers_lines
 from frontend.asgi import App, error_answer, overload_answer
 from frontend.http import (
+    content_parts,
     echo,
     large_json,
     plain_deltas,
@@ -88,6 +89,7 @@ async def build_vllm_app(
     app.state.server = server
     large_json.install()
     refused_fields.install()
+    content_parts.install()
     stream_chunks.install()
     plain_deltas.install()
     plain_streams.install()
