@@ -72,7 +72,7 @@ class _Held:
         head, self._head = self._head, None
         answer = None if more else self._rewrite(head["status"], self._body)
         if answer is not None:
-            self._body = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+            self._body = json.dumps(answer, separators=(",", ":")).encode()
             head = {**head, "headers": list(head.get("headers", ()))}
             headers = MutableHeaders(scope=head)
             headers["content-type"] = "application/json"

@@ -264,6 +264,10 @@ async def _blame_the_request(request: Request, error: Exception) -> Response:
     Some validators look into values before their types are checked, and empty lists are
     taken for full ones; vLLM itself answers 500 to what comes of it.
     """
+    if isinstance(error, RecursionError):
+        # Only JSON in a string is as deep: a body that is can't be parsed.
+        message = "a value of the request, such as the arguments of a tool call, is nested too deep"
+        return error_answer(message, HTTPStatus.BAD_REQUEST, kind="BadRequestError")
     frames = traceback.extract_tb(error.__traceback__)
     places = [f"{frame.filename}:{frame.name}" for frame in frames]
     if not _OF_THE_SERVER.search(places[-1]) or not any(map(_READS_REQUESTS.search, places)):
