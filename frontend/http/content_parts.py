@@ -78,6 +78,8 @@ def parse(part: Any) -> tuple[str, Any]:
     Raises:
         VLLMValidationError: the content has the wrong type.
     """
+    if part.get("type") == "input_image":
+        part = {"detail": "auto", **part}  # OpenAI's API has a default, and the type here none
     kind, content = _parse(part)
     wanted = WANTED.get(kind)
     if content is not None and wanted is not None and not wanted.fits(content):

@@ -91,6 +91,10 @@ def test_a_sentence_names_kind_and_type() -> None:
             parse(odd)
 
 
+def test_a_picture_that_a_tool_gave_needs_no_detail() -> None:
+    assert parse({"type": "input_image", "image_url": "http://x"}) == ("input_image", "http://x")
+
+
 def test_a_medium_may_go_by_its_name_alone() -> None:
     for kind in ("image_url", "audio_url", "video_url", "image_embeds", "input_audio"):
         assert parse({kind: None, "uuid": "known"}) == (kind, None)
