@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from vllm import envs
@@ -41,6 +42,13 @@ from frontend.http import (
 from frontend.http.adapter_routes import adapter_routes
 from frontend.http.connection import HeadLimits, connections
 from frontend.http.cors import Cors
+from frontend.http.lookups import (
+    STORED,
+    look_up_models,
+    look_up_responses,
+    replace_route,
+    say_what_there_is,
+)
 from frontend.http.operate import REPLACED, Operating, vllms_routes
 from frontend.http.refused_fields import RefusedFieldError, answer_refused
 from frontend.http.settings import HttpSettings
@@ -99,7 +107,19 @@ async def build_vllm_app(
     _handle_errors(app)
     _drop_doubles(app)
     _count_together(app)
+    _add_lookups(app)
     return app
+
+
+def _add_lookups(app: FastAPI) -> None:
+    async def listing() -> dict[str, Any]:
+        cards: dict[str, Any] = (await models.show_available_models()).model_dump()
+        return cards
+
+    models = app.state.openai_serving_models
+    look_up_models(app, listing)
+    if any(getattr(route, "path", "") in STORED for route in app.routes):
+        look_up_responses(app)
 
 
 async def _assembled(
@@ -150,7 +170,7 @@ def list_together(app: FastAPI, apps: Callable[[], Iterable[FastAPI]]) -> None:
         apps: asked each time.
     """
 
-    async def models() -> JSONResponse:
+    async def listing() -> dict[str, Any]:
         listings = [
             (await each.state.openai_serving_models.show_available_models()).model_dump()
             for each in list(apps()) or [app]  # the last has left meanwhile
@@ -160,13 +180,15 @@ def list_together(app: FastAPI, apps: Callable[[], Iterable[FastAPI]]) -> None:
             known = named.get(card["id"])
             if known is None or (known["parent"] and not card["parent"]):  # adapters have one
                 named[card["id"]] = card
-        return JSONResponse(listings[0] | {"data": list(named.values())})
+        return listings[0] | {"data": list(named.values())}
+
+    async def models() -> JSONResponse:
+        return JSONResponse(await listing())
 
     own = app.state.openai_serving_models
     own.base_model_paths = _Names(own.base_model_paths, apps)
-    routes = app.router.routes
-    routes[:] = [route for route in routes if getattr(route, "path", "") != MODELS]
-    app.add_api_route(MODELS, models, methods=["GET"])
+    replace_route(app, MODELS, models, "GET")
+    look_up_models(app, listing)
 
 
 def share_adapters(app: FastAPI, adapters: Adapters) -> None:
@@ -221,6 +243,7 @@ def _handle_errors(app: FastAPI) -> None:
         OverloadedError: _say_when,
         VLLMError: _say_when,
         RefusedFieldError: answer_refused,
+        HTTPException: say_what_there_is,
         Exception: _blame_the_request,
     }
     if app.middleware_stack is None:
