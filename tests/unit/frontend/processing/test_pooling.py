@@ -166,7 +166,7 @@ async def test_scores_and_ranks(pooling: Pooling) -> None:
         assert ranked == [1, 0]
 
 
-async def test_what_the_model_is_not_for_is_a_404_that_says_what_it_is_for(
+async def test_what_a_model_is_not_for_is_a_404_that_says_for_what(
     pooling: Pooling,
 ) -> None:
     message = {"role": "user", "content": "hello"}
