@@ -517,7 +517,7 @@ async def test_connections_that_are_used_make_no_room() -> None:
         await busy.send(with_body(b"one", path="/wait"))
         await begun.send(b"POST /work HT")
         await until(lambda: shop.waiting == 1)
-        await until(lambda: any(each._in_head for each in server.state.connections))  # type: ignore[union-attr]
+        await until(lambda: any(each._in_head for each in server.state.connections))
         refused = await server.connect()
         assert (await refused.reply()).status == 503
         shop.go_on.set()

@@ -15,7 +15,7 @@ CARDS = {"object": "list", "data": [{"id": "demo", "object": "model"}, {"id": "o
 
 
 def client(tasks: tuple[str, ...] = ("generate",)) -> httpx.AsyncClient:
-    app = build_app(parse([]).serve, tasks, None)  # type: ignore[arg-type]
+    app = build_app(parse([]).serve, tasks, None)
     before = {getattr(route, "path", "") for route in app.routes}
     assert before.issuperset(STORED) == ("generate" in tasks)
 
@@ -35,8 +35,8 @@ async def test_a_model_is_found_by_its_name() -> None:
         openai.AsyncOpenAI(
             api_key="none",
             base_url="http://f/v1",
-            http_client=http,
-            max_retries=0,  # type: ignore[arg-type] # also takes this httpx
+            http_client=http,  # type: ignore[arg-type] # also takes this httpx
+            max_retries=0,
         ) as sdk,
     ):
         assert (await sdk.models.retrieve("demo")).id == "demo"
