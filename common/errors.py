@@ -56,6 +56,12 @@ class ProtocolVersionError(ProtocolError):
     """Frontend and worker speak different versions of the request plane."""
 
 
+class UnsendableRequestError(MmRouterError):
+    """A value of a request has no encoding: half a letter (a surrogate), or too large a number."""
+
+    status = HTTPStatus.BAD_REQUEST
+
+
 class DuplicateRequestError(ProtocolError):
     """A request has the id of another one that has not ended."""
 

@@ -56,6 +56,18 @@ def makers_of_messages() -> list[ModuleType]:
     return [parsers, processors]
 
 
+def reader_of_parts() -> tuple[ModuleType, str]:
+    """vLLM's module that reads the parts of a message, and the name of what does so there."""
+    try:
+        import vllm.renderers.chat_utils.chat_message as newer
+    except ModuleNotFoundError:  # before 0.33 it was one file
+        import vllm.renderers.chat_utils as older
+
+        return older, "_parse_chat_message_content_mm_part"
+    module: ModuleType = newer
+    return module, "parse_chat_message_content_mm_part"
+
+
 def give_translators(model: Callable[[Any], Any]) -> None:
     """Have servers of other APIs read vLLM's models where they translate the stream of a chat.
 

@@ -28,6 +28,7 @@ from frontend.http import (
     AdminGuard,
     Admission,
     EarlyStreamErrors,
+    ErrorShapes,
     MergedMetrics,
     PoolingLimits,
     ReadinessGate,
@@ -169,9 +170,8 @@ async def open_frontend(
         models_parts = await closing.enter_async_context(AsyncExitStack())
         gate = ReadinessGate(_fleets_of(models).check_available)
         closing.push_async_callback(gate.close)
-        guarded = _guarded(RetryAfter(gate), args)
         server = Server(
-            uvicorn_config(guarded, args.serve, args.http),
+            uvicorn_config(guarded(gate, args), args.serve, args.http),
             siblings,
             refresh_tls=args.serve.enable_ssl_refresh,
         )
@@ -243,18 +243,21 @@ async def serve(args: FrontendArgs, siblings: Siblings | None = None) -> None:
         await frontend.serve()
 
 
-def _guarded(app: App, args: FrontendArgs) -> App:
-    """The app, behind the keys of its users and of its admins, if there are any."""
+def guarded(app: App, args: FrontendArgs) -> App:
+    """Put the keys of users and admins, if there are any, before the app, and what each answer
+    says beside.
+    """
     serve = args.serve
     if serve.uds is None and leaves_host(f"tcp://{serve.host}:{serve.port}") and not args.api_keys:
         logger.warning("anybody who reaches %s may use this API: set --api-key-file", serve.host)
-    return RequestIds(
-        AdminGuard(
-            app,
-            args.api_keys,
-            args.admin_keys,
-            root_path=serve.root_path or "",
-            unix_socket=serve.uds is not None,
-            isolate=args.keys.isolate_api_keys,
-        )
+    root_path = serve.root_path or ""
+    guard = AdminGuard(
+        RetryAfter(app),
+        args.api_keys,
+        args.admin_keys,
+        root_path=root_path,
+        unix_socket=serve.uds is not None,
+        isolate=args.keys.isolate_api_keys,
     )
+    answered = serve.enable_request_id_headers
+    return RequestIds(ErrorShapes(guard, root_path), answered=answered)

@@ -33,16 +33,20 @@ def error_answer(
     headers: dict[str, str] | None = None,
     *,
     kind: str = "",
+    param: str | None = None,
 ) -> JSONResponse:
     """A response that says in vLLM's shape what is wrong.
 
     Args:
         kind: what vLLM calls the error, if that does not follow from its status.
+        param: the field that is wrong.
     """
     if not kind:
         unavailable = status is HTTPStatus.SERVICE_UNAVAILABLE
         kind = "ServiceUnavailableError" if unavailable else status.phrase
-    body = ErrorResponse(error=ErrorInfo(message=message, type=kind, code=status.value))
+    body = ErrorResponse(
+        error=ErrorInfo(message=message, type=kind, param=param, code=status.value)
+    )
     return JSONResponse(body.model_dump(), status.value, headers=headers)
 
 

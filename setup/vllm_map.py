@@ -65,6 +65,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.launchers.launcher",
             "vllm.entrypoints.launchers.utils.server_utils",
             "vllm.entrypoints.serve.exception_handling.handlers.vllm_error",
+            "vllm.entrypoints.serve.middleware.x_request_id",
             "vllm.envs",
             "vllm.tool_parsers",
         ),
@@ -86,6 +87,8 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.multimodal.video_decoders.opencv",
             "vllm.parser.abstract_parser",
             "vllm.renderers",
+            "vllm.renderers.chat_utils",
+            "vllm.renderers.chat_utils.chat_message",
         ),
     },
     "bodies of errors": {
@@ -105,6 +108,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.openai.completion.api_router",
             "vllm.entrypoints.serve.utils.sse_keep_alive",
         ),
+        "frontend/http/echo.py": ("vllm.entrypoints.openai.chat_completion.serving",),
         "frontend/http/plain_deltas.py": (
             "vllm.entrypoints.generate.base.protocol",
             "vllm.parser.abstract_parser",
@@ -313,7 +317,10 @@ MOVED: Final[Mapping[str, str]] = {
 }
 """Modules that one of the supported versions has here and another there: older -> newer."""
 
-NEW: Final = ("vllm.entrypoints.openai.chat_completion.stream_processor",)
+NEW: Final = (
+    "vllm.entrypoints.openai.chat_completion.stream_processor",
+    "vllm.renderers.chat_utils.chat_message",
+)
 """Modules that only the newer of the supported versions has."""
 
 

@@ -5,6 +5,7 @@ from frontend.http.admission import Admission
 from frontend.http.api_keys import read_keys
 from frontend.http.drain import graceful_shutdown
 from frontend.http.early_stream_errors import EarlyStreamErrors
+from frontend.http.error_shapes import ErrorShapes
 from frontend.http.file_limit import attainable_files, files_needed, raise_file_limit
 from frontend.http.history import History, history_routes
 from frontend.http.manage import Management, manage_routes
@@ -33,6 +34,7 @@ __all__ = [
     "AdminGuard",
     "Admission",
     "EarlyStreamErrors",
+    "ErrorShapes",
     "FleetStatus",
     "History",
     "HttpSettings",

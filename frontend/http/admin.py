@@ -13,7 +13,7 @@ from typing import Final
 from starlette.datastructures import Headers
 
 from frontend.asgi import App, Receive, Scope, Send, error_answer, has_body, route_path
-from frontend.http.api_keys import ApiKeyGuard, Keys
+from frontend.http.api_keys import ApiKeyGuard, Keys, with_bearer
 from frontend.tenancy import EVERYBODY, current_tenant
 
 MANAGEMENT: Final = frozenset(
@@ -104,6 +104,8 @@ class AdminGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, or answer 401 or 403."""
+        if scope["type"] == "http":
+            scope = with_bearer(scope)
         if scope["type"] != "http" or not is_for_admins(route_path(scope, self._root_path)):
             await self._users(scope, receive, send)
         elif self._keys is None:

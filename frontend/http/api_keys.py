@@ -71,6 +71,19 @@ class Keys:
         return Tenant(digest.hex()) if kind.lower() == "bearer" and any(matches) else None
 
 
+def with_bearer(scope: Scope) -> Scope:
+    """Return the request with a key in Anthropic's header, ``x-api-key``, where all others have it.
+
+    vLLM's own check looks there only. A request with ``Authorization`` stays as it is.
+    """
+    headers = Headers(scope=scope)
+    key = headers.get("x-api-key")
+    if key is None or "authorization" in headers:
+        return scope
+    bearer = (b"authorization", f"Bearer {key}".encode("latin-1"))
+    return {**scope, "headers": [*scope["headers"], bearer]}
+
+
 class ApiKeyGuard:
     """Passes on what carries one of the keys, or goes to an open path, and says whose it is."""
 

@@ -6,12 +6,13 @@ The one file that touches the inside of uvicorn, which has no limit for any of t
 import asyncio
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 from types import SimpleNamespace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
+from starlette.datastructures import Headers
 from uvicorn.logging import TRACE_LOG_LEVEL
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -43,6 +44,10 @@ LEAST_TAKEN: Final = 256 << 10
 """Bytes that a client must take within ``--send-timeout``, if there are so many for it."""
 
 
+RefusalHeaders: TypeAlias = Callable[[str | None], Mapping[str, str]]
+"""Headers of an answer that the app is not asked for, by the page's origin if that is known."""
+
+
 class HeadLimits(NamedTuple):
     """How large the head of a request may be.
 
@@ -69,11 +74,19 @@ class Connection(HttpToolsProtocol):
     """uvicorn's protocol with an end to every wait for the client."""
 
     def __init__(
-        self, *args: Any, settings: HttpSettings, limits: HeadLimits, **kwargs: Any
+        self,
+        *args: Any,
+        settings: HttpSettings,
+        limits: HeadLimits,
+        refusal_headers: RefusalHeaders,
+        idle: "Idle",
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
+        self._idle = idle
         self._settings = settings
         self._limits = limits
+        self._refusal_headers = refusal_headers
         self._running: RequestResponseCycle | None = None
         self._in_head = False  # some of a head is here
         self._in_body = False
@@ -95,7 +108,8 @@ class Connection(HttpToolsProtocol):
         # Writing is paused as soon as a client is behind, not some 64 KiB later. With TLS it is
         # paused at the limit, without it beyond.
         transport.set_write_buffer_limits(high=1 if self.scheme == "https" else 0, low=0)
-        if len(self.connections) > self._settings.max_connections:
+        full = len(self.connections) > self._settings.max_connections
+        if full and not self._close_an_idle_one():
             self._refuse(
                 HTTPStatus.SERVICE_UNAVAILABLE, "this frontend has too many connections", "too many"
             )
@@ -104,6 +118,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go of everything, also of a request that others wait behind."""
+        self._idle.pop(self, None)
         super().connection_lost(exc)
         cycle = self._running
         if cycle is not None and not cycle.response_complete:
@@ -118,6 +133,7 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse, unless nothing is read any more."""
+        self._idle.pop(self, None)
         if self._lingering or self.transport.is_closing():
             return
         if self._busy() and self._running is not None and not self._running.more_body:
@@ -220,6 +236,8 @@ class Connection(HttpToolsProtocol):
         if self._ahead:
             data, self._ahead = self._ahead, bytearray()
             self.data_received(bytes(data))
+        elif self.timeout_keep_alive_task is not None and not self._in_head:
+            self._idle[self] = None
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no request, in vLLM's shape."""
@@ -242,6 +260,18 @@ class Connection(HttpToolsProtocol):
         ):
             return False
         self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        return True
+
+    def _close_an_idle_one(self) -> bool:
+        """Make room by closing the one that has been idle for longest, if there is any. At once, so
+        that connections that are closing don't add up.
+        """
+        longest = next(iter(self._idle), None)
+        if longest is None:
+            return False
+        del self._idle[longest]
+        CONNECTIONS_CUT.labels("idle").inc()
+        longest.transport.abort()
         return True
 
     def _count(self, some: bytes) -> None:
@@ -284,6 +314,8 @@ class Connection(HttpToolsProtocol):
         if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):
             answer.headers["retry-after"] = str(RETRY_AFTER_S)
         answer.headers["connection"] = "close"
+        origin = Headers(raw=self.headers or []).get("origin")
+        answer.headers.update(self._refusal_headers(origin))
         head = b"".join(b"%b: %b\r\n" % header for header in answer.raw_headers)
         self.transport.write(STATUS_LINE[status] + head + b"\r\n" + answer.body)
         if status is HTTPStatus.SERVICE_UNAVAILABLE:
@@ -328,13 +360,24 @@ class Connection(HttpToolsProtocol):
         self.transport.abort()
 
 
+Idle: TypeAlias = dict[Connection, None]
+"""Connections that were used and wait for a next request, those first that have for longest."""
+
+
 def connections(
-    settings: HttpSettings, limits: HeadLimits | None = None
+    settings: HttpSettings, limits: HeadLimits, refusal_headers: RefusalHeaders
 ) -> Callable[..., asyncio.Protocol]:
     """What makes the connections of a server, for ``uvicorn.Config(http=...)``."""
-    limits = limits or HeadLimits()
+    idle: Idle = {}
 
     def make(*args: Any, **kwargs: Any) -> asyncio.Protocol:
-        return Connection(*args, settings=settings, limits=limits, **kwargs)
+        return Connection(
+            *args,
+            settings=settings,
+            limits=limits,
+            refusal_headers=refusal_headers,
+            idle=idle,
+            **kwargs,
+        )
 
     return make

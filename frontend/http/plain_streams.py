@@ -11,9 +11,10 @@ from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 
+from frontend.http.echo import with_text
 from frontend.request import current_events
 
-_chat: Final = OpenAIServingChat.chat_completion_stream_generator
+_chat: Final = with_text(OpenAIServingChat.chat_completion_stream_generator)
 _completion: Final = OpenAIServingCompletion.completion_stream_generator
 
 

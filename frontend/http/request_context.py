@@ -3,10 +3,13 @@
 import itertools
 import secrets
 
+from starlette.datastructures import Headers, MutableHeaders
+
 from common.log_lines import current_request
 from common.tracing import of_http, span_of_request
 from frontend.asgi import App, Message, Receive, Scope, Send, engine_calls
 
+_HEADER = "X-Request-Id"
 _FREE = ("GET", "HEAD", "OPTIONS")
 
 
@@ -15,15 +18,33 @@ class RequestIds:
     name for it may come again, and be anything.
     """
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, *, answered: bool = False) -> None:
+        """
+        Args:
+            answered: whether answers say it, or the client's name, as ``X-Request-Id``.
+        """
         self._app = app
+        self._answered = answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         if scope["type"] == "http":
-            current_request.set(secrets.token_hex(16))
+            name = secrets.token_hex(16)
+            current_request.set(name)
             engine_calls.set(itertools.count())
+            if self._answered:
+                send = _naming(Headers(scope=scope).get(_HEADER, name), send)
         await self._app(scope, receive, send)
+
+
+def _naming(name: str, send: Send) -> Send:
+    async def say_name(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message.setdefault("headers", [])
+            MutableHeaders(scope=message)[_HEADER] = name
+        await send(message)
+
+    return say_name
 
 
 class Traced:

@@ -11,6 +11,8 @@ from typing import Any, Final, TypeAlias
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from vllm import envs
 from vllm.engine.protocol import EngineClient
@@ -19,22 +21,45 @@ from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.launcher import validate_api_server_args
 from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
 from vllm.entrypoints.serve.exception_handling.handlers.vllm_error import vllm_error_handler
+from vllm.entrypoints.serve.middleware.x_request_id import XRequestIdMiddleware
 from vllm.exceptions import VLLMError
 from vllm.tasks import SupportedTask
 from vllm.tool_parsers import ToolParserManager
 
 from common.errors import ConfigurationError, OverloadedError, causes
 from common.vllm_command_line import adopt_servers_lines
-from frontend.asgi import error_answer, overload_answer
+from frontend.asgi import App, error_answer, overload_answer
 from frontend.gate import fail_fast, take_parsed_bodies
-from frontend.http import plain_deltas, plain_streams, straight_streams, stream_chunks
+from frontend.http import (
+    content_parts,
+    echo,
+    plain_deltas,
+    plain_streams,
+    refused_fields,
+    straight_streams,
+    stream_chunks,
+)
 from frontend.http.adapter_routes import adapter_routes
 from frontend.http.connection import HeadLimits, connections
+from frontend.http.cors import Cors
+from frontend.http.lookups import (
+    STORED,
+    look_up_models,
+    look_up_responses,
+    replace_route,
+    say_what_there_is,
+)
 from frontend.http.operate import REPLACED, Operating, vllms_routes
+from frontend.http.refused_fields import RefusedFieldError, answer_refused
 from frontend.http.settings import HttpSettings
 from frontend.workers import Adapters
 
 MODELS: Final = "/v1/models"
+
+KEEP_ALIVE_S: Final = 75
+"""How long a connection may be idle. Who closes first must be the client or the balancer, most of
+which do after 60 s: a POST that they send on a connection that is being closed fails. vLLM's own
+5 s are less than what clients keep theirs for."""
 
 Handler: TypeAlias = Callable[[Request, Exception], Awaitable[Response]]
 
@@ -71,13 +96,29 @@ async def build_vllm_app(
     app = await (asyncio.to_thread(asyncio.run, assembling) if apart else assembling)
     app.state.server = server
     take_parsed_bodies()
+    refused_fields.install()
+    content_parts.install()
     stream_chunks.install()
     plain_deltas.install()
     plain_streams.install()
+    echo.install()
     straight_streams.install(app.user_middleware)
     _handle_errors(app)
+    _drop_doubles(app)
     _count_together(app)
+    _add_lookups(app)
     return app
+
+
+def _add_lookups(app: FastAPI) -> None:
+    async def listing() -> dict[str, Any]:
+        cards: dict[str, Any] = (await models.show_available_models()).model_dump()
+        return cards
+
+    models = app.state.openai_serving_models
+    look_up_models(app, listing)
+    if any(getattr(route, "path", "") in STORED for route in app.routes):
+        look_up_responses(app)
 
 
 async def _assembled(
@@ -87,6 +128,22 @@ async def _assembled(
     app = build_app(args, named, client.model_config)
     await init_app_state(client, app.state, args, named)
     return app
+
+
+_FOR_ALL_ANSWERS: Final = (CORSMiddleware, XRequestIdMiddleware)
+"""Layers of vLLM's app whose headers this server sets on all answers, its own refusals included."""
+
+
+def _drop_doubles(app: FastAPI) -> None:
+    """Take these layers out of an assembled app. One that stays, behind a layer of ``--middleware``
+    that can't be looked through, changes nothing: the headers are replaced.
+    """
+    layer: Any = app.middleware_stack
+    while (inner := getattr(layer, "app", None)) is not None:
+        if isinstance(inner, _FOR_ALL_ANSWERS):
+            layer.app = inner.app
+        else:
+            layer = inner
 
 
 _http_metrics: Final[list[Any]] = []
@@ -112,7 +169,7 @@ def list_together(app: FastAPI, apps: Callable[[], Iterable[FastAPI]]) -> None:
         apps: asked each time.
     """
 
-    async def models() -> JSONResponse:
+    async def listing() -> dict[str, Any]:
         listings = [
             (await each.state.openai_serving_models.show_available_models()).model_dump()
             for each in list(apps()) or [app]  # the last has left meanwhile
@@ -122,13 +179,15 @@ def list_together(app: FastAPI, apps: Callable[[], Iterable[FastAPI]]) -> None:
             known = named.get(card["id"])
             if known is None or (known["parent"] and not card["parent"]):  # adapters have one
                 named[card["id"]] = card
-        return JSONResponse(listings[0] | {"data": list(named.values())})
+        return listings[0] | {"data": list(named.values())}
+
+    async def models() -> JSONResponse:
+        return JSONResponse(await listing())
 
     own = app.state.openai_serving_models
     own.base_model_paths = _Names(own.base_model_paths, apps)
-    routes = app.router.routes
-    routes[:] = [route for route in routes if getattr(route, "path", "") != MODELS]
-    app.add_api_route(MODELS, models, methods=["GET"])
+    replace_route(app, MODELS, models, "GET")
+    look_up_models(app, listing)
 
 
 def share_adapters(app: FastAPI, adapters: Adapters) -> None:
@@ -179,7 +238,13 @@ def _handle_errors(app: FastAPI) -> None:
     early. Doing that again would make every piece of middleware twice, and the second one for
     metrics counts nothing.
     """
-    ours = {OverloadedError: _say_when, VLLMError: _say_when, Exception: _blame_the_request}
+    ours: dict[Any, Any] = {
+        OverloadedError: _say_when,
+        VLLMError: _say_when,
+        RefusedFieldError: answer_refused,
+        HTTPException: say_what_there_is,
+        Exception: _blame_the_request,
+    }
     if app.middleware_stack is None:
         app.middleware_stack = app.build_middleware_stack()
     layer: Any = app.middleware_stack
@@ -221,6 +286,10 @@ async def _blame_the_request(request: Request, error: Exception) -> Response:
     Some validators look into values before their types are checked, and empty lists are
     taken for full ones; vLLM itself answers 500 to what comes of it.
     """
+    if isinstance(error, RecursionError):
+        # Only JSON in a string is as deep: a body that is can't be parsed.
+        message = "a value of the request, such as the arguments of a tool call, is nested too deep"
+        return error_answer(message, HTTPStatus.BAD_REQUEST, kind="BadRequestError")
     frames = traceback.extract_tb(error.__traceback__)
     places = [f"{frame.filename}:{frame.name}" for frame in frames]
     if not _OF_THE_SERVER.search(places[-1]) or not any(map(_READS_REQUESTS.search, places)):
@@ -229,17 +298,23 @@ async def _blame_the_request(request: Request, error: Exception) -> Response:
     return error_answer(message, HTTPStatus.BAD_REQUEST)
 
 
-def uvicorn_config(app: object, args: Namespace, settings: HttpSettings) -> uvicorn.Config:
+def _keep_alive_s() -> int:
+    if envs.is_set("VLLM_HTTP_TIMEOUT_KEEP_ALIVE"):
+        return envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE
+    return KEEP_ALIVE_S
+
+
+def uvicorn_config(app: App, args: Namespace, settings: HttpSettings) -> uvicorn.Config:
     """The HTTP server's configuration, from vLLM's arguments and ours.
 
     Raises:
         ConfigurationError: TLS can't be had with what they say.
     """
+    cors = Cors(app, args)
+    limits = HeadLimits(args.h11_max_incomplete_event_size, args.h11_max_header_count)
     config = uvicorn.Config(
-        app,  # type: ignore[arg-type]
-        http=connections(  # type: ignore[arg-type]
-            settings, HeadLimits(args.h11_max_incomplete_event_size, args.h11_max_header_count)
-        ),
+        cors,
+        http=connections(settings, limits, cors.of_refusal),  # type: ignore[arg-type]
         ws="none",  # no route speaks it, and it would evade all limits
         # A request that was sent ahead starts in the task of the one before it, whose key and
         # salt it must not have.
@@ -255,7 +330,7 @@ def uvicorn_config(app: object, args: Namespace, settings: HttpSettings) -> uvic
         ssl_ca_certs=args.ssl_ca_certs,
         ssl_cert_reqs=args.ssl_cert_reqs,
         ssl_ciphers=args.ssl_ciphers,
-        timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
+        timeout_keep_alive=_keep_alive_s(),
     )
     log_config = get_uvicorn_log_config(args)
     if log_config is not None:

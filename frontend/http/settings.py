@@ -19,7 +19,10 @@ class HttpSettings(FlagSettings):
         1024, ge=1, description="requests worked on at once; one more is answered 429"
     )
     max_connections: int = Field(
-        4096, ge=1, description="open connections of clients; one more is answered 503 and closed"
+        4096,
+        ge=1,
+        description="open connections of clients; for one more the longest idle one is closed, and "
+        "if none is idle it is answered 503",
     )
     max_body_mb: Positive = Field(
         64.0, description="largest body of a request; a larger one is answered 413"

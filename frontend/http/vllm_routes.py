@@ -16,7 +16,7 @@ _SERVED: Final[Mapping[str, str]] = {
         /v1/chat/completions /v1/chat/completions/batch /v1/responses /v1/systemone
         /v1/messages /v1/messages/count_tokens /generative_scoring /v1/decisions
     """,
-    "by vLLM's app, which finds nothing, since no responses are stored": """
+    "here, with a 404 that says that no responses are stored": """
         /v1/responses/{response_id} /v1/responses/{response_id}/cancel
     """,
     "by vLLM's app, for models that pool, and for what they are for": """

@@ -4,8 +4,8 @@ import asyncio
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -28,6 +28,7 @@ from common.errors import (
     ProtocolError,
     RequestRejectedError,
     RetryBudgetError,
+    WorkerGarbledError,
 )
 from common.identity import MmHash, RequestId, WorkerId
 from common.lifecycle import Event, Lifecycle
@@ -442,25 +443,26 @@ class RequestRunner:
         try:
             async with aclosing(state.deadlines.watch(worker_id, answers)) as in_time:
                 async for answer in in_time:
-                    match answer:
-                        case Output():
-                            if cached_tokens is None:
-                                cached_tokens = answer.num_cached_tokens or 0
-                                self._router.in_flight.first_token(decision.request_id)
-                                state.spans.first_output(cached_tokens)
-                            output = state.answer(answer)
-                            if output is not None:
-                                yield output
-                            if output is not None and output.finished:
-                                return
-                        case Ack():
-                            state.lifecycle.on(Event.ACK)
-                            self._router.media.acked(worker_id, answer.held)
-                        case Nack():
-                            state.lifecycle.on(Event.NACK)
-                            await self._supply(state, decision, link, answer, asked)
-                        case Failed():
-                            raise failure(worker_id, answer)
+                    with _blaming(worker_id):
+                        match answer:
+                            case Output():
+                                if cached_tokens is None:
+                                    cached_tokens = answer.num_cached_tokens or 0
+                                    self._router.in_flight.first_token(decision.request_id)
+                                    state.spans.first_output(cached_tokens)
+                                output = state.answer(answer)
+                                if output is not None:
+                                    yield output
+                                if output is not None and output.finished:
+                                    return
+                            case Ack():
+                                state.lifecycle.on(Event.ACK)
+                                self._router.media.acked(worker_id, answer.held)
+                            case Nack():
+                                state.lifecycle.on(Event.NACK)
+                                await self._supply(state, decision, link, answer, asked)
+                            case Failed():
+                                raise failure(worker_id, answer)
         finally:
             self._router.in_flight.finished(decision.request_id, cached_tokens)
 
@@ -478,7 +480,7 @@ class RequestRunner:
         items = state.prompt.items()
         unknown = [mm_hash for mm_hash in nack.missing if mm_hash not in items]
         if unknown:
-            raise ProtocolError(f"worker {worker_id} asks for media that the prompt doesn't have")
+            raise ProtocolError("it asks for media that the prompt doesn't have")
         asked.update(nack.missing)
         again = any(asked[mm_hash] > 1 for mm_hash in nack.missing)
         lacking = [items[mm_hash] for mm_hash in nack.missing]
@@ -487,6 +489,17 @@ class RequestRunner:
         handles = await self._media_sender.send(worker_id, ready, inline=again)
         _record(decision, handles, nack.reason)
         await link.supply(nack.request_id, handles)
+
+
+@contextmanager
+def _blaming(worker_id: WorkerId) -> Iterator[None]:
+    """Take an answer that nobody asked for as an answer that can't be read: another worker gets the
+    request.
+    """
+    try:
+        yield
+    except ProtocolError as error:
+        raise WorkerGarbledError(f"worker {worker_id}: {error}") from error
 
 
 def _reads_cache(submit: Submit) -> bool:

@@ -25,6 +25,7 @@ from common.errors import (
     ProtocolError,
     ProtocolVersionError,
     SlowClientError,
+    UnsendableRequestError,
     WorkerBusyError,
     WorkerDiedError,
     WorkerGarbledError,
@@ -38,6 +39,7 @@ from common.open_questions import OpenQuestions
 from common.operations import Operation
 from common.protocol import (
     MOST_OPERATIONS,
+    MOST_POOLED_BYTES,
     PING_INTERVAL_S,
     PROTOCOL_VERSION,
     SESSION_TIMEOUT_S,
@@ -71,6 +73,7 @@ from common.undo import undo_on_error
 from common.wire import Codec, Frame
 from frontend.workers.backlog import Backlog
 from frontend.workers.dispatch import Answer, Dispatch, TakeOutput, is_last, ship
+from frontend.workers.flaws import flaw_of
 from frontend.workers.legible import Missing, legible
 
 logger = logging.getLogger(__name__)
@@ -80,6 +83,10 @@ SEND_QUEUE = 1000
 
 RECEIVE_QUEUE = 1000
 """Messages of a worker that may wait for us; then they wait there."""
+
+MAX_FRAME_BYTES = MOST_POOLED_BYTES + (1 << 20)
+"""Of a message of a worker. A larger one ends the connection before it is in memory: the largest
+that a worker sends holds a pooled answer."""
 
 SEND_BYTES = 256 << 20
 """Bytes of media that may wait for it; beyond, media go to another worker."""
@@ -117,7 +124,12 @@ class WorkerLink:
         self._on_status = on_status
         self._on_terms = on_terms
         self._codec: Codec[ToFrontend] = Codec(ToFrontend)
-        options = {zmq.LINGER: 0, zmq.SNDHWM: SEND_QUEUE, zmq.RCVHWM: RECEIVE_QUEUE}
+        options = {
+            zmq.LINGER: 0,
+            zmq.SNDHWM: SEND_QUEUE,
+            zmq.RCVHWM: RECEIVE_QUEUE,
+            zmq.MAXMSGSIZE: MAX_FRAME_BYTES,
+        }
         self._socket = LoopSocket(context, zmq.DEALER, options, zmq.EVENT_DISCONNECTED)
         self._backlog = Backlog(SEND_BYTES)
         self._figures: OpenQuestions[bytes] = OpenQuestions()
@@ -225,7 +237,7 @@ class WorkerLink:
 
         Raises:
             DuplicateRequestError: a request of that id has not ended here.
-            ProtocolError: the request holds something that has no encoding.
+            UnsendableRequestError: the request holds something that has no encoding.
             WorkerLostError: the worker went away before its last answer.
             WorkerBusyError: too much waits to be sent to it already.
             SlowClientError: too many answers wait for whoever iterates.
@@ -254,7 +266,12 @@ class WorkerLink:
 
         with undo_on_error(take_back):
             shipments, frames = ship(handles)
-            await self._send(msgspec.structs.replace(submit, shipments=shipments), frames)
+            try:
+                await self._send(msgspec.structs.replace(submit, shipments=shipments), frames)
+            except ProtocolError as error:
+                raise UnsendableRequestError(
+                    f"a value of the request can't be given to a worker: {error.__cause__}"
+                ) from error
         try:
             while not ended:
                 answer = await dispatch.next()
@@ -376,6 +393,10 @@ class WorkerLink:
         for answer in answers:
             dispatch = self._dispatches.get(answer.request_id)
             if dispatch is None:
+                continue
+            if isinstance(answer, Output) and (flaw := flaw_of(answer)):
+                UNDECODABLE_MESSAGES.labels("frontend").inc()
+                await self._miss(Missing(answer.request_id, answer.finished), flaw)
                 continue
             last = is_last(answer)
             if last or isinstance(answer, Ack):

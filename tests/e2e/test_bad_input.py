@@ -104,7 +104,10 @@ def test_a_bad_request_is_named(
         theirs = plain.http.post(
             "/v1/chat/completions", content=text, headers={"Content-Type": "application/json"}
         )
-        assert (reply.status_code, error) == (theirs.status_code, theirs.json()["error"])
+        expected = theirs.json()["error"]
+        if "maximum context length" in expected["message"] or "longer than" in expected["message"]:
+            expected["code"] = "context_length_exceeded"
+        assert (reply.status_code, error) == (theirs.status_code, expected)
     assert leased(router) == 0
 
 
@@ -148,4 +151,4 @@ def test_what_a_model_that_generates_is_not_for(
     body = {"model": "demo", "input": "a", "queries": "a", "documents": ["b"]}
     ours, theirs = (each.http.post(path, json=body) for each in (router, plain))
     assert ours.status_code == theirs.status_code == 404
-    assert ours.json() == theirs.json()
+    assert f"no POST {path} for what is served here" in ours.json()["error"]["message"]

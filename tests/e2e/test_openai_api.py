@@ -60,6 +60,23 @@ def test_chat_streams_the_text_of_a_plain_answer(router: Endpoint) -> None:
     assert chunks[-1].usage.completion_tokens == 64
 
 
+def test_an_echo_is_text_also_in_a_stream(router: Endpoint) -> None:
+    messages: Any = [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "The answer"},
+    ]
+    options = {"echo": True, "add_generation_prompt": False, "continue_final_message": True}
+    create = router.openai.chat.completions.create
+    asked: Any = {
+        "model": "demo", "messages": messages, "max_tokens": 2, "temperature": 0,
+        "extra_body": options,
+    }  # fmt: skip
+    whole = create(**asked).choices[0].message.content
+    deltas = [chunk.choices[0].delta.content for chunk in create(**asked, stream=True)]
+    assert whole.startswith("The answer")
+    assert "".join(delta or "" for delta in deltas) == whole
+
+
 def test_curl(router: Endpoint) -> None:
     body = {"model": "demo", "messages": picture_question("curl"), "max_tokens": 4}
     done = subprocess.run(

@@ -1,13 +1,16 @@
 """Sessions that are careless, hostile or slow: nobody else notices, and nobody waits in vain."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+import dataclasses
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import msgspec
 import pytest
 import zmq
 import zmq.asyncio
+from vllm.logprobs import Logprob
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
@@ -18,6 +21,8 @@ from backend_worker.service import WorkerService
 from common.errors import (
     DuplicateRequestError,
     ProtocolError,
+    UnsendableRequestError,
+    WorkerDiedError,
     WorkerGarbledError,
     WorkerLeftError,
     WorkerLostError,
@@ -47,6 +52,7 @@ from common.protocol import (
 from common.transfer.handshake import TransferOffer, TransferReply
 from common.transfer.shm import ShmReceiver
 from common.wire import Codec
+from frontend.workers import link
 from frontend.workers.link import WorkerLink
 from tests.fakes.cards import make_card
 from tests.fakes.engine import ScriptedEngine, never, output
@@ -288,7 +294,7 @@ async def test_a_hello_that_fails_on_our_side_is_answered(
 async def test_a_request_that_cannot_be_sent_leaves_nothing_behind(plane: Plane) -> None:
     cat = media("cat", 7)
     request = msgspec.structs.replace(submit("r"), prompt_text="half a letter \ud83d")
-    with pytest.raises(ProtocolError, match="can't be sent"):
+    with pytest.raises(UnsendableRequestError, match=r"can't be given to a worker: .* surrogates"):
         await collect(plane.link.dispatch(request, await plane.send(cat)))
     assert plane.leases() == 0 and plane.link.active_requests == 0
 
@@ -412,6 +418,54 @@ async def test_an_answer_that_cannot_be_read_ends_its_request_and_no_other(
     await fake.say(Outputs([an_output("good", finished=True)]))
     assert len(await asking[1]) == 3
     assert fake.link.active_requests == 0
+
+
+def logprob(value: float) -> list[dict[int, Logprob]]:
+    return [{1: Logprob(-0.5, 1, "a"), 2: Logprob(value, 2, "b")}]
+
+
+FLAWS: dict[str, Callable[[Output], Output]] = {
+    "negative count": lambda good: msgspec.structs.replace(good, num_cached_tokens=-1),
+    "no number": lambda good: with_choice(good, logprobs=logprob(math.nan)),
+    "too large a number": lambda good: with_choice(good, logprobs=logprob(math.inf)),
+    "of the prompt": lambda good: msgspec.structs.replace(
+        good, prompt_logprobs=[None, *logprob(math.nan)]
+    ),
+    "negative token": lambda good: with_choice(good, token_ids=[-1]),
+    "negative index": lambda good: with_choice(good, index=-1),
+}
+
+
+def with_choice(good: Output, **fields: Any) -> Output:
+    return msgspec.structs.replace(good, outputs=[dataclasses.replace(good.outputs[0], **fields)])
+
+
+@pytest.mark.parametrize("flaw", FLAWS)
+async def test_what_no_engine_says_is_its_workers_fault(fake: FakeWorker, flaw: str) -> None:
+    bad, good = fake.link.dispatch(submit("bad"), []), fake.link.dispatch(submit("good"), [])
+    asking = [asyncio.create_task(collect(answers)) for answers in (bad, good)]
+    await fake.hear(Submit)
+    await fake.hear(Submit)
+    odd = FLAWS[flaw](an_output("bad", finished=True))
+    fine = with_choice(an_output("good", finished=True), logprobs=logprob(-math.inf))
+    await fake.say(Outputs([odd, fine]))
+    with pytest.raises(WorkerGarbledError, match=r"negative|no number"):
+        await asking[0]
+    assert len(await asking[1]) == 1
+    assert fake.link.active_requests == 0
+
+
+async def test_a_frame_that_is_too_large_ends_the_link(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link, "MAX_FRAME_BYTES", 1 << 16)
+    fake = FakeWorker()
+    await fake.open()
+    try:
+        await fake.say(Goodbye("x" * (1 << 17)))
+        assert isinstance(await fake.link.lost(), WorkerDiedError), "and not with the goodbye"
+    finally:
+        await fake.close()
 
 
 @pytest.mark.parametrize(

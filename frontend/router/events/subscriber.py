@@ -40,9 +40,6 @@ _MAX_MESSAGE = 16 << 20
 _RECEIVE_LIMIT = 100_000
 """Messages that ZMQ queues for us per socket."""
 
-_YIELD_EVERY = 32
-"""Messages handled before others on the event loop get their turn."""
-
 
 class ZmqFeeds:
     """Makes the subscribers of a router, over one ZMQ context.
@@ -252,16 +249,13 @@ class _Line:
             watching = self._spawn(self._watch(monitor), "watch")
             try:
                 socket.connect(self._source.endpoint)
-                handled = 0
                 while True:
                     frames = await socket.recv_multipart()
-                    if len(frames) != 3 or frames[0] != self._topic:
-                        self.stream.on_foreign("frames", f"{len(frames)} frames")
-                    else:
-                        self.obey(self.stream.on_live(frames[1], frames[2], self._clock()))
-                    handled += 1
-                    if not handled % _YIELD_EVERY:
-                        await asyncio.sleep(0)
+                    async with self._turns:
+                        if len(frames) != 3 or frames[0] != self._topic:
+                            self.stream.on_foreign("frames", f"{len(frames)} frames")
+                        else:
+                            self.obey(self.stream.on_live(frames[1], frames[2], self._clock()))
             finally:
                 watching.cancel()
                 # Before the sockets go: pyzmq reads by a pointer that is freed with them.

@@ -1,4 +1,4 @@
-"""Whose turn it is to connect, or to apply what was replayed.
+"""Whose turn it is to connect, or to apply a message of events.
 
 A frontend that joins a fleet connects to all ranks and gets a million blocks from them at once, and
 serves requests meanwhile: it does one of these things at a time, and the event loop is free between

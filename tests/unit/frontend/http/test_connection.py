@@ -489,6 +489,54 @@ async def test_one_connection_too_many_is_told_so() -> None:
         assert (await server.ask(with_body(b"one"))).body == b"3"
 
 
+async def test_an_idle_connection_makes_room_for_a_new_one() -> None:
+    async with Workshop(HttpSettings(max_connections=3)).serving() as server:
+        idle = [await server.connect() for _ in range(2)]
+        for client in idle:
+            await client.send(with_body(b"one"))
+            assert (await client.reply()).body == b"3"
+        unused = await server.connect()
+        await until(lambda: len(server.state.connections) == 3)
+        newer = await server.connect()
+        await newer.send(with_body(b"two"))
+        assert (await newer.reply()).body == b"3"
+        assert await idle[0].until_closed() == b"", "it has been idle for longest"
+        await idle[1].send(with_body(b"four"))
+        assert (await idle[1].reply()).body == b"4"
+        await unused.send(with_body(b"first"))
+        assert (await unused.reply()).body == b"5"
+
+
+async def test_connections_that_are_used_make_no_room() -> None:
+    shop = Workshop(HttpSettings(max_connections=2))
+    async with shop.serving() as server:
+        busy, begun = await server.connect(), await server.connect()
+        for client in (busy, begun):
+            await client.send(with_body(b"one"))
+            await client.reply()
+        await busy.send(with_body(b"one", path="/wait"))
+        await begun.send(b"POST /work HT")
+        await until(lambda: shop.waiting == 1)
+        await until(lambda: any(each._in_head for each in server.state.connections))
+        refused = await server.connect()
+        assert (await refused.reply()).status == 503
+        shop.go_on.set()
+        assert (await busy.reply()).body == b"3"
+
+
+async def test_nothing_is_kept_of_idle_connections_that_are_gone() -> None:
+    async with Workshop(HttpSettings()).serving() as server:
+        client = await server.connect()
+        await client.send(with_body(b"one"))
+        await client.reply()
+        (protocol,) = server.state.connections
+        assert isinstance(protocol, connection.Connection)
+        await until(lambda: [*protocol._idle] == [protocol])
+        await client.close()
+        await server.until_nothing_is_left()
+        assert not protocol._idle
+
+
 def write_certificate(directory: Path, name: str) -> list[str]:
     """The flags of a server with a new certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
@@ -604,6 +652,9 @@ async def test_idle_connections_stay_as_long_as_vllms_variable_says(
     monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "1")
     async with Workshop(HttpSettings()).serving() as server:
         assert server.server.config.timeout_keep_alive == 1
+    monkeypatch.delenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE")
+    async with Workshop(HttpSettings()).serving() as server:
+        assert server.server.config.timeout_keep_alive == 75
 
 
 async def test_tls_has_the_ciphers_that_the_flag_names(tls: list[str]) -> None:

@@ -166,7 +166,9 @@ async def test_scores_and_ranks(pooling: Pooling) -> None:
         assert ranked == [1, 0]
 
 
-async def test_what_the_model_is_not_for_is_vllms_own_404(pooling: Pooling) -> None:
+async def test_what_a_model_is_not_for_is_a_404_that_says_for_what(
+    pooling: Pooling,
+) -> None:
     message = {"role": "user", "content": "hello"}
     bodies: dict[str, dict[str, Any]] = {
         "/classify": {"input": "hello"},
@@ -175,7 +177,8 @@ async def test_what_the_model_is_not_for_is_vllms_own_404(pooling: Pooling) -> N
     }
     for path, body in bodies.items():
         answer = await pooling.post(path, **body)
-        assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
+        assert answer.status_code == 404
+        assert "which is for embeddings (/v1/embeddings)" in answer.json()["error"]["message"]
     assert pooling.asked == []
 
 

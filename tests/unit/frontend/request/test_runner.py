@@ -35,9 +35,9 @@ from common.errors import (
     WorkerDiedError,
     causes,
 )
-from common.identity import Incarnation, WorkerId
+from common.identity import Incarnation, MmHash, WorkerId
 from common.operations import Condition
-from common.protocol import Submit, ToFrontend
+from common.protocol import Nack, Submit, ToFrontend
 from frontend.request import retry, runner
 from frontend.request.deadlines import Deadlines
 from frontend.request.resume import sampling_of
@@ -119,6 +119,19 @@ async def test_a_worker_that_hangs_while_its_heart_beats(lab: Lab, steps: int) -
     hung = lab.engines[lab.asked[0][0]]
     await until(lambda: hung.running == 0)
     assert hung.aborted == 1
+
+
+@pytest.mark.parametrize("odd", ["media that nobody has", "nothing, once it runs"])
+async def test_an_answer_that_nobody_asked_for_is_its_workers_fault(lab: Lab, odd: str) -> None:
+    lab.disturb(6)
+    asking = asyncio.create_task(lab.ask())
+    await until(lambda: any(engine.running for engine in lab.engines.values()))
+    ((name, submit),) = lab.asked
+    missing = [MmHash("unknown")] if odd.startswith("media") else []
+    await lab.links[WorkerId(name)]._deliver([Nack(submit.request_id, missing, "not_held")])
+    assert text(await asking) == ANSWER
+    assert [worker for worker, _ in lab.asked][1:] != [name]
+    await until(lambda: not lab.engines[name].running)
 
 
 @settings(request_timeout_s=1.0)

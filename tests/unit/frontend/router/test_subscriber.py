@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import itertools
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -161,6 +162,37 @@ async def test_live_messages_that_are_lost_before_they_are_read(
         worker.publish(stored(published))
         numbers = range(published + 1)
         await listener.until(lambda: listener.exact() and listener.held(*numbers) == len(numbers))
+
+
+async def test_others_get_their_turn_after_each_message_that_takes_long(
+    feeds: ZmqFeeds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, at = 0, list[int]()
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    class SlowStream(EventStream):
+        def on_live(self, sequence_frame: bytes, payload: bytes, now: float) -> list[Command]:
+            at.append(turns)
+            time.sleep(0.003)  # meanwhile the next ones come
+            return super().on_live(sequence_frame, payload, now)
+
+    monkeypatch.setattr(ZmqFeeds, "stream_type", SlowStream)
+    with running(Worker()) as worker:
+        listener = Listener(feeds, worker.source)
+        listener.subscriber.start()
+        await listener.until(listener.exact)
+        counting = asyncio.create_task(count_turns())
+        for number in range(30):
+            worker.publish(stored(number))
+        await listener.until(lambda: listener.held(*range(30)) == 30)
+        counting.cancel()
+    assert len(at) > 1
+    assert all(before < after for before, after in itertools.pairwise(at))
 
 
 async def test_more_events_than_one_replay_can_carry(feeds: ZmqFeeds) -> None:

@@ -1,0 +1,115 @@
+"""The shape of an error: OpenAI's, or Anthropic's on its paths, whoever gives it.
+
+vLLM translates the errors of its own Anthropic route alone; those of its schemas, of its other
+layers and of ours come in OpenAI's shape, of which Anthropic's clients show nothing. And what
+clients look for in a prompt that is too long, vLLM says in no field.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Final
+
+from starlette.datastructures import MutableHeaders
+
+from frontend.asgi import App, Message, Receive, Scope, Send, route_path
+
+MESSAGES: Final = "/v1/messages"
+
+MAX_ERROR_BYTES: Final = 1 << 20
+"""Larger answers are no errors of ours or vLLM's: they pass as they are."""
+
+_ANTHROPICS: Final = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+    HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
+}
+_TOO_LONG: Final = re.compile(r"maximum context length|longer than the maximum model length")
+
+
+class ErrorShapes:
+    """ASGI middleware that holds an error back until its end, and may write it anew."""
+
+    def __init__(self, app: App, root_path: str = "") -> None:
+        """
+        Args:
+            root_path: prefix under which a proxy serves the app.
+        """
+        self._app = app
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] == "http":
+            path = route_path(scope, self._root_path)
+            send = _Held(send, anthropic=path == MESSAGES or path.startswith(f"{MESSAGES}/"))
+        await self._app(scope, receive, send)
+
+
+class _Held:
+    def __init__(self, send: Send, *, anthropic: bool) -> None:
+        self._send = send
+        self._rewrite = _as_anthropics if anthropic else _as_openais
+        self._head: Message | None = None
+        self._body = b""
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] >= 400:
+            self._head = message
+            return
+        if self._head is None:
+            await self._send(message)
+            return
+        self._body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if more and len(self._body) <= MAX_ERROR_BYTES:
+            return
+        head, self._head = self._head, None
+        answer = None if more else self._rewrite(head["status"], self._body)
+        if answer is not None:
+            self._body = json.dumps(answer, separators=(",", ":")).encode()
+            head = {**head, "headers": list(head.get("headers", ()))}
+            headers = MutableHeaders(scope=head)
+            headers["content-type"] = "application/json"
+            headers["content-length"] = str(len(self._body))
+        await self._send(head)
+        await self._send({**message, "body": self._body})
+
+
+def _as_openais(status: int, body: bytes) -> Mapping[str, object] | None:
+    """The error with what clients look for, None to leave it as it is."""
+    if status != HTTPStatus.BAD_REQUEST:
+        return None
+    answer = _read(body)
+    error = answer.get("error")
+    if not isinstance(error, dict) or _TOO_LONG.search(str(error.get("message"))) is None:
+        return None
+    return {**answer, "error": {**error, "code": "context_length_exceeded"}}
+
+
+def _as_anthropics(status: int, body: bytes) -> Mapping[str, object] | None:
+    """The error of another shape, of which there are vLLM's, FastAPI's and that of a 401."""
+    answer = _read(body)
+    error = answer.get("error", answer.get("detail"))
+    said = error.get("message") if isinstance(error, dict) else error
+    if not isinstance(said, str):
+        return None
+    if _TOO_LONG.search(said) and status == HTTPStatus.BAD_REQUEST:
+        said = f"prompt is too long: {said}"
+    kind = _ANTHROPICS.get(
+        HTTPStatus(status), "api_error" if status >= 500 else "invalid_request_error"
+    )
+    return {"type": "error", "error": {"type": kind, "message": said}}
+
+
+def _read(body: bytes) -> dict[str, object]:
+    try:
+        answer = json.loads(body)
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}
