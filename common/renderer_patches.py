@@ -4,7 +4,7 @@ Nothing else assigns to them. Whoever has the logic offers it here: the counter 
 Face processor's runs, the frontend's processing of media, the worker's hashes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
@@ -86,6 +86,20 @@ def patch_renderer(
         renderer._mm_processor_cache = renderer._mm_processor_only_cache = cache
     if process is not None:
         renderer._process_multimodal_async = process
+
+
+def replace_messages(
+    renderer: BaseRenderer, now: Callable[..., Any], later: Callable[..., Awaitable[Any]]
+) -> None:
+    """Replace how a renderer turns the messages of a chat into a prompt. Once.
+
+    Args:
+        now: instead of ``render_messages``.
+        later: instead of ``render_messages_async``.
+    """
+    for name, ours in (("render_messages", now), ("render_messages_async", later)):
+        assert name not in vars(renderer), f"{name} is replaced already"
+        setattr(renderer, name, ours)
 
 
 def _count_runs(processor: BaseMultiModalProcessor[Any], runs: HfProcessorRuns) -> None:

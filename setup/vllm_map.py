@@ -151,6 +151,18 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.renderers",
         ),
     },
+    "chats with a Mistral tokenizer": {
+        "frontend/processing/mistral_chat.py": (
+            "vllm.multimodal.parse",
+            "vllm.renderers",
+            "vllm.renderers.chat_utils",
+            "vllm.renderers.inputs",
+            "vllm.renderers.inputs.preprocess",
+            "vllm.renderers.mistral",
+            "vllm.renderers.params",
+        ),
+        "frontend/processing/preprocessor.py": ("vllm.utils.mistral",),
+    },
     "input processor": {
         "frontend/processing/preprocessor.py": ("vllm.v1.engine", "vllm.v1.engine.input_processor"),
     },
