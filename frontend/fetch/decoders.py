@@ -20,10 +20,10 @@ from vllm.multimodal.media.audio import load_audio
 
 from common.decoder_guard import guard_decoders
 from common.media_formats import is_known_container
+from common.media_tables import claims_too_much
 from common.vllm_features import count_frames_with
 from frontend.fetch.content import Content
 from frontend.fetch.picture_limit import picture_pixels
-from frontend.fetch.sample_tables import claims_too_many_samples
 from frontend.fetch.sound_limit import SLACK, resampled_bytes, sound_size
 from frontend.fetch.video_limit import count_frames, limit_video
 from frontend.media_limits import FetchPolicy, RefusedError
@@ -100,7 +100,7 @@ def _decode(
     elif isinstance(media_io, (AudioMediaIO, VideoMediaIO)) and not content.jpeg_frames:
         if not is_known_container(data):
             raise RefusedError("it begins like none of the formats that are read")
-        if claims_too_many_samples(data):
+        if claims_too_much(data):
             raise RefusedError("it claims more samples than it can hold")
         if isinstance(media_io, AudioMediaIO):
             return _decode_sound(data, media_io, admit)

@@ -77,7 +77,7 @@ class MistralChat:
         Raises VLLMValidationError if the chat has media; 400.
         """
         texts = _with_sizes([_listed(message) for message in messages], {})
-        return self._by_vllm(texts, params)  # type: ignore[arg-type] # as vLLM's server has them
+        return self._by_vllm(texts, params)
 
     async def render(
         self, messages: Sequence[Mapping[str, Any]], params: ChatParams
@@ -90,7 +90,7 @@ class MistralChat:
         """
         messages = [_listed(message) for message in messages]
         conversation, mm_data, mm_uuids = await parse_chat_messages_async(
-            messages,  # type: ignore[arg-type] # as vLLM's server has them
+            messages,
             self._renderer.model_config,
             content_format="string",
             media_io_kwargs=params.media_io_kwargs,
