@@ -72,7 +72,7 @@ def guard_decoders() -> None:
     audio._torchcodec_import_exc = ImportError(_NO_TORCHCODEC)
     torchcodec.VideoDecoder = _Refusing
     av.open = _guarded_open
-    cv2.VideoCapture = _GuardedCapture  # type: ignore[misc] # a class of the same interface
+    cv2.VideoCapture = _guarded_capture  # type: ignore[misc] # whose objects are OpenCV's
     _limit_ffmpegs_memory()
 
 
@@ -93,12 +93,11 @@ def _check_tables(source: object) -> None:
         raise ValueError("The medium claims more samples than it can hold")
 
 
-class _GuardedCapture(_OPENCV_OPEN):  # type: ignore[misc] # of the value of a constant
-    def __new__(cls, *args: object, **kwargs: object) -> Any:
-        # Not in __init__: OpenCV can't let an object go that it has not begun.
-        if args:
-            _check_tables(args[0])
-        return super().__new__(cls, *args, **kwargs)
+def _guarded_capture(*args: Any, **kwargs: Any) -> Any:
+    # A function: OpenCV frees objects of subclasses in a way that damages memory.
+    if args:
+        _check_tables(args[0])
+    return _OPENCV_OPEN(*args, **kwargs)
 
 
 @wraps(_PYAV_OPEN)

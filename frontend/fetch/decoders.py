@@ -20,10 +20,11 @@ from vllm.multimodal.media.audio import load_audio
 
 from common.decoder_guard import guard_decoders
 from common.media_formats import is_known_container
+from common.media_names import name_of
 from common.media_tables import claims_too_much
 from common.vllm_features import count_frames_with
 from frontend.fetch.content import Content
-from frontend.fetch.picture_limit import picture_pixels
+from frontend.fetch.picture_limit import picture_pixels, said_by_pillow, too_many_pixels
 from frontend.fetch.sound_limit import SLACK, resampled_bytes, sound_size
 from frontend.fetch.video_limit import count_frames, limit_video
 from frontend.media_limits import FetchPolicy, RefusedError
@@ -82,9 +83,7 @@ def decode(
     try:
         return _decode(content, media_io, policy, admit)
     except Image.DecompressionBombError as error:
-        raise RefusedError(
-            f"it has more than {policy.max_pixels} pixels, which is too large"
-        ) from error
+        raise too_many_pixels(policy, said_by_pillow(error)) from error
     except MemoryError as error:
         raise RefusedError("it is too large to decode") from error
     except MISLED_DECODER_ERRORS as error:
@@ -99,7 +98,7 @@ def _decode(
         admit(picture_pixels(data, policy))
     elif isinstance(media_io, (AudioMediaIO, VideoMediaIO)) and not content.jpeg_frames:
         if not is_known_container(data):
-            raise RefusedError("it begins like none of the formats that are read")
+            raise RefusedError(_unread(data))
         if claims_too_much(data):
             raise RefusedError("it claims more samples than it can hold")
         if isinstance(media_io, AudioMediaIO):
@@ -109,6 +108,12 @@ def _decode(
     if content.jpeg_frames:
         return media_io.load_base64("video/jpeg", data.decode())
     return media_io.load_bytes(data)
+
+
+def _unread(data: bytes) -> str:
+    name = name_of(data)
+    known = "it begins like none of the formats that are read"
+    return known if name is None else f"{known}: it is {name}"
 
 
 def _decode_sound(data: bytes, media_io: AudioMediaIO, admit: Callable[[int], None]) -> Any:

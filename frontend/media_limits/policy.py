@@ -52,7 +52,7 @@ class FetchPolicy(BaseModel):
     max_mb: Positive = Field(
         256.0, description="largest encoded medium, decompressed if it is sent compressed"
     )
-    max_pixels: int = Field(50_000_000, ge=1, description="most pixels of an image or video frame")
+    max_pixels: int = Field(8192 * 8192, ge=1, description="most pixels of an image or video frame")
     max_video_pixels: int = Field(
         1_000_000_000, ge=1, description="most pixels of all sampled frames of a video together"
     )

@@ -227,7 +227,7 @@ async def test_one_bad_image_fails_its_request_and_no_other(setting: Setting) ->
     good = asyncio.create_task(setting.show(image("a")))
     await asyncio.sleep(0)
     setting.backend.open.set()
-    with pytest.raises(ValueError, match="cannot identify image"):
+    with pytest.raises(VLLMValidationError, match="in no known format, not a picture"):
         await both
     assert len((await good)["mm_hashes"]["image"]) == 1
 
@@ -546,9 +546,9 @@ async def test_a_name_is_forgotten_with_what_it_stood_for(setting: Setting) -> N
 
 async def test_a_medium_that_is_no_good_gets_no_name(setting: Setting) -> None:
     await setting.show(image("a"), uuids=["logo"])
-    with pytest.raises(ValueError, match="cannot identify image"):
+    with pytest.raises(VLLMValidationError, match="in no known format, not a picture"):
         await setting.show(broken_image(b"not a picture"), uuids=["logo"])
-    with pytest.raises(ValueError, match="cannot identify image"):
+    with pytest.raises(VLLMValidationError, match="in no known format, not a picture"):
         await setting.show(broken_image(b"not a picture"), uuids=["other"])
     await setting.show(None, uuids=["logo"])
     await assert_unknown(setting, "other")
