@@ -26,7 +26,7 @@ from common.vllm_features import count_frames_with
 from frontend.fetch.content import Content
 from frontend.fetch.picture_limit import picture_pixels, said_by_pillow, too_many_pixels
 from frontend.fetch.sound_limit import SLACK, resampled_bytes, sound_size
-from frontend.fetch.video_limit import count_frames, limit_video
+from frontend.fetch.video_limit import check_frames, count_frames, limit_video
 from frontend.media_limits import FetchPolicy, RefusedError
 
 PIXEL_BYTES = 4
@@ -107,7 +107,10 @@ def _decode(
         media_io = limit_video(media_io, content, policy, admit)
     if content.jpeg_frames:
         return media_io.load_base64("video/jpeg", data.decode())
-    return media_io.load_bytes(data)
+    loaded = media_io.load_bytes(data)
+    if isinstance(media_io, VideoMediaIO):
+        check_frames(loaded, data)
+    return loaded
 
 
 def _unread(data: bytes) -> str:

@@ -11,6 +11,7 @@ from io import BytesIO
 from itertools import islice
 from typing import Any, ClassVar, Final
 
+import av
 import cv2
 import pybase64
 from vllm.multimodal.media import VideoMediaIO
@@ -44,7 +45,7 @@ def limit_video(
         admit(_sequence_pixels(content.data, media_io.num_frames, policy))
         return media_io
     loader = type(media_io.video_loader)
-    limits = {"policy": policy, "admit": staticmethod(admit)}
+    limits = {"policy": policy, "admit": staticmethod(admit), "data": content.data}
     limited = copy(media_io)
     limited.video_loader = type("Counting", (_CountingLoader, loader), limits)()
     return limited
@@ -56,10 +57,8 @@ def count_frames(timeout_s: float, data: bytes) -> int:
     Raises:
         RefusedError: they can't be counted in time, or it has none.
     """
-    source = BytesIO(data)  # which OpenCV does not hold by itself
-    reader = OpenCVVideoBackendMixin.get_cv2_video_api()
-    options = [cv2.CAP_PROP_FORMAT, -1]  # packets as they are
-    packets = cv2.VideoCapture(source, reader, options)  # type: ignore[call-overload] # any stream
+    source = BytesIO(data)
+    packets = _opened(source, cv2.CAP_PROP_FORMAT, -1)  # as they are
     watched = _Watched(packets, 0, time.monotonic() + timeout_s)
     try:
         frames = 0
@@ -70,6 +69,31 @@ def count_frames(timeout_s: float, data: bytes) -> int:
     if not frames:
         raise RefusedError("it has no frames that can be counted")
     return frames
+
+
+def check_frames(loaded: Any, data: bytes) -> None:
+    """Raise RefusedError if a video was read and none of its frames could be decoded."""
+    frames = getattr(loaded, "media", loaded)
+    if isinstance(frames, tuple) and len(frames[0]) == 0:
+        raise RefusedError(
+            f"no frame of it can be decoded here (its codec is {_codec(data)}); send H.264 in MP4, "
+            "for example"
+        )
+
+
+def _codec(data: bytes) -> str:
+    try:
+        with av.open(BytesIO(data)) as container:
+            context = container.streams.video[0].codec_context
+            return "unknown" if context is None else str(context.codec.canonical_name)
+    except (av.error.FFmpegError, IndexError, ValueError):
+        return "unknown"
+
+
+def _opened(source: BytesIO, *options: int) -> cv2.VideoCapture:
+    """A video whose source the caller holds: OpenCV does not."""
+    reader = OpenCVVideoBackendMixin.get_cv2_video_api()
+    return cv2.VideoCapture(source, reader, list(options))  # type: ignore[call-overload] # any stream
 
 
 def _sequence_pixels(data: bytes, num_frames: int, policy: FetchPolicy) -> int:
@@ -98,6 +122,7 @@ class _CountingLoader(VideoLoader):
 
     policy: ClassVar[FetchPolicy]
     admit: ClassVar[Callable[[int], None]]
+    data: ClassVar[bytes]
 
     @classmethod
     def read_frames(
@@ -107,8 +132,17 @@ class _CountingLoader(VideoLoader):
         pixels = int(size) * len(frame_idx)
         _check(pixels, cls.policy.max_video_pixels)
         cls.admit(pixels)
+        again = None
+        if cap.get(cv2.CAP_PROP_FRAME_COUNT) == 1:
+            # vLLM has looked where it ends, and OpenCV does not find back to its one frame.
+            source = BytesIO(cls.data)
+            again = cap = _opened(source)
         watched = _Watched(cap, int(size), time.monotonic() + cls.policy.decode_timeout_s)
-        return super().read_frames(watched, frame_idx, *args, **kwargs)
+        try:
+            return super().read_frames(watched, frame_idx, *args, **kwargs)
+        finally:
+            if again is not None:
+                again.release()
 
 
 class _Watched:

@@ -9,6 +9,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 from PIL import GifImagePlugin, Image, ImageFile, PngImagePlugin
@@ -224,6 +225,35 @@ def test_a_sequence_of_jpegs_is_limited(frames: int) -> None:
     assert ours.original_bytes == theirs.original_bytes  # type: ignore[attr-defined]
     with pytest.raises(RefusedError, match="pixels"):
         load(3 * 64 * 48 - 1)
+
+
+def made(codec: str, frames: int, format_: str = "mp4") -> bytes:
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=format_) as file:
+        stream: Any = file.add_stream(codec, rate=4)
+        stream.width, stream.height, stream.pix_fmt = 112, 112, "yuv420p"
+        for number in range(frames):
+            grey = np.full((112, 112, 3), 20 * number + 20, np.uint8)
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(grey, format="rgb24")))
+        file.mux(stream.encode())
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("format_", ["mp4", "avi", "matroska"])
+def test_a_film_of_one_frame_has_it(format_: str) -> None:
+    """vLLM looks for its end, from where OpenCV does not find back: no frames."""
+    for frames in (1, 2):
+        loaded: Any = decoded(
+            made("mpeg4", frames, format_), limited(), VideoMediaIO(ImageMediaIO(), num_frames=2)
+        )
+        assert loaded.media[0].shape == (frames, 112, 112, 3)
+        assert np.abs(loaded.media[0][0].astype(int) - 20).max() < 9
+
+
+def test_a_codec_that_can_not_be_read_is_named() -> None:
+    """OpenCV opens it, and has no decoder for AV1 but in hardware."""
+    with pytest.raises(RefusedError, match=r"no frame of it can be decoded here \(.*av1\)"):
+        decoded(made("libsvtav1", 8), limited(), VideoMediaIO(ImageMediaIO()))
 
 
 @pytest.mark.parametrize(
