@@ -11,6 +11,7 @@ transcriptions, or a model's own code.
 
 import ctypes
 import os
+from copy import copy
 from functools import wraps
 from io import BytesIO
 from pathlib import Path
@@ -18,9 +19,10 @@ from typing import Any, Final
 
 import av
 import cv2
+import numpy as np
 from PIL import Image, PpmImagePlugin
 from vllm.multimodal import image
-from vllm.multimodal.media import audio
+from vllm.multimodal.media import ImageMediaIO, MediaWithBytes, audio
 from vllm.multimodal.video_decoders import torchcodec
 
 from common.media_formats import FFMPEG_FORMATS, IMAGE_FORMATS
@@ -43,6 +45,10 @@ MAX_FFMPEG_BYTES: Final = 320 << 20
 """Of one piece of FFmpeg's memory: the largest packet, or plane of a frame, that is ever let in."""
 
 _MAX_ALLOC: Final = "av_max_alloc"
+
+_VLLMS_LOAD: Final[Any] = ImageMediaIO.load_bytes
+_DEEP: Final = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
+"""Pillow's modes of 16 bits; ``I`` is one as well in a PNG or a PPM."""
 
 _NO_TORCHCODEC: Final = "TorchCodec can't be kept from opening what a medium refers to"
 
@@ -72,8 +78,31 @@ def guard_decoders() -> None:
     audio._torchcodec_import_exc = ImportError(_NO_TORCHCODEC)
     torchcodec.VideoDecoder = _Refusing
     av.open = _guarded_open
+    ImageMediaIO.load_bytes = _load_deep  # type: ignore[method-assign]
     cv2.VideoCapture = _guarded_capture  # type: ignore[misc] # whose objects are OpenCV's
     _limit_ffmpegs_memory()
+
+
+@wraps(_VLLMS_LOAD)
+def _load_deep(self: ImageMediaIO, data: bytes) -> MediaWithBytes[Image.Image]:
+    """vLLM's own, but grey of 16 bits becomes grey of 8: Pillow cuts all above 255 to white.
+
+    Says so in what hashes are made of, since vLLM makes other pixels of the same bytes.
+    """
+    loaded: MediaWithBytes[Image.Image] = _VLLMS_LOAD(self, data)
+    if self.image_mode is None or not _is_deep(data):
+        return loaded
+    plain = copy(self)
+    plain.image_mode = None
+    deep = np.asarray(_VLLMS_LOAD(plain, data).media)
+    grey = Image.fromarray((deep >> 8).astype(np.uint8))
+    config = {**(loaded.io_config or {}), "bits": 8}
+    return MediaWithBytes(self._convert_image_mode(grey), data, config)
+
+
+def _is_deep(data: bytes) -> bool:
+    with image.open_image(BytesIO(data)) as opened:
+        return opened.mode in _DEEP or (opened.mode == "I" and opened.format in ("PNG", "PPM"))
 
 
 def _limit_ffmpegs_memory() -> None:

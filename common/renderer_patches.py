@@ -13,6 +13,7 @@ from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.multimodal.processing import BaseMultiModalProcessor, ProcessorInputs
 from vllm.renderers import BaseRenderer
 
+from common.decoded_media import check_decoded, check_options
 from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash
 
@@ -104,10 +105,14 @@ def replace_messages(
 
 def _count_runs(processor: BaseMultiModalProcessor[Any], runs: HfProcessorRuns) -> None:
     """Where media are sorted for the Hugging Face processor: many models call it in ways of their
-    own, some of them for each frame, but all of them sort first and call it for what is there."""
+    own, some of them for each frame, but all of them sort first and call it for what is there. So
+    this is also where nothing but decoded media may pass."""
     original = processor._get_hf_mm_inputs
 
     def counted(mm_items: Any, hf_kwargs: Mapping[str, object]) -> Any:
+        check_options(hf_kwargs)
+        for modality, items in mm_items.items():
+            check_decoded(modality, items.get_all())
         inputs = original(mm_items, hf_kwargs)
         if inputs.hf_data:
             runs.add(1)

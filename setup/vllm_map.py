@@ -145,6 +145,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "frontend/processing/renderer.py": ("vllm", "vllm.config", "vllm.envs", "vllm.renderers"),
     },
     "what is replaced on the renderer, on both sides": {
+        "common/decoded_media.py": ("vllm.multimodal.media",),
         "common/renderer_patches.py": (
             "vllm.multimodal.cache.base",
             "vllm.multimodal.processing",
@@ -230,6 +231,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "decoders, and what they may open": {
         "common/decoder_guard.py": (
             "vllm.multimodal.image",
+            "vllm.multimodal.media",
             "vllm.multimodal.media.audio",
             "vllm.multimodal.video_decoders.torchcodec",
         ),

@@ -19,6 +19,7 @@ from vllm.exceptions import VLLMUnprocessableEntityError, VLLMValidationError
 from vllm.multimodal.hasher import MultiModalHasher
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector, MediaWithBytes
 
+from common.decoder_guard import guard_decoders
 from frontend.fetch.connector import CONNECTOR_NAME, FrontendMediaConnector, register
 from frontend.fetch.deferred import arrived
 from frontend.fetch.loader import MediaLoader
@@ -82,6 +83,35 @@ async def test_pictures_are_what_vllm_makes_of_them(
         assert loaded.original_bytes == theirs.original_bytes
         assert loaded.io_config == theirs.io_config
         assert hashed(loaded) == hashed(theirs)
+
+
+def grey(format_: str) -> bytes:
+    """A ramp of 16 bits from black to white."""
+    ramp = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
+    buffer = io.BytesIO()
+    if format_ == "PPM":
+        return b"P5 16 16 65535 " + ramp.astype(">u2").tobytes()
+    Image.fromarray(ramp).save(buffer, format_)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("format_", ["PNG", "TIFF", "PPM"])
+async def test_grey_of_16_bits_is_scaled_to_8(make_loader: MakeLoader, format_: str) -> None:
+    """vLLM cuts all above 255 of 65,535 to white, so its hash is another."""
+    url = data_uri(grey(format_))
+    guard_decoders()
+    loaded = await FrontendMediaConnector(make_loader()).fetch_image_async(url)
+    assert loaded.media.mode == "RGB"
+    expected = np.repeat(np.arange(256).reshape(16, 16, 1), 3, 2)
+    assert np.abs(np.asarray(loaded.media).astype(int) - expected).max() <= 1
+    as_vllms = MediaWithBytes(
+        loaded.media,
+        loaded.original_bytes,
+        {"image_mode": "RGB", "rgba_background_color": (255, 255, 255)},
+    )
+    assert hashed(loaded) != hashed(as_vllms)
+    as_it_is = FrontendMediaConnector(make_loader(), {"image": {"image_mode": None}})
+    assert np.asarray((await as_it_is.fetch_image_async(url)).media).max() == 65535
 
 
 def hashed(item: object) -> str:
