@@ -84,8 +84,9 @@ class FrontendMediaConnector(MediaConnector):
                 decoded; 400.
             VLLMError: there is no room for it at this moment; 429.
         """
+        number = 1
         try:
-            current_allowance(self._loader.policy).take_medium()
+            number = current_allowance(self._loader.policy).take_medium()
             defers = deferring.get()
             if defers is None:
                 defers = self._loader.defers
@@ -94,7 +95,7 @@ class FrontendMediaConnector(MediaConnector):
                 return DeferredMedium(content, media_io, _place(url))
             return await self._loader.load(url, media_io)
         except MediaError as error:
-            raise for_user(error, _place(url)) from error
+            raise for_user(error, _place(url, number)) from error
         except OverloadedError as error:
             raise as_vllm_error(error) from error
 
@@ -184,10 +185,10 @@ def for_user(error: MediaError, place: str) -> VLLMClientError:
     return VLLMValidationError(sentence)
 
 
-def _place(url: str) -> str:
-    """A URL without user information, query and fragment."""
+def _place(url: str, number: int = 1) -> str:
+    """A URL without user information, query and fragment; which of several, if it says nothing."""
     if is_data_url(url):
-        return "a data URL"
+        return "a data URL" if number == 1 else f"a data URL, medium {number} of the request"
     if not has_scheme(url):
         return repr(_shortened(url))
     try:

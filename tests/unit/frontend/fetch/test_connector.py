@@ -20,6 +20,7 @@ from vllm.multimodal.hasher import MultiModalHasher
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector, MediaWithBytes
 
 from common.decoder_guard import guard_decoders
+from frontend.fetch.allowance import RequestAllowance, _current
 from frontend.fetch.connector import CONNECTOR_NAME, FrontendMediaConnector, register
 from frontend.fetch.deferred import arrived
 from frontend.fetch.loader import MediaLoader
@@ -224,6 +225,19 @@ async def told(connector: FrontendMediaConnector, url: str, status: int, sentenc
     # Not the response's own sentence: vLLM puts <path> for what looks like a path to it.
     assert str(caught.value) == sentence
     assert create_error_response(caught.value).error.code == status
+
+
+async def test_which_of_several_data_urls_is_no_good(make_loader: MakeLoader) -> None:
+    bad = "data:image/png;base64,%%%"
+
+    async def request() -> None:
+        _current.set(RequestAllowance(FetchPolicy()))
+        connector = FrontendMediaConnector(make_loader())
+        await connector.fetch_image_async(data_uri(picture("fine")))
+        with pytest.raises(VLLMValidationError, match="a data URL, medium 2 of the request: "):
+            await connector.fetch_image_async(bad)
+
+    await asyncio.create_task(request())
 
 
 async def test_errors_of_servers(make_loader: MakeLoader, site: Site, internal: Site) -> None:

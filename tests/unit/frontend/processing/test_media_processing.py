@@ -275,6 +275,20 @@ async def test_odd_options_that_break_a_processor_are_no_fault_of_the_server(
     assert f"{said.code} {said.message}".startswith(answered)
 
 
+async def test_a_processors_own_reason_is_told_and_which_picture_it_is_about(
+    setting: Setting,
+) -> None:
+    """vLLM says that it failed, with all arguments and without the reason."""
+    strip = broken_image(picture("strip", (2000, 5)))
+    reason = "the model's processor refuses it: absolute aspect ratio must be smaller than 200"
+    with pytest.raises(VLLMValidationError, match=f"^Failed .* from a data URL: {reason}"):
+        await setting.show(strip)
+    with pytest.raises(VLLMValidationError, match=f"a data URL, image 2 of 3: {reason}") as told:
+        await setting.show(image("a"), strip, image("b"))
+    assert create_error_response(told.value).error.code == 400
+    assert len(str(told.value)) < 250
+
+
 async def test_too_many_requests_get_a_429(setting: Setting) -> None:
     setting.backend.open.clear()
     waiting = [asyncio.create_task(setting.show(image(name))) for name in "abc"]
@@ -369,7 +383,7 @@ async def test_what_one_request_may_not_have_another_may(setting: Setting) -> No
     modest = asyncio.create_task(setting.show(image("a")))
     await until(lambda: REGISTRY.get_sample_value("mmrouter_preprocess_waiting") == 2)
     setting.backend.open.set()
-    with pytest.raises(VLLMValidationError, match="^Too many pixels"):
+    with pytest.raises(VLLMValidationError, match=r"^Too many pixels"):
         await greedy
     assert (await modest)["mm_hashes"]["image"]
 
