@@ -255,5 +255,5 @@ async def test_the_synchronous_way_has_text_only(pixtral: Both, no_requests: lis
 
 
 async def test_a_picture_that_is_none_is_the_clients_mistake(pixtral: Both) -> None:
-    with pytest.raises(ValueError, match="Failed to load image"):
+    with pytest.raises(VLLMValidationError, match=r"from a data URL: .*not a picture"):
         await pixtral.tokens(pixtral.ours.renderer, asked(shown("data:image/png;base64,AAAA")))
