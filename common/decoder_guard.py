@@ -78,8 +78,8 @@ def guard_decoders() -> None:
     audio._torchcodec_import_exc = ImportError(_NO_TORCHCODEC)
     torchcodec.VideoDecoder = _Refusing
     av.open = _guarded_open
-    ImageMediaIO.load_bytes = _load_deep  # type: ignore[method-assign]
-    cv2.VideoCapture = _guarded_capture  # type: ignore[misc] # whose objects are OpenCV's
+    ImageMediaIO.load_bytes = _load_deep
+    cv2.VideoCapture = _guarded_capture  # type: ignore[assignment, misc] # its objects
     _limit_ffmpegs_memory()
 
 

@@ -84,7 +84,7 @@ def check_frames(loaded: Any, data: bytes) -> None:
 def _codec(data: bytes) -> str:
     try:
         with av.open(BytesIO(data)) as container:
-            context = container.streams.video[0].codec_context
+            context: Any = container.streams.video[0].codec_context  # None if there is none
             return "unknown" if context is None else str(context.codec.canonical_name)
     except (av.error.FFmpegError, IndexError, ValueError):
         return "unknown"
