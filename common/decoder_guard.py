@@ -1,24 +1,32 @@
-"""Keeps the decoders of a process to the bytes that they are given.
+"""Keeps the decoders of a process to the bytes that they are given, and to the memory these need.
 
 FFmpeg is reached by two ways, PyAV and OpenCV. Either is told which containers it may open,
-and that it may open nothing else: no file, no address. TorchCodec takes no such orders, so it
-is not used. Pillow is told which formats it may read.
+and that it may open nothing else: no file, no address. What its tables claim is looked at first,
+and no single piece of memory may be larger than a medium may be. TorchCodec takes no such orders,
+so it is not used. Pillow is told which formats it may read.
 
 Holds for the whole process, whoever calls the decoders: vLLM's loaders, its route for
 transcriptions, or a model's own code.
 """
 
+import ctypes
 import os
+from copy import copy
 from functools import wraps
+from io import BytesIO
+from pathlib import Path
 from typing import Any, Final
 
 import av
+import cv2
+import numpy as np
 from PIL import Image, PpmImagePlugin
 from vllm.multimodal import image
-from vllm.multimodal.media import audio
+from vllm.multimodal.media import ImageMediaIO, MediaWithBytes, audio
 from vllm.multimodal.video_decoders import torchcodec
 
 from common.media_formats import FFMPEG_FORMATS, IMAGE_FORMATS
+from common.media_tables import claims_too_much
 
 _NO_PROTOCOL: Final = "none"
 """The name of no protocol; OpenCV can't be given an empty list."""
@@ -31,6 +39,16 @@ _OPENCV_OPTIONS: Final = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 """OpenCV reads it from the environment whenever it opens a video."""
 
 _PYAV_OPEN: Final[Any] = av.open
+_OPENCV_OPEN: Final[Any] = cv2.VideoCapture
+
+MAX_FFMPEG_BYTES: Final = 320 << 20
+"""Of one piece of FFmpeg's memory: the largest packet, or plane of a frame, that is ever let in."""
+
+_MAX_ALLOC: Final = "av_max_alloc"
+
+_VLLMS_LOAD: Final[Any] = ImageMediaIO.load_bytes
+_DEEP: Final = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
+"""Pillow's modes of 16 bits; ``I`` is one as well in a PNG or a PPM."""
 
 _NO_TORCHCODEC: Final = "TorchCodec can't be kept from opening what a medium refers to"
 
@@ -60,10 +78,60 @@ def guard_decoders() -> None:
     audio._torchcodec_import_exc = ImportError(_NO_TORCHCODEC)
     torchcodec.VideoDecoder = _Refusing
     av.open = _guarded_open
+    ImageMediaIO.load_bytes = _load_deep
+    cv2.VideoCapture = _guarded_capture  # type: ignore[assignment, misc] # its objects
+    _limit_ffmpegs_memory()
+
+
+@wraps(_VLLMS_LOAD)
+def _load_deep(self: ImageMediaIO, data: bytes) -> MediaWithBytes[Image.Image]:
+    """vLLM's own, but grey of 16 bits becomes grey of 8: Pillow cuts all above 255 to white.
+
+    Says so in what hashes are made of, since vLLM makes other pixels of the same bytes.
+    """
+    loaded: MediaWithBytes[Image.Image] = _VLLMS_LOAD(self, data)
+    if self.image_mode is None or not _is_deep(data):
+        return loaded
+    plain = copy(self)
+    plain.image_mode = None
+    deep = np.asarray(_VLLMS_LOAD(plain, data).media)
+    grey = Image.fromarray((deep >> 8).astype(np.uint8))
+    config = {**(loaded.io_config or {}), "bits": 8}
+    return MediaWithBytes(self._convert_image_mode(grey), data, config)
+
+
+def _is_deep(data: bytes) -> bool:
+    with image.open_image(BytesIO(data)) as opened:
+        return opened.mode in _DEEP or (opened.mode == "I" and opened.format in ("PNG", "PPM"))
+
+
+def _limit_ffmpegs_memory() -> None:
+    """In each FFmpeg that this process has: PyAV and OpenCV bring one of their own."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    for path in {line.split(maxsplit=5)[-1] for line in lines if "libavutil" in line}:
+        getattr(ctypes.CDLL(path), _MAX_ALLOC)(ctypes.c_size_t(MAX_FFMPEG_BYTES))
+
+
+def _check_tables(source: object) -> None:
+    """Raise ValueError if FFmpeg would take memory for what a medium only claims to have."""
+    if not isinstance(source, BytesIO):
+        return
+    with source.getbuffer() as data:
+        claims = claims_too_much(data)
+    if claims:
+        raise ValueError("The medium claims more samples than it can hold")
+
+
+def _guarded_capture(*args: Any, **kwargs: Any) -> Any:
+    # A function: OpenCV frees objects of subclasses in a way that damages memory.
+    if args:
+        _check_tables(args[0])
+    return _OPENCV_OPEN(*args, **kwargs)
 
 
 @wraps(_PYAV_OPEN)
 def _guarded_open(file: Any, mode: str | None = None, *args: Any, **kwargs: Any) -> Any:
     if mode in (None, "r"):
+        _check_tables(file)
         kwargs["container_options"] = {**(kwargs.get("container_options") or {}), **_OPTIONS}
     return _PYAV_OPEN(file, mode, *args, **kwargs)

@@ -86,7 +86,7 @@ _NOT_READ: Final = (
     (re.compile(rb"\.RMF|\.ra\xfd"), "RealMedia"),
     (re.compile(rb"#EXTM3U|ffconcat"), "a playlist"),
     (re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<(?:!doctype )?svg", re.IGNORECASE), "SVG"),
-    (re.compile(rb"\s*<(?:!doctype html|html|head)", re.IGNORECASE), "HTML"),
+    (re.compile(rb"\s*<(?:!doctype\s+html|html|head|body)", re.IGNORECASE), "HTML"),
 )
 """Leading bytes of formats that clients send and no decoder here may read."""
 _HEAD: Final = 1024

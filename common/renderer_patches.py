@@ -14,6 +14,7 @@ from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.multimodal.processing import BaseMultiModalProcessor, ProcessorInputs
 from vllm.renderers import BaseRenderer, TokenizeParams
 
+from common.decoded_media import check_decoded, check_options
 from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash
 
@@ -98,12 +99,30 @@ def replace_tokenizing(renderer: BaseRenderer, tokenize: Tokenize) -> None:
     renderer._tokenize_prompt_async = tokenize
 
 
+def replace_messages(
+    renderer: BaseRenderer, now: Callable[..., Any], later: Callable[..., Awaitable[Any]]
+) -> None:
+    """Replace how a renderer turns the messages of a chat into a prompt. Once.
+
+    Args:
+        now: instead of ``render_messages``.
+        later: instead of ``render_messages_async``.
+    """
+    for name, ours in (("render_messages", now), ("render_messages_async", later)):
+        assert name not in vars(renderer), f"{name} is replaced already"
+        setattr(renderer, name, ours)
+
+
 def _count_runs(processor: BaseMultiModalProcessor[Any], runs: HfProcessorRuns) -> None:
     """Where media are sorted for the Hugging Face processor: many models call it in ways of their
-    own, some of them for each frame, but all of them sort first and call it for what is there."""
+    own, some of them for each frame, but all of them sort first and call it for what is there. So
+    this is also where nothing but decoded media may pass."""
     original = processor._get_hf_mm_inputs
 
     def counted(mm_items: Any, hf_kwargs: Mapping[str, object]) -> Any:
+        check_options(hf_kwargs)
+        for modality, items in mm_items.items():
+            check_decoded(modality, items.get_all())
         inputs = original(mm_items, hf_kwargs)
         if inputs.hf_data:
             runs.add(1)

@@ -156,12 +156,25 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "frontend/processing/renderer.py": ("vllm", "vllm.config", "vllm.envs", "vllm.renderers"),
     },
     "what is replaced on the renderer, on both sides": {
+        "common/decoded_media.py": ("vllm.multimodal.media",),
         "common/renderer_patches.py": (
             "vllm.inputs",
             "vllm.multimodal.cache.base",
             "vllm.multimodal.processing",
             "vllm.renderers",
         ),
+    },
+    "chats with a Mistral tokenizer": {
+        "frontend/processing/mistral_chat.py": (
+            "vllm.multimodal.parse",
+            "vllm.renderers",
+            "vllm.renderers.chat_utils",
+            "vllm.renderers.inputs",
+            "vllm.renderers.inputs.preprocess",
+            "vllm.renderers.mistral",
+            "vllm.renderers.params",
+        ),
+        "frontend/processing/preprocessor.py": ("vllm.utils.mistral",),
     },
     "input processor": {
         "frontend/processing/preprocessor.py": ("vllm.v1.engine", "vllm.v1.engine.input_processor"),
@@ -231,6 +244,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "decoders, and what they may open": {
         "common/decoder_guard.py": (
             "vllm.multimodal.image",
+            "vllm.multimodal.media",
             "vllm.multimodal.media.audio",
             "vllm.multimodal.video_decoders.torchcodec",
         ),

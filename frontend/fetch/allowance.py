@@ -25,15 +25,16 @@ class RequestAllowance:
         self._pixels = 0
         self._lock = threading.Lock()
 
-    def take_medium(self) -> None:
-        """Count a medium. Raises RequestLimitError if it is one too many."""
+    def take_medium(self) -> int:
+        """Count a medium; return its number. Raises RequestLimitError if it is one too many."""
         with self._lock:
             self._media += 1
-            enough = self._media <= self._policy.max_per_request
-        if not enough:
+            number = self._media
+        if number > self._policy.max_per_request:
             raise RequestLimitError(
                 f"a request may have {self._policy.max_per_request} media at most"
             )
+        return number
 
     def take_bytes(self, count: int) -> None:
         """Count bytes of encoded media. Raises RequestLimitError if they are too many."""

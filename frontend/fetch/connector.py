@@ -26,7 +26,7 @@ from vllm.multimodal.media import (
 from common.errors import OverloadedError
 from common.telemetry import MEDIA_HELD_BYTES, MEDIA_HELD_PIXELS
 from frontend.fetch.allowance import HeldBytes, current_allowance
-from frontend.fetch.data_url import is_data_url
+from frontend.fetch.data_url import has_scheme, is_data_url
 from frontend.fetch.decoders import MISLED_DECODER_ERRORS, limit_decoders
 from frontend.fetch.deferred import DeferredMedium, PendingMedium, deferring
 from frontend.fetch.loader import MediaLoader
@@ -34,6 +34,7 @@ from frontend.fetch.mode import check_video_backend
 from frontend.media_limits import (
     MediaError,
     RefusedError,
+    RequestLimitError,
     TooLargeError,
     UnfetchableError,
     parse_url,
@@ -43,8 +44,8 @@ from frontend.vllm_errors import as_vllm_error
 CONNECTOR_NAME = "mmrouter"
 _DEFERRABLE = (AudioMediaIO, ImageMediaIO, VideoMediaIO)
 
-MAX_PATH_CHARACTERS = 200
-"""Of a URL's path in an error."""
+MAX_PATH_CHARACTERS = 80
+"""Of a URL's path in an error, or of what is no URL."""
 
 
 class FrontendMediaConnector(MediaConnector):
@@ -83,8 +84,9 @@ class FrontendMediaConnector(MediaConnector):
                 decoded; 400.
             VLLMError: there is no room for it at this moment; 429.
         """
+        number = 1
         try:
-            current_allowance(self._loader.policy).take_medium()
+            number = current_allowance(self._loader.policy).take_medium()
             defers = deferring.get()
             if defers is None:
                 defers = self._loader.defers
@@ -93,7 +95,7 @@ class FrontendMediaConnector(MediaConnector):
                 return DeferredMedium(content, media_io, _place(url))
             return await self._loader.load(url, media_io)
         except MediaError as error:
-            raise for_user(error, _place(url)) from error
+            raise for_user(error, _place(url, number)) from error
         except OverloadedError as error:
             raise as_vllm_error(error) from error
 
@@ -173,22 +175,28 @@ def for_user(error: MediaError, place: str) -> VLLMClientError:
     Args:
         place: where the medium came from, as the user may read it.
     """
+    if isinstance(error, RequestLimitError):  # of all media together: no one place has it
+        return VLLMValidationError(error.reason[:1].upper() + error.reason[1:])
     sentence = f"Failed to load media from {place}: {error.reason}"
     if isinstance(error, UnfetchableError):
         return VLLMUnprocessableEntityError(sentence)
     return VLLMValidationError(sentence)
 
 
-def _place(url: str) -> str:
-    """A URL without user information, query and fragment."""
+def _place(url: str, number: int = 1) -> str:
+    """A URL without user information, query and fragment; which of several, if it says nothing."""
     if is_data_url(url):
-        return "a data URL"
+        return "a data URL" if number == 1 else f"a data URL, medium {number} of the request"
+    if not has_scheme(url):
+        return repr(_shortened(url))
     try:
         parsed = parse_url(url)
     except RefusedError:
         return "a URL"
-    path = parsed.raw_path
-    if len(path) > MAX_PATH_CHARACTERS:
-        path = path[:MAX_PATH_CHARACTERS] + "…"
+    path = _shortened(parsed.raw_path)
     port = "" if parsed.explicit_port is None else f":{parsed.explicit_port}"
     return f"{parsed.scheme}://{parsed.host_subcomponent or ''}{port}{path}"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_PATH_CHARACTERS else text[:MAX_PATH_CHARACTERS] + "…"

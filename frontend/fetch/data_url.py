@@ -1,5 +1,8 @@
 """Reading data URLs (RFC 2397). Copies megabytes: not for the event loop."""
 
+import re
+from typing import Final
+
 import pybase64
 
 from frontend.fetch.content import Content
@@ -7,14 +10,31 @@ from frontend.media_limits import RefusedError, TooLargeError
 
 PREFIX = "data:"
 
+_SCHEME: Final = re.compile(r"\s*[a-z][a-z0-9+.-]+:", re.IGNORECASE)
+_LONGEST: Final = 3
+"""Characters for one of base64: an escape."""
+_SPACES: Final = (b"\n", b"\r", b" ", b"\t", b"\f")
+_ESCAPES: Final = tuple(
+    (f"%{code}".encode(), bytes.fromhex(code))
+    for code in ("2B", "2b", "2F", "2f", "3D", "3d", "0D", "0d", "0A", "0a", "20", "09")
+)
+"""Of what base64 is made of; letters are escaped by nobody."""
+
 
 def is_data_url(url: str) -> bool:
     """Whether a URL carries its medium inside it."""
     return url[: len(PREFIX)].lower() == PREFIX
 
 
+def has_scheme(url: str) -> bool:
+    """Whether text begins as a URL does: a path or bare base64 doesn't, nor does ``C:``."""
+    return _SCHEME.match(url) is not None
+
+
 def read_data_url(url: str, max_bytes: int, *, jpeg_frames: bool) -> Content:
-    """The medium in a data URL.
+    """The medium in a data URL, with the forms of base64 that browsers take.
+
+    That is: line breaks and other white space, escapes (``%2B``), no padding.
 
     Args:
         url: it may have hundreds of megabytes, so no copy is made before it is measured.
@@ -23,21 +43,43 @@ def read_data_url(url: str, max_bytes: int, *, jpeg_frames: bool) -> Content:
     Raises:
         RefusedError: it is no data URL in base64.
         TooLargeError: the medium is larger than ``max_bytes``.
-        ValueError: what should be base64 isn't.
     """
     comma = url.find(",")
     if comma < 0:
         raise RefusedError("a data URL needs a comma before its data")
     media_type, *parameters = url[len(PREFIX) : comma].split(";")
-    if not parameters or parameters[-1] != "base64":
+    if not parameters or parameters[-1].strip(" ").lower() != "base64":
         raise RefusedError("only data URLs in base64 are understood")
-    encoded_length = len(url) - comma - 1
-    if encoded_length * 3 // 4 > max_bytes + 2:  # up to two characters are padding
-        raise TooLargeError(max_bytes)
-    encoded = url[comma + 1 :]
+    encoded = _plain(url[comma + 1 :], max_bytes)
     if jpeg_frames and media_type.lower() == "video/jpeg":
-        return Content.of(encoded.encode(), jpeg_frames=True)
-    data = pybase64.b64decode(encoded, validate=True)
+        return Content.of(encoded, jpeg_frames=True)
+    try:
+        data = pybase64.b64decode(encoded + _padding(encoded), validate=True)
+    except ValueError as error:
+        raise RefusedError(f"its data is no base64: {error}") from error
     if len(data) > max_bytes:
         raise TooLargeError(max_bytes)
     return Content.of(data)
+
+
+def _plain(text: str, max_bytes: int) -> bytes:
+    """Return base64 without white space and escapes. Raises TooLargeError, RefusedError."""
+    most = max_bytes + 2  # up to two characters are padding
+    if len(text) * 3 // 4 > most * _LONGEST:
+        raise TooLargeError(max_bytes)
+    try:
+        encoded = text.encode("ascii")
+    except UnicodeEncodeError:
+        raise RefusedError("its data is no base64: it has characters beyond ASCII") from None
+    if "%" in text:
+        for escape, meant in _ESCAPES:
+            encoded = encoded.replace(escape, meant)
+    if any(space in encoded for space in _SPACES):
+        encoded = encoded.translate(None, b"".join(_SPACES))
+    if len(encoded) * 3 // 4 > most:
+        raise TooLargeError(max_bytes)
+    return encoded
+
+
+def _padding(encoded: bytes) -> bytes:
+    return b"" if encoded.endswith(b"=") else b"=" * (-len(encoded) % 4)

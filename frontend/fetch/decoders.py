@@ -20,10 +20,11 @@ from vllm.multimodal.media.audio import load_audio
 
 from common.decoder_guard import guard_decoders
 from common.media_formats import is_known_container, name_of_unread
+from common.media_names import name_of
+from common.media_tables import claims_too_much
 from common.vllm_features import count_frames_with
 from frontend.fetch.content import Content
-from frontend.fetch.picture_limit import picture_pixels
-from frontend.fetch.sample_tables import claims_too_many_samples
+from frontend.fetch.picture_limit import picture_pixels, said_by_pillow, too_many_pixels
 from frontend.fetch.sound_limit import READABLE_SOUNDS, SLACK, resampled_bytes, sound_size
 from frontend.fetch.video_limit import READABLE_FILMS, count_frames, limit_video, why_unreadable
 from frontend.media_limits import FetchPolicy, RefusedError
@@ -85,9 +86,7 @@ def decode(
     try:
         return _decode(content, media_io, policy, admit)
     except Image.DecompressionBombError as error:
-        raise RefusedError(
-            f"it has more than {policy.max_pixels} pixels, which is too large"
-        ) from error
+        raise too_many_pixels(policy, said_by_pillow(error)) from error
     except MemoryError as error:
         raise RefusedError("it is too large to decode") from error
     except MISLED_DECODER_ERRORS as error:
@@ -104,8 +103,8 @@ def _decode(
         admit(picture_pixels(data, policy))
     elif isinstance(media_io, (AudioMediaIO, VideoMediaIO)) and not content.jpeg_frames:
         if not is_known_container(data):
-            raise RefusedError("it begins like none of the formats that are read")
-        if claims_too_many_samples(data):
+            raise RefusedError(_unread(data))
+        if claims_too_much(data):
             raise RefusedError("it claims more samples than it can hold")
         if isinstance(media_io, AudioMediaIO):
             return _decode_sound(data, media_io, admit)
@@ -126,6 +125,12 @@ def _advice(media_io: MediaIO[Any]) -> str:
     if isinstance(media_io, AudioMediaIO):
         return f"send {READABLE_SOUNDS}"
     return f"send {READABLE_FILMS}" if isinstance(media_io, VideoMediaIO) else "send JPEG or PNG"
+
+
+def _unread(data: bytes) -> str:
+    name = name_of(data)
+    known = "it begins like none of the formats that are read"
+    return known if name is None else f"{known}: it is {name}"
 
 
 def _decode_sound(data: bytes, media_io: AudioMediaIO, admit: Callable[[int], None]) -> Any:

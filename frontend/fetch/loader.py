@@ -18,12 +18,13 @@ from yarl import URL
 
 from common.cache_partition import SHARED, Partition
 from common.errors import OverloadedError
+from common.media_names import is_web_page
 from common.telemetry import MEDIA_DECODES, MEDIA_FETCHED_BYTES, MEDIA_FETCHES, stage
 from common.undo import undo_on_error
 from frontend.fetch.allowance import HeldBytes, RequestAllowance, current_allowance
 from frontend.fetch.cache import CacheStatistics, MediaCache
 from frontend.fetch.content import Content
-from frontend.fetch.data_url import is_data_url, read_data_url
+from frontend.fetch.data_url import has_scheme, is_data_url, read_data_url
 from frontend.fetch.decoded import holder, own_copy, processing_weight
 from frontend.fetch.decoders import PIXEL_BYTES, decode
 from frontend.fetch.entity_tags import EntityTags
@@ -35,8 +36,10 @@ from frontend.media_limits import (
     FetchPolicy,
     MediaBudgets,
     MediaError,
+    RefusedError,
     RequestLimitError,
     Reservation,
+    UnfetchableError,
     parse_url,
 )
 from frontend.tenancy import current_partition
@@ -191,6 +194,11 @@ class MediaLoader:
                 root = self.policy.local_root
                 read = partial(read_local_file, parse_url(url), root, max_bytes, held)
                 return await self._in_pool(_keeping, held, read, partition)
+        if not has_scheme(url):
+            with _counted("http"):
+                raise RefusedError(
+                    "it is no URL; send an http(s) URL, or the data as data:<type>;base64,<data>"
+                )
         key = (partition, url, max_bytes)
         if key in self._fetches:
             MEDIA_FETCHES.labels("http", "shared").inc()
@@ -225,6 +233,8 @@ class MediaLoader:
                 return _keeping(held, partial(replace, at_hand[answer.url]))
             joined = partial(Content.joined, answer.chunks)
             content = await self._in_pool(_keeping, held, joined, partition)
+            if is_web_page(content.data):
+                raise UnfetchableError("the address gave a web page (HTML)", "status")
         MEDIA_FETCHED_BYTES.inc(len(content.data))
         if answer.etag is not None:
             self._tags.remember(answer.url, answer.etag, content, partition)

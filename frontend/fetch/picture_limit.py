@@ -1,12 +1,16 @@
 """How many pixels a picture has, by its header, and whether it is one that takes hours."""
 
 import re
+import struct
+import zlib
 from io import BytesIO
 from typing import Final
 
-from PIL import Image, TiffImagePlugin
+from PIL import Image, TiffImagePlugin, UnidentifiedImageError
 from vllm.multimodal import image
 
+from common.media_formats import IMAGE_FORMATS
+from common.media_names import name_of
 from frontend.media_limits import FetchPolicy, RefusedError
 
 _SIZE_UNKNOWN: Final = frozenset({"ICO"})
@@ -14,6 +18,9 @@ _SIZE_UNKNOWN: Final = frozenset({"ICO"})
 
 _MOST_SCANS: Final = 100
 """Of a JPEG, libtiff's own limit. Each goes over all pixels, but takes a few bytes only."""
+
+_PNG_START: Final = 8
+_LONG: Final = struct.Struct(">I")
 
 _MARKER: Final = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 """Of JPEG, those that stand alone aside."""
@@ -34,11 +41,56 @@ def picture_pixels(data: bytes, policy: FetchPolicy) -> int:
                 pixels = max(pixels, policy.max_pixels)
             if opened.format in ("JPEG", "MPO") and _has_too_many_scans(data):
                 raise RefusedError(f"it has more than {_MOST_SCANS} scans")
+            if opened.format == "PNG":
+                _check_png(data)
+    except UnidentifiedImageError as error:
+        raise RefusedError(_unread(data)) from error
     except OSError as error:
         raise ValueError(f"Failed to load image: {error}") from error  # in vLLM's words
     if pixels > policy.max_pixels:
-        raise RefusedError(f"it has more than {policy.max_pixels} pixels, which is too large")
+        raise too_many_pixels(policy, pixels)
     return pixels
+
+
+def too_many_pixels(policy: FetchPolicy, pixels: int | None = None) -> RefusedError:
+    """The error for a picture that is too large.
+
+    Args:
+        pixels: that it has, if that is known.
+    """
+    size = "too many" if pixels is None else f"{pixels:,}"
+    most = f"{policy.max_pixels:,} (--media-max-pixels)"
+    return RefusedError(f"it has {size} pixels, which is too large: at most {most} are taken")
+
+
+def said_by_pillow(error: Image.DecompressionBombError) -> int | None:
+    """The pixels of a picture that Pillow finds too large."""
+    found = re.search(r"\((\d+) pixels\)", str(error))
+    return None if found is None else int(found[1])
+
+
+def _unread(data: bytes) -> str:
+    """Why data is no picture that is read."""
+    name = "empty" if not data else name_of(data) or "in no known format"
+    *first, last = sorted(set(IMAGE_FORMATS) - {"DIB"})
+    return f"it is {name}, not a picture that is read here: {', '.join(first)} or {last}"
+
+
+def _check_png(data: bytes) -> None:
+    """Raise RefusedError for a PNG that is cut off or damaged, which Pillow may not notice."""
+    view = memoryview(data)
+    at = _PNG_START
+    while at + 8 <= len(view):
+        length, kind = struct.unpack_from(">I4s", view, at)
+        end = at + 8 + length
+        if kind == b"IEND":
+            return
+        if end + 4 > len(view):
+            break
+        if kind == b"IDAT" and zlib.crc32(view[at + 4 : end]) != _LONG.unpack_from(view, end)[0]:
+            raise RefusedError("its pixels are damaged (a checksum is wrong)")
+        at = end + 4
+    raise RefusedError("it is cut off")
 
 
 def _tile_pixels(opened: Image.Image) -> int:

@@ -73,10 +73,8 @@ def count_frames(timeout_s: float, data: bytes) -> int:
     Raises:
         RefusedError: they can't be counted in time, or it has none.
     """
-    source = BytesIO(data)  # which OpenCV does not hold by itself
-    reader = OpenCVVideoBackendMixin.get_cv2_video_api()
-    options = [cv2.CAP_PROP_FORMAT, -1]  # packets as they are
-    packets = cv2.VideoCapture(source, reader, options)  # type: ignore[call-overload] # any stream
+    source = BytesIO(data)
+    packets = _opened(source, cv2.CAP_PROP_FORMAT, -1)  # as they are
     watched = _Watched(packets, 0, time.monotonic() + timeout_s)
     try:
         frames = 0
@@ -87,6 +85,12 @@ def count_frames(timeout_s: float, data: bytes) -> int:
     if not frames:
         raise RefusedError("it has no frames that can be counted")
     return frames
+
+
+def _opened(source: BytesIO, *options: int) -> cv2.VideoCapture:
+    """A video whose source the caller holds: OpenCV does not."""
+    reader = OpenCVVideoBackendMixin.get_cv2_video_api()
+    return cv2.VideoCapture(source, reader, list(options))  # type: ignore[call-overload] # any stream
 
 
 def _sequence_pixels(data: bytes, num_frames: int, policy: FetchPolicy) -> int:
@@ -131,10 +135,13 @@ class _CountingLoader(VideoLoader):
         if not valid:
             # vLLM has looked for the end of the film, from which OpenCV does not come back if
             # there is one frame, or in MPEG-TS.
-            again = _Watched(
-                OpenCVVideoBackendMixin.open_video_capture(cls.data), int(size), deadline
-            )
-            frames, valid = super().read_frames(again, frame_idx, *args, **kwargs)
+            source = BytesIO(cls.data)
+            again = _opened(source)
+            watched = _Watched(again, int(size), deadline)
+            try:
+                frames, valid = super().read_frames(watched, frame_idx, *args, **kwargs)
+            finally:
+                again.release()
         if not valid:
             raise RefusedError(why_unreadable(cls.data))
         return frames, valid

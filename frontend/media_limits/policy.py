@@ -7,6 +7,7 @@ fetching, reading and decoding are elsewhere.
 import re
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote, urljoin
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from yarl import URL
@@ -20,6 +21,11 @@ MAX_URL_CHARACTERS = 8192
 _HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
 # Resolvers read these as IPv4 addresses, each in its own way: 2130706433, 0x7f.1, 0177.1.
 _ENDS_IN_A_NUMBER = re.compile(r"(.*\.)?([0-9]+|0x[0-9a-f]*)")
+_AFTER_AUTHORITY = re.compile(
+    r"[a-z]+://[^/?#]+(?P<path>[^?#]*)(\?(?P<query>[^#]*))?(#.*)?", re.IGNORECASE
+)
+_SENT = "".join(map(chr, range(0x21, 0x7F))).translate(dict.fromkeys(map(ord, '"<>\\^`{}')))
+"""Characters of a path or query that are sent as they are; all the others are escaped."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 Positive = Annotated[float, Field(gt=0.0, le=1e9, allow_inf_nan=False)]
@@ -46,7 +52,7 @@ class FetchPolicy(BaseModel):
     max_mb: Positive = Field(
         256.0, description="largest encoded medium, decompressed if it is sent compressed"
     )
-    max_pixels: int = Field(50_000_000, ge=1, description="most pixels of an image or video frame")
+    max_pixels: int = Field(8192 * 8192, ge=1, description="most pixels of an image or video frame")
     max_video_pixels: int = Field(
         1_000_000_000, ge=1, description="most pixels of all sampled frames of a video together"
     )
@@ -161,7 +167,8 @@ class FetchPolicy(BaseModel):
         Raises:
             RefusedError: it may not be followed.
         """
-        target = url.join(parse_url(location))
+        check_text(location)
+        target = parse_url(_joined(url, location))
         self.check_url(target)
         if url.scheme == "https" and target.scheme == "http":
             raise RefusedError("it drops encryption")
@@ -169,19 +176,54 @@ class FetchPolicy(BaseModel):
 
 
 def parse_url(text: str) -> URL:
-    """Parse a URL that is not a data URL.
+    """Parse a URL that is not a data URL; one of http or https goes out as it is written.
+
+    Escapes stay as they are, since signatures are over them. Only what can't be sent is escaped, as
+    browsers do: spaces, quotes, letters beyond ASCII; a host of such letters is in Punycode.
 
     Raises:
         RefusedError: it is none.
     """
+    text = text.strip(" ")
+    check_text(text)
+    try:
+        parsed = URL(text)
+        return _as_written(parsed, text) if parsed.scheme in ("http", "https") else parsed
+    except ValueError:
+        # Not chained: the text may hold secrets, and yarl repeats it.
+        raise RefusedError("its URL is malformed") from None
+
+
+def check_text(text: str) -> None:
+    """Raise RefusedError for what is no URL, and too long to be one."""
     if len(text) > MAX_URL_CHARACTERS:
         raise RefusedError(f"a URL of more than {MAX_URL_CHARACTERS} characters is not fetched")
     if _CONTROL.search(text):
         raise RefusedError("its URL has control characters")
+
+
+def _as_written(parsed: URL, text: str) -> URL:
+    """Return a URL with path and query as in its text. Raises ValueError if they can't be told."""
+    found = _AFTER_AUTHORITY.fullmatch(text)
+    if found is None:
+        raise ValueError("no authority")
+    written = URL.build(
+        scheme=parsed.scheme,
+        authority=parsed.raw_authority,
+        path=quote(found["path"], safe=_SENT),
+        query_string=quote(found["query"] or "", safe=_SENT),
+        encoded=True,
+    )
+    # What is judged is what is connected to.
+    if (written.raw_host, written.port) != (parsed.raw_host, parsed.port):
+        raise ValueError("no one host")
+    return written
+
+
+def _joined(url: URL, location: str) -> str:
     try:
-        return URL(text)
+        return urljoin(str(url), location)
     except ValueError:
-        # Not chained: the text may hold secrets, and yarl repeats it.
         raise RefusedError("its URL is malformed") from None
 
 

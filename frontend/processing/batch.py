@@ -17,6 +17,7 @@ from common.cache_partition import SHARED, Partition, hash_within
 from common.identity import MmHash
 from common.log_lines import current_request
 from frontend.fetch import Content
+from frontend.processing.errors import said_by_processor
 
 Processor: TypeAlias = BaseMultiModalProcessor[Any]
 """vLLM's, of any model."""
@@ -120,10 +121,10 @@ def process(processor: Processor, batch: Batch, decoded: Sequence[Any]) -> list[
         decoded: the batch's media as their ``media_io`` gives them.
 
     Raises:
-        ValueError: the processor refuses them.
+        RefusedError, ValueError: the processor refuses them.
     """
     inputs = inputs_of(processor, batch.modality, decoded, batch.options)
-    with set_default_torch_num_threads():
+    with set_default_torch_num_threads(), said_by_processor():
         result = processor._apply_hf_processor(inputs, TimingContext(enabled=False))
     return [
         Processed(hash_within(MmHash(mm_hash), batch.partition), item, updates)

@@ -1,9 +1,18 @@
 """What can go wrong with processing, beside media that are no good."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Self
+from typing import Final, Self
 
 from common.errors import MmRouterError, causes
+from frontend.media_limits import RefusedError
+
+_VLLMS: Final = "Failed to apply "
+"""How vLLM's error begins where a Hugging Face processor raised one: with all of its arguments,
+and without the reason."""
+
+_MAX_REASON: Final = 300
 
 
 class ProcessingFailedError(MmRouterError):
@@ -60,3 +69,16 @@ class OutlineError(MmRouterError):
     """A picture is not what its outline said, so its prompt is wrong."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
+
+
+@contextmanager
+def said_by_processor() -> Iterator[None]:
+    """Raise RefusedError with a Hugging Face processor's own reason, which vLLM leaves out."""
+    try:
+        yield
+    except ValueError as error:
+        if not str(error).startswith(_VLLMS) or error.__cause__ is None:
+            raise
+        cause = error.__cause__
+        said = str(cause).strip().partition("\n")[0][:_MAX_REASON] or type(cause).__name__
+        raise RefusedError(f"the model's processor refuses it: {said}") from error

@@ -13,6 +13,7 @@ from typing import Any
 from vllm.renderers import BaseRenderer
 
 from common.cache_partition import Partition
+from common.decoded_media import check_decoded
 from common.errors import MmRouterError, OverloadedError
 from common.hf_processor_runs import HfProcessorRuns
 from common.telemetry import PREPROCESS_WAITING, stage
@@ -131,6 +132,8 @@ class MediaProcessing:
         mm_data = {
             modality: await arrived(listed(each)) or each for modality, each in mm_data.items()
         }
+        for modality, media in mm_data.items():
+            check_decoded(modality, media)
         try:
             check_geometry(self._renderer, options.mm_processor_kwargs)
             with self._admitted(), stage("process_media"):

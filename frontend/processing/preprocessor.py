@@ -21,6 +21,7 @@ from vllm.renderers import BaseRenderer, renderer_from_config
 from vllm.sampling_params import SamplingParams
 from vllm.tasks import SupportedTask
 from vllm.tokenizers import TokenizerLike
+from vllm.utils.mistral import is_mistral_tokenizer
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.input_processor import InputProcessor
 
@@ -161,6 +162,8 @@ class Preprocessor:
             self.tokenizing = Tokenizing(self.renderer)
             replace_tokenizing(self.renderer, self.tokenizing)
             self.input_processor = InputProcessor(self.vllm_config, self.renderer)
+            if is_mistral_tokenizer(self.renderer.tokenizer):
+                _take_over_mistral(self.renderer, loader)
             if self.renderer.mm_processor is not None:
                 others = elsewhere if settings.on_workers else None
                 self._take_over_media(serve_args, loader, arena, settings, others)
@@ -330,6 +333,13 @@ class Preprocessor:
             await asyncio.to_thread(self._pool.close)
         self.tokenizing.close()
         self.renderer.shutdown()
+
+
+def _take_over_mistral(renderer: BaseRenderer, loader: MediaLoader) -> None:
+    # Here, since mistral_common takes a second to be imported, and most models do without.
+    from frontend.processing.mistral_chat import MistralChat
+
+    MistralChat(renderer, loader.decode).take_over()
 
 
 def _promised(

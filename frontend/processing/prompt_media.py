@@ -72,15 +72,16 @@ def media_apart(
             if (kept := named.get((modality, index))) is not None:
                 found.append(Kept(modality, kept))
             elif isinstance(medium, DeferredMedium):
-                found.append(_shown(modality, medium, frozen))
+                place = f"{medium.place}, {modality} {index + 1} of {len(media)}"
+                found.append(_shown(modality, medium, frozen, place if len(media) > 1 else ""))
             else:
                 return None
     return found
 
 
-def _shown(modality: str, medium: DeferredMedium, options: Hashable | None) -> Shown:
+def _shown(modality: str, medium: DeferredMedium, options: Hashable | None, place: str) -> Shown:
     content, mode = medium.content, decoding_mode(medium.media_io)
     key: Hashable = (modality, content.digest, mode, options)
     if mode is None or options is None:
         key = object()  # like no other
-    return Shown(key, modality, Medium(content, medium.media_io), medium.place)
+    return Shown(key, modality, Medium(content, medium.media_io), place or medium.place)

@@ -19,7 +19,7 @@ from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash
 from common.renderer_patches import ByContent, Hashes, MediaProcess, patch_renderer
 from frontend.processing.batch import MediaOptions, Processed
-from frontend.processing.errors import NoPlaceError
+from frontend.processing.errors import NoPlaceError, said_by_processor
 from frontend.processing.prompt_media import ByPlace, MediaData, listed
 from frontend.processing.store import ProcessedStore
 from frontend.processing.tensor_shapes import check_tensors
@@ -141,7 +141,12 @@ class RendererProcessing:
                 for modality, mm_hashes in found.items()
             }
 
-        with self._hashed_by(hashes), self._cache.request(named.values()), _placing():
+        with (
+            self._hashed_by(hashes),
+            self._cache.request(named.values()),
+            _placing(),
+            said_by_processor(),
+        ):
             return self._by_vllm(prompt, mm_data, _names(mm_data, named), *options)
 
     @contextmanager

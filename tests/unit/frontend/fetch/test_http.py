@@ -61,6 +61,18 @@ async def test_a_body_arrives(make_fetcher: MakeFetcher, site: Site) -> None:
     assert "Cookie" not in request.headers and "Referer" not in request.headers
 
 
+async def test_signed_addresses_go_out_as_they_are(make_fetcher: MakeFetcher, site: Site) -> None:
+    """And so do those that a redirect leads to."""
+    signed = "/http%3A%2F%2Forigin%2Fcat%7E1.png"
+    query = "?Credential=AK%2F2026%2Feu&Date=00%3A00%3A00Z&sig=x%2By%3D"
+    site.routes["/a"] = redirect(signed + query)
+    site.routes[signed] = answer(b"body")
+    for path in (signed + query, "/a"):
+        fetched = await make_fetcher().fetch(site.url(path, host="site.example"), 100)
+        assert isinstance(fetched, Fetched)
+    assert [request.path for request in site.requests] == [signed + query, "/a", signed + query]
+
+
 async def test_connections_are_used_again(make_fetcher: MakeFetcher, site: Site) -> None:
     site.routes["/x.png"] = answer(b"picture")
     fetcher = make_fetcher()

@@ -236,7 +236,7 @@ async def test_failures_are_not_kept(make_loader: MakeLoader, site: Site) -> Non
     loader = make_loader()
     with pytest.raises(UnfetchableError):
         await loader.load(site.url(), ImageMediaIO())
-    with pytest.raises(ValueError, match="image"):
+    with pytest.raises(RefusedError, match="not a picture"):
         await loader.load(site.url(), ImageMediaIO())
     assert loader.statistics().cache.contents == 0
     assert np.array_equal(image(await loader.load(site.url(), ImageMediaIO())), truth(A))

@@ -42,6 +42,39 @@ def test_plain_urls_are_not(url: str) -> None:
     FetchPolicy().check_url(parse_url(url))
 
 
+@pytest.mark.parametrize(
+    ("text", "sent"),
+    [
+        ("/a.png?Credential=AK%2F20260101%2Feu&Date=2026-01-01T00%3A00%3A00Z", None),
+        ("/sig/plain/http%3A%2F%2Forigin%2Fcat%7E1.png", None),
+        ("/a%2Fb.png?sig=x%2By%3D&z=%41%zz%", None),
+        ("/a//b/./../c;v=1,2?a=b+c&a=%20&=&&x=[1]|2'!$", None),
+        ("/?redirect=http://a.com/?b=c", None),
+        ("/a b.png?q=a b", "/a%20b.png?q=a%20b"),
+        ('/ä"<>`{}^\\.png?ß=日本', "/%C3%A4%22%3C%3E%60%7B%7D%5E%5C.png?%C3%9F=%E6%97%A5%E6%9C%AC"),
+        ("/x#part?no", "/x"),
+        ("?q=1", "/?q=1"),
+        ("", "/"),
+        ("/x   ", "/x"),
+    ],
+)
+def test_addresses_are_asked_for_as_they_are_written(text: str, sent: str | None) -> None:
+    for site in ("http://example.com:8080", "https://user:pass@example.com"):
+        url = parse_url(site + text)
+        assert url.raw_path_qs == (text if sent is None else sent)
+        assert (url.raw_host, url.scheme) == ("example.com", site.partition(":")[0])
+        redirected = FetchPolicy().redirect(parse_url("http://a.com/x?y"), site + text)
+        assert redirected.raw_path_qs == url.raw_path_qs
+
+
+@pytest.mark.parametrize(
+    ("host", "sent"),
+    [("bücher.example", "xn--bcher-kva.example"), ("EXAMPLE.com", "example.com")],
+)
+def test_hosts_are_what_browsers_make_of_them(host: str, sent: str) -> None:
+    assert parse_url(f"http://{host}/%7E").raw_host == sent
+
+
 def test_private_addresses_can_be_allowed_but_not_odd_spellings() -> None:
     policy = FetchPolicy(allow_private=True)
     for url in ("http://127.0.0.1:8000/", "http://[::1]/", "http://10.0.0.1/"):

@@ -24,7 +24,7 @@ def test_defaults_are_safe() -> None:
     assert chosen.local_root is None
     assert chosen.max_bytes == 256 * 2**20
     assert chosen.cache_bytes == 256 * 2**20
-    assert chosen.max_pixels == 50_000_000
+    assert chosen.max_pixels == 8192 * 8192
     assert chosen.max_request_bytes < chosen.held_bytes
     assert chosen.max_request_pixels < chosen.decoding_pixels
 
