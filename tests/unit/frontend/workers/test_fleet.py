@@ -36,7 +36,6 @@ from tests.fakes.engine import output
 from tests.fakes.fleet import Town, gone
 from tests.waiting import until
 
-
 W0 = WorkerId("w0")
 PICTURE = MmHash("picture")
 
