@@ -18,6 +18,7 @@ from common.errors import ConfigurationError
 from common.flag_aliases import WORKER
 from common.flag_settings import FlagSettings, Given, add_all
 from common.identity import Incarnation, WorkerId
+from common.model_files import fault_of
 from common.process_settings import ProcessSettings
 from common.settings_summary import summary
 from common.shell_completion import completion_of
@@ -153,6 +154,8 @@ def _engine_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Giv
         given["model"] = Given("flag", "MODEL", tag.value)
     if "model" not in given:
         raise ConfigurationError("MODEL or --model is required")
+    if (fault := fault_of(engine.model, given)) is not None:
+        raise ConfigurationError(fault)
     pass_level_on(line.ours, engine)
     engine.otlp_traces_endpoint = ProcessSettings.from_args(line.ours).otlp_traces_endpoint
     return engine, given

@@ -38,11 +38,11 @@ def main(run: Run = serve) -> None:
     configure_vllms_logging(args.serve)
     if siblings is None or siblings.name == "0":
         log_settings(logger, args.summary, args.strays)
-    if args.process.nvtx:
-        enable_nvtx()
     os.environ.setdefault("VLLM_MEDIA_CONNECTOR", CONNECTOR_NAME)
     raise_file_limit(args.http.max_connections)
     try:
+        if args.process.nvtx:
+            enable_nvtx()
         prepare(args.process.otlp_traces_endpoint, "frontend")
         with exporting(args.process.otlp_traces_endpoint, f"{name} {secrets.token_hex(4)}"):
             uvloop.run(run(args, siblings))

@@ -66,8 +66,8 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.launchers.utils.server_utils",
             "vllm.entrypoints.serve.exception_handling.handlers.vllm_error",
             "vllm.envs",
-            "vllm.tool_parsers",
         ),
+        "frontend/http/tools.py": ("vllm.reasoning", "vllm.tool_parsers"),
     },
     "command line": {
         "backend_worker/args.py": ("vllm",),

@@ -25,6 +25,7 @@ from frontend.http.server import (
 from frontend.http.settings import HttpSettings, KeySettings
 from frontend.http.status import FleetStatus, Status, status_routes
 from frontend.http.status_page import page_routes
+from frontend.http.tools import check_parsers
 from frontend.http.uvicorn_server import Server
 from frontend.http.worker_metrics import worker_metrics_routes
 
@@ -49,6 +50,7 @@ __all__ = [
     "Status",
     "Traced",
     "build_vllm_app",
+    "check_parsers",
     "graceful_shutdown",
     "history_routes",
     "limit_pooling",

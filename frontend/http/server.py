@@ -21,7 +21,6 @@ from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
 from vllm.entrypoints.serve.exception_handling.handlers.vllm_error import vllm_error_handler
 from vllm.exceptions import VLLMError
 from vllm.tasks import SupportedTask
-from vllm.tool_parsers import ToolParserManager
 
 from common.errors import ConfigurationError, OverloadedError, causes
 from common.vllm_command_line import adopt_servers_lines
@@ -31,6 +30,7 @@ from frontend.http.adapter_routes import adapter_routes
 from frontend.http.connection import HeadLimits, connections
 from frontend.http.operate import REPLACED, Operating, vllms_routes
 from frontend.http.settings import HttpSettings
+from frontend.http.tools import say_where_tool_flags_go
 from frontend.tenancy import take_salts_from_bodies
 from frontend.workers import Adapters
 
@@ -61,10 +61,8 @@ async def build_vllm_app(
         apart: make it in a thread, since others are served meanwhile: it takes seconds.
 
     Raises:
-        KeyError: a tool or reasoning parser that doesn't exist, from vLLM.
+        KeyError: a reasoning parser of the workers' that doesn't exist here, from vLLM.
     """
-    if args.tool_parser_plugin:
-        ToolParserManager.import_tool_parser(args.tool_parser_plugin)
     validate_api_server_args(args)
     assembling = _assembled(client, args, tasks)
     app = await (asyncio.to_thread(asyncio.run, assembling) if apart else assembling)
@@ -75,6 +73,7 @@ async def build_vllm_app(
     plain_streams.install()
     straight_streams.install(app.user_middleware)
     take_salts_from_bodies()
+    say_where_tool_flags_go(app)
     _handle_errors(app)
     _count_together(app)
     return app

@@ -253,7 +253,7 @@ class Ranges:
         self.seen: list[tuple[str, str]] = []
         monkeypatch.setattr(nvtx, "start_range", self._start)
         monkeypatch.setattr(nvtx, "end_range", self.open.remove)
-        monkeypatch.setattr(telemetry, "_nvtx_enabled", True)
+        monkeypatch.setattr(telemetry, "_nvtx", nvtx)
 
     def _start(self, message: str, *, domain: str) -> int:
         self.seen.append((message, domain))
@@ -281,7 +281,7 @@ async def test_ranges_overlap_in_a_domain_of_our_own(monkeypatch: pytest.MonkeyP
 
 
 def test_the_real_nvtx_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telemetry, "_nvtx_enabled", True)
+    monkeypatch.setattr(telemetry, "_nvtx", nvtx)
     with stage("a"), stage("b"):
         pass
 
