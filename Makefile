@@ -22,7 +22,10 @@ WORKERS ?= 2
 PORT ?= 8000
 ROUTER_MODE ?= kv
 ifeq ($(MODEL),$(DEMO_MODEL))
-ENGINE_ARGS ?= --served-model-name demo
+# Its answers are noise without an end, so they are cut where a client names no limit. Chat programs
+# send tools with every message: the parser is the one for the calls of its chat template.
+DEMO_ENGINE_ARGS := --served-model-name demo --override-generation-config '{"max_new_tokens": 256}'
+DEMO_FRONTEND_ARGS := --enable-auto-tool-choice --tool-call-parser hermes --tool-strict-level parameter
 endif
 PYTEST_ARGS ?=
 # Processes that share the tests. Each starts engines, so more need more cores and memory.
@@ -32,7 +35,7 @@ CHAOS_ARGS ?=
 FAMILIES_ARGS ?=
 # For example --minutes 2
 FUZZ_ARGS ?=
-RUN_VARIABLES := MODEL WORKERS PORT ROUTER_MODE ENGINE_ARGS
+RUN_VARIABLES := MODEL WORKERS PORT ROUTER_MODE ENGINE_ARGS FRONTEND_ARGS
 
 # Only `run` hands these on: a test must not depend on the caller's MODEL or PORT.
 unexport DEVICE VLLM PYTHON PYTEST_ARGS TEST_PROCESSES BENCH_ARGS CHAOS_ARGS FAMILIES_ARGS FUZZ_ARGS $(RUN_VARIABLES)
@@ -57,7 +60,7 @@ CLIENTS_ENVIRONMENT := .venv-clients/.mmrouter
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{ printf "%-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "make run takes MODEL, WORKERS, PORT, ENGINE_ARGS (any vLLM engine flags) and ROUTER_MODE"
+	@echo "make run takes MODEL, WORKERS, PORT, ENGINE_ARGS (any vLLM engine flags), FRONTEND_ARGS and ROUTER_MODE"
 	@echo "(kv, round-robin, random, power-of-two, least-loaded); everything that"
 	@echo "examples/launch/agg_multimodal_router.sh --help lists works as an environment variable."
 	@echo "DEVICE=cpu or cuda chooses the build of vLLM (here: $(DEVICE)), VLLM=0.32 or 0.33 the version."
@@ -107,10 +110,12 @@ run: export MODEL := $(MODEL)
 run: export WORKERS := $(WORKERS)
 run: export PORT := $(PORT)
 run: export ROUTER_MODE := $(ROUTER_MODE)
-run: export ENGINE_ARGS := $(ENGINE_ARGS)
+run: export RUN_ENGINE_ARGS := $(DEMO_ENGINE_ARGS) $(ENGINE_ARGS)
+run: export RUN_FRONTEND_ARGS := $(DEMO_FRONTEND_ARGS) $(FRONTEND_ARGS)
 run: export MMROUTER_PYTHON ?= $(CURDIR)/$(VENV_PYTHON)
 run: $(ENVIRONMENT) $(if $(filter $(DEMO_MODEL),$(MODEL)),demo-model) ## start workers and the frontend, until Ctrl-C
-	@exec examples/launch/agg_multimodal_router.sh
+	@ENGINE_ARGS=$$RUN_ENGINE_ARGS FRONTEND_ARGS=$$RUN_FRONTEND_ARGS \
+	    exec examples/launch/agg_multimodal_router.sh
 
 test: $(ENVIRONMENT) $(CLIENTS_ENVIRONMENT) ## run the whole test suite
 	@$(VENV_PYTHON) -m pytest $(PYTEST_PARALLEL) --durations=10 $(PYTEST_ARGS)

@@ -20,7 +20,8 @@ def _completion(shell: str) -> str:
 def main() -> None:
     """Be the parent, and the worker in a child of it."""
     leave_early(sys.argv[1:], _completion)
-    if (said := model_in(sys.argv[1:])) and (fault := fault_of(*said)) is not None:
+    said = model_in(sys.argv[1:])
+    if said is not None and (fault := fault_of(*said, look_for_names=True)) is not None:
         print(f"python -m backend_worker: error: {fault}", file=sys.stderr)
         sys.exit(2)
     supervise()

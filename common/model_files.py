@@ -35,12 +35,14 @@ _ELSEWHERE: Final = {
 _LFS: Final = b"version https://git-lfs"
 
 
-def fault_of(model: str, given: Iterable[str] = ()) -> str | None:
+def fault_of(model: str, given: Iterable[str] = (), *, look_for_names: bool = False) -> str | None:
     """Return what is wrong with a model's directory or name, or None if nothing can be seen.
 
     Args:
         model: as the worker is given it.
         given: names of the engine arguments that are given with it.
+        look_for_names: look in the hub's cache, and ask the hub, for what is no directory. Takes
+            seconds at most.
     """
     if not model.strip():
         return "the model is empty: name a directory, or a model of the Hugging Face hub"
@@ -55,7 +57,7 @@ def fault_of(model: str, given: Iterable[str] = ()) -> str | None:
         return f"there is no {model}: inside quotes a shell does not replace ~, so write $HOME"
     if model.startswith(("/", "./", "../")):
         return f"there is no directory {model}{_hint(path)}"
-    return _fault_of_name(model)
+    return _fault_of_name(model) if look_for_names else None
 
 
 def model_in(argv: Sequence[str]) -> tuple[str, frozenset[str]] | None:
@@ -69,7 +71,7 @@ def model_in(argv: Sequence[str]) -> tuple[str, frozenset[str]] | None:
         return None
     if argv and argv[0][:1] != "-":
         return argv[0], frozenset(flags)
-    for word, behind in zip(argv, [*argv[1:], ""], strict=True):
+    for word, behind in zip(argv, [*argv[1:], ""], strict=False):
         name, equals, value = word.partition("=")
         if name == "--model":
             return value if equals else behind, frozenset(flags)

@@ -103,7 +103,8 @@ class Frontend:
         """Wait for the first worker, then build vLLM's app from its card and let users in."""
         shared = self.shared
         with undo_on_error(self._give_up):
-            with still_busy("waiting for the first worker", logger.info):
+            place = shared.args.discovery
+            with still_busy(f"waiting for the first worker's card in {place}", logger.info):
                 card = await fleet.contract.card()
             whole = Whole([fleet], [fleet.router], fleet.members)
             with still_busy(f"loading the processor of {card.model.model}", logger.info):

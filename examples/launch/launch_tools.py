@@ -474,7 +474,7 @@ def main() -> None:
             from common.model_files import fault_of, model_in
 
             _, given = model_in([model, *arguments]) or ("", frozenset())
-            if fault := fault_of(model, given):
+            if fault := fault_of(model, given, look_for_names=True):
                 raise SystemExit(f"error: MODEL={model}: {fault}")
         case "address", [host]:
             print(address(host))

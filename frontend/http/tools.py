@@ -56,12 +56,12 @@ def _check(flag: str, name: str, known: list[str]) -> None:
 
 def say_where_tool_flags_go(app: FastAPI) -> None:
     """Let vLLM's refusals of requests with tools name the process that takes the flags."""
-    renderer = app.state.online_renderer
-    answer: Callable[..., Any] = renderer.create_error_response
+    chats = app.state.online_renderer
+    answer: Callable[..., Any] = chats.create_error_response
 
     def with_remedy(message: object, *args: Any, **kwargs: Any) -> Any:
         if isinstance(message, str) and message.endswith((_NO_AUTO_TOOLS, _NO_PARSER)):
             message += _REMEDY
         return answer(message, *args, **kwargs)
 
-    renderer.create_error_response = with_remedy
+    chats.create_error_response = with_remedy
