@@ -49,6 +49,7 @@ PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check --no-de
 # nothing is built, since a build would fetch what it needs unchecked.
 PIP_INSTALL_LOCK := $(PIP_INSTALL) --require-hashes --only-binary :all: -r
 ENVIRONMENT := $(VENV)/.mmrouter-$(DEVICE)
+SETUP_LOG := $(VENV)/setup.log
 BENCH_ENVIRONMENT := $(ENVIRONMENT)-bench
 DOCS_ENVIRONMENT := $(ENVIRONMENT)-docs
 CLIENTS_ENVIRONMENT := .venv-clients/.mmrouter
@@ -92,11 +93,11 @@ $(ENVIRONMENT): $(LOCK) setup/vllm_vehicle.py | beside
 else
 $(ENVIRONMENT): pyproject.toml $(LOCK) setup/cpu_torch.py setup/torchvision_hook.py | $(VENV_PYTHON)
 	@echo "Installing for $(DEVICE): several gigabytes, so this takes minutes."
-	@$(PIP_INSTALL_LOCK) $(LOCK) || { \
+	@$(VENV_PYTHON) setup/pip_progress.py $(SETUP_LOG) $(LOCK) -- $(PIP_INSTALL_LOCK) $(LOCK) || { \
 	    echo; \
-	    echo "The installation failed. If pip found no torch with '+cpu' in its version: put the page of"; \
-	    echo "PyTorch's CPU wheel index that lists torch into the environment variable PIP_FIND_LINKS"; \
-	    echo "and repeat (see README.md)."; \
+	    echo "The installation failed; all that pip said is in $(SETUP_LOG). If it found no torch with"; \
+	    echo "'+cpu' in its version: put the page of PyTorch's CPU wheel index that lists torch into the"; \
+	    echo "environment variable PIP_FIND_LINKS and repeat (see README.md)."; \
 	    exit 1; } >&2
 	@$(PIP_INSTALL) --quiet --no-index --no-build-isolation -e .
 	@$(VENV_PYTHON) setup/cpu_torch.py
