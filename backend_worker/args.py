@@ -5,6 +5,7 @@ import os
 import secrets
 from argparse import Namespace
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from vllm import AsyncEngineArgs
@@ -103,8 +104,8 @@ def parse(argv: list[str]) -> WorkerArgs:
             summary=tuple(summary(ours, GROUPS, given, {})),
             strays=tuple(stray_variables(GROUPS, _is_vllms, os.environ)),
         )
-    except (ConfigurationError, OSError) as error:
-        parser.error(str(error))
+    except (ConfigurationError, OSError, ValueError) as error:
+        parser.error(" ".join(str(error).split()))
 
 
 def completion(shell: str) -> str:
@@ -156,6 +157,10 @@ def _engine_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Giv
         raise ConfigurationError("MODEL or --model is required")
     if (fault := fault_of(engine.model, given)) is not None:
         raise ConfigurationError(fault)
+    for name in ("tokenizer", "hf_config_path"):
+        place = getattr(engine, name) or ""
+        if place.startswith(("/", "./", "../", "~")) and not Path(place).exists():
+            raise ConfigurationError(f"--{name.replace('_', '-')}: there is no {place}")
     pass_level_on(line.ours, engine)
     engine.otlp_traces_endpoint = ProcessSettings.from_args(line.ours).otlp_traces_endpoint
     return engine, given

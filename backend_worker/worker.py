@@ -31,7 +31,7 @@ from common.errors import (
     MmRouterError,
 )
 from common.fleet_key import FleetKey
-from common.fleet_sockets import check_bind
+from common.fleet_sockets import check_address, check_bind
 from common.log_lines import configure_logging
 from common.settings_summary import log_settings
 from common.still_busy import still_busy
@@ -79,6 +79,7 @@ def run() -> None:
 async def _run(args: WorkerArgs) -> None:
     key = args.process.fleet_key()
     check_bind(args.worker.endpoint, key)
+    check_address(args.worker.endpoint)
     engine_args = with_our_defaults(args.engine, args.engine_given)
     engine_args.kv_events_config = fleet_events(
         engine_args.kv_events_config, key, args.process.fleet_key_file

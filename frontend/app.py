@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from common.discovery.base import CardWatcher
-from common.errors import MmRouterError
+from common.errors import ConfigurationError, MmRouterError
 from common.fleet_key import FleetKey
 from common.fleet_sockets import leaves_host
 from common.identity import Incarnation
@@ -108,9 +108,17 @@ class Frontend:
                 card = await fleet.contract.card()
             whole = Whole([fleet], [fleet.router], fleet.members)
             with still_busy(f"loading the processor of {card.model.model}", logger.info):
-                model = await Model.load(
-                    card, fleet, shared, whole, self.models_parts, shared.args.serve
-                )
+                try:
+                    model = await Model.load(
+                        card, fleet, shared, whole, self.models_parts, shared.args.serve
+                    )
+                except (ImportError, KeyError, OSError, TypeError, ValueError) as error:
+                    # What vLLM raises for flags, and for files that this host lacks.
+                    logger.debug("the model was not loaded", exc_info=True)
+                    raise ConfigurationError(
+                        f"model {card.model.model} can't be served with the flags of this frontend "
+                        f"and the files of this host: {error} (--log-level=debug says where)"
+                    ) from error
             await self.gate.open(model.app, self._served(model.app))
             shared.server.accept()
             if shared.siblings is not None:

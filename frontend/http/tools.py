@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -27,16 +28,13 @@ def check_parsers(args: Namespace) -> None:
     """Look the parsers of vLLM's API server arguments up.
 
     Raises:
-        ConfigurationError: there is none of that name, a plug-in can't be loaded, or the tool
+        ConfigurationError: there is none of that name, there is no such plug-in, or the tool
             parser would not be used.
     """
     if plugin := args.tool_parser_plugin:
-        try:
-            ToolParserManager.import_tool_parser(plugin)
-        except (ImportError, OSError) as error:
-            raise ConfigurationError(
-                f"--tool-parser-plugin={plugin} can't be loaded: {error}"
-            ) from error
+        if ("/" in plugin or plugin.endswith(".py")) and not Path(plugin).is_file():
+            raise ConfigurationError(f"--tool-parser-plugin: there is no file {plugin}")
+        ToolParserManager.import_tool_parser(plugin)  # which logs what is wrong with it
     tool_parser = args.tool_call_parser
     if tool_parser:
         _check("--tool-call-parser", tool_parser, ToolParserManager.list_registered())
