@@ -97,7 +97,7 @@ def parse(argv: list[str]) -> WorkerArgs:
             incarnation=incarnation,
             worker=worker,
             process=ProcessSettings.from_args(ours),
-            discovery=DiscoverySettings.from_args(ours).open_checked(),
+            discovery=DiscoverySettings.from_args(ours).open(),
             transfer=TransferSettings.from_args(ours).mode,
             nixl=nixl,
             network=nixl.network(),

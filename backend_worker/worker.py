@@ -22,6 +22,7 @@ from backend_worker.media_receiver import MediaReceiver
 from backend_worker.service import WorkerService
 from common.card import HostIdentity, WorkerCard, WorkerState
 from common.discovery.base import CardPublisher
+from common.discovery.settings import check_place
 from common.engine_settings import environment_settings
 from common.errors import (
     ArenaUnavailableError,
@@ -67,6 +68,7 @@ def run() -> None:
     log_settings(logger, args.summary, args.strays)
     prepare_environment(args.worker.worker_host)
     try:
+        check_place(args.discovery)
         if args.process.nvtx:
             enable_nvtx()
         prepare(args.process.otlp_traces_endpoint, "worker")

@@ -183,7 +183,7 @@ def parse(argv: list[str]) -> FrontendArgs:
             preprocess=PreprocessSettings.from_args(ours),
             arena=ArenaSettings.from_args(ours),
             process=ProcessSettings.from_args(ours),
-            discovery=DiscoverySettings.from_args(ours).open_checked(),
+            discovery=DiscoverySettings.from_args(ours).open(),
             transfer=TransferSettings.from_args(ours).mode,
             network=NixlSettings.from_args(ours).network(),
             models=_models(ours, serve),

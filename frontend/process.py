@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 
 import uvloop
 
+from common.discovery.settings import check_place
 from common.errors import MmRouterError
 from common.log_lines import configure_logging
 from common.settings_summary import log_settings
@@ -41,6 +42,7 @@ def main(run: Run = serve) -> None:
     os.environ.setdefault("VLLM_MEDIA_CONNECTOR", CONNECTOR_NAME)
     raise_file_limit(args.http.max_connections)
     try:
+        check_place(args.discovery)
         if args.process.nvtx:
             enable_nvtx()
         prepare(args.process.otlp_traces_endpoint, "frontend")

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 from common.discovery.base import Discovery
 from common.discovery.file import FileDiscovery
 from common.discovery.urls import BACKENDS, open_discovery, without_secrets
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, DiscoveryError
 from common.flag_settings import FlagSettings
 
 
@@ -73,21 +73,18 @@ class DiscoverySettings(FlagSettings):
             return open_discovery(self.discovery)
         return FileDiscovery(self.discovery_dir)
 
-    def open_checked(self) -> Discovery:
-        """Return the place, if it is there as far as that can be told without a network.
 
-        Raises:
-            ConfigurationError: a directory that was named is not there. It is not made: its name
-                may be a slip, and the other processes of the fleet would never be found in it.
-        """
-        place = self.open()
-        if (
-            isinstance(place, FileDiscovery)
-            and place.directory != default_discovery_dir()
-            and not os.path.lexists(place.directory)
-        ):
-            raise ConfigurationError(
-                f"there is no directory {place} for the workers' cards: check its name, or make it "
-                f"with `mkdir -p -m 700 {shlex.quote(str(place))}`"
-            )
-        return place
+def check_place(place: Discovery) -> None:
+    """Refuse a directory that was named and is not there. It is not made: its name may be a slip,
+    and the other processes of the fleet would never be found in it.
+
+    Raises:
+        DiscoveryError: says what to do.
+    """
+    if not isinstance(place, FileDiscovery) or place.directory == default_discovery_dir():
+        return
+    if not os.path.lexists(place.directory):
+        raise DiscoveryError(
+            f"there is no directory {place} for the workers' cards: check its name, or make it "
+            f"with `mkdir -p -m 700 {shlex.quote(str(place))}`"
+        )
