@@ -86,6 +86,10 @@ number FRONTENDS 0
 number GPUS_PER_WORKER 1
 number START_TIMEOUT 1
 one_of SINGLE_GPU true false
+[[ ${GPU_MEMORY_UTILIZATION:-1} =~ ^(0?\.[0-9]+|1(\.0*)?)$ ]] ||
+    fail "GPU_MEMORY_UTILIZATION must be a fraction such as 0.4, not '$GPU_MEMORY_UTILIZATION'"
+[[ $WORKER_NAME =~ ^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$ ]] ||
+    fail "WORKER_NAME must have letters, digits, dots, _ and - only, not '$WORKER_NAME'"
 one_of ROUTER_MODE kv round-robin random power-of-two least-loaded
 [[ -z $PORT ]] || number PORT 0
 [[ -z $PORT ]] || ((PORT + FRONTENDS <= 65536)) ||

@@ -6,6 +6,9 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+READ = ("--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certs")
+"""Files that must be there."""
+
 
 @dataclass(frozen=True)
 class Told:
@@ -27,7 +30,7 @@ def told(arguments: list[str]) -> Told:
         SystemExit: they say something that the script has to say.
     """
     parser = argparse.ArgumentParser("FRONTEND_ARGS", allow_abbrev=False, add_help=False)
-    for flag in ("--host", "--port", "--uds", "--api-key-file", "--config"):
+    for flag in ("--host", "--port", "--uds", "--api-key-file", "--config", *READ):
         parser.add_argument(flag, flag.replace("-", "_").replace("__", "--"))
     parser.add_argument("--api-key", "--api_key", nargs="*")
     found, _ = parser.parse_known_args(arguments)
@@ -38,6 +41,11 @@ def told(arguments: list[str]) -> Told:
             )
     config = found.config or os.environ.get("MMROUTER_CONFIG")
     file = read_config(Path(config)) if config else {}
+    for flag in READ:
+        name = flag.removeprefix("--")
+        place = getattr(found, name.replace("-", "_")) or file.get(name)
+        if place and not os.access(str(place), os.R_OK):
+            raise SystemExit(f"{flag}: {place} can't be read")
     key_file = (
         found.api_key_file
         or os.environ.get("MMROUTER_API_KEY_FILE")
