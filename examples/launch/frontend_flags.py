@@ -83,8 +83,5 @@ def key(given: object, file: str) -> tuple[str, str]:
             return kept[0], f"$(grep -m 1 {pattern} {place})"
     if keys:
         return str(keys[0]), "$API_KEY"
-    return (
-        (os.environ.get("VLLM_API_KEY", ""), "$VLLM_API_KEY")
-        if (os.environ.get("VLLM_API_KEY"))
-        else ("", "")
-    )
+    variable = os.environ.get("VLLM_API_KEY", "")
+    return variable, "$VLLM_API_KEY" if variable else ""

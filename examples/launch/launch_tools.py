@@ -176,7 +176,7 @@ def main() -> None:
 
             _, given = model_in([model, *arguments]) or ("", frozenset())
             if fault := fault_of(model, given, look_for_names=True):
-                raise SystemExit(f"error: MODEL={model}: {fault}")
+                raise SystemExit(f"MODEL={model}: {fault}")
         case "address", [host]:
             print(address(host))
         case "told", arguments:
@@ -206,3 +206,7 @@ if __name__ == "__main__":
         main()
     except KeyboardInterrupt:
         sys.exit(130)
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            sys.exit(f"error: {ended.code}")
+        raise

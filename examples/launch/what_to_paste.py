@@ -34,7 +34,7 @@ def tries(url: str, directory: Path, arguments: list[str]) -> str:
     headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
     status, body = get(url, "/v1/models", 30, headers)
     if status == LOCKED:
-        raise SystemExit(
+        return (
             "It asks for a client certificate: name one with CLIENT_CERT=, and its key with "
             "CLIENT_KEY=, for a curl to paste here."
         )
