@@ -55,7 +55,7 @@ def fault_of(model: str, given: Iterable[str] = (), *, look_for_names: bool = Fa
         return f"{model} is a file: name the directory that has the model's config.json"
     if model.startswith("~"):
         return f"there is no {model}: inside quotes a shell does not replace ~, so write $HOME"
-    if model.startswith(("/", "./", "../")):
+    if model.startswith(("/", ".")):
         return f"there is no directory {model}{_hint(path)}"
     return _fault_of_name(model) if look_for_names else None
 
