@@ -122,7 +122,7 @@ def test_it_serves_until_ctrl_c_and_leaves_nothing(model: Path, tmp_path: Path) 
     try:
         printed = wait_until_ready(script)
         try_the_curl(printed)
-        run_as_pasted(example_client(printed), url_of(printed))
+        assert "worker-0" in paste(example_client(printed))
 
         greeted = greet(url_of(printed))
         assert greeted.status_code == 200, greeted.text
@@ -192,11 +192,15 @@ def quickstart() -> list[str]:
 def run_as_pasted(lines: str, url: str) -> str:
     """The output of such lines, but for port and interpreter as they stand there."""
     lines = lines.replace("http://127.0.0.1:8000", url).replace(".venv/bin/python", sys.executable)
-    if "--url" not in lines:
-        lines = lines.replace("send_pictures.py", f"send_pictures.py --url {url}")
+    lines = lines.replace("send_pictures.py", f"send_pictures.py --url {url}")
+    return paste(lines, ROOT)
+
+
+def paste(lines: str, directory: Path | None = None) -> str:
+    """What a shell prints for them, in the working directory of the script unless told."""
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", lines],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False, env=environment(),
+        cwd=directory, capture_output=True, text=True, timeout=120, check=False, env=environment(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout
