@@ -22,7 +22,10 @@ WORKERS ?= 2
 PORT ?= 8000
 ROUTER_MODE ?= kv
 ifeq ($(MODEL),$(DEMO_MODEL))
-ENGINE_ARGS ?= --served-model-name demo
+# Its answers are noise without an end, so they are cut where a client names no limit. Chat programs
+# send tools with every message: the parser is the one for the calls of its chat template.
+DEMO_ENGINE_ARGS := --served-model-name demo --override-generation-config '{"max_new_tokens": 256}'
+DEMO_FRONTEND_ARGS := --enable-auto-tool-choice --tool-call-parser hermes --tool-strict-level parameter
 endif
 PYTEST_ARGS ?=
 # Processes that share the tests. Each starts engines, so more need more cores and memory.
@@ -32,7 +35,7 @@ CHAOS_ARGS ?=
 FAMILIES_ARGS ?=
 # For example --minutes 2
 FUZZ_ARGS ?=
-RUN_VARIABLES := MODEL WORKERS PORT ROUTER_MODE ENGINE_ARGS
+RUN_VARIABLES := MODEL WORKERS PORT ROUTER_MODE ENGINE_ARGS FRONTEND_ARGS
 
 # Only `run` hands these on: a test must not depend on the caller's MODEL or PORT.
 unexport DEVICE VLLM PYTHON PYTEST_ARGS TEST_PROCESSES BENCH_ARGS CHAOS_ARGS FAMILIES_ARGS FUZZ_ARGS $(RUN_VARIABLES)
@@ -46,6 +49,7 @@ PIP_INSTALL := $(VENV_PYTHON) -m pip install --disable-pip-version-check --no-de
 # nothing is built, since a build would fetch what it needs unchecked.
 PIP_INSTALL_LOCK := $(PIP_INSTALL) --require-hashes --only-binary :all: -r
 ENVIRONMENT := $(VENV)/.mmrouter-$(DEVICE)
+SETUP_LOG := $(VENV)/setup.log
 BENCH_ENVIRONMENT := $(ENVIRONMENT)-bench
 DOCS_ENVIRONMENT := $(ENVIRONMENT)-docs
 CLIENTS_ENVIRONMENT := .venv-clients/.mmrouter
@@ -57,7 +61,7 @@ CLIENTS_ENVIRONMENT := .venv-clients/.mmrouter
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{ printf "%-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo "make run takes MODEL, WORKERS, PORT, ENGINE_ARGS (any vLLM engine flags) and ROUTER_MODE"
+	@echo "make run takes MODEL, WORKERS, PORT, ENGINE_ARGS (any vLLM engine flags), FRONTEND_ARGS and ROUTER_MODE"
 	@echo "(kv, round-robin, random, power-of-two, least-loaded); everything that"
 	@echo "examples/launch/agg_multimodal_router.sh --help lists works as an environment variable."
 	@echo "DEVICE=cpu or cuda chooses the build of vLLM (here: $(DEVICE)), VLLM=0.32 or 0.33 the version."
@@ -89,11 +93,11 @@ $(ENVIRONMENT): $(LOCK) setup/vllm_vehicle.py | beside
 else
 $(ENVIRONMENT): pyproject.toml $(LOCK) setup/cpu_torch.py setup/torchvision_hook.py | $(VENV_PYTHON)
 	@echo "Installing for $(DEVICE): several gigabytes, so this takes minutes."
-	@$(PIP_INSTALL_LOCK) $(LOCK) || { \
+	@$(VENV_PYTHON) setup/pip_progress.py $(SETUP_LOG) $(LOCK) -- $(PIP_INSTALL_LOCK) $(LOCK) || { \
 	    echo; \
-	    echo "The installation failed. If pip found no torch with '+cpu' in its version: put the page of"; \
-	    echo "PyTorch's CPU wheel index that lists torch into the environment variable PIP_FIND_LINKS"; \
-	    echo "and repeat (see README.md)."; \
+	    echo "The installation failed; all that pip said is in $(SETUP_LOG). If it found no torch with"; \
+	    echo "'+cpu' in its version: put the page of PyTorch's CPU wheel index that lists torch into the"; \
+	    echo "environment variable PIP_FIND_LINKS and repeat (see README.md)."; \
 	    exit 1; } >&2
 	@$(PIP_INSTALL) --quiet --no-index --no-build-isolation -e .
 	@$(VENV_PYTHON) setup/cpu_torch.py
@@ -107,10 +111,12 @@ run: export MODEL := $(MODEL)
 run: export WORKERS := $(WORKERS)
 run: export PORT := $(PORT)
 run: export ROUTER_MODE := $(ROUTER_MODE)
-run: export ENGINE_ARGS := $(ENGINE_ARGS)
+run: export RUN_ENGINE_ARGS := $(DEMO_ENGINE_ARGS) $(ENGINE_ARGS)
+run: export RUN_FRONTEND_ARGS := $(DEMO_FRONTEND_ARGS) $(FRONTEND_ARGS)
 run: export MMROUTER_PYTHON ?= $(CURDIR)/$(VENV_PYTHON)
 run: $(ENVIRONMENT) $(if $(filter $(DEMO_MODEL),$(MODEL)),demo-model) ## start workers and the frontend, until Ctrl-C
-	@exec examples/launch/agg_multimodal_router.sh
+	@ENGINE_ARGS=$$RUN_ENGINE_ARGS FRONTEND_ARGS=$$RUN_FRONTEND_ARGS \
+	    exec examples/launch/agg_multimodal_router.sh
 
 test: $(ENVIRONMENT) $(CLIENTS_ENVIRONMENT) ## run the whole test suite
 	@$(VENV_PYTHON) -m pytest $(PYTEST_PARALLEL) --durations=10 $(PYTEST_ARGS)

@@ -8,6 +8,7 @@ import sys
 
 from backend_worker.supervise import supervise
 from common.early_flags import leave_early
+from common.model_files import fault_of, model_in
 
 
 def _completion(shell: str) -> str:
@@ -19,6 +20,10 @@ def _completion(shell: str) -> str:
 def main() -> None:
     """Be the parent, and the worker in a child of it."""
     leave_early(sys.argv[1:], _completion)
+    said = model_in(sys.argv[1:])
+    if said is not None and (fault := fault_of(*said, look_for_names=True)) is not None:
+        print(f"python -m backend_worker: error: {fault}", file=sys.stderr)
+        sys.exit(2)
     supervise()
     from backend_worker.worker import run
 

@@ -5,6 +5,7 @@ import os
 import secrets
 from argparse import Namespace
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from vllm import AsyncEngineArgs
@@ -18,6 +19,7 @@ from common.errors import ConfigurationError
 from common.flag_aliases import WORKER
 from common.flag_settings import FlagSettings, Given, add_all
 from common.identity import Incarnation, WorkerId
+from common.model_files import fault_of
 from common.process_settings import ProcessSettings
 from common.settings_summary import summary
 from common.shell_completion import completion_of
@@ -102,8 +104,8 @@ def parse(argv: list[str]) -> WorkerArgs:
             summary=tuple(summary(ours, GROUPS, given, {})),
             strays=tuple(stray_variables(GROUPS, _is_vllms, os.environ)),
         )
-    except (ConfigurationError, OSError) as error:
-        parser.error(str(error))
+    except (ConfigurationError, OSError, ValueError) as error:
+        parser.error(" ".join(str(error).split()))
 
 
 def completion(shell: str) -> str:
@@ -153,6 +155,12 @@ def _engine_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Giv
         given["model"] = Given("flag", "MODEL", tag.value)
     if "model" not in given:
         raise ConfigurationError("MODEL or --model is required")
+    if (fault := fault_of(engine.model, given)) is not None:
+        raise ConfigurationError(fault)
+    for name in ("tokenizer", "hf_config_path"):
+        place = getattr(engine, name) or ""
+        if place.startswith(("/", "./", "../", "~")) and not Path(place).exists():
+            raise ConfigurationError(f"--{name.replace('_', '-')}: there is no {place}")
     pass_level_on(line.ours, engine)
     engine.otlp_traces_endpoint = ProcessSettings.from_args(line.ours).otlp_traces_endpoint
     return engine, given

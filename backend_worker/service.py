@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
+from typing import Final
 
 import msgspec
 import zmq
@@ -72,6 +73,19 @@ CLOSE_S = 10.0
 
 LINGER_MS = 2000
 """How long last outputs and goodbyes have to leave."""
+
+NO_SESSION: Final = (
+    "it has no session for this frontend: the worker was restarted, or has ended the session; "
+    "this frontend connects again"
+)
+"""Told to whoever speaks without a session."""
+
+SILENT: Final = (
+    f"the worker heard nothing from this frontend for {SESSION_TIMEOUT_S:.0f} s, so it ended the "
+    "session: this frontend was starved of CPU, stopped, or cut off; the worker and its engine go "
+    "on, and this frontend connects again"
+)
+"""Told to a frontend that went silent. It reads this once it runs again."""
 
 ATTACH_S = SESSION_TIMEOUT_S / 3
 """How long a new session waits for its memory. NIXL may need longer, and the frontend doesn't
@@ -238,7 +252,7 @@ class WorkerService:
             self._aside(self._open_session(address, message))
             return
         if session is None:
-            await self._send_now(address, Goodbye("no session: say hello first"))
+            await self._send_now(address, Goodbye(NO_SESSION))
             return
         match message:
             case Submit():
@@ -432,8 +446,13 @@ class WorkerService:
             silent_since = time.monotonic() - SESSION_TIMEOUT_S
             for session in list(self._sessions.values()):
                 if session.last_heard < silent_since:
-                    logger.warning("frontend %s went silent", session.frontend_id)
-                    await self._end_session(session)
+                    logger.warning(
+                        "frontend %s was silent for %.0f s: its session is ended and its requests "
+                        "are aborted",
+                        session.frontend_id,
+                        SESSION_TIMEOUT_S,
+                    )
+                    await self._end_session(session, SILENT)
                 else:
                     await self._tell(session)
 

@@ -8,8 +8,10 @@ import socket
 import sys
 from argparse import Namespace
 from collections.abc import Coroutine
+from pathlib import Path
 
 import uvloop
+from pydantic import ValidationError
 
 from backend_worker.args import WorkerArgs, parse
 from backend_worker.engine import Engine
@@ -20,6 +22,7 @@ from backend_worker.media_receiver import MediaReceiver
 from backend_worker.service import WorkerService
 from common.card import HostIdentity, WorkerCard, WorkerState
 from common.discovery.base import CardPublisher
+from common.discovery.settings import check_place
 from common.engine_settings import environment_settings
 from common.errors import (
     ArenaUnavailableError,
@@ -29,7 +32,7 @@ from common.errors import (
     MmRouterError,
 )
 from common.fleet_key import FleetKey
-from common.fleet_sockets import check_bind
+from common.fleet_sockets import check_address, check_bind
 from common.log_lines import configure_logging
 from common.settings_summary import log_settings
 from common.still_busy import still_busy
@@ -63,10 +66,11 @@ def run() -> None:
     configure_vllms_logging(vllms, engine=True)
     args.engine.logging_config = vllms.logging_config  # for the engine's processes
     log_settings(logger, args.summary, args.strays)
-    if args.process.nvtx:
-        enable_nvtx()
     prepare_environment(args.worker.worker_host)
     try:
+        check_place(args.discovery)
+        if args.process.nvtx:
+            enable_nvtx()
         prepare(args.process.otlp_traces_endpoint, "worker")
         uvloop.run(_run(args))
     except MmRouterError as error:
@@ -77,6 +81,7 @@ def run() -> None:
 async def _run(args: WorkerArgs) -> None:
     key = args.process.fleet_key()
     check_bind(args.worker.endpoint, key)
+    check_address(args.worker.endpoint)
     engine_args = with_our_defaults(args.engine, args.engine_given)
     engine_args.kv_events_config = fleet_events(
         engine_args.kv_events_config, key, args.process.fleet_key_file
@@ -86,15 +91,32 @@ async def _run(args: WorkerArgs) -> None:
     reap_orphans()  # of frontends that were killed; the next process cleans up
     reap_memory()  # of workers
     with still_busy(f"loading {engine_args.model}", logger.info):
-        engine = await Engine.start(
-            engine_args, args.worker_id, args.adapters, args.worker.encoder_cache_tokens
-        )
+        try:
+            engine = await Engine.start(
+                engine_args, args.worker_id, args.adapters, args.worker.encoder_cache_tokens
+            )
+        except (ImportError, OSError, RuntimeError, ValueError) as error:
+            logger.debug("the engine did not start", exc_info=True)
+            raise ConfigurationError(_why_not(engine_args.model, error)) from error
     try:
         # Not before, so that the engine's processes are forked without threads that export.
         with exporting(args.process.otlp_traces_endpoint, args.worker_id):
             await _serve(args, engine, key)
     finally:
         engine.shutdown()
+
+
+def _why_not(model: str, error: Exception) -> str:
+    """Why an engine did not start, from what vLLM and Transformers raise: the first paragraph."""
+    said = str(error)
+    if isinstance(error, ValidationError):
+        said = error.errors()[0]["msg"].removeprefix("Value error, ")
+    elif isinstance(error, RuntimeError):  # vLLM's parent knows no more, its child has said it
+        said += " (the engine's process wrote the cause above)"
+    elif isinstance(error, OSError) and not Path(model).is_dir():
+        model += ", which is no directory here and was looked for in the Hugging Face hub,"
+    paragraph = " ".join(said.partition("\n\n")[0].split())
+    return f"the engine of {model} did not start: {paragraph or repr(error)}"
 
 
 async def _serve(args: WorkerArgs, engine: Engine, key: FleetKey | None) -> None:

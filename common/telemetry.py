@@ -8,14 +8,14 @@ import logging
 import time
 from contextlib import ContextDecorator
 from functools import cache
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Final, Self
 
-import nvtx
 from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
 from common.buckets import BETWEEN_TOKENS_S, FIRST_TOKEN_S, REQUEST_S, STAGE_S
+from common.errors import ConfigurationError
 from common.live_metrics import Asked, Described, QuickHistogram
 from common.tracing import Span, current, enter
 
@@ -319,15 +319,24 @@ def forget_worker(worker_id: str) -> None:
         metric.remove_by_labels({"worker_id": worker_id})
 
 
-_nvtx_enabled = False
+_nvtx: ModuleType | None = None
+"""Once ranges are emitted."""
 
 NVTX_DOMAIN: Final = "mmrouter"
 
 
 def enable_nvtx() -> None:
-    """Emit an NVTX range per stage from now on. Off by default."""
-    global _nvtx_enabled
-    _nvtx_enabled = True
+    """Emit an NVTX range per stage from now on. Off by default.
+
+    Raises:
+        ConfigurationError: the package is missing.
+    """
+    global _nvtx
+    try:
+        import nvtx
+    except ImportError as error:
+        raise ConfigurationError(f"--nvtx needs a package ({error}): pip install nvtx") from error
+    _nvtx = nvtx
 
 
 @cache
@@ -356,7 +365,7 @@ class stage(ContextDecorator):
 
     def __enter__(self) -> Span | None:
         """Begin. The span, which more may be said of, if the request is traced."""
-        self._range = nvtx.start_range(self._name, domain=NVTX_DOMAIN) if _nvtx_enabled else None
+        self._range = _nvtx.start_range(self._name, domain=NVTX_DOMAIN) if _nvtx else None
         self._parent = parent = current()
         self._span: Span | None = None
         if parent is not None and parent.recording:
@@ -381,5 +390,5 @@ class stage(ContextDecorator):
         if self._span is not None:
             enter(self._parent)
             self._span.end(None if kind is None else kind.__name__)
-        if self._range is not None:
-            nvtx.end_range(self._range)
+        if self._range is not None and _nvtx is not None:
+            _nvtx.end_range(self._range)

@@ -2,6 +2,8 @@
 
     python examples/send_pictures.py [--url http://127.0.0.1:8000] [--stream] [--html FILE]
 
+OPENAI_API_KEY is the API key, where one is needed, and --cacert the certificate to trust.
+
 The first picture is sent twice, then another one: the second request should find the same worker,
 tokens in its cache and no tensor bytes to move. ``--html`` writes a page with the pictures beside
 the worker that answered, for a browser.
@@ -11,6 +13,8 @@ import argparse
 import base64
 import html
 import io
+import os
+import ssl
 import sys
 import time
 from dataclasses import dataclass
@@ -67,9 +71,18 @@ def ask(client: OpenAI, model: str, pictures: list[str], stream: bool) -> Answer
     return Answer(request_id, "".join(pieces), time.perf_counter() - start)
 
 
-def decision_of(url: str, request_id: str) -> dict:
-    """The router's record of a request, or an empty one if it keeps none."""
-    response = httpx.get(f"{url}/mmrouter/decisions", params={"request_id": request_id})
+def trusting(certificate: Path | None) -> ssl.SSLContext:
+    """As curl trusts the file of its --cacert, which need not be an authority's."""
+    context = ssl.create_default_context(cafile=certificate)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
+
+
+def decision_of(http: httpx.Client, url: str, request_id: str) -> dict:
+    """The router's record of a request, or an empty one if it keeps none, or not for us."""
+    response = http.get(f"{url}/mmrouter/decisions", params={"request_id": request_id})
+    if response.status_code in (401, 403):
+        return {}
     response.raise_for_status()
     return next(iter(response.json()), {})
 
@@ -98,8 +111,10 @@ def page(rows: list[tuple[str, ...]], pictures: list[list[str]]) -> str:
     )
 
 
-def run(url: str, stream: bool, size: int, to: Path | None) -> None:
-    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+def run(url: str, stream: bool, size: int, to: Path | None, certificate: Path | None) -> None:
+    http = httpx.Client(verify=trusting(certificate), timeout=600)
+    key = os.environ.get("OPENAI_API_KEY") or "none"
+    client = OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, http_client=http)
     model = client.models.list().data[0].id
     circle, square = draw("navy", "circle", size), draw("darkred", "square", size)
     requests = [
@@ -111,7 +126,7 @@ def run(url: str, stream: bool, size: int, to: Path | None) -> None:
     rows = [HEADER]
     for title, pictures in requests:
         answer = ask(client, model, pictures, stream)
-        decision = decision_of(url, answer.request_id)
+        decision = decision_of(http, url, answer.request_id)
         media = decision.get("media", [])
         figures = (
             decision.get("worker_id"),
@@ -135,11 +150,17 @@ def main() -> int:
     parser.add_argument("--stream", action="store_true", help="show the answers as they come")
     parser.add_argument("--size", type=int, default=448, help="pixels a side of each picture")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the pictures")
+    parser.add_argument("--cacert", type=Path, metavar="FILE", help="certificate to trust")
     options = parser.parse_args()
+    url = options.url.rstrip("/")
     try:
-        run(options.url.rstrip("/"), options.stream, options.size, options.html)
-    except (APIConnectionError, httpx.ConnectError):
-        print(f"nobody answers at {options.url}: is it running (make run)?", file=sys.stderr)
+        run(url, options.stream, options.size, options.html, options.cacert)
+    except (APIConnectionError, httpx.ConnectError) as error:
+        print(
+            f"nobody answers at {url} ({error.__cause__ or error}): is it running? `make run` "
+            "prints where; say it with --url",
+            file=sys.stderr,
+        )
         return 1
     except (APIStatusError, httpx.HTTPStatusError) as error:
         print(error, file=sys.stderr)

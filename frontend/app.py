@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from common.discovery.base import CardWatcher
-from common.errors import MmRouterError
+from common.errors import ConfigurationError, MmRouterError
 from common.fleet_key import FleetKey
 from common.fleet_sockets import leaves_host
 from common.identity import Incarnation
@@ -105,13 +105,22 @@ class Frontend:
         """Wait for the first worker, then build vLLM's app from its card and let users in."""
         shared = self.shared
         with undo_on_error(self._give_up):
-            with still_busy("waiting for the first worker", logger.info):
+            place = shared.args.discovery
+            with still_busy(f"waiting for the first worker's card in {place}", logger.info):
                 card = await fleet.contract.card()
             whole = Whole([fleet], [fleet.router], fleet.members)
             with still_busy(f"loading the processor of {card.model.model}", logger.info):
-                model = await Model.load(
-                    card, fleet, shared, whole, self.models_parts, shared.args.serve
-                )
+                try:
+                    model = await Model.load(
+                        card, fleet, shared, whole, self.models_parts, shared.args.serve
+                    )
+                except (ImportError, KeyError, OSError, TypeError, ValueError) as error:
+                    # What vLLM raises for flags, and for files that this host lacks.
+                    logger.debug("the model was not loaded", exc_info=True)
+                    raise ConfigurationError(
+                        f"model {card.model.model} can't be served with the flags of this frontend "
+                        f"and the files of this host: {error} (--log-level=debug says where)"
+                    ) from error
             await self.gate.open(model.app, self._served(model.app))
             shared.server.accept()
             if shared.siblings is not None:

@@ -28,7 +28,7 @@ from common.vllm_command_line import VllmParser, pass_level_on, read_vllms
 from common.vllm_features import server_arguments
 from common.vllm_flags import ENGINE_AT_FRONTEND, SERVER, refusal_at_frontend
 from frontend.fetch import MediaSettings
-from frontend.http import HttpSettings, KeySettings, read_keys
+from frontend.http import HttpSettings, KeySettings, check_parsers, read_keys
 from frontend.processes import Plan, ProcessesSettings
 from frontend.processing import ArenaSettings, PreprocessSettings
 from frontend.request import FaultSettings
@@ -244,6 +244,7 @@ def _serve_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Give
     if "api_key" not in given and envs.VLLM_API_KEY:
         given["api_key"] = Given("environment", "VLLM_API_KEY", envs.VLLM_API_KEY)
     server_arguments().validate_parsed_serve_args(serve)
+    check_parsers(serve)
     _refuse_stored_responses()
     return serve, given
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 
 import uvloop
 
+from common.discovery.settings import check_place
 from common.errors import MmRouterError
 from common.log_lines import configure_logging
 from common.settings_summary import log_settings
@@ -41,11 +42,12 @@ def main(run: Run = serve) -> None:
     configure_vllms_logging(args.serve)
     if siblings is None or siblings.name == "0":
         log_settings(logger, args.summary, args.strays)
-    if args.process.nvtx:
-        enable_nvtx()
     os.environ.setdefault("VLLM_MEDIA_CONNECTOR", CONNECTOR_NAME)
     raise_file_limit(args.http.max_connections)
     try:
+        check_place(args.discovery)
+        if args.process.nvtx:
+            enable_nvtx()
         prepare(args.process.otlp_traces_endpoint, "frontend")
         with exporting(args.process.otlp_traces_endpoint, f"{name} {secrets.token_hex(4)}"):
             uvloop.run(_watched(run(args, siblings)))

@@ -67,8 +67,8 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.serve.exception_handling.handlers.vllm_error",
             "vllm.entrypoints.serve.middleware.x_request_id",
             "vllm.envs",
-            "vllm.tool_parsers",
         ),
+        "frontend/http/tools.py": ("vllm.reasoning", "vllm.tool_parsers"),
     },
     "command line": {
         "backend_worker/args.py": ("vllm",),

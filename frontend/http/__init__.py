@@ -27,6 +27,7 @@ from frontend.http.server import (
 from frontend.http.settings import HttpSettings, KeySettings
 from frontend.http.status import FleetStatus, Status, status_routes
 from frontend.http.status_page import page_routes
+from frontend.http.tools import check_parsers
 from frontend.http.uvicorn_server import Server
 from frontend.http.worker_metrics import worker_metrics_routes
 
@@ -53,6 +54,7 @@ __all__ = [
     "Traced",
     "attainable_files",
     "build_vllm_app",
+    "check_parsers",
     "files_needed",
     "graceful_shutdown",
     "history_routes",

@@ -24,7 +24,6 @@ from vllm.entrypoints.serve.exception_handling.handlers.vllm_error import vllm_e
 from vllm.entrypoints.serve.middleware.x_request_id import XRequestIdMiddleware
 from vllm.exceptions import VLLMError
 from vllm.tasks import SupportedTask
-from vllm.tool_parsers import ToolParserManager
 
 from common.errors import ConfigurationError, OverloadedError, causes
 from common.vllm_command_line import adopt_servers_lines
@@ -52,6 +51,7 @@ from frontend.http.lookups import (
 from frontend.http.operate import REPLACED, Operating, vllms_routes
 from frontend.http.refused_fields import RefusedFieldError, answer_refused
 from frontend.http.settings import HttpSettings
+from frontend.http.tools import say_where_tool_flags_go
 from frontend.workers import Adapters
 
 MODELS: Final = "/v1/models"
@@ -86,10 +86,8 @@ async def build_vllm_app(
         apart: make it in a thread, since others are served meanwhile: it takes seconds.
 
     Raises:
-        KeyError: a tool or reasoning parser that doesn't exist, from vLLM.
+        KeyError: a reasoning parser of the workers' that doesn't exist here, from vLLM.
     """
-    if args.tool_parser_plugin:
-        ToolParserManager.import_tool_parser(args.tool_parser_plugin)
     validate_api_server_args(args)
     fail_fast()
     assembling = _assembled(client, args, tasks)
@@ -103,6 +101,7 @@ async def build_vllm_app(
     plain_streams.install()
     echo.install()
     straight_streams.install(app.user_middleware)
+    say_where_tool_flags_go(app)
     _handle_errors(app)
     _drop_doubles(app)
     _count_together(app)

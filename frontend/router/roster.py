@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from common.identity import Incarnation, Target, WorkerId
+from common.identity import Incarnation, MmHash, Target, WorkerId
 from common.step_sums import EngineSums, RenderingSums, ShippingSums
 from common.supervised import supervise
 from frontend.router.events import Feed, FeedMaker
@@ -38,6 +38,13 @@ class _Listing(NamedTuple):
     targets: Sequence[Target]
     slots: Sequence[int]
     positions: dict[Target, int]
+
+
+class _Held(NamedTuple):
+    """Media that a worker acknowledged before it left."""
+
+    incarnation: Incarnation
+    items: list[MmHash]
 
 
 class Roster:
@@ -83,6 +90,7 @@ class Roster:
         self.rendering = Rendering(self.media)
         self.estimator = Estimator(self.indexes, self.media, self.encoded)
         self._workers: dict[WorkerId, RoutableWorker] = {}
+        self._held: dict[WorkerId, _Held] = {}
         self._hashers: dict[HashScheme, HashMemo] = {}
         self.feeds: dict[WorkerId, Feed] = {}
         self.workers: Mapping[WorkerId, RoutableWorker] = self._workers
@@ -114,6 +122,10 @@ class Roster:
             # Costs in tokens take what was sent for encoded, for as long as it is held.
             self.encoded.add(target, worker.encoder_tokens if self._pricing.in_ms else 0)
         self.media.add(worker.worker_id)
+        held = self._held.pop(worker.worker_id, None)
+        if held is not None and held.incarnation == worker.incarnation:
+            # Only the connection was lost. What the engine evicted since, it asks for (Nack).
+            self.media.acked(worker.worker_id, held.items)
         for target in worker.targets:
             self._pricing.add(target, worker.max_num_seqs)
         self.load.add(worker.worker_id, worker.targets, worker.kv_tokens)
@@ -129,8 +141,9 @@ class Roster:
             )
 
     async def remove(self, worker_id: WorkerId) -> None:
-        """Forget a worker: its blocks, media, load and events. Unknown ids are ignored.
+        """Forget a worker: its blocks, load and events. Unknown ids are ignored.
 
+        Its media are forgotten too, unless the same run is added again before :meth:`forget`.
         Its requests in flight may still be reported as finished.
         """
         worker = self._workers.pop(worker_id, None)
@@ -143,6 +156,7 @@ class Roster:
             self.encoded.drop(target)
         self._list()
         self.indexes.drop(worker_id)
+        self._held[worker_id] = _Held(worker.incarnation, self.media.items(worker_id))
         self.media.drop(worker_id)
         self.rendering.drop(worker_id)
         if all(other.scheme != worker.scheme for other in self._workers.values()):
@@ -150,6 +164,10 @@ class Roster:
         feed = self.feeds.pop(worker_id, None)
         if feed is not None:
             await feed.close()
+
+    def forget(self, worker_id: WorkerId) -> None:
+        """Forget the media of a worker that was removed: it does not come back."""
+        self._held.pop(worker_id, None)
 
     async def close(self) -> None:
         """Remove all workers and stop every task. The roster is of no use afterwards."""

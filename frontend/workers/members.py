@@ -33,6 +33,8 @@ class Member:
         keeper: opens the link, again and again, until the card is gone and the link lost.
         leaving: why the link is closed, for the requests on it.
         joined: when the link was opened: monotonic seconds.
+        media_emptied: how often an operator had its media forgotten, as it said last; kept from
+            link to link, as the media are.
         adapters: that it has, as it said last: on its card, or later.
         active_adapters: names of those that its engine used last.
         gauges: what shows its requests, by rank and whose they are, while it serves.
@@ -45,6 +47,7 @@ class Member:
     keeper: asyncio.Task[None] | None = None
     leaving: str = "this frontend is shutting down"
     joined: float = float("-inf")
+    media_emptied: int | None = None
     adapters: Sequence[Adapter] = ()
     active_adapters: Sequence[str] = ()
     gauges: dict[tuple[int, str], Gauge] = field(default_factory=dict)

@@ -95,6 +95,7 @@ class Serving:
         """Once the last incarnation under it is gone for good, so is what is held against it."""
         if self._members.forget_name(worker_id):
             self._router.ejection.forget(worker_id)
+            self._router.roster.forget(worker_id)
             self._router.drained.remove(worker_id)
             asyncio.get_running_loop().call_later(SHOWN_S, self._show_no_more, worker_id)
 
@@ -115,8 +116,9 @@ class Serving:
         self._router.resting.reported(worker_id, status.condition)
         if before is None or before.blocks_emptied != status.blocks_emptied:
             self._router.roster.blocks_emptied(worker_id, status.blocks_emptied)
-        if before is None or before.media_emptied != status.media_emptied:
+        if member.media_emptied not in (None, status.media_emptied):
             self._router.roster.media_emptied(worker_id)
+        member.media_emptied = status.media_emptied
         HF_PROCESSOR_RUNS.labels("worker", worker_id).set(status.hf_processor_runs)
         self._router.roster.stepped(worker_id, status.steps, status.shipping)
         self._router.roster.rendered(worker_id, status.rendering)

@@ -106,6 +106,7 @@ class Server:
 
 def start_all(stack: ExitStack, work: Path) -> list[Server]:
     model, cards = work / "model", work / "cards"
+    cards.mkdir(mode=0o700, exist_ok=True)
     script = Path(__file__).parents[2] / "examples" / "demo_model.py"
     subprocess.run([sys.executable, str(script), str(model)], check=True, capture_output=True)
     worker = Process(

@@ -154,6 +154,7 @@ class Lab:
         within = ["env", "-C", str(checkout), sys.executable, "-m"]
         env = self._gpu.to_env() | {FOLDER_VARIABLE: str(self.totals), "PYTHONPATH": str(checkout)}
         cards, worker, port = self._work / f"cards-{name}", f"worker-{name}", free_port()
+        cards.mkdir(mode=0o700, exist_ok=True)
         process = Process(
             worker,
             [

@@ -160,7 +160,10 @@ def start_worker(
 
 
 def discovery_flag(place: Path | str) -> str:
-    return f"--discovery={place}" if isinstance(place, str) else f"--discovery-dir={place}"
+    if isinstance(place, str):
+        return f"--discovery={place}"
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return f"--discovery-dir={place}"
 
 
 def card_path(discovery: Path, name: str) -> Path:

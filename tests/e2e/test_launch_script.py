@@ -1,14 +1,22 @@
-"""The launch script as a user runs it: to the curl that it prints and what the quickstart has, and
-out with Ctrl-C. tests/unit/deploy has the other scripts, which start this one."""
+"""The launch script as `make run` starts it: its curl, the quickstart, and a chat program's tools.
 
+Then out with Ctrl-C. tests/unit/deploy has the other scripts, which start this one.
+"""
+
+import json
 import re
 import secrets
 import signal
+import ssl
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import httpx
+
+from tests.certificates import Authority
 from tests.e2e.processes import Process, environment, shared_memory_of
 from tests.ports import free_port
 
@@ -42,6 +50,43 @@ def wait_until_ready(script: Process) -> str:
     return script.tail(500)
 
 
+def of_the_demo(name: str) -> str:
+    """Flags that the Makefile gives to the demo."""
+    (flags,) = re.findall(rf"^{name} := (.*)$", (ROOT / "Makefile").read_text(), re.M)
+    return str(flags)
+
+
+def many_tools() -> list[dict[str, Any]]:
+    """As Open WebUI sends them with each message: 36 functions in 25 KB of JSON."""
+    optional = {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None}
+    properties = {
+        "query": {"type": "string", "description": "What to look for"},
+        "ids": {"type": "array", "items": {"type": "string"}},
+        "count": {"type": "integer", "default": 5},
+        "skip": optional,
+    }
+    parameters = {"type": "object", "properties": properties, "required": ["query"]}
+    about = "Look through what this user has kept, and return what was found there. "
+    functions = [
+        {"name": f"search_{number}", "description": about * 5, "parameters": parameters}
+        for number in range(36)
+    ]
+    return [{"type": "function", "function": each} for each in functions]
+
+
+def greet(url: str, verify: ssl.SSLContext | bool = True) -> httpx.Response:
+    """The first message of a user of Open WebUI."""
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "hello"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "tools": many_tools(),
+    }
+    assert 24_000 < len(json.dumps(body["tools"])) < 27_000
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=300, verify=verify)
+
+
 def try_the_curl(printed: str) -> None:
     (curl,) = re.findall(r"^\s*(curl .*?)(?:\n\s*\n|\Z)", printed, re.M | re.S)
     answer = subprocess.run(
@@ -66,10 +111,26 @@ def living(mark: str) -> list[int]:
 
 def test_it_serves_until_ctrl_c_and_leaves_nothing(model: Path, tmp_path: Path) -> None:
     mark = secrets.token_hex(8)
-    script = start(model, tmp_path, MARK=mark)
+    cards = tmp_path / "cards"
+    cards.mkdir(mode=0o700)
+    demo = {
+        "ENGINE_ARGS": of_the_demo("DEMO_ENGINE_ARGS"),
+        "FRONTEND_ARGS": of_the_demo("DEMO_FRONTEND_ARGS"),
+    }
+    shared = {"DISCOVERY": str(cards), "WORKER_NAME": "worker"}
+    script = start(model, tmp_path, MARK=mark, **demo, **shared)
     try:
         printed = wait_until_ready(script)
         try_the_curl(printed)
+        assert "worker-0" in paste(example_client(printed))
+
+        greeted = greet(url_of(printed))
+        assert greeted.status_code == 200, greeted.text
+        usage = re.findall(r'"usage":(\{.*?\}),', greeted.text)[-1]
+        assert '"completion_tokens":256' in usage, "the demo's answers have an end"
+        assert greeted.text.endswith("data: [DONE]\n\n")
+
+        over_tls(model, tmp_path, cards)
 
         said = [run_as_pasted(lines, url_of(printed)) for lines in quickstart()]
         assert len(said) == 3
@@ -85,6 +146,42 @@ def test_it_serves_until_ctrl_c_and_leaves_nothing(model: Path, tmp_path: Path) 
         script.stop()
 
 
+def over_tls(model: Path, tmp_path: Path, cards: Path) -> None:
+    """Another frontend for the same worker, which asks for a client certificate, and has no flags
+    for tools."""
+    authority = Authority(tmp_path / "ca")
+    server, client = authority.certify("127.0.0.1"), authority.certify("client")
+    flags = (
+        f"--ssl-certfile {server.certificate} --ssl-keyfile={server.key} "
+        f"--ssl-ca-certs={authority.certificate} --ssl-cert-reqs 2"
+    )
+    certificates = {"CLIENT_CERT": str(client.certificate), "CLIENT_KEY": str(client.key)}
+    (tmp_path / "tls").mkdir()
+    script = start(
+        model, tmp_path / "tls", WORKERS="0", FRONTEND_ARGS=flags, DISCOVERY=str(cards),
+        **certificates,
+    )  # fmt: skip
+    try:
+        printed = wait_until_ready(script)
+        assert url_of(printed).startswith("https://127.0.0.1:")
+        try_the_curl(printed)
+        context = ssl.create_default_context(cafile=authority.certificate)
+        context.load_cert_chain(client.certificate, client.key)
+        refused = greet(url_of(printed), context)
+        assert refused.status_code == 400
+        assert "at the frontend (python -m frontend" in refused.text
+    finally:
+        script.signal(signal.SIGINT)
+        script.wait()
+        script.stop()
+
+
+def example_client(printed: str) -> str:
+    """The second command that the script prints."""
+    (command,) = re.findall(r"^\S*python\S* \S*send_pictures.py --stream --url .*$", printed, re.M)
+    return str(command)
+
+
 def quickstart() -> list[str]:
     """What the page has one paste into a shell while everything runs."""
     page = (ROOT / "docs" / "quickstart.md").read_text()
@@ -96,9 +193,14 @@ def run_as_pasted(lines: str, url: str) -> str:
     """The output of such lines, but for port and interpreter as they stand there."""
     lines = lines.replace("http://127.0.0.1:8000", url).replace(".venv/bin/python", sys.executable)
     lines = lines.replace("send_pictures.py", f"send_pictures.py --url {url}")
+    return paste(lines, ROOT)
+
+
+def paste(lines: str, directory: Path | None = None) -> str:
+    """What a shell prints for them, in the working directory of the script unless told."""
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", lines],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False, env=environment(),
+        cwd=directory, capture_output=True, text=True, timeout=120, check=False, env=environment(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout

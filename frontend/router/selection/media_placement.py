@@ -100,6 +100,10 @@ class MediaPlacement:
         """Whether the worker acknowledged the item, and so need not be sent it."""
         return mm_hash in self._held.get(worker_id, ())
 
+    def items(self, worker_id: WorkerId) -> list[MmHash]:
+        """Those that the worker acknowledged, the least recently used first."""
+        return [*self._held.get(worker_id, ())]
+
     def count(self, worker_id: WorkerId) -> int:
         """Items that the worker acknowledged and that were not found to be gone."""
         return len(self._held.get(worker_id, ()))

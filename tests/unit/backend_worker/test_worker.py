@@ -1,8 +1,12 @@
-"""How a worker leaves."""
+"""How a worker leaves, and how it ends where its engine can't be started."""
 
 import asyncio
+import json
 import os
+import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ from backend_worker import worker
 from backend_worker.args import parse
 from common.card import WorkerCard, WorkerState
 from common.discovery.base import CardPublisher
-from common.errors import DiscoveryError
+from common.errors import ConfigurationError, DiscoveryError
 from common.identity import Incarnation, WorkerId
 from tests.fakes.cards import make_card
 from tests.waiting import until
@@ -66,3 +70,58 @@ async def test_a_worker_that_can_not_say_that_it_leaves_drains_all_the_same(
     await until(leaving.done)
     await leaving
     assert service.drained
+
+
+@pytest.fixture(autouse=True)
+def on_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the command sets it, so that it goes afterwards."""
+    monkeypatch.setenv("VLLM_HOST_IP", "127.0.0.1")
+
+
+@pytest.fixture
+def unstartable(model: Path, tmp_path: Path) -> Path:
+    """A copy of the demo model."""
+    return shutil.copytree(model, tmp_path / "copy")
+
+
+async def refused(model: Path, directory: Path, *flags: str) -> str:
+    """What a worker says of its engine."""
+    args = parse([str(model), f"--discovery-dir={directory}", *flags])
+    with pytest.raises(ConfigurationError) as caught:
+        await worker._run(args)
+    return str(caught.value)
+
+
+async def test_an_architecture_that_nobody_knows_is_a_sentence(
+    unstartable: Path, tmp_path: Path
+) -> None:
+    file = unstartable / "config.json"
+    config = json.loads(file.read_text()) | {"model_type": "foo", "architectures": ["Foo"]}
+    file.write_text(json.dumps(config))
+    said = await refused(unstartable, tmp_path)
+    assert said.startswith(f"the engine of {unstartable} did not start: ")
+    assert "does not recognize this architecture" in said
+    assert "\n" not in said and "pydantic" not in said
+
+
+async def test_a_context_that_the_model_has_not_is_a_sentence(model: Path, tmp_path: Path) -> None:
+    said = await refused(model, tmp_path, "--max-model-len=999999999")
+    assert "is greater than the derived max_model_len" in said
+    assert "\n" not in said
+
+
+def test_the_command_says_at_once_that_there_is_no_model(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "backend_worker", f"{tmp_path}/nothing"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        f"python -m backend_worker: error: there is no directory {tmp_path}/nothing\n"
+    )
+
+
+def test_a_tokenizer_that_is_not_there(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse([str(model), f"--discovery-dir={tmp_path}", "--tokenizer=/no/such"])
+    assert "error: --tokenizer: there is no /no/such\n" in capsys.readouterr().err

@@ -3,6 +3,7 @@ say of their trace."""
 
 import asyncio
 import re
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as any_
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 
 from common import telemetry
+from common.errors import ConfigurationError
 from common.telemetry import stage
 from common.tracing import (
     LONGEST_STATE,
@@ -253,7 +255,7 @@ class Ranges:
         self.seen: list[tuple[str, str]] = []
         monkeypatch.setattr(nvtx, "start_range", self._start)
         monkeypatch.setattr(nvtx, "end_range", self.open.remove)
-        monkeypatch.setattr(telemetry, "_nvtx_enabled", True)
+        monkeypatch.setattr(telemetry, "_nvtx", nvtx)
 
     def _start(self, message: str, *, domain: str) -> int:
         self.seen.append((message, domain))
@@ -281,8 +283,16 @@ async def test_ranges_overlap_in_a_domain_of_our_own(monkeypatch: pytest.MonkeyP
 
 
 def test_the_real_nvtx_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telemetry, "_nvtx_enabled", True)
+    monkeypatch.setattr(telemetry, "_nvtx", nvtx)
     with stage("a"), stage("b"):
+        pass
+
+
+def test_nvtx_without_its_package_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvtx", None)
+    with pytest.raises(ConfigurationError, match=r"--nvtx needs a package .*: pip install nvtx"):
+        telemetry.enable_nvtx()
+    with stage("a"):
         pass
 
 

@@ -2,9 +2,11 @@
 through the real command lines; tests/e2e runs scripts with engines."""
 
 import contextlib
+import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,14 +19,35 @@ from backend_worker.args import parse as parse_worker
 from common import fleet_key
 from frontend.args import FrontendArgs
 from frontend.args import parse as parse_frontend
+from frontend.router.modes import RouterMode
+from tests.certificates import Authority
 from tests.e2e.processes import Process
 from tests.fakes.launched import calls, interpreter
 from tests.ports import free_port
 
 SCRIPTS = Path(__file__).parents[3] / "examples" / "launch"
 READY = "Ctrl-C stops everything"
+UNSET = "unset"
+PLAYED = '{"content": "played"}'
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+
+
+def model_at(directory: Path) -> Path:
+    """What looks like a model."""
+    directory.mkdir()
+    (directory / "config.json").write_text('{"model_type": "qwen2_vl"}')
+    for name in ("model.safetensors", "tokenizer.json"):
+        (directory / name).write_text("{}")
+    return directory
+
+
+def pasted(printed: str) -> str:
+    """What the curl of a script answers, as pasted into a shell."""
+    (curl,) = re.findall(r"^\s*(curl .*?)(?:\n\s*\n|\Z)", printed, re.M | re.S)
+    answer = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=60)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
 
 
 class Launch:
@@ -34,10 +57,16 @@ class Launch:
         directory.mkdir()
         self.directory = directory
         python = str(interpreter(directory))
-        defaults = {"MODEL": "some/model", "RUN_DIR": str(directory / "run")}
+        defaults = {
+            "MODEL": str(model_at(directory / "model")),
+            "RUN_DIR": str(directory / "run"),
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        hidden = variables.get("CUDA_VISIBLE_DEVICES", "") == UNSET
+        unset = ["env", "-u", "CUDA_VISIBLE_DEVICES"] if hidden else []
         self.process = Process(
             script,
-            [str(SCRIPTS / script), *flags],
+            [*unset, str(SCRIPTS / script), *flags],
             directory / "script.log",
             **defaults | {"MMROUTER_PYTHON": python, "DISCOVERY": "", **variables},
         )
@@ -85,24 +114,102 @@ def test_one_host_serves_the_curl_that_it_prints_and_passes_the_transfer_mode_on
     ) as one:
         one.until(READY)
         printed = one.process.log.read_text()
-        (curl,) = re.findall(r"^\s*(curl .*?)(?:\n\s*\n|\Z)", printed, re.M | re.S)
-        answer = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=60)
-        assert (answer.returncode, answer.stdout) == (0, '{"content": "played"}'), answer.stderr
+        assert pasted(printed) == PLAYED
+        (url,) = re.findall(r"at (http://127.0.0.1:[0-9]+)\. Try:", printed)
+        assert f"examples/send_pictures.py --stream --url {url}\n" in printed
         started = calls(one.directory, "frontend") + calls(one.directory, "backend_worker")
         assert [call.environment["DYNAMO_MM_TRANSFER"] for call in started] == ["nixl"] * 3
         assert {worker.worker_id for worker in one.workers} == {"worker-0", "worker-1"}
 
 
-def test_a_frontend_that_asks_for_a_key_is_served_without_a_curl(tmp_path: Path) -> None:
-    """The script has no key, so it can't ask for the model's name. That is not its end."""
-    variables = {"WORKERS": "1", "FRONTEND_ARGS": "--api-key-file keys"}
+def test_a_frontend_that_asks_for_a_key_gets_it_from_its_file_and_nobody_sees_it(
+    tmp_path: Path,
+) -> None:
+    keys = tmp_path / "api keys"
+    keys.write_text("# of users\n\nsesame\n")
+    variables = {"WORKERS": "1", "FRONTEND_ARGS": f"--api-key-file '{keys}'"}
     with launched(tmp_path / "one", "agg_multimodal_router.sh", **variables) as one:
         one.until(READY)
         printed = one.process.log.read_text()
-        assert "/v1/models answered with status 401" in printed
-        assert "The frontend says more to whoever has its key" in printed
-        assert not re.search(r"^\s*curl ", printed, re.M)
+        assert "sesame" not in printed
+        assert pasted(printed) == PLAYED
+        assert 'OPENAI_API_KEY="$(grep ' in printed
+
+
+@pytest.mark.parametrize("form", ["{0} {1}", "{0}={1}", "file"])
+def test_over_tls(form: str, tmp_path: Path) -> None:
+    """The certificate is of an authority that no system knows."""
+    pair = Authority(tmp_path / "ca").certify("127.0.0.1")
+    files = {"--ssl-certfile": pair.certificate, "--ssl-keyfile": pair.key}
+    arguments = " ".join(form.format(flag, path) for flag, path in files.items())
+    if form == "file":
+        config = tmp_path / "frontend.yaml"
+        config.write_text("".join(f"{flag[2:]}: {path}\n" for flag, path in files.items()))
+        arguments = f"--config {config}"
+    variables = {"WORKERS": "1", "FRONTEND_ARGS": arguments}
+    with launched(tmp_path / "one", "agg_multimodal_router.sh", **variables) as one:
+        one.until(READY)
+        printed = one.process.log.read_text()
+        assert re.search(r"at https://127.0.0.1:[0-9]+\. Try:", printed)
+        assert " --cacert " in printed and "--insecure" not in printed
+        assert pasted(printed) == PLAYED
+
+
+def test_over_tls_with_a_certificate_for_another_host(tmp_path: Path) -> None:
+    pair = Authority(tmp_path / "ca").certify("models.example.org")
+    arguments = f"--ssl-certfile {pair.certificate} --ssl-keyfile {pair.key}"
+    variables = {"WORKERS": "1", "FRONTEND_ARGS": arguments, "HOST": "0.0.0.0"}
+    with launched(tmp_path / "one", "agg_multimodal_router.sh", **variables) as one:
+        one.until(READY)
+        printed = one.process.log.read_text()
+        assert "--insecure, since its certificate is not one for 127.0.0.1." in printed
+        assert pasted(printed) == PLAYED
+
+
+def test_a_frontend_that_asks_for_a_client_certificate(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "ca")
+    pair, client = authority.certify("127.0.0.1"), authority.certify("client")
+    variables = {
+        "WORKERS": "1",
+        "FRONTEND_ARGS": f"--ssl-certfile {pair.certificate} --ssl-keyfile {pair.key} "
+        f"--ssl-ca-certs {authority.certificate} --ssl-cert-reqs=2",
+    }
+    with launched(tmp_path / "without", "agg_multimodal_router.sh", **variables) as one:
+        one.until(READY)
+        printed = one.process.log.read_text()
+        assert re.search(r"at https://127.0.0.1:[0-9]+\. Try:", printed)
+        assert "It asks for a client certificate: name one with CLIENT_CERT=" in printed
         one.process.check_alive()
+    variables |= {"CLIENT_CERT": str(client.certificate), "CLIENT_KEY": str(client.key)}
+    with launched(tmp_path / "with", "agg_multimodal_router.sh", **variables) as one:
+        one.until(READY)
+        assert pasted(one.process.log.read_text()) == PLAYED
+
+
+@pytest.mark.parametrize("host", ["::1", "0.0.0.0", "::"])
+def test_other_addresses(host: str, tmp_path: Path) -> None:
+    if ":" in host and not has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    with launched(tmp_path / "one", "agg_multimodal_router.sh", WORKERS="1", HOST=host) as one:
+        one.until(READY)
+        assert pasted(one.process.log.read_text()) == PLAYED
+
+
+def has_ipv6() -> bool:
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            return False
+        return True
+
+
+def test_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    variables = {"WORKERS": "1", "FRONTEND_ARGS": f"--uds {path}"}
+    with launched(tmp_path / "one", "agg_multimodal_router.sh", **variables) as one:
+        one.until(READY)
+        assert pasted(one.process.log.read_text()) == PLAYED
 
 
 def test_what_is_awaited_is_said(tmp_path: Path) -> None:
@@ -156,26 +263,139 @@ def test_frontends_and_workers_on_hosts_of_their_own(tmp_path: Path) -> None:
             assert process.fleet_key_file == key
 
 
+ROUTER = "agg_multimodal_router.sh"
+
+
 @pytest.mark.parametrize(
     ("script", "variables", "sentence"),
     [
         ("worker_host.sh", {}, "WORKER_HOST: is the address"),
         ("frontend_host.sh", {"FLEET_KEY_FILE": "x"}, "DISCOVERY: is where all hosts find cards"),
-        ("agg_multimodal_router.sh", {"WORKERS": "0"}, "WORKERS=0 needs DISCOVERY"),
-        ("agg_multimodal_router.sh", {"FRONTENDS": "some"}, "FRONTENDS must be a number"),
-        ("agg_multimodal_router.sh", {"MODEL": ""}, "MODEL is not set"),
-        ("agg_multimodal_router.sh", {"MODEL": "broken", "WORKERS": "1"}, "max_model_len is too"),
+        (ROUTER, {"WORKERS": "0"}, "WORKERS=0 starts frontends only: set DISCOVERY"),
+        (ROUTER, {"FRONTENDS": "0"}, "FRONTENDS=0 starts workers only: set DISCOVERY"),
+        (ROUTER, {"FRONTENDS": "some"}, "FRONTENDS must be a number"),
+        (ROUTER, {"GPUS_PER_WORKER": "0"}, "GPUS_PER_WORKER must be 1 or more"),
+        (ROUTER, {"START_TIMEOUT": "2m"}, "START_TIMEOUT must be a number"),
+        (ROUTER, {"SINGLE_GPU": "yes"}, "SINGLE_GPU='yes' is not one of: true false"),
+        (ROUTER, {"GPU_MEMORY_UTILIZATION": "40"}, "GPU_MEMORY_UTILIZATION must be a fraction"),
+        (ROUTER, {"WORKER_NAME": "a b"}, "WORKER_NAME must have letters, digits"),
+        (ROUTER, {"FRONTEND_ARGS": "--ssl-certfile /no"}, "--ssl-certfile: /no can't be read"),
+        (ROUTER, {"ROUTER_MODE": "kvv"}, "ROUTER_MODE='kvv' is not one of: kv round-robin"),
+        (ROUTER, {"PORT": "http"}, "PORT must be a number"),
+        (ROUTER, {"PORT": "65536"}, "ports end at 65535"),
+        (ROUTER, {"HOST": "no.such.host.invalid"}, "HOST=no.such.host.invalid is no address"),
+        (ROUTER, {"DISCOVERY": "/no/such"}, "DISCOVERY=/no/such is no directory: make it"),
+        (ROUTER, {"FLEET_KEY_FILE": "/no/such"}, "FLEET_KEY_FILE=/no/such can't be read"),
+        (ROUTER, {"ENGINE_ARGS": "--a 'b"}, "ENGINE_ARGS can't be taken apart"),
+        (ROUTER, {"FRONTEND_ARGS": "--port 1"}, "FRONTEND_ARGS has --port"),
+        (ROUTER, {"FRONTEND_ARGS": "--config /no/such"}, "--config /no/such can't be read"),
+        (ROUTER, {"FRONTEND_ARGS": "--api-key-file /no"}, "the API keys in /no can't be read"),
+        (ROUTER, {"FRONTEND_ARGS": "--uds /x", "FRONTENDS": "2"}, "--uds is one socket"),
+        (ROUTER, {"CLIENT_CERT": "/no/such"}, "CLIENT_CERT=/no/such can't be used"),
+        (ROUTER, {"MODEL": ""}, "MODEL is not set"),
+        (ROUTER, {"MODEL": "/no/such"}, "there is no directory /no/such"),
+        (ROUTER, {"RUN_DIR": "/dev/null/x"}, "RUN_DIR=/dev/null/x can't be written to"),
+        (ROUTER, {"TMPDIR": "/no/such"}, "TMPDIR=/no/such can't be written to"),
     ],
 )
-def test_what_can_t_be_is_said(
+def test_what_can_t_be_is_said_before_anything_is_started(
     script: str, variables: dict[str, str], sentence: str, tmp_path: Path
 ) -> None:
     launch = Launch(tmp_path / "launch", script, **variables)
     try:
         assert launch.process.wait(120) != 0
-        assert sentence in launch.process.log.read_text()
+        printed = launch.process.log.read_text()
+        assert sentence in printed
+        assert "Traceback" not in printed and "logs:" not in printed
+        assert (
+            calls(launch.directory, "frontend") == calls(launch.directory, "backend_worker") == []
+        )
     finally:
         launch.process.stop()
+
+
+def test_a_port_in_use(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        launch = Launch(tmp_path / "launch", ROUTER, PORT=port)
+        assert launch.process.wait(120) == 1
+    assert f"port {port} on 127.0.0.1 is in use: choose another" in launch.process.log.read_text()
+
+
+def test_a_worker_that_ends_at_its_start_ends_the_script_with_what_it_said(tmp_path: Path) -> None:
+    broken = model_at(tmp_path / "broken")
+    launch = Launch(tmp_path / "launch", ROUTER, MODEL=str(broken), WORKERS="1")
+    try:
+        assert launch.process.wait(120) != 0
+        assert "max_model_len is too" in launch.process.log.read_text()
+    finally:
+        launch.process.stop()
+
+
+def test_the_script_knows_all_router_modes() -> None:
+    named = re.search(r"^one_of ROUTER_MODE (.*)$", (SCRIPTS / ROUTER).read_text(), re.M)
+    assert named is not None
+    assert named[1].split() == [mode.value for mode in RouterMode]
+
+
+LISTED = """\
+GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0a)
+  MIG 3g.40gb     Device  0: (UUID: MIG-1a)
+  MIG 3g.40gb     Device  1: (UUID: MIG-1b)
+GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-0b)
+"""
+
+
+@pytest.mark.parametrize(
+    ("visible", "given"),
+    [
+        (None, ["MIG-1a", "MIG-1b", "1"]),
+        ("GPU-0b, GPU-0a", ["GPU-0b", "GPU-0a"]),
+        ("MIG-1b,MIG-1a", ["MIG-1b", "MIG-1a"]),
+        ("3,1", ["3", "1"]),
+    ],
+)
+def test_each_worker_has_a_gpu_of_its_own(
+    visible: str | None, given: list[str], tmp_path: Path
+) -> None:
+    """By number or UUID; a GPU that is divided has its instances."""
+    with launched(tmp_path / "one", ROUTER, **gpu_machine(tmp_path, visible, len(given))) as one:
+        one.until(READY)
+        workers = calls(one.directory, "backend_worker")
+        workers.sort(key=lambda call: call.value("--worker-id"))
+        assert [call.environment["CUDA_VISIBLE_DEVICES"] for call in workers] == given
+        (frontend,) = calls(one.directory, "frontend")
+        assert frontend.environment["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize("visible", ["", "-1", "-1,0"])
+def test_a_host_whose_gpus_are_hidden_has_none(visible: str, tmp_path: Path) -> None:
+    with launched(tmp_path / "one", ROUTER, **gpu_machine(tmp_path, visible, 1)) as one:
+        one.until(READY)
+        assert "running on CPU" in one.process.log.read_text()
+
+
+def test_an_engine_has_one_instance_of_mig(tmp_path: Path) -> None:
+    variables = gpu_machine(tmp_path, "MIG-1a,MIG-1b", 1) | {"GPUS_PER_WORKER": "2"}
+    launch = Launch(tmp_path / "launch", ROUTER, **variables)
+    assert launch.process.wait(120) == 1
+    assert "can use one MIG instance only" in launch.process.log.read_text()
+
+
+def gpu_machine(directory: Path, visible: str | None, workers: int) -> dict[str, str]:
+    """With a driver that lists GPUs, and an environment that has vLLM's CUDA build."""
+    programs = directory / "bin"
+    programs.mkdir()
+    (programs / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<'END'\n{LISTED}END\n")
+    (programs / "nvidia-smi").chmod(0o755)
+    return {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "WORKERS": str(workers),
+        "PLAYED_BUILD": "cuda",
+        "CUDA_VISIBLE_DEVICES": UNSET if visible is None else visible,
+    }
 
 
 @pytest.mark.parametrize("script", sorted(path.name for path in SCRIPTS.glob("*.sh")))

@@ -1,13 +1,27 @@
 """What a launch script waits for, where its frontend asks for a key that the script has not got."""
 
+import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from examples.launch import launch_tools
+from tests.certificates import Authority
+from tests.ports import free_port
+
+TOOLS = Path(__file__).parents[3] / "examples" / "launch" / "launch_tools.py"
+
+
+def awaited(*arguments: str) -> str:
+    """As the scripts ask."""
+    command = [sys.executable, "-S", str(TOOLS), "awaited", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout.strip()
 
 
 class Guarded(BaseHTTPRequestHandler):
@@ -24,12 +38,8 @@ class Guarded(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Guarded) as server:
-        serving = threading.Thread(target=server.serve_forever)
-        serving.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        serving.join()
+    with serving() as url:
+        yield url
 
 
 def test_where_a_frontend_does_not_say_whom_it_knows_the_worker_is_believed(
@@ -37,7 +47,54 @@ def test_where_a_frontend_does_not_say_whom_it_knows_the_worker_is_believed(
 ) -> None:
     log = tmp_path / "log"
     log.write_text("Starting to load model x\n")
-    assert launch_tools.awaited([url], {"w0": log}) == "w0: loading weights"
+    assert awaited(url, f"w0={log}") == "w0: loading weights"
     log.write_text("worker w0 serves x at tcp://127.0.0.1:1\n")
-    assert launch_tools.awaited([url], {"w0": log}) == ""
-    assert launch_tools.awaited([url], {}) == ""
+    assert awaited(url, f"w0={log}") == ""
+    assert awaited(url) == ""
+
+
+def test_nobody_listens() -> None:
+    assert awaited(f"http://127.0.0.1:{free_port()}") == "frontend: it does not listen yet"
+
+
+def test_one_that_asks_for_a_certificate_is_ready_when_its_log_says_so(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "ca")
+    pair = authority.certify("127.0.0.1")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*pair)
+    context.load_verify_locations(authority.certificate)
+    context.verify_mode = ssl.CERT_REQUIRED
+    log = tmp_path / "log"
+    log.write_text("INFO [frontend] frontend.app: waiting for workers in /cards\n")
+    for newest in (ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_2):
+        context.maximum_version = newest
+        with serving(context) as url:
+            assert "it has no worker yet" in awaited(f"{url}={log}")
+            assert awaited(url) == ""
+            with log.open("a") as file:
+                file.write("INFO [frontend] frontend.app: serving demo\n")
+            assert awaited(f"{url}={log}") == ""
+        log.write_text("INFO [frontend] frontend.app: waiting for workers in /cards\n")
+
+
+@contextmanager
+def serving(context: ssl.SSLContext | None = None) -> Iterator[str]:
+    """A guarded frontend, over TLS with a context."""
+    with Server(("127.0.0.1", 0), Guarded) as server:
+        if context is not None:
+            # Each shakes hands in its own thread.
+            server.socket = context.wrap_socket(
+                server.socket, server_side=True, do_handshake_on_connect=False
+            )
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+class Server(ThreadingHTTPServer):
+    """Says nothing of clients that it does not let in."""
+
+    def handle_error(self, *_: object) -> None:
+        pass

@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 
 from common.discovery.file import FileCardPublisher, FileDiscovery
-from common.discovery.settings import DiscoverySettings, default_discovery_dir
+from common.discovery.settings import (
+    DiscoverySettings,
+    check_place,
+    default_discovery_dir,
+)
 from common.errors import ConfigurationError, DiscoveryError
 from tests.fakes.cards import make_card
 
@@ -85,6 +89,32 @@ def test_where_cards_are_is_a_url_or_a_directory(monkeypatch: pytest.MonkeyPatch
     assert discovered("--discovery", "file:///flag") == "/flag"
     monkeypatch.setenv("MMROUTER_DISCOVERY_DIR", "")
     assert discovered() == default
+
+
+def test_a_directory_that_was_named_must_be_there_and_the_default_need_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    DiscoverySettings.add_arguments(parser)
+
+    def opened(*argv: str) -> Path:
+        found = DiscoverySettings.from_args(parser.parse_args(argv)).open()
+        check_place(found)
+        assert isinstance(found, FileDiscovery)
+        return found.directory
+
+    default = default_discovery_dir()
+    assert not default.exists()
+    assert opened() == opened("--discovery-dir", str(default)) == default
+    assert opened("--discovery-dir", str(tmp_path)) == tmp_path
+    slip = tmp_path / "card s"
+    for argv in (("--discovery-dir", str(slip)), ("--discovery", slip.as_uri())):
+        with pytest.raises(DiscoveryError, match=f"make it with `mkdir -p -m 700 '{slip}'`"):
+            opened(*argv)
+    monkeypatch.setenv("MMROUTER_DISCOVERY_DIR", str(slip))
+    with pytest.raises(DiscoveryError, match="there is no directory"):
+        opened()
+    assert not slip.exists()
 
 
 def test_a_url_and_a_directory_contradict_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,7 +177,7 @@ async def test_who_asks_without_a_session_is_told_so(town: Town) -> None:
     (session,) = town.worker.service._sessions.values()
     await town.worker.service._end_session(session)
     await link._send(AskFigures(1))
-    assert "say hello first" in str(await link.lost())
+    assert "no session for this frontend" in str(await link.lost())
 
 
 async def test_a_worker_that_left_is_shown_no_more(

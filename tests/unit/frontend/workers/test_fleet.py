@@ -22,7 +22,7 @@ from common.errors import (
     WorkerLeftError,
     WorkerLostError,
 )
-from common.identity import BlockHash, Incarnation, RequestId, Target, WorkerId
+from common.identity import BlockHash, Incarnation, MmHash, RequestId, Target, WorkerId
 from common.protocol import Coming, Output, RankStatus, Status, Submit, Terms
 from common.telemetry import INTERNAL_ERRORS, REFUSED_CARDS, TASK_FAILURES
 from common.transfer.handshake import TransferReply
@@ -35,6 +35,9 @@ from tests.fakes.cards import make_card
 from tests.fakes.engine import output
 from tests.fakes.fleet import Town, gone
 from tests.waiting import until
+
+W0 = WorkerId("w0")
+PICTURE = MmHash("picture")
 
 
 def shown(state: str) -> float | None:
@@ -472,17 +475,78 @@ async def test_a_lost_worker_is_connected_again(town: Town) -> None:
 
 
 async def test_a_worker_that_forgot_our_session_is_connected_again(town: Town) -> None:
-    """As after a pause of ours that was longer than the worker waits."""
     town.news.say(CardPresent(town.card()))
     await until(lambda: town.fleet.connected)
     link = town.fleet.link(WorkerId("w0"))
     (session,) = town.worker.service._sessions.values()
     await town.worker.service._end_session(session)
     lost = await asyncio.wait_for(link.lost(), 60)
-    assert isinstance(lost, WorkerLeftError) and "say hello first" in str(lost)
+    assert isinstance(lost, WorkerLeftError) and "no session for this frontend" in str(lost)
+    await connected_again(town, link)
+
+
+async def test_after_a_silence_of_ours_we_are_told_so_and_media_stay_where_they_are(
+    town: Town,
+) -> None:
+    """As after a pause of ours that was longer than the worker waits: its engine ran on."""
+    town.news.say(CardPresent(town.card()))
+    link = await told(town)
+    town.router.roster.media.acked(W0, [PICTURE])
+    await fall_silent(town, link)
+    assert town.router.roster.media.holds(W0, PICTURE)
+    await told(town)
+    assert town.router.roster.media.holds(W0, PICTURE)
+
+
+async def test_media_that_an_operator_had_forgotten_during_a_silence_of_ours_are_gone(
+    town: Town,
+) -> None:
+    town.news.say(CardPresent(town.card()))
+    link = await told(town)
+    town.router.roster.media.acked(W0, [PICTURE])
+    town.worker.service._operations.media_emptied += 1
+    await fall_silent(town, link)
+    await told(town)
+    assert not town.router.roster.media.holds(W0, PICTURE)
+
+
+async def test_a_successor_holds_no_media_of_its_predecessor(town: Town) -> None:
+    town.news.say(CardPresent(town.card()))
+    link = await told(town)
+    town.router.roster.media.acked(W0, [PICTURE])
+    old = town.card()
+    await town.worker.close()
     await until(lambda: not town.fleet.connected)
+    town.worker = town.start("i1")
+    town.news.say(CardPresent(town.card()))
+    town.news.say(gone(old))
+    await connected_again(town, link)
+    assert not town.router.roster.media.holds(W0, PICTURE)
+
+
+async def told(town: Town) -> WorkerLink:
+    """The link to the worker, once it has said how it is."""
     await until(lambda: town.fleet.connected)
-    assert town.fleet.link(WorkerId("w0")) is not link
+    (member,) = [each for each in town.fleet.members.shown() if each.link is not None]
+    await until(lambda: member.status is not None)
+    return town.fleet.link(W0)
+
+
+async def fall_silent(town: Town, link: WorkerLink) -> None:
+    """Let the worker take us for silent, and connect again."""
+    (session,) = town.worker.service._sessions.values()
+    session.last_heard = float("-inf")
+    lost = await asyncio.wait_for(link.lost(), 60)
+    assert isinstance(lost, WorkerLeftError)
+    assert "heard nothing from this frontend for 15 s" in str(lost)
+    await connected_again(town, link)
+
+
+async def connected_again(town: Town, former: WorkerLink) -> None:
+    def connected() -> bool:
+        return town.fleet.connected and town.fleet.link(W0) is not former
+
+    await until(connected)
 
 
 async def test_a_lost_worker_is_not_trusted_at_once_and_one_that_left_is(town: Town) -> None:

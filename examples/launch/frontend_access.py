@@ -1,0 +1,160 @@
+"""How to ask a frontend that a launch script started: at an address or a socket, over TLS or not.
+
+Standard library only.
+"""
+
+import http.client
+import os
+import re
+import shlex
+import socket
+import ssl
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+NOBODY, SILENT, LOCKED = 0, -1, -2
+"""Instead of a status: nobody listens; no answer in time; a client certificate is asked for."""
+
+CLIENT_CERT, CLIENT_KEY = "CLIENT_CERT", "CLIENT_KEY"
+"""Variables that name PEM files, for frontends that ask for a client certificate."""
+
+
+class Connection(http.client.HTTPConnection):
+    """To a frontend, at an address or a Unix socket, over TLS or not."""
+
+    def __init__(self, url: str, timeout: float, tls: ssl.SSLContext | None) -> None:
+        self.parts = urlsplit(url)
+        super().__init__(self.parts.hostname or "localhost", self.parts.port, timeout)
+        self.tls = tls
+
+    def connect(self) -> None:
+        if self.parts.scheme == "unix":
+            self.sock = socket.socket(socket.AF_UNIX)
+            self.sock.settimeout(self.timeout)
+            self.sock.connect(self.parts.path)
+        else:
+            super().connect()
+        if self.tls is not None:
+            self.sock = self.tls.wrap_socket(self.sock, server_hostname=self.host)
+
+
+def client_tls() -> ssl.SSLContext:
+    """Without a look at the frontend's certificate: the script started it, and tells it nothing.
+
+    Raises:
+        SystemExit: the client certificate can't be used.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    if certificate := os.environ.get(CLIENT_CERT):
+        try:
+            context.load_cert_chain(certificate, os.environ.get(CLIENT_KEY) or None)
+        except OSError as error:  # that of TLS is one
+            raise SystemExit(
+                f"{CLIENT_CERT}={certificate} can't be used: {error}; it is a PEM file, and "
+                f"{CLIENT_KEY} that of its key, unless the key is in the same file"
+            ) from None
+    return context
+
+
+def ask(
+    connection: Connection, path: str, headers: dict[str, str] | None = None
+) -> tuple[int, bytes]:
+    """Status and body, from a connection that is closed afterwards."""
+    try:
+        connection.request("GET", path, headers=headers or {})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def get(
+    url: str, path: str, timeout: float = 2.0, headers: dict[str, str] | None = None
+) -> tuple[int, bytes]:
+    """Status and body, over TLS if nothing else is answered; or NOBODY, SILENT or LOCKED."""
+    try:
+        if not url.startswith("https:"):
+            return ask(Connection(url, timeout, None), path, headers)
+    except TimeoutError:
+        return SILENT, b""
+    except ConnectionRefusedError:
+        return NOBODY, b""
+    except (OSError, http.client.HTTPException):
+        pass  # it speaks TLS, or nobody is there
+    connection = Connection(url, timeout, client_tls())
+    try:
+        connection.connect()
+    except TimeoutError:
+        return SILENT, b""
+    except OSError as error:
+        return (LOCKED if isinstance(error, ssl.SSLError) and locked(error) else NOBODY), b""
+    try:
+        return ask(connection, path, headers)
+    except TimeoutError:
+        return SILENT, b""
+    except (OSError, http.client.HTTPException):
+        # By TLS 1.3 a client that shows no certificate is sent away after its handshake.
+        return LOCKED, b""
+
+
+def locked(error: ssl.SSLError) -> bool:
+    """Whether a handshake ended since we have no certificate, or none that is trusted."""
+    return bool(re.search("HANDSHAKE_FAILURE|UNKNOWN_CA|BAD_CERTIFICATE", str(error)))
+
+
+def over_tls(url: str, context: ssl.SSLContext) -> ssl.SSLSocket | None:
+    """A connection by which a context is content with the frontend; None if it is not."""
+    connection = Connection(url, 5.0, context)
+    try:
+        connection.connect()
+    except OSError:
+        return None
+    assert isinstance(connection.sock, ssl.SSLSocket)
+    return connection.sock
+
+
+def url_of(url: str) -> str:
+    """A frontend's URL, with the scheme that it speaks."""
+    if not url.startswith("http:"):
+        return url
+    try:
+        ask(Connection(url, 5.0, None), "/health")
+    except (OSError, http.client.HTTPException):
+        return url.replace("http:", "https:", 1)
+    return url
+
+
+class Trust(NamedTuple):
+    """How a client comes to trust a frontend's certificate.
+
+    Attributes:
+        curl: flags of curl.
+        note: for people; empty if there is nothing to say.
+        file: what to trust, if it is not what the system trusts.
+    """
+
+    curl: str = ""
+    note: str = ""
+    file: Path | None = None
+
+
+def trust(url: str, directory: Path) -> Trust:
+    """Try the system's authorities, then the certificate itself, which is written to a file."""
+    if seen := over_tls(url, ssl.create_default_context()):
+        seen.close()
+        return Trust()
+    file = directory / "frontend.pem"
+    if shown := over_tls(url, client_tls()):
+        certificate = shown.getpeercert(binary_form=True) or b""
+        shown.close()
+        file.write_text(ssl.DER_cert_to_PEM_cert(certificate))
+        itself = ssl.create_default_context(cafile=file)
+        itself.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as curl does
+        if known := over_tls(url, itself):
+            known.close()
+            return Trust(f" --cacert {shlex.quote(str(file))}", file=file)
+    host = urlsplit(url).hostname
+    return Trust(" --insecure", f"--insecure, since its certificate is not one for {host}.")

@@ -1,0 +1,87 @@
+"""What the flags of frontends say that a launch script, or who asks them, must know."""
+
+import argparse
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+READ = ("--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certs")
+"""Files that must be there."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the frontends' flags say that a client must know.
+
+    Attributes:
+        uds: the Unix socket to listen on.
+        key: an API key, and how a shell gets it; two empty strings if none is needed.
+    """
+
+    uds: str = ""
+    key: tuple[str, str] = ("", "")
+
+
+def told(arguments: list[str]) -> Told:
+    """Read FRONTEND_ARGS, and the file of ``--config``.
+
+    Raises:
+        SystemExit: they say something that the script has to say.
+    """
+    parser = argparse.ArgumentParser("FRONTEND_ARGS", allow_abbrev=False, add_help=False)
+    for flag in ("--host", "--port", "--uds", "--api-key-file", "--config", *READ):
+        parser.add_argument(flag, flag.replace("-", "_").replace("__", "--"))
+    parser.add_argument("--api-key", "--api_key", nargs="*")
+    found, _ = parser.parse_known_args(arguments)
+    for name in ("host", "port"):
+        if getattr(found, name) is not None:
+            raise SystemExit(
+                f"FRONTEND_ARGS has --{name}, which the script chooses: say {name.upper()}= instead"
+            )
+    config = found.config or os.environ.get("MMROUTER_CONFIG")
+    file = read_config(Path(config)) if config else {}
+    for flag in READ:
+        name = flag.removeprefix("--")
+        place = getattr(found, name.replace("-", "_")) or file.get(name)
+        if place and not os.access(str(place), os.R_OK):
+            raise SystemExit(f"{flag}: {place} can't be read")
+    key_file = (
+        found.api_key_file
+        or os.environ.get("MMROUTER_API_KEY_FILE")
+        or str(file.get("api-key-file", ""))
+    )
+    uds = found.uds or str(file.get("uds", ""))
+    return Told(uds, key(found.api_key or file.get("api-key"), key_file))
+
+
+def read_config(path: Path) -> dict[str, object]:
+    """Keys of a YAML file with dashes; none if it is not right, which the frontend says better."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise SystemExit(f"--config {path} can't be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        return {}
+    pairs = values.items() if isinstance(values, dict) else ()
+    return {str(name).replace("_", "-"): value for name, value in pairs}
+
+
+def key(given: object, file: str) -> tuple[str, str]:
+    """An API key, and how a shell gets it, which does not show it."""
+    keys = [given] if isinstance(given, str) else list(given) if isinstance(given, list) else []
+    if file:
+        try:
+            lines = [line.strip() for line in Path(file).read_text().splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise SystemExit(f"the API keys in {file} can't be read: {error}") from None
+        if kept := [line for line in lines if line and not line.startswith("#")]:
+            pattern = shlex.quote("^[^#[:space:]]")
+            place = shlex.quote(str(Path(file).resolve()))
+            return kept[0], f"$(grep -m 1 {pattern} {place})"
+    if keys:
+        return str(keys[0]), "$API_KEY"
+    variable = os.environ.get("VLLM_API_KEY", "")
+    return variable, "$VLLM_API_KEY" if variable else ""

@@ -1,0 +1,147 @@
+"""What is said of a model's files, before anything is loaded."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from common.model_files import fault_of, model_in
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    directory = tmp_path / "my-model"
+    directory.mkdir()
+    (directory / "config.json").write_text('{"model_type": "qwen2_vl"}')
+    (directory / "model.safetensors").write_bytes(b"weights")
+    (directory / "tokenizer.json").write_text("{}")
+    return directory
+
+
+def fault(model: Path | str, *given: str) -> str:
+    found = fault_of(str(model), given)
+    assert found is not None
+    return found
+
+
+def test_a_whole_model_has_no_fault(model: Path) -> None:
+    assert fault_of(str(model)) is None
+
+
+def test_a_directory_that_is_not_there(model: Path) -> None:
+    assert fault(f"{model}s") == f"there is no directory {model}s; did you mean {model}?"
+    assert fault("/no/such") == "there is no directory /no/such"
+    assert "write $HOME" in fault("~/my-model")
+    assert "is empty" in fault(" ")
+    assert "name the directory" in fault(model / "config.json")
+
+
+def test_a_directory_without_a_configuration(model: Path) -> None:
+    (model / "config.json").unlink()
+    assert "has no config.json, so it holds no model" in fault(model)
+    assert fault_of(str(model), ["hf_config_path"]) is None
+    (model / "params.json").write_text("{}")
+    assert fault_of(str(model)) is None
+
+
+def test_the_model_that_was_meant_is_named(model: Path) -> None:
+    assert fault(model.parent).endswith(f"; did you mean {model}?")
+    cached = model.parent / "models--org--name" / "snapshots"
+    cached.mkdir(parents=True)
+    moved = model.rename(cached / "abc")
+    assert fault(cached.parent).endswith(f"; did you mean {moved}?")
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ('{"model_type": ', "config.json is no JSON"),
+        ("[]", "names no architecture"),
+        ('{"bos_token_id": 1}', "names no architecture"),
+    ],
+)
+def test_a_broken_configuration(model: Path, content: str, sentence: str) -> None:
+    (model / "config.json").write_text(content)
+    assert sentence in fault(model)
+
+
+def test_no_weights(model: Path) -> None:
+    (model / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid x\n")
+    assert "run `git lfs pull`" in fault(model)
+    (model / "model.safetensors").unlink()
+    assert "has no weights" in fault(model)
+    assert fault_of(str(model), ["load_format"]) is None
+
+
+def test_no_tokenizer(model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    assert "has no tokenizer" in fault(model)
+    assert fault_of(str(model), ["tokenizer"]) is None
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A hub that has ``org/model``, answers 404 for ``org/gone``, and 401 for the rest."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            status = {"/org/model": 200, "/org/gone": 404}
+            self.send_response(status.get(self.path.partition("/resolve/")[0], 401))
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    for name in ("HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_TOKEN", "VLLM_USE_MODELSCOPE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("no_proxy", "*")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
+        yield
+        server.shutdown()
+        serving.join()
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def named(model: str) -> str | None:
+        return fault_of(model, look_for_names=True)
+
+    assert fault_of("org/gone") is None
+    assert named("org/model") is None
+    assert "has none of that name:" in (named("org/gone") or "")
+    assert "there is no directory org/secret" in (named("org/secret") or "")
+    assert "without HF_TOKEN" in (named("org/secret") or "")
+    monkeypatch.setenv("HF_TOKEN", "x")
+    assert named("org/secret") is None
+    assert named("s3://bucket/gone") is None
+
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    assert "can't be reached" in (named("org/model") or "")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "HF_HUB_OFFLINE is set" in (named("org/model") or "")
+    (tmp_path / "hf" / "hub" / "models--org--model").mkdir(parents=True)
+    assert named("org/model") is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "found"),
+    [
+        (["m", "--dtype", "float32"], ("m", frozenset({"dtype"}))),
+        (["--load-format=dummy", "--model=m"], ("m", frozenset({"load_format", "model"}))),
+        (["--model", "m"], ("m", frozenset({"model"}))),
+        (["--dtype", "float32"], None),
+        (["m", "--config", "file.yaml"], None),
+        ([], None),
+    ],
+)
+def test_the_model_of_a_command_line(
+    argv: list[str], found: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MMROUTER_CONFIG", raising=False)
+    assert model_in(argv) == found
