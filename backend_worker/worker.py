@@ -90,7 +90,7 @@ async def _run(args: WorkerArgs) -> None:
             engine_args, args.worker_id, args.adapters, args.worker.encoder_cache_tokens
         )
     try:
-        # Not before, so that the engine's processes are forked without threads that export.
+        # Not before: if a user has engines forked, they get no copy of the threads that export.
         with exporting(args.process.otlp_traces_endpoint, args.worker_id):
             await _serve(args, engine, key)
     finally:
