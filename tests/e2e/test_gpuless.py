@@ -8,6 +8,7 @@ the CUDA wheel, frontends run there (docs/vllm-0.33.md).
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,8 +16,8 @@ import httpx
 import psutil
 import pytest
 
-from common.vllm_versions import INSTALLED
 from common.vllm_platform import CPU_ONLY
+from common.vllm_versions import INSTALLED
 from tests.clips import data_url, film, sound
 from tests.e2e.conftest import Endpoint, LetGo, make_model, wait_for_workers
 from tests.e2e.lab import ask, image, text, usage, words
@@ -153,6 +154,12 @@ def test_it_touches_no_device(fleet: Fleet) -> None:
     assert not fleet.build.initialised()
 
 
+def refused(frontend: HttpServer) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]]
+    found = httpx.get(frontend.url + "/mmrouter/workers/refused", timeout=30).json()
+    return found
+
+
 async def test_a_worker_of_another_version_is_refused_by_name(fleet: Fleet) -> None:
     card = card_of(fleet.cards, "omni")
     stranger = card.model_copy(update={"worker_id": "stranger", "vllm_version": "0.31.0"})
@@ -160,9 +167,8 @@ async def test_a_worker_of_another_version_is_refused_by_name(fleet: Fleet) -> N
     path.write_bytes(stranger.to_json())
     try:
         for frontend in fleet.servers.values():
-            refused = frontend.url + "/mmrouter/workers/refused"
-            await until(lambda url=refused: httpx.get(url, timeout=30).json() != [])
-            (entry,) = httpx.get(refused, timeout=30).json()
+            await until(partial(refused, frontend))
+            (entry,) = refused(frontend)
             assert entry["worker_id"] == "stranger"
             assert f"vllm_version is '0.31.0' on its card but '{INSTALLED}'" in entry["reason"]
     finally:

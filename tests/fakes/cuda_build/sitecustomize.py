@@ -23,7 +23,6 @@ _INITIALISE: Final = ("_lazy_init", "set_device")
 """Functions of PyTorch by which all others do it."""
 
 
-
 class _After(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Calls a function with a module right after it was loaded."""
 
@@ -49,6 +48,20 @@ class _After(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
         self._then(module)
+
+
+class _NoKernels(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """An empty module in place of the CUDA build's kernels, where there are none."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "vllm._C_stable_libtorch":
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
 
 
 def _set_trap(cuda: ModuleType) -> None:
@@ -88,5 +101,4 @@ if TRAP in os.environ:
     sys.meta_path.insert(0, _After("torch.cuda", _set_trap))
 if GPUS in os.environ:
     sys.meta_path.insert(0, _After("vllm.third_party.pynvml", _fake_driver))
-    # Kernels, which the build for CPU has not. Nobody gets to call one.
-    if not os.environ.get("CUDA_REAL_KERNELS"): sys.modules["vllm._C_stable_libtorch"] = ModuleType("vllm._C_stable_libtorch")
+    sys.meta_path.append(_NoKernels())

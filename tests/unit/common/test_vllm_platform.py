@@ -1,5 +1,6 @@
 """Which platform vLLM takes, by its build, the GPUs that there are and what we say."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,58 +8,61 @@ from pathlib import Path
 
 import pytest
 
-from common.vllm_platform import check_device
+from common.vllm_platform import CPU_ONLY, check_device
 from common.vllm_versions import INSTALLED
 from tests.fakes.cuda_build import make_cuda_build
 
+HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
 SHOWN = """
-import os
+import json, os, sys
+from vllm import platforms
 from common.errors import NoDeviceError
-from common.vllm_platform import check_device, use_cpu_only
-{first}
-from vllm.platforms import current_platform
-print(type(current_platform).__name__)
-try:
-    check_device()
-except NoDeviceError as error:
-    print(error)
+from common.vllm_platform import check_device
+for environment in json.loads(sys.argv[1]):
+    os.environ.update(environment)
+    platforms._current_platform = None
+    said = None
+    try:
+        check_device()
+    except NoDeviceError as error:
+        said = str(error)
+    print(json.dumps([type(platforms.current_platform).__name__, said]))
 """
-CPU_ONLY = "use_cpu_only()"
-HIDDEN = "os.environ['CUDA_VISIBLE_DEVICES'] = ''"
 
 
-def shown(first: str, environment: dict[str, str]) -> list[str]:
-    """The platform in a process of its own, and what a worker would say of it."""
+def shown(environment: dict[str, str], *more: dict[str, str]) -> list[tuple[str, str | None]]:
+    """The platform in a process of its own, and what a worker says of it, with one more setting of
+    the environment after the other: a process takes seconds."""
     done = subprocess.run(
-        [sys.executable, "-c", SHOWN.format(first=first)],
-        env=environment,
+        [sys.executable, "-c", SHOWN, json.dumps(more)],
+        env=dict(os.environ) | environment,
         capture_output=True,
         text=True,
         check=True,
         timeout=240,
     )
-    return done.stdout.splitlines()
+    return [(name, said) for name, said in map(json.loads, done.stdout.splitlines())]
 
 
 @pytest.mark.parametrize(
-    ("gpus", "first", "platform", "reason"),
+    ("gpus", "platform", "reason"),
     [
-        (0, "", "UnspecifiedPlatform", "no GPU is visible to this process"),
-        (0, CPU_ONLY, "CpuPlatform", None),
-        (1, "", "NvmlCudaPlatform", None),
-        (1, HIDDEN, "NvmlCudaPlatform", "CUDA_VISIBLE_DEVICES='' hides all GPUs"),
-        (1, CPU_ONLY, "CpuPlatform", None),
+        (0, "UnspecifiedPlatform", "no GPU is visible to this process"),
+        (1, "NvmlCudaPlatform", None),
     ],
 )
-def test_of_the_cuda_build(
-    tmp_path: Path, gpus: int, first: str, platform: str, reason: str | None
-) -> None:
+def test_of_the_cuda_build(tmp_path: Path, gpus: int, platform: str, reason: str | None) -> None:
     build = make_cuda_build(tmp_path, gpus=gpus)
-    found, *said = shown(first, dict(os.environ) | build.environment)
-    assert found == platform
-    assert len(said) == (reason is not None)
-    if reason is not None:
-        assert f"the installed vLLM {INSTALLED} is a build for GPUs, and {reason}" in said[0]
+    by_itself, hidden, ours = shown(build.environment, {}, HIDDEN, CPU_ONLY)
+    assert ours == ("CpuPlatform", None)
+    assert by_itself[0] == hidden[0] == platform
+    sentence = f"the installed vLLM {INSTALLED} is a build for GPUs, and "
+    if reason is None:
+        assert by_itself[1] is None
+        reason = "CUDA_VISIBLE_DEVICES='' hides all GPUs"
+    else:
+        assert by_itself == hidden
+    assert sentence + reason in (hidden[1] or "")
     assert not build.initialised()
 
 
