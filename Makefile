@@ -54,7 +54,7 @@ BENCH_ENVIRONMENT := $(ENVIRONMENT)-bench
 DOCS_ENVIRONMENT := $(ENVIRONMENT)-docs
 CLIENTS_ENVIRONMENT := .venv-clients/.mmrouter
 
-.PHONY: help setup run test test-version fuzz families fuzz-engines chaos check fix docs site locks demo-model clean distclean check-simgpu
+.PHONY: help setup run test test-version test-gpuless fuzz families fuzz-engines chaos check fix docs site locks demo-model clean distclean check-simgpu
 .PHONY: bench-router bench-router-scale bench-join bench-transfer bench-last-hop
 .PHONY: bench-preprocess bench-rendering bench-processes bench-fleet bench-tokens bench-serving bench-charts
 
@@ -121,8 +121,11 @@ run: $(ENVIRONMENT) $(if $(filter $(DEMO_MODEL),$(MODEL)),demo-model) ## start w
 test: $(ENVIRONMENT) $(CLIENTS_ENVIRONMENT) ## run the whole test suite
 	@$(VENV_PYTHON) -m pytest $(PYTEST_PARALLEL) --durations=10 $(PYTEST_ARGS)
 
+# The CUDA build on a machine without a GPU; GPULESS_PYTHON names an environment that really has it.
+GPULESS := tests/e2e/test_gpuless.py
+
 # Its surfaces without engines, then workers whose caches and media are another's in each version.
-OF_A_VERSION := tests/e2e/test_last_hop.py tests/e2e/clients/test_sdks.py \
+OF_A_VERSION := $(GPULESS) tests/e2e/test_last_hop.py tests/e2e/clients/test_sdks.py \
     tests/unit/test_vllm_*.py tests/unit/common/test_vllm_*.py tests/unit/common/test_shell_completion.py \
     tests/unit/common/test_engine_*.py tests/unit/backend_worker/test_engine_*.py \
     tests/unit/frontend/fetch/test_decode.py tests/unit/frontend/http/test_stream_chunks.py \
@@ -133,6 +136,9 @@ OF_A_VERSION := tests/e2e/test_last_hop.py tests/e2e/clients/test_sdks.py \
 
 test-version: $(ENVIRONMENT) ## run the tests that tell versions of vLLM apart; with VLLM=0.33
 	@$(VENV_PYTHON) -m pytest $(PYTEST_PARALLEL) $(OF_A_VERSION) $(PYTEST_ARGS)
+
+test-gpuless: $(ENVIRONMENT) ## run frontends of the CUDA build without a GPU; with VLLM=0.33 too
+	@$(VENV_PYTHON) -m pytest $(PYTEST_PARALLEL) $(GPULESS) tests/unit/common/test_vllm_platform.py $(PYTEST_ARGS)
 
 fuzz: $(ENVIRONMENT) ## run the unit tests with inputs that nobody has tried yet
 	@$(VENV_PYTHON) -m pytest $(PYTEST_PARALLEL) -m "not e2e" --hypothesis-profile=explore $(PYTEST_ARGS)

@@ -9,9 +9,11 @@ import sys
 from backend_worker.supervise import supervise
 from common.early_flags import leave_early
 from common.model_files import fault_of, model_in
+from common.vllm_platform import use_cpu_only
 
 
 def _completion(shell: str) -> str:
+    use_cpu_only()  # on a machine without a GPU there may be a worker's command line to write
     from backend_worker.args import completion
 
     return completion(shell)

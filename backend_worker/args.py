@@ -15,7 +15,7 @@ from backend_worker.settings import WorkerNixlSettings, WorkerSettings
 from common.command_line import CommandLine, ConfigSettings, flags_of, read_command_line
 from common.discovery.base import Discovery
 from common.discovery.settings import DiscoverySettings
-from common.errors import ConfigurationError
+from common.errors import ConfigurationError, NoDeviceError
 from common.flag_aliases import WORKER
 from common.flag_settings import FlagSettings, Given, add_all
 from common.identity import Incarnation, WorkerId
@@ -29,6 +29,7 @@ from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.settings import TransferSettings
 from common.vllm_command_line import VllmParser, pass_level_on, read_vllms
 from common.vllm_flags import refusal_at_worker
+from common.vllm_platform import check_device
 
 GROUPS: Final[tuple[type[FlagSettings], ...]] = (
     WorkerSettings,
@@ -72,7 +73,9 @@ class WorkerArgs:
 
 
 def parse(argv: list[str]) -> WorkerArgs:
-    """Parse the command line; exits with status 2 and a sentence if it is wrong."""
+    """Parse the command line; exits with status 2 and a sentence if it is wrong, and with 1 if vLLM
+    sees no device to run on, without which it can't read its own flags.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m backend_worker",
         usage="%(prog)s MODEL [flags]",
@@ -85,6 +88,7 @@ def parse(argv: list[str]) -> WorkerArgs:
     incarnation = Incarnation(secrets.token_hex(8))
     try:
         line = read_command_line(parser, GROUPS, WORKER, argv)
+        check_device()
         ours = line.ours
         worker = WorkerSettings.from_args(ours)
         nixl = WorkerNixlSettings.from_args(ours)
@@ -104,6 +108,8 @@ def parse(argv: list[str]) -> WorkerArgs:
             summary=tuple(summary(ours, GROUPS, given, {})),
             strays=tuple(stray_variables(GROUPS, _is_vllms, os.environ)),
         )
+    except NoDeviceError as error:
+        parser.exit(error.exit_status, f"{parser.prog}: error: {error}\n")
     except (ConfigurationError, OSError, ValueError) as error:
         parser.error(" ".join(str(error).split()))
 

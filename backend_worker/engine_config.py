@@ -56,6 +56,10 @@ def prepare_environment(host: str) -> None:
     os.environ.setdefault("VLLM_HOST_IP", host)
     # Whole block hashes in events: 64 bits of them could be another image's.
     os.environ.setdefault("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "0")
+    # As `vllm serve` does. Else vLLM forks the engine on a GPU, from a process whose renderer warms
+    # up in a thread meanwhile: a lock that the thread holds stays locked in the engine, and what
+    # CUDA has initialised here can't be used there.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 
 
 def with_our_defaults(args: AsyncEngineArgs, given: frozenset[str]) -> AsyncEngineArgs:

@@ -99,7 +99,7 @@ async def _run(args: WorkerArgs) -> None:
             logger.debug("the engine did not start", exc_info=True)
             raise ConfigurationError(_why_not(engine_args.model, error)) from error
     try:
-        # Not before, so that the engine's processes are forked without threads that export.
+        # Not before: if a user has engines forked, they get no copy of the threads that export.
         with exporting(args.process.otlp_traces_endpoint, args.worker_id):
             await _serve(args, engine, key)
     finally:

@@ -48,6 +48,10 @@ class ConfigurationError(MmRouterError):
     """A flag, an environment variable or a combination of them is unusable."""
 
 
+class NoDeviceError(MmRouterError):
+    """The installed vLLM computes on GPUs, and this process sees none."""
+
+
 class ProtocolError(MmRouterError):
     """A message on the request plane could not be understood."""
 

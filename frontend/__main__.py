@@ -3,6 +3,7 @@
 import sys
 
 from common.early_flags import leave_early
+from common.vllm_platform import use_cpu_only
 from frontend.processes import run_processes
 
 
@@ -28,6 +29,7 @@ def main() -> None:
     """Serve until SIGTERM or SIGINT. Exit status 1 if that is impossible, 2 if cards can't be
     read where they should be, or uvicorn's 3 if the port can't be had.
     """
+    use_cpu_only()  # the processes that this one starts inherit it
     leave_early(sys.argv[1:], _completion)
     if "--check" in sys.argv[1:]:
         sys.exit(_check([each for each in sys.argv[1:] if each != "--check"]))

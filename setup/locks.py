@@ -78,8 +78,8 @@ CPU = Lock(
 CUDA = Lock(
     "cuda.txt",
     ("cuda", "nixl", "kubernetes", "otel", "test"),
-    "Resolved without downloading the packages, on a machine without a GPU: nobody has installed\n"
-    "or run this list as a whole.",
+    "Installed as a whole on a machine without a GPU, where frontends run from it: see\n"
+    "docs/vllm-0.33.md. No engine was run from it.",
 )
 CPU_033 = Lock(
     "cpu-0.33.txt",

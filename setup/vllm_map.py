@@ -323,6 +323,9 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "version": {
         "common/vllm_versions.py": ("vllm.version",),
     },
+    "platform": {
+        "common/vllm_platform.py": ("vllm.platforms",),
+    },
 }
 """Surface -> file -> modules of vLLM that it may import for that surface."""
 

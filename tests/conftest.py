@@ -28,6 +28,7 @@ OWN_ENGINES = (
     "test_access",
     "test_apart",
     "test_families",
+    "test_gpuless",
     "test_launch_script",
     "test_more_families",
     "test_pooling",

@@ -232,6 +232,7 @@ def start_frontend(
     module: Sequence[str] = ("frontend",),
     port: int | None = None,
     env: Mapping[str, str] = {},
+    python: str | None = None,
 ) -> HttpServer:
     """A frontend over the workers of a place.
 
@@ -239,10 +240,11 @@ def start_frontend(
         discovery: where cards are kept: a directory or a URL.
         module: what runs it, with arguments that come before the frontend's.
         port: where it listens; a free port unless given.
+        python: interpreter of the environment that it runs in; this one's unless given.
     """
     port = port or free_port()
     command = [
-        sys.executable, "-m", *module,
+        python or sys.executable, "-m", *module,
         discovery_flag(discovery), f"--port={port}", "--mm-arena-gb=0.25",
         "--media-allow-private",  # the tests' pictures come from loopback
         *SERVER_FLAGS[:-1], *flags,

@@ -18,7 +18,12 @@ def nothing_of_the_process_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (worker, frontend.process):
         monkeypatch.setattr(module, "configure_logging", lambda *_: None)
     monkeypatch.setattr(frontend.process, "raise_file_limit", lambda _: None)
-    for name in ("VLLM_HOST_IP", "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "VLLM_MEDIA_CONNECTOR"):
+    for name in (
+        "VLLM_HOST_IP",
+        "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES",
+        "VLLM_MEDIA_CONNECTOR",
+        "VLLM_WORKER_MULTIPROC_METHOD",
+    ):
         monkeypatch.setenv(name, "")  # so that what is set meanwhile goes afterwards
         monkeypatch.delenv(name)
 

@@ -127,6 +127,7 @@ class NixlNetwork:
             "PYTHONPATH": ":".join(search_path),
             "UCX_TLS": ",".join(self.transports()),
             "UCX_NET_DEVICES": self.interface or LOOPBACK,
+            "CUDA_VISIBLE_DEVICES": "",  # memory of the host alone is read here, an engine's not
         }
 
 

@@ -2,6 +2,7 @@
 field of both configurations is compared. No engine."""
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from vllm.entrypoints.launchers.api_server import entry
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from backend_worker.engine_config import ON_PURPOSE
+from backend_worker.engine_config import ON_PURPOSE, prepare_environment
 from common.vllm_features import server_arguments
 from tests.unit.backend_worker.configured import ours
 
@@ -204,3 +205,15 @@ def test_what_the_user_gives_is_as_in_vllms_server(
     ]
     found = set(differences(ours(flags), theirs(flags, monkeypatch)))
     assert found - DRAWN == {"profiler_config.ignore_frontend"}
+
+
+def test_engines_are_spawned_as_by_vllms_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VLLM_HOST_IP", "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "")
+    monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD")
+    prepare_environment("127.0.0.1")
+    assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+    prepare_environment("127.0.0.1")
+    assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "fork", "the user's"

@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from functools import cached_property
@@ -582,3 +583,18 @@ def test_a_transfer_is_polled_the_less_the_longer_it_takes() -> None:
     assert pauses == sorted(pauses)
     assert pauses[0] == 0
     assert pauses[-1] <= 0.1
+
+
+@needs_nixl
+def test_the_library_is_that_of_pytorchs_cuda_which_is_not_imported(tmp_path: Path) -> None:
+    torch_of_cuda = tmp_path / "torch"
+    torch_of_cuda.mkdir()
+    (torch_of_cuda / "__init__.py").write_text("raise AssertionError('a second for nothing')")
+    (torch_of_cuda / "version.py").write_text('cuda = "99.0"')
+    made = "from common.transfer.nixl_processes.agent import NixlAgent; NixlAgent('test', 'peer')"
+    environment = NixlNetwork().environment(os.environ, [str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", made], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert "install nixl with nixl-cu12 or nixl-cu13" in done.stderr
+    assert "detected CUDA 99 but nixl-cu99 is not installed" in done.stderr

@@ -549,6 +549,7 @@ def test_networks(network: NixlNetwork, transports: str, device: str) -> None:
     assert environment["UCX_TLS"] == transports
     assert environment["UCX_NET_DEVICES"] == device
     assert environment["UCX_X"] == "1"
+    assert environment["CUDA_VISIBLE_DEVICES"] == "", "UCX finds no device to open"
     assert environment["PYTHONPATH"] == "/a:/b"
     assert "VLLM_API_KEY" not in environment
 
