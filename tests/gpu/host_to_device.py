@@ -29,7 +29,7 @@ SIZES: Final = {
     "picture_bfloat16": 2 * PICTURE_BYTES,
     "64MiB": 64 << 20,
 }
-REPEAT: Final = 50
+REPEAT: Final = 20
 _WARM_UP: Final = 5
 _PAGE: Final = mmap.PAGESIZE
 

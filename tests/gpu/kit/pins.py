@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from setup.locks import CUDA, environments, for_environment, read
+from setup.locks import CUDA, Pin, environments, for_environment, read
 
 PYTHON: Final = "3.12"
 PACKAGES: Final = Path(__file__).with_name("packages.txt")
@@ -28,15 +28,12 @@ def pins(wanted: Sequence[str]) -> list[str]:
         if (each["python_version"], each["platform_machine"]) == (PYTHON, "x86_64")
     )
     locked = for_environment(read(CUDA.path.read_text()), environment)
-    return [
-        " ".join(
-            (
-                f"{name}=={locked[name].version}",
-                *map("--hash=sha256:{}".format, locked[name].hashes),
-            )
-        )
-        for name in wanted
-    ]
+    return [_line(name, locked[name]) for name in wanted]
+
+
+def _line(name: str, pin: Pin) -> str:
+    """Without the pin's marker, which pip would hold against the Python that downloads."""
+    return " ".join((f"{name}=={pin.version}", *(f"--hash=sha256:{each}" for each in pin.hashes)))
 
 
 if __name__ == "__main__":
