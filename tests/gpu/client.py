@@ -48,7 +48,7 @@ class Client:
         )
 
     def first_token(self, pictures: Sequence[str], question: str) -> tuple[float, str]:
-        """Milliseconds to the first token of a stream, and the id of the response."""
+        """Milliseconds to the first text of a stream, and the id of the response."""
         body = _body(pictures, question, 4, stream=True)
         began, first, response_id = time.perf_counter(), None, ""
         with self._http.stream("POST", "/v1/chat/completions", json=body) as reply:
@@ -58,7 +58,12 @@ class Client:
                     continue
                 chunk = json.loads(event.removeprefix("data: "))
                 response_id = chunk["id"]
-                if first is None and chunk["choices"] and chunk["choices"][0]["delta"]["content"]:
+                choices = chunk["choices"]
+                # A token may be a part of a character, whose text comes with a later one.
+                shows = choices and (
+                    choices[0]["delta"].get("content") or choices[0]["finish_reason"]
+                )
+                if first is None and shows:
                     first = (time.perf_counter() - began) * 1e3
         if first is None:
             raise RuntimeError(f"the stream {response_id} has no token")

@@ -8,6 +8,7 @@ Prints one JSON line, a :class:`tests.gpu.results.Fleet`. Logs are in ``--out``.
 import argparse
 import contextlib
 import json
+import os
 import signal
 import sys
 import time
@@ -73,7 +74,11 @@ class Starter:
             self._engine += [f"--kv-cache-memory-bytes={1 << 30}", "--gpu-memory-utilization=0.08"]
         if options.graphs:
             self._engine.append("--no-enforce-eager")
-        self._env = _NO_FORK | {"TORCHDYNAMO_DISABLE": "0" if options.graphs else "1"}
+        self._env = _NO_FORK | {
+            "TORCHDYNAMO_DISABLE": "0" if options.graphs else "1",
+            # Engines start side by side; then one computes at a time.
+            "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 4)),
+        }
 
     def plain(self) -> HttpServer:
         return start_plain_vllm(self._model, self._out, *self._engine, name=PLAIN, env=self._env)
