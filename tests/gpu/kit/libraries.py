@@ -25,7 +25,7 @@ def needed(directory: Path, libraries: Iterable[Path]) -> set[Path]:
         library = left.pop()
         if library not in found:
             found.add(library)
-            command = ["readelf", "--dynamic", library]
+            command = ["readelf", "--dynamic", str(library)]
             dynamic = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             left += [path for name in _NEEDED.findall(dynamic) for path in named[name]]
     return found
