@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Makes kit.tar.xz, some 51 MiB, and run.sh beside it: what a machine with a Hopper GPU, Python 3.12
+# Makes kit.tar.xz, 52 MiB, and run.sh beside it: what a machine with a Hopper GPU, Python 3.12
 # and PyTorch lacks to run vLLM's CUDA build and the committed state of this checkout.
 #
 #   make_kit.sh OUT [WORK]
 #
 #   OUT    directory for the two files
-#   WORK   directory that keeps downloads between calls (default: a temporary one); 1.5 GB
+#   WORK   directory that keeps downloads between calls (default: a temporary one); 1.7 GB
 #
 # Needs PyPI, git, tar, xz, unzip, strip and readelf, and $PYTHON (default: python3) with the package
 # `packaging`. Needs no GPU.
@@ -13,11 +13,16 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 project=$(cd "$here/../../.." && pwd)
 python=$(command -v "${PYTHON:-python3}")
+[[ $python == /* ]] || python=$PWD/$python
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
-work=${2:-$(mktemp -d)}
-mkdir -p "$work"
-work=$(cd "$work" && pwd)
+if [[ ${2:-} ]]; then
+    mkdir -p "$2"
+    work=$(cd "$2" && pwd)
+else
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+fi
 export PYTHONPATH=$project
 
 platforms=()
