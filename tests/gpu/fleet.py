@@ -156,8 +156,8 @@ def _wait_for_transports(
     raise AssertionError(f"{frontend.name} reaches {seen}, not {wanted}:\n{frontend.tail()}")
 
 
-def not_engines_on_device(processes: list[Process]) -> list[str]:
-    """Processes of the fleet that opened CUDA's memory device and are no engines."""
+def not_engines_with_cuda(processes: list[Process]) -> list[str]:
+    """Processes of the fleet that opened CUDA's driver and are no engines."""
     found = set()
     for started in processes:
         for process in (psutil.Process(started.pid), *_children(started.pid)):
@@ -237,7 +237,7 @@ def measure(options: argparse.Namespace) -> Fleet:
             answers=steps.run("answers", answers),
             first_tokens=steps.run("first_tokens", first_tokens) or {},
             encodings=steps.run("encodings", kept),
-            not_engines_on_device=not_engines_on_device(started.processes),
+            not_engines_with_cuda=not_engines_with_cuda(started.processes),
             failed=steps.failed,
         )
         deadline.cancel()  # stopping has time of its own

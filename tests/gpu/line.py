@@ -34,7 +34,7 @@ class Line(msgspec.Struct, frozen=True):
         shm_ms, nixl_ms, inline_ms: ``first_token_new_ms`` with tensors that travel this way.
         h2d_gb_s: from shared memory to the device, by way.
         nixl_gb_s: NIXL READs, by kinds of memory.
-        not_engines_on_device: processes other than engines that use CUDA.
+        not_engines_with_cuda: processes other than engines that opened CUDA's driver.
         missing: parts and steps that gave nothing, with the reason.
     """
 
@@ -56,7 +56,7 @@ class Line(msgspec.Struct, frozen=True):
     inline_ms: float | None
     h2d_gb_s: dict[str, float | None] | None
     nixl_gb_s: dict[str, float] | None
-    not_engines_on_device: list[str] | None
+    not_engines_with_cuda: list[str] | None
     missing: dict[str, str]
     seconds: float
 
@@ -73,8 +73,6 @@ class Line(msgspec.Struct, frozen=True):
                 f"{self.predicted_is_realised_bfloat16} of {self.questions_bfloat16} predictions "
                 "are exact in bfloat16"
             )
-        if self.not_engines_on_device:
-            found.append(f"processes beside engines use CUDA: {self.not_engines_on_device}")
         return found
 
 
@@ -120,7 +118,7 @@ def line(
         inline_ms=times.get("inline", NOTHING).new_ms,
         h2d_gb_s=copies.gb_s.get(PICTURE) if copies else None,
         nixl_gb_s=reads.gb_s if reads else None,
-        not_engines_on_device=_beside_engines(fleets),
+        not_engines_with_cuda=_beside_engines(fleets),
         missing=gone,
         seconds=seconds,
     )
@@ -141,4 +139,4 @@ def _counted(fleets: Mapping[str, Fleet], name: str) -> Counted:
 def _beside_engines(fleets: Mapping[str, Fleet]) -> list[str] | None:
     if not fleets:
         return None
-    return sorted({each for fleet in fleets.values() for each in fleet.not_engines_on_device})
+    return sorted({each for fleet in fleets.values() for each in fleet.not_engines_with_cuda})

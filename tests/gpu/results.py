@@ -69,7 +69,7 @@ class Fleet(msgspec.Struct, frozen=True):
 
     Attributes:
         ready_s: seconds until all of them served.
-        not_engines_on_device: processes other than engines that use CUDA.
+        not_engines_with_cuda: processes other than engines that opened CUDA's driver.
         failed: steps that ended in an error.
     """
 
@@ -78,7 +78,7 @@ class Fleet(msgspec.Struct, frozen=True):
     answers: Answers | None
     first_tokens: dict[str, FirstToken]
     encodings: Encodings | None
-    not_engines_on_device: list[str]
+    not_engines_with_cuda: list[str]
     failed: dict[str, str]
 
 

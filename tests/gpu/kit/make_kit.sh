@@ -5,7 +5,7 @@
 #   make_kit.sh OUT [WORK]
 #
 #   OUT    directory for the two files
-#   WORK   directory that keeps downloads between calls (default: a temporary one); 1.7 GB
+#   WORK   directory that keeps downloads between calls (default: a temporary one); 1.9 GB
 #
 # Needs PyPI, git, tar, xz, unzip, strip and readelf, and $PYTHON (default: python3) with the package
 # `packaging`. Needs no GPU.

@@ -66,7 +66,7 @@ def test_it_has_the_figures_of_all_parts() -> None:
         "inline_ms": 30,
         "h2d_gb_s": {"pageable": 5, "pinned": None},
         "nixl_gb_s": {f"host_to_gpu_{PICTURE}": 9},
-        "not_engines_on_device": [],
+        "not_engines_with_cuda": [],
         "missing": {},
         "seconds": 12,
     }
@@ -103,10 +103,10 @@ def test_wrong_answers_and_predictions_are_faults() -> None:
     ]
 
 
-def test_a_process_that_has_no_business_on_the_device_is_a_fault() -> None:
-    fleet_on_device = Fleet("float32", 1.0, None, {}, None, ["worker-0: python"], {})
-    (fault,) = made({"float32": fleet_on_device}).faults
-    assert fault == "processes beside engines use CUDA: ['worker-0: python']"
+def test_processes_that_opened_cuda_are_named_once() -> None:
+    opened = Fleet("float32", 1.0, None, {}, None, ["worker-0: python"], {})
+    found = made({"bfloat16": opened, "float32": opened})
+    assert found.not_engines_with_cuda == ["worker-0: python"]
 
 
 def test_times_of_graphs_count_only_without_others() -> None:
