@@ -1,6 +1,7 @@
 """Whether mmrouter answers as plain vLLM does, and predicts what caches hold."""
 
 import random
+from collections.abc import Sequence
 from typing import Final
 
 from tests.gpu.client import Answer, Client
@@ -11,10 +12,12 @@ _SIZES: Final = ((112, 112), (224, 168), (448, 448), (640, 480), (1024, 1024))
 _ASKED: Final = ("What do you see?", "What is in the picture?", "Name a colour.", "Which shape?")
 
 
-def compare_answers(router: Client, plain: Client, questions: int) -> Answers:
+def compare_answers(
+    router: Client, plain: Client, questions: int, sizes: Sequence[tuple[int, int]] = _SIZES
+) -> Answers:
     """Ask both the same, one question at a time; then the first half of all questions again."""
     draw = random.Random(7)
-    asked = [_question(draw, n, questions // 2) for n in range(questions)]
+    asked = [_question(draw, sizes[n % len(sizes)], n, questions // 2) for n in range(questions)]
     asked += asked[: questions // 2]
     same = exact = hits = 0
     differences = []
@@ -39,8 +42,9 @@ def compare_answers(router: Client, plain: Client, questions: int) -> Answers:
     return Answers(len(asked), same, exact, hits, differences[:12])
 
 
-def _question(draw: random.Random, n: int, pictures: int) -> tuple[list[str], str]:
-    size = _SIZES[n % len(_SIZES)]
+def _question(
+    draw: random.Random, size: tuple[int, int], n: int, pictures: int
+) -> tuple[list[str], str]:
     names = [str(draw.randrange(pictures)) for _ in range(2 if n % 5 == 4 else 1)]
     return [data_uri(picture(name, size)) for name in names], draw.choice(_ASKED)
 

@@ -14,8 +14,10 @@ _QUESTION: Final = "Describe what you see."
 _BLOCK: Final = 2  # new pictures of one contender, before the next has its turn
 
 
-def time_first_tokens(contenders: Mapping[str, Client], rounds: int) -> dict[str, FirstToken]:
-    """Ask each contender about new pictures of 1024x1024, and about each once more.
+def time_first_tokens(
+    contenders: Mapping[str, Client], rounds: int, side: int = 1024
+) -> dict[str, FirstToken]:
+    """Ask each contender about new square pictures, and about each once more.
 
     Args:
         contenders: plain vLLM, and frontends by the way on which their media travel. Who begins
@@ -31,7 +33,7 @@ def time_first_tokens(contenders: Mapping[str, Client], rounds: int) -> dict[str
     for turn in range(rounds + 1):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             for n in range(_BLOCK):
-                drawn = data_uri(picture(f"{name}-{turn}-{n}", (1024, 1024)))
+                drawn = data_uri(picture(f"{name}-{turn}-{n}", (side, side)))
                 client = contenders[name]
                 first_ms, response_id = client.first_token([drawn], _QUESTION)
                 again_ms, _ = client.first_token([drawn], _QUESTION)
