@@ -35,10 +35,13 @@ CHAOS_ARGS ?=
 FAMILIES_ARGS ?=
 # For example --minutes 2
 FUZZ_ARGS ?=
+GPU_ARGS ?=
+# Where the archive for a machine with a GPU goes.
+KIT ?= .gpu-kit
 RUN_VARIABLES := MODEL WORKERS PORT ROUTER_MODE ENGINE_ARGS FRONTEND_ARGS
 
 # Only `run` hands these on: a test must not depend on the caller's MODEL or PORT.
-unexport DEVICE VLLM PYTHON PYTEST_ARGS TEST_PROCESSES BENCH_ARGS CHAOS_ARGS FAMILIES_ARGS FUZZ_ARGS $(RUN_VARIABLES)
+unexport DEVICE VLLM PYTHON PYTEST_ARGS TEST_PROCESSES BENCH_ARGS CHAOS_ARGS FAMILIES_ARGS FUZZ_ARGS GPU_ARGS KIT $(RUN_VARIABLES)
 
 VENV_PYTHON := $(VENV)/bin/python
 # In the order of the files, so that engines start first.
@@ -55,6 +58,7 @@ DOCS_ENVIRONMENT := $(ENVIRONMENT)-docs
 CLIENTS_ENVIRONMENT := .venv-clients/.mmrouter
 
 .PHONY: help setup run test test-version test-gpuless fuzz families fuzz-engines chaos check fix docs site locks demo-model clean distclean check-simgpu
+.PHONY: test-gpu-rehearsal gpu-kit
 .PHONY: bench-router bench-router-scale bench-join bench-transfer bench-last-hop
 .PHONY: bench-preprocess bench-rendering bench-processes bench-fleet bench-tokens bench-serving bench-charts
 
@@ -148,6 +152,12 @@ families: $(ENVIRONMENT) ## hold every model family against plain vLLM; goes on 
 
 fuzz-engines: $(ENVIRONMENT) ## send requests that nobody would write to engines of tiny families
 	@$(VENV_PYTHON) -m tests.families.fuzz $(FUZZ_ARGS)
+
+test-gpu-rehearsal: $(ENVIRONMENT) ## rehearse a run on a GPU, without one: tests/gpu/README.md
+	@$(VENV_PYTHON) -m tests.gpu --device cpu --seconds 900 $(GPU_ARGS)
+
+gpu-kit: $(ENVIRONMENT) ## make an archive for a machine with a GPU and no network, in KIT
+	@PYTHON=$(VENV_PYTHON) tests/gpu/kit/make_kit.sh $(KIT)
 
 check: $(ENVIRONMENT) $(DOCS_ENVIRONMENT) ## locks, lint, format, imports between folders, types, duplicate code, links, site
 	$(VENV_PYTHON) setup/locks.py

@@ -7,13 +7,15 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+import psutil
 import pytest
 
 from tests.e2e.conftest import Endpoint, LetGo, Stack, wait_for_workers
 from tests.e2e.hops import HOPS
 from tests.e2e.lab import Asked, Lab, words
-from tests.e2e.processes import start_frontend, start_worker
+from tests.e2e.processes import start_frontend, start_worker, worker_pid
 
 ELSEWHERE = (
     *("unshare", "--mount", "--ipc", "sh", "-c"),
@@ -25,6 +27,14 @@ ELSEWHERE = (
 WHAT = words("What is this?")
 
 
+class Hop(NamedTuple):
+    """One way to the engine, with the directory that has the worker's card."""
+
+    name: str
+    lab: Lab
+    cards: Path
+
+
 @pytest.fixture(scope="module", params=HOPS)
 def hop(
     request: pytest.FixtureRequest,
@@ -33,7 +43,7 @@ def hop(
     pictures_url: str,
     tmp_path_factory: pytest.TempPathFactory,
     let_go: LetGo,
-) -> Iterator[tuple[str, Lab]]:
+) -> Iterator[Hop]:
     """A frontend over one worker; one hop after the other, for the sake of memory."""
     name: str = request.param
     flags, env = HOPS[name]
@@ -43,15 +53,15 @@ def hop(
     try:
         wait_for_workers(frontend, [worker])
         endpoint = Endpoint(frontend.url)
-        yield name, Lab("shm", endpoint, plain, pictures_url)
+        yield Hop(name, Lab("shm", endpoint, plain, pictures_url), cards)
         endpoint.close()
     finally:
         let_go(frontend, worker)
 
 
-def test_images_reach_the_model(hop: tuple[str, Lab]) -> None:
+def test_images_reach_the_model(hop: Hop) -> None:
     """``ask`` compares with plain vLLM and checks that the worker processes nothing."""
-    name, lab = hop
+    name, lab, _ = hop
     one, two = lab.drawn(f"{name}-1"), lab.drawn(f"{name}-2")
     lab.ask(one, WHAT)
     lab.ask(one, words("And once more?"))
@@ -60,16 +70,27 @@ def test_images_reach_the_model(hop: tuple[str, Lab]) -> None:
     assert again.cached > 0
 
 
-def test_a_worker_keeps_what_its_cache_keeps(hop: tuple[str, Lab]) -> None:
-    name, lab = hop
+def test_no_process_of_the_engine_maps_the_arena(hop: Hop) -> None:
+    """So registering the arena with CUDA would speed nothing up: docs/last-hop.md."""
+    name, lab, cards = hop
+    lab.ask(lab.drawn(f"{name}-mapped"), WHAT)
+    worker = psutil.Process(worker_pid(cards, name))
+    engine = worker.children(recursive=True)
+    assert maps_an_arena(worker)
+    assert any("EngineCore" in " ".join(each.cmdline()) for each in engine)
+    assert [each for each in engine if maps_an_arena(each)] == []
+
+
+def test_a_worker_keeps_what_its_cache_keeps(hop: Hop) -> None:
+    name, lab, _ = hop
     lab.ask(lab.drawn(f"{name}-kept"), WHAT)
     again = lab.ask(lab.drawn(f"{name}-kept"), words("And now?"))
     keeps = not name.startswith("no-cache")
     assert (again.shipped == []) == keeps
 
 
-def test_what_a_worker_evicted_is_sent_again(hop: tuple[str, Lab]) -> None:
-    name, lab = hop
+def test_what_a_worker_evicted_is_sent_again(hop: Hop) -> None:
+    name, lab, _ = hop
     asked = [lab.ask(lab.drawn(f"{name}-evicted-{n}"), WHAT) for n in range(8)]
     assert all(how(one) == ["shipped"] for one in asked)
     again = lab.ask(lab.drawn(f"{name}-evicted-0"), words("Still there?"))
@@ -104,6 +125,10 @@ def test_a_worker_that_sees_other_shared_memory_is_reached_by_nixl(
         endpoint.close()
     finally:
         let_go(frontend, worker)
+
+
+def maps_an_arena(process: psutil.Process) -> bool:
+    return "/dev/shm/mmrouter-arena-" in Path(f"/proc/{process.pid}/maps").read_text()
 
 
 def how(asked: Asked) -> list[str]:

@@ -1,0 +1,1 @@
+"""mmrouter beside plain vLLM on a real GPU: see README.md."""
