@@ -24,7 +24,7 @@ _SAME_FILE: Final = {"/": "/dev/null"}
 
 _NUMBERS: Final = re.compile(
     r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"  # a UUID
-    r"|(?<=^sem\.mp-)\w+"  # a semaphore of Python
+    r"|(?:^tmp|(?<=-))[a-z0-9_]{8}(?=/|$)"  # a temporary file or a semaphore of Python
     r"|[0-9a-f]{6,}|\d+"
 )
 
