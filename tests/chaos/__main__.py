@@ -121,7 +121,7 @@ async def settled(fleet: Fleet, before: Census) -> Census:
         await asyncio.sleep(3)
 
 
-async def left(fleet: Fleet, at_start: Census) -> list[str]:
+async def left(at_start: Census) -> list[str]:
     """What stays when everybody has left; processes that just end have a while for it."""
     deadline = time.monotonic() + LAST_DEATHS_S
     while True:
@@ -213,7 +213,7 @@ class Soak:
             counted.update(await frontend.metrics())
             lost_events += frontend.losses + (await frontend.report()).lost
         statuses = await asyncio.to_thread(fleet.leave)
-        leaks = census.grown(self.before, self.after) + await left(fleet, self._at_start)
+        leaks = census.grown(self.before, self.after) + await left(self._at_start)
         if any(statuses):
             leaks.append(f"exit statuses {statuses}")
         tally, faults, travel = self.clients.tally, self.faults, self.travel
