@@ -13,7 +13,7 @@ import psutil
 
 from common.transfer.arena.file import NAME_PATTERN
 from tests.chaos.fleet import Fleet
-from tests.chaos.planted import SHARED_MEMORY
+from tests.chaos.planted import IN_SHARED_MEMORY, SHARED_MEMORY, TEMPORARY
 from tests.chaos.report import Report
 from tests.chaos.resources import MEMORY, UNNAMED, Census, command, files, of_tree
 
@@ -28,7 +28,7 @@ LATE_THREADS: Final = min(32, (os.cpu_count() or 1) + 4) - 1
 
 LATE_POOL: Final = "worker w0: threads asyncio"
 
-OF_VLLM: Final = ("tmp: torchinductor_", "tmp: vllm_dist_")
+OF_VLLM: Final = (f"{TEMPORARY}: torchinductor_", f"{TEMPORARY}: vllm_dist_")
 """The compiler's cache, which is meant to stay, and one file of 2 KiB that vLLM leaves in a place
 that can't be chosen for each engine that is killed."""
 
@@ -89,8 +89,10 @@ async def take(fleet: Fleet) -> Census:
 
 def files_left() -> Census:
     """Files in the directories that all processes share, but not those of vLLM's own."""
-    directories = (SHARED_MEMORY, Path(tempfile.gettempdir()))
-    found = {f"{each.name}: {name}": n for each in directories for name, n in files(each).items()}
+    directories = {IN_SHARED_MEMORY: SHARED_MEMORY, TEMPORARY: Path(tempfile.gettempdir())}
+    found = {
+        f"{what}: {name}": n for what, d in directories.items() for name, n in files(d).items()
+    }
     return {name: n for name, n in found.items() if not name.startswith(OF_VLLM)}
 
 

@@ -14,6 +14,9 @@ import zmq
 from tests.chaos.resources import MEMORY
 
 SHARED_MEMORY: Final = Path("/dev/shm")
+IN_SHARED_MEMORY: Final = "shared memory"
+TEMPORARY: Final = "temporary files"
+
 MEMORY_MIB: Final = 96
 """More than allocators are granted."""
 
@@ -32,8 +35,8 @@ _HELD: Final = ("arena_leases", "inflight_requests", "requests at workers", "req
 PLANTED: Final = (
     *(f"{who}: {what}" for who in ("frontend a", "worker w0") for what in _WITHIN),
     *(f"frontend a: {what}" for what in _HELD),
-    "shm: planted-*",
-    "tmp: planted-*",
+    f"{IN_SHARED_MEMORY}: planted-*",
+    f"{TEMPORARY}: planted-*",
 )
 """Names in a census of what the two processes leak, and of what held requests are."""
 
