@@ -32,7 +32,7 @@ import aiohttp
 from tests.benchmarks.telling import telling
 from tests.chaos import census
 from tests.chaos.clients import ALIKE_SHARE, Answer, Clients, Outcome, Prompt, ask, make_prompts
-from tests.chaos.faults import SHARES, Faults
+from tests.chaos.faults import GROUP_KILLED, SHARES, Faults
 from tests.chaos.fleet import Fleet
 from tests.chaos.holding import held
 from tests.chaos.planted import PLANTED
@@ -193,6 +193,9 @@ class Soak:
         for prompt in self._prompts:
             await self.clients.request(prompt, leaves=False)
         await self.travel.settle()
+        groups = self.faults.inflicted[GROUP_KILLED]
+        self.before = census.with_semaphores(self.before, groups)
+        self._at_start = census.with_semaphores(self._at_start, groups)
         self.after = await settled(fleet, self.before)
 
     async def plant(self) -> None:

@@ -28,6 +28,8 @@ LATE_THREADS: Final = min(32, (os.cpu_count() or 1) + 4) - 1
 
 LATE_POOL: Final = "worker w0: threads asyncio"
 
+SEMAPHORES: Final = f"{IN_SHARED_MEMORY}: sem.mp-*"
+
 OF_VLLM: Final = (f"{TEMPORARY}: torchinductor_", f"{TEMPORARY}: vllm_dist_")
 """The compiler's cache, which is meant to stay, and one file of 2 KiB that vLLM leaves in a place
 that can't be chosen for each engine that is killed."""
@@ -139,6 +141,15 @@ def arenas() -> list[Arena]:
 def grown(before: Census, after: Census) -> list[str]:
     """Names of what there is more of."""
     return [name for name, value in after.items() if value - before.get(name, 0) > _tolerated(name)]
+
+
+def with_semaphores(before: Census, groups: int) -> Census:
+    """A census with what Python leaves when SIGKILL ends groups of processes at once.
+
+    Each worker has a semaphore of tqdm's. Python's resource tracker removes it, unless it was
+    killed as well.
+    """
+    return before | {SEMAPHORES: before.get(SEMAPHORES, 0) + groups}
 
 
 def _tolerated(name: str) -> int:

@@ -46,10 +46,12 @@ class Share(NamedTuple):
     pause_s: float
 
 
+GROUP_KILLED = "worker and engine killed at once"
+
 WORKER_SHARES = {
     "worker killed": Share(5, 2),
     "engine killed": Share(2, 2),
-    "worker and engine killed at once": Share(2, 2),
+    GROUP_KILLED: Share(2, 2),
     "worker restarted in place": Share(3, 2),
     "worker stopped": Share(14, 2),
     "engine stopped": Share(5, 2),
@@ -83,7 +85,7 @@ class Faults:
         self._inflict: dict[str, Callable[[], Awaitable[None]]] = {
             "worker killed": self._kill_worker,
             "engine killed": self._kill_engine,
-            "worker and engine killed at once": self._kill_group,
+            GROUP_KILLED: self._kill_group,
             "worker restarted in place": self._restart_worker,
             "worker stopped": self._stop_worker,
             "engine stopped": self._stop_engine,

@@ -172,6 +172,12 @@ def test_a_process_that_stays_is_left_and_the_fork_server_is_not() -> None:
         assert "process sleep 1234567" not in census.left({}, [process.pid])
 
 
+def test_a_semaphore_is_left_by_each_group_of_processes_that_is_killed_and_no_more() -> None:
+    before = census.with_semaphores({census.SEMAPHORES: 3}, groups=2)
+    assert census.grown(before, {census.SEMAPHORES: 5}) == []
+    assert census.grown(before, {census.SEMAPHORES: 6}) == [census.SEMAPHORES]
+
+
 @pytest.mark.parametrize("metric", census.WHILE_BUSY)
 def test_a_metric_of_requests_that_is_not_zero_is_counted(metric: str) -> None:
     zero = {f"mmrouter_{each}": 0.0 for each in census.WHILE_BUSY}
