@@ -34,7 +34,7 @@ from tests.chaos import census
 from tests.chaos.clients import ALIKE_SHARE, Answer, Clients, Outcome, Prompt, ask, make_prompts
 from tests.chaos.faults import GROUP_KILLED, SHARES, Faults
 from tests.chaos.fleet import Fleet
-from tests.chaos.holding import held
+from tests.chaos.holding import held, streaming
 from tests.chaos.planted import PLANTED
 from tests.chaos.resources import Census
 from tests.chaos.travel import Travel
@@ -92,13 +92,12 @@ async def undisturbed(fleet: Fleet, prompts: Sequence[Prompt], at_once: int) -> 
 
 async def seconds_to_stop(fleet: Fleet, prompt: Prompt) -> float:
     """From a user's leaving until no engine works. The fleet says so once a second."""
-    endless = Prompt(prompt.number, prompt.body | {"max_tokens": 3000, "stream": True})
-    await ask(fleet.http, fleet.survivor, endless, leave_after=30)
+    async with streaming(fleet, prompt):
+        pass
     left = time.monotonic()
-    while True:
-        if not any(view["running"] for view in await fleet.views(fleet.survivor)):
-            return time.monotonic() - left
+    while await fleet.works():  # noqa: ASYNC110
         await asyncio.sleep(0.02)
+    return time.monotonic() - left
 
 
 async def calm(fleet: Fleet) -> Census:

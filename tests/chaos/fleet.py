@@ -306,6 +306,10 @@ class Fleet:
         async with self.http.get(f"{frontend.url}/mmrouter/workers") as reply:
             return list(await reply.json())
 
+    async def works(self) -> bool:
+        """Whether an engine has a request, as the surviving frontend was told last."""
+        return any(view["running"] for view in await self.views(self.survivor))
+
     async def _until(self, there: Callable[[], Awaitable[bool]], process: Process) -> None:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
