@@ -31,7 +31,7 @@ def pieces_of(choices: int, steps: int) -> list[RequestOutput]:
     """In the order of a busy engine: those of different choices mixed, some together."""
     random_ = random.Random(0)
     said = dict.fromkeys(range(choices), 0)
-    found = []
+    found: list[RequestOutput] = []
     while said:
         now = random_.sample(sorted(said), min(len(said), random_.randint(1, 3)))
         outputs = [choice(each, said[each], last=said[each] == steps - 1) for each in now]
