@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from backend_worker.args import WorkerArgs, parse
 from backend_worker.engine import Engine
 from backend_worker.engine_config import prepare_environment, with_our_defaults
-from backend_worker.engine_memory import reap_memory
+from backend_worker.engine_memory import make_socket_directory, reap_memory
 from backend_worker.event_publisher import fleet_events
 from backend_worker.media_receiver import MediaReceiver
 from backend_worker.service import WorkerService
@@ -90,6 +90,7 @@ async def _run(args: WorkerArgs) -> None:
         await publisher.check(args.worker_id, args.incarnation)
     reap_orphans()  # of frontends that were killed; the next process cleans up
     reap_memory()  # of workers
+    make_socket_directory()
     with still_busy(f"loading {engine_args.model}", logger.info):
         try:
             engine = await Engine.start(

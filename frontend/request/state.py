@@ -27,6 +27,7 @@ from frontend.asgi import arrived
 from frontend.processing import ProcessedPrompt
 from frontend.request.deadlines import Deadlines
 from frontend.request.direct_events import DirectEvents, current_events
+from frontend.request.gathering import GatheredAnswer
 from frontend.request.resume import Beginning, Continuation, GeneratedSoFar, Resume, plan_resume
 from frontend.request.retry import Attempts
 from frontend.request.spans import CallSpans
@@ -95,7 +96,7 @@ class RequestState:
         self._tokenizer = tokenizer
         self._place = 0  # tokens of the answer that the worker which has it now said or was told
         self._generated = GeneratedSoFar()
-        self._gathered: RequestOutput | None = None
+        self._gathered = GatheredAnswer()
         self._events = current_events.get() if self._alone and not self._gathers else None
         if self._events is not None and not self._events.claim():
             self._events = None
@@ -126,7 +127,7 @@ class RequestState:
             seen=not self._gathers,
         )
         if isinstance(self.resume, Beginning):
-            self._gathered = None
+            self._gathered = GatheredAnswer()
         elif isinstance(self.resume, Continuation):
             self._place = self._generated.length
         MIGRATIONS.labels(self.resume.how).inc()
@@ -209,7 +210,7 @@ class RequestState:
         if output.prompt_logprobs is not None and isinstance(self.resume, Beginning):
             answer.prompt_logprobs = output.prompt_logprobs
         if self._gathers:
-            return self._gather(answer)
+            return self._gathered.add(answer)
         if self._events is not None and outputs:
             self._tell(outputs[0], self._events)
         return answer if outputs or finished else None
@@ -272,18 +273,6 @@ class RequestState:
             num_cached_tokens=output.num_cached_tokens or 0,
             finished=True,
         )
-
-    def _gather(self, answer: RequestOutput) -> RequestOutput | None:
-        whole = self._gathered
-        if whole is None:
-            whole = self._gathered = answer
-        else:
-            whole.add(answer, aggregate=True)
-            whole.metrics = answer.metrics
-        if not whole.finished:
-            return None
-        whole.outputs.sort(key=lambda one: one.index)
-        return whole
 
 
 def _streaming(params: SamplingParams) -> SamplingParams:

@@ -46,10 +46,12 @@ class Share(NamedTuple):
     pause_s: float
 
 
+GROUP_KILLED = "worker and engine killed at once"
+
 WORKER_SHARES = {
     "worker killed": Share(5, 2),
     "engine killed": Share(2, 2),
-    "worker and engine killed at once": Share(2, 2),
+    GROUP_KILLED: Share(2, 2),
     "worker restarted in place": Share(3, 2),
     "worker stopped": Share(14, 2),
     "engine stopped": Share(5, 2),
@@ -79,11 +81,12 @@ class Faults:
         self.inflicted: Counter[str] = Counter()
         self.complaints: Counter[str] = Counter()
         self._fleet = fleet
+        self._cards_away = fleet.cards.with_name("cards-away")
         self._random = random_
         self._inflict: dict[str, Callable[[], Awaitable[None]]] = {
             "worker killed": self._kill_worker,
             "engine killed": self._kill_engine,
-            "worker and engine killed at once": self._kill_group,
+            GROUP_KILLED: self._kill_group,
             "worker restarted in place": self._restart_worker,
             "worker stopped": self._stop_worker,
             "engine stopped": self._stop_engine,
@@ -202,12 +205,13 @@ class Faults:
         try:
             await asyncio.sleep(self._random.uniform(1, 10))
         finally:
-            oddities.clear(self._fleet.cards, stem)
+            for directory in (self._fleet.cards, self._cards_away):  # it may be moved just now
+                oddities.clear(directory, stem)
         await self._all_there()
 
     async def _lose_directory(self) -> None:
         """Moved away for a while, emptied, or both at once. Who lost his card writes it again."""
-        away = self._fleet.cards.with_name("cards-away")
+        away = self._cards_away
         if self._random.random() < 0.5:
             for path in self._fleet.cards.glob("*.json"):
                 with suppress(OSError):

@@ -7,6 +7,7 @@ full shared memory kill the engine of ``w0``, its successor is compared.)
 
 import asyncio
 import contextlib
+import os
 import random
 import signal
 import stat
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import msgspec
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -25,7 +25,7 @@ from prometheus_client.samples import Sample
 from common.card import WorkerCard
 from common.errors import MmRouterError
 from common.identity import Incarnation
-from tests.chaos.report import Report
+from tests.chaos.report import Report, ReportFile
 from tests.e2e.processes import (
     HttpServer,
     Process,
@@ -39,12 +39,15 @@ STALL_S = 40.0
 WORKER_WAIT_S = 300.0
 """How long a request waits for a worker. Engines start slowly while everything else goes on."""
 
-MEDIA_CACHE = "--mm-processor-cache-gb=0.05"
-"""Of a worker. New pictures are sent all the time: what vLLM keeps of them, up to 4 GiB, would
-look like a leak of its engine."""
+WORKERS_CACHE = "--mm-processor-cache-gb=0.01"
+FRONTENDS_CACHE = "--media-cache-mb=8"
+"""New pictures are sent all the time: caches of the usual size, up to 4 GiB, would grow until the
+end as leaks do. These are full after some twenty pictures."""
 
 MEDIA_PROCESSES = 2
 """Of the frontend that lives through everything; the other one processes media itself."""
+
+WATCHED_WORKER = "tests.chaos.watched_worker"
 
 LARGEST_CARD = 1 << 20
 """Bytes. What is larger in the discovery directory is one of the faults."""
@@ -75,7 +78,15 @@ class Worker:
         self.starts += 1
         logs = self._fleet.directory / f"{self.name}-{self.starts}"
         logs.mkdir()
-        return start_worker(self.name, self._fleet.model, self._fleet.cards, logs, MEDIA_CACHE)
+        self._report = logs / "report.json"
+        return start_worker(
+            self.name,
+            self._fleet.model,
+            self._fleet.cards,
+            logs,
+            WORKERS_CACHE,
+            module=(WATCHED_WORKER, str(self._report)),
+        )
 
     def card(self) -> WorkerCard:
         """What it says of itself, among all else that lies there.
@@ -100,7 +111,7 @@ class Worker:
         return _only(
             child
             for child in psutil.Process(self.process.pid).children()
-            if "backend_worker" in child.cmdline()
+            if WATCHED_WORKER in child.cmdline()
         )
 
     @property
@@ -111,6 +122,10 @@ class Worker:
             for child in psutil.Process(self.pid).children(recursive=True)
             if "EngineCore" in " ".join(child.cmdline())
         )
+
+    async def report(self) -> Report:
+        """What it says of itself."""
+        return await _report(self.process, self.pid, ReportFile(self._report))
 
     async def keep(self) -> None:
         """Start it again in its place whenever it ends, as whoever runs services does."""
@@ -163,6 +178,7 @@ class Frontend:
             self._fleet.cards,
             logs,
             "--mm-arena-gb=0.06",
+            FRONTENDS_CACHE,
             f"--router-stall={STALL_S}",
             f"--worker-wait={WORKER_WAIT_S}",
             *self._flags,
@@ -205,12 +221,7 @@ class Frontend:
 
     async def report(self) -> Report:
         """What it says of itself."""
-        self._report.unlink(missing_ok=True)
-        self.process.signal(signal.SIGUSR2)
-        while not self._report.exists():
-            self.process.check_alive()
-            await asyncio.sleep(0.05)
-        return msgspec.json.decode(self._report.read_bytes(), type=Report)
+        return await _report(self.process, self.process.pid, ReportFile(self._report))
 
     async def kill(self) -> None:
         """SIGKILL; what it has counted so far is remembered."""
@@ -238,6 +249,16 @@ class Frontend:
                 return
             serving.cancel()
             self.process.stop()
+
+
+async def _report(process: Process, pid: int, file: ReportFile) -> Report:
+    """Ask a watched process, which is one that was started or its child, for its report."""
+    file.forget()
+    os.kill(pid, signal.SIGUSR2)
+    while (report := file.read()) is None:
+        process.check_alive()
+        await asyncio.sleep(0.05)
+    return report
 
 
 async def ended(process: Process) -> None:
@@ -285,6 +306,10 @@ class Fleet:
         async with self.http.get(f"{frontend.url}/mmrouter/workers") as reply:
             return list(await reply.json())
 
+    async def works(self) -> bool:
+        """Whether an engine has a request, as the surviving frontend was told last."""
+        return any(view["running"] for view in await self.views(self.survivor))
+
     async def _until(self, there: Callable[[], Awaitable[bool]], process: Process) -> None:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
@@ -314,17 +339,22 @@ class Fleet:
                 return view["connected"] and {rank["index"] for rank in view["ranks"]} == {"exact"}
         return False
 
-    def stop(self) -> list[int]:
+    @property
+    def _everybody(self) -> list[Process]:
+        processes: list[Process] = [frontend.process for frontend in self.frontends]
+        return processes + [worker.process for worker in self.workers]
+
+    def leave(self) -> list[int]:
         """Ask everybody to leave; their exit statuses."""
-        everybody: list[Process] = [frontend.process for frontend in self.frontends]
-        everybody += [worker.process for worker in self.workers]
-        for process in everybody:
+        for process in self._everybody:
             with contextlib.suppress(ProcessLookupError):
                 process.signal(signal.SIGTERM)
-        statuses = [process.wait(120) for process in everybody]
-        for process in everybody:
+        return [process.wait(120) for process in self._everybody]
+
+    def end(self) -> None:
+        """End whatever is left of everybody."""
+        for process in self._everybody:
             process.stop()
-        return statuses
 
 
 def _only(processes: Iterable[psutil.Process]) -> int:

@@ -3,24 +3,19 @@
     python -m tests.chaos.watched_frontend FILE ARGUMENTS...
 
 On SIGUSR1 the next few messages of KV events are lost before they are read, as a full queue
-loses them. On SIGUSR2 it writes a report to FILE. On SIGRTMIN its clock on the wall jumps, as far
-as Python's ``time`` shows it, and on SIGRTMIN+1 it is right again.
+loses them. On SIGRTMIN its clock on the wall jumps, as far as Python's ``time`` shows it, and on
+SIGRTMIN+1 it is right again. :mod:`tests.chaos.watched` has the other signals; reports go to FILE.
 """
 
 import asyncio
-import gc
 import random
-import re
 import signal
 import sys
 import threading
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import msgspec
-import zmq
 from vllm.multimodal.media.connector import global_thread_pool
 
 from frontend.app import serve
@@ -30,7 +25,7 @@ from frontend.processes import Siblings
 from frontend.router import ZmqFeeds
 from frontend.router.events.commands import Command
 from frontend.router.events.event_stream import EventStream
-from tests.chaos.report import Report
+from tests.chaos.watched import watch
 
 MOST_LOST_AT_ONCE = 20
 FARTHEST_JUMP_S = 86_400.0
@@ -90,33 +85,13 @@ class Handles:
         loop.set_default_executor(full(ThreadPoolExecutor(thread_name_prefix="asyncio")))
         full(global_thread_pool)
         loop.add_signal_handler(signal.SIGUSR1, self._lose)
-        loop.add_signal_handler(signal.SIGUSR2, self._write)
+        watch(self._file, lambda: self._lost)
         self._clock.install()
         loop.add_signal_handler(signal.SIGRTMIN, self._clock.jump)
         loop.add_signal_handler(signal.SIGRTMIN + 1, self._clock.put_right)
 
     def _lose(self) -> None:
         self._to_lose = random.randint(1, MOST_LOST_AT_ONCE)
-
-    def _write(self) -> None:
-        gc.unfreeze()  # vLLM's server hides from it what there was at start: the first sockets
-        gc.collect()
-        partial = self._file.with_suffix(".partial")
-        threads = Counter(re.sub(r"[\d_-]+$", "", each.name) for each in threading.enumerate())
-        report = Report(len(asyncio.all_tasks()), self._lost, dict(threads), _open_sockets())
-        partial.write_bytes(msgspec.json.encode(report))
-        partial.rename(self._file)
-
-
-def _open_sockets() -> dict[str, int]:
-    """Those that pyzmq knows, but for views of others."""
-    return dict(
-        Counter(
-            str(each.socket_type)
-            for each in gc.get_objects()
-            if isinstance(each, zmq.Socket) and not each.closed and not each._shadow
-        )
-    )
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ import setproctitle
 
 from backend_worker import supervise
 
-WORKER: Final = "backend_worker"
+WORKERS: Final = ("backend_worker", "tests.chaos.watched_worker")
 PLAIN_VLLM: Final = "vllm.entrypoints.openai.api_server"
 MESSAGE_BYTES: Final = 1 << 17
 
@@ -137,7 +137,7 @@ def _run(start: Start) -> None:
     os.environ.clear()
     os.environ.update(start.environment)
     spares = _Spares(_spares_for(start.arguments))
-    if start.module == WORKER:
+    if start.module in WORKERS:
         _after_supervise(spares.prepare)
     elif start.module == PLAIN_VLLM:
         spares.prepare()

@@ -15,12 +15,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from tests.e2e.fork_server import MESSAGE_BYTES, PLAIN_VLLM, WORKER, Start
+from tests.e2e.fork_server import MESSAGE_BYTES, PLAIN_VLLM, WORKERS, Start
 
 ROOT: Final = Path(__file__).parents[2]
 _READ_AT_START: Final = ("PYTHON", "LD_PRELOAD", "OMP_", "MALLOC_", "PROMETHEUS_", "VLLM_LOGGING_")
 _MODULES: Final = (
-    WORKER,
+    *WORKERS,
     "frontend",
     PLAIN_VLLM,
     "tests.fakes.",
@@ -86,6 +86,11 @@ class ForkServer:
         self._socket: socket.socket | None = None
         self._pids: queue.Queue[int] = queue.Queue()
         self._living: dict[int, Forked] = {}
+
+    @property
+    def pid(self) -> int | None:
+        """Of the server, which runs from its first fork until this process ends."""
+        return None if self._server is None else self._server.pid
 
     def fork(
         self, command: Sequence[str], environment: Mapping[str, str], output: int

@@ -142,17 +142,19 @@ def start_worker(
     logs: Path,
     *flags: str,
     within: Sequence[str] = (),
+    module: Sequence[str] = ("backend_worker",),
     env: Mapping[str, str] = {},
 ) -> Process:
     """A worker named ``name``.
 
     Args:
         discovery: where cards are kept: a directory or a URL.
+        module: what runs it, with arguments that come before the worker's.
         within: a command that runs it, ``unshare --mount`` for example.
     """
     command = [
         *within,
-        sys.executable, "-m", "backend_worker",
+        sys.executable, "-m", *module,
         f"--model={model}", f"--worker-id={name}", discovery_flag(discovery),
         *ENGINE_FLAGS, SERVER_FLAGS[-1], *flags,
     ]  # fmt: skip
