@@ -397,7 +397,7 @@ class Worker:
         await self.shm.attach(offer)
         self.shm.mapping(offer.name).prefault()
         if self.offers["nixl"] is not None:
-            self.nixl = NixlReceiver(NETWORK, slots=BURST, slot_size=32 << 20)
+            self.nixl = NixlReceiver(NETWORK)
             served = NixlOffer.model_validate(self.offers["nixl"])
             await self.nixl.attach(served)
             # NIXL alone, in this process: what our own reads are compared with.

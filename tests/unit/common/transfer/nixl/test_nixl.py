@@ -122,8 +122,8 @@ Connect = Callable[..., Awaitable[NixlReceiver]]
 async def make_receiver() -> AsyncIterator[MakeReceiver]:
     made: list[NixlReceiver] = []
 
-    def make(network: NixlNetwork, *, slots: int = 2, slot_size: int = 12 << 20) -> NixlReceiver:
-        made.append(NixlReceiver(network, slots=slots, slot_size=slot_size, deadline=20.0))
+    def make(network: NixlNetwork, *, slots: int = 2, memory: int = 24 << 20) -> NixlReceiver:
+        made.append(NixlReceiver(network, slots=slots, memory=memory, deadline=20.0))
         return made[-1]
 
     yield make
@@ -186,7 +186,7 @@ async def test_items_arrive_in_the_order_of_the_request(
     each_frontend: Frontend, make_receiver: MakeReceiver
 ) -> None:
     frontend = each_frontend
-    receiver = make_receiver(frontend.network, slots=2, slot_size=4 << 20)  # in pieces
+    receiver = make_receiver(frontend.network)
     await asyncio.gather(receiver.attach(frontend.offer), receiver.attach(frontend.offer))
     await receiver.attach(frontend.offer)
     sent = [frontend.send(LARGE), frontend.send(), frontend.send(), frontend.send()]
@@ -194,13 +194,9 @@ async def test_items_arrive_in_the_order_of_the_request(
     for _ in range(3):
         received = await receive_all(receiver, metadata)
         assert all(is_image(each.item, seed) for each, seed in zip(received, seeds, strict=True))
-        # What is checked has been copied out, so slots are not held by requests. Of the copies
-        # two are in the pool, if they fit, and the others in memory of their own.
-        assert receiver.free_slots == 2
-        assert receiver._reading._copies.free == 0
+        assert receiver.free_slots == 2, "only reads take slots, not requests"
         for each in received:
             each.release()
-        await until(lambda: receiver._reading._copies.free == 2)
 
 
 @needs_nixl
@@ -247,7 +243,6 @@ async def test_what_can_be_wrong_with_a_segment(
         ({"offset": metadata.offset + 64}, StaleSegmentError),
         ({"generation": 99}, StaleSegmentError),
         ({"checksum": "00" * 16}, CorruptSegmentError),
-        ({"checksum": metadata.checksum * 2}, CorruptSegmentError),
     ]
     for change, error in wrong:
         with pytest.raises(error):
