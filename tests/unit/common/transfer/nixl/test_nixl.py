@@ -57,7 +57,10 @@ needs_nixl = pytest.mark.skipif(not nixl_installed(), reason="nixl is not instal
 _PIDFD_GETFD = 438
 
 LARGE = 8000
-"""Rows of an image of 9.4 MB: more than socket buffers take at once."""
+"""Rows of an image of 9.4 MB: more than socket buffers take at once, and nine pieces, of which
+:data:`AT_ONCE` are read at the same time.
+"""
+AT_ONCE = 8
 
 
 class Frontend(Process):
@@ -336,18 +339,18 @@ async def test_no_read_goes_on_once_a_receiver_is_closed(
 @needs_nixl
 async def test_a_frontend_that_hangs_and_goes_on(tcp_frontend: Frontend, connect: Connect) -> None:
     """Bytes that come after the deadline must not land in another item's memory."""
-    receiver = await connect(tcp_frontend, slots=2, deadline=0.5)
+    receiver = await connect(tcp_frontend, slots=2 * AT_ONCE, deadline=0.5)
     (late_seed, late), (seed, metadata) = tcp_frontend.send(LARGE), tcp_frontend.send(LARGE)
     tcp_frontend.pause()
     with pytest.raises(TransferTimeoutError):
         await receiver.receive(late)
-    assert receiver.free_slots == 1, "its slot may still be written to"
+    assert receiver.free_slots == AT_ONCE, "its slots may still be written to"
     receiver._peers.deadline = 20.0
     tcp_frontend.resume()
     for _ in range(5):
         with await receiver.receive(metadata) as received:
             assert is_image(received.item, seed)
-    await until(lambda: receiver.free_slots == 2)
+    await until(lambda: receiver.free_slots == 2 * AT_ONCE)
     assert receiver._peers._overdue[tcp_frontend.offer.agent] == 0
     with await receiver.receive(late) as received:
         assert is_image(received.item, late_seed)
@@ -357,7 +360,8 @@ async def test_a_frontend_that_hangs_and_goes_on(tcp_frontend: Frontend, connect
 async def test_a_frontend_that_hangs_is_left_alone_after_some_reads(
     tcp_frontend: Frontend, connect: Connect
 ) -> None:
-    receiver = await connect(tcp_frontend, slots=MAX_OVERDUE + 1, deadline=0.3)
+    slots = (MAX_OVERDUE + 1) * AT_ONCE
+    receiver = await connect(tcp_frontend, slots=slots, deadline=0.3)
     _, metadata = tcp_frontend.send(LARGE)
     tcp_frontend.pause()
     reads = [receiver.receive(metadata) for _ in range(MAX_OVERDUE)]
@@ -368,7 +372,7 @@ async def test_a_frontend_that_hangs_is_left_alone_after_some_reads(
     receiver._peers.detach(tcp_frontend.offer.agent)
     assert receiver._peers._left
     tcp_frontend.resume()
-    await until(lambda: receiver.free_slots == MAX_OVERDUE + 1)
+    await until(lambda: receiver.free_slots == slots)
     assert receiver._peers._left, "it lives, so the connection is kept"
 
 
