@@ -492,6 +492,14 @@ def test_networks(network: NixlNetwork, transports: str, device: str) -> None:
     assert "VLLM_API_KEY" not in environment
 
 
+def test_only_within_a_host_is_it_known_who_can_write_to_memory_that_is_read_to() -> None:
+    assert not THIS_HOST.leaves_user
+    assert not NixlNetwork("lo").leaves_user
+    assert TCP.leaves_user
+    assert NixlNetwork("mlx5_0:1").leaves_user
+    assert NixlNetwork("eth0", allow_tcp=True, narrowed_to=("tcp",)).leaves_user
+
+
 @pytest.mark.parametrize("ucx_tls", ["tcp", "self,tcp", "rc", "^cma", "sysv", "sm,tcp"])
 def test_ucx_tls_allows_nothing_that_the_flags_do_not(ucx_tls: str) -> None:
     with pytest.raises(ConfigurationError, match="UCX_TLS names"):
