@@ -57,11 +57,13 @@ class WorkerSettings(FlagSettings):
 
 
 class WorkerNixlSettings(NixlSettings):
-    """The worker reads, so it decides how much at once."""
+    """The worker reads, so it decides how much it keeps for that."""
 
-    slots: int = Field(8, ge=1, description="reads over NIXL that go on at the same time")
-    slot_mb: int = Field(
-        32, ge=1, description="memory that each of them takes at once; larger items come in pieces"
+    memory_mb: int = Field(
+        256,
+        ge=1,
+        description="memory for items that came over NIXL, until their requests give them back; "
+        "the others get memory of their own",
     )
     deadline_s: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = Field(
         10.0, description="how long one NIXL read may take"

@@ -151,10 +151,7 @@ async def make_nixl_receiver(args: WorkerArgs) -> NixlReceiver | None:
     if "nixl" not in wanted(args.transfer) or not (needed or nixl_installed()):
         return None
     receiver = NixlReceiver(
-        args.network,
-        slots=args.nixl.slots,
-        slot_size=args.nixl.slot_mb << 20,
-        deadline=args.nixl.deadline_s,
+        args.network, memory=args.nixl.memory_mb << 20, deadline=args.nixl.deadline_s
     )
     if needed:
         try:

@@ -1,8 +1,10 @@
 """The keyed checksum of a segment, for networks on which others may write.
 
 AES-256-GCM used as a message authentication code: nobody without the key can make bytes that
-pass, and it costs less than copying them. A nonce must never come twice under one key: it is
-made of the generation, which no two segments of an arena share, and each arena has its own key.
+pass, and it costs less than copying them. Each piece of a segment has a tag of its own, so that
+pieces can be checked as they arrive, in any order; the checksum is the tag over these tags. A nonce
+must never come twice under one key: it is made of the generation, which no two segments of an arena
+share, and the number of the piece, and each arena has its own key.
 """
 
 import secrets
@@ -15,30 +17,62 @@ from common.identity import MmHash
 KEY_SIZE: Final = 32
 TAG_SIZE: Final = 16
 
-_PIECE: Final = 1 << 30
-"""Bytes under one tag: the library takes less than 2 GiB at once."""
+PIECE: Final = 1 << 20
+"""Bytes under one tag."""
+
+_ALL_PIECES: Final = 2**32 - 1
+"""Stands in the nonce of the tag over all tags, where others have the number of their piece."""
+
+
+class Checksum:
+    """The checksum of one segment, header included, made of its pieces. Any thread may add one;
+    the interpreter's lock is not held while its tag is computed.
+    """
+
+    def __init__(self, key: bytes, generation: int, mm_hash: MmHash) -> None:
+        """
+        Args:
+            generation: of the segment.
+        """
+        self._cipher = AESGCM(key)
+        self._generation = generation
+        self._hash = mm_hash
+        self._tags: dict[int, bytes] = {}
+
+    def add(self, start: int, piece: memoryview) -> None:
+        """Add the piece that begins at ``start``, a multiple of :data:`PIECE`."""
+        number = start // PIECE
+        self._tags[number] = self._tag(number, b"", piece)
+
+    def digest(self, length: int) -> bytes:
+        """:data:`TAG_SIZE` bytes, once all pieces were added.
+
+        Args:
+            length: bytes of the segment.
+        """
+        # The length in front, so that no two segments have the same text.
+        text = length.to_bytes(8, "little") + self._hash.encode()
+        tags = b"".join(tag for _, tag in sorted(self._tags.items()))
+        return self._tag(_ALL_PIECES, text, tags)
+
+    def _tag(self, number: int, text: bytes, covered: bytes | memoryview) -> bytes:
+        nonce = self._generation.to_bytes(8, "little") + number.to_bytes(4, "little")
+        return self._cipher.encrypt(nonce, text, covered)[-TAG_SIZE:]
+
+
+def checksum(key: bytes, generation: int, mm_hash: MmHash, segment: memoryview) -> bytes:
+    """The checksum of a segment that is there as a whole."""
+    pieces = Checksum(key, generation, mm_hash)
+    for start in piece_starts(segment.nbytes):
+        pieces.add(start, segment[start : start + PIECE])
+    return pieces.digest(segment.nbytes)
+
+
+def piece_starts(length: int) -> range:
+    """Where the pieces of a segment begin."""
+    return range(0, length, PIECE)
 
 
 def new_key() -> bytes:
     """A key for one arena."""
     return secrets.token_bytes(KEY_SIZE)
-
-
-def checksum(key: bytes, generation: int, mm_hash: MmHash, body: memoryview) -> bytes:
-    """The checksum of one segment; the interpreter's lock is not held while it is computed.
-
-    Args:
-        generation: of the segment.
-        body: all of the segment behind its header.
-
-    Returns:
-        :data:`TAG_SIZE` bytes for each GiB or part of it.
-    """
-    cipher = AESGCM(key)
-    tags = []
-    # A length in front of it, so that no two segments have the same text and pieces.
-    text = body.nbytes.to_bytes(8, "little") + mm_hash.encode()
-    for index, start in enumerate(range(0, max(body.nbytes, 1), _PIECE)):
-        nonce = generation.to_bytes(8, "little") + index.to_bytes(4, "little")
-        tags.append(cipher.encrypt(nonce, text, body[start : start + _PIECE])[-TAG_SIZE:])
-    return b"".join(tags)

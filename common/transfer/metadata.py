@@ -76,14 +76,14 @@ class NixlMetadata(ItemMetadata):
         agent: name of the frontend's NIXL agent, as in its offer.
         offset: of the segment's header, from the start of the registered arena.
         generation: what the segment's header must say.
-        checksum: hexadecimal; of all behind the header, keyed as the offer says.
+        checksum: hexadecimal; of the whole segment, keyed as the offer says.
     """
 
     transport: Literal["nixl"] = "nixl"
     agent: _Name
     offset: _Count
     generation: _Generation
-    checksum: Annotated[str, Field(pattern="^([0-9a-f]{32})+$", max_length=1 << 16)]
+    checksum: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 
 class FramedMetadata(ItemMetadata):

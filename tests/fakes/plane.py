@@ -108,13 +108,11 @@ async def collect(answers: AsyncGenerator[Answer]) -> list[Answer]:
 
 
 @asynccontextmanager
-async def open_plane(
-    transport: str, *, slot_size: int = 1 << 12, max_requests: int = 1024
-) -> AsyncIterator[Plane]:
+async def open_plane(transport: str, *, max_requests: int = 1024) -> AsyncIterator[Plane]:
     """A plane whose media travel by ``shm``, ``nixl`` or ``inline``."""
     engine = ScriptedEngine()
     nixl = transport == "nixl"
-    network = NixlReceiver(NixlNetwork(), slots=2, slot_size=slot_size) if nixl else None
+    network = NixlReceiver(NixlNetwork(), slots=2, memory=1 << 20) if nixl else None
     service = WorkerService(
         engine,
         MediaReceiver(receivers(no_rendering, network)),

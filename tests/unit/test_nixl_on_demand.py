@@ -39,7 +39,7 @@ class AutoPlane(Plane):
     """A frontend and a worker that choose by themselves, wired as the fleet wires them."""
 
     def __init__(self) -> None:
-        self.receiver = NixlReceiver(NixlNetwork(), slots=2, slot_size=1 << 16)
+        self.receiver = NixlReceiver(NixlNetwork(), slots=2, memory=1 << 20)
         engine = ScriptedEngine()
         service = WorkerService(
             engine,

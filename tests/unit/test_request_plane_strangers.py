@@ -74,7 +74,7 @@ def submit(name: str) -> Submit:
 
 @pytest.fixture(params=["shm", "nixl"])
 async def plane(request: pytest.FixtureRequest) -> AsyncIterator[Plane]:
-    async with open_plane(request.param, slot_size=1 << 16) as plane:
+    async with open_plane(request.param) as plane:
         yield plane
 
 

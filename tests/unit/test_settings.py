@@ -107,7 +107,7 @@ def test_help_has_default_unit_and_variable() -> None:
     assert "how long (default 2 s; MMROUTER_ODD_PAUSE)" in text
     assert "a way (MMROUTER_ODD_ONE)" in text
     assert "quiet" not in text
-    assert unit_of("slot_mb") == "MiB" and not unit_of("mode")
+    assert unit_of("memory_mb") == "MiB" and not unit_of("mode")
 
 
 def test_a_variable_without_a_flag() -> None:

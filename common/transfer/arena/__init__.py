@@ -25,7 +25,7 @@ from common.transfer.arena.segment import (
     copy_bytes,
     write_parts,
 )
-from common.transfer.arena.segment_table import SEGMENT_ALIGNMENT
+from common.transfer.arena.segment_table import SEGMENT_ALIGNMENT, SegmentTable
 
 __all__ = [
     "HEADER_SIZE",
@@ -44,6 +44,7 @@ __all__ = [
     "ReservedSegment",
     "Segment",
     "SegmentLayout",
+    "SegmentTable",
     "aligned",
     "check_envelope",
     "check_head",

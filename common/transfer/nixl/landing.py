@@ -1,20 +1,22 @@
-"""Memory that a worker shares with the process that reads over NIXL for it."""
+"""Memory that a worker shares with one process that reads over NIXL for it."""
 
 import asyncio
 import fcntl
 import mmap
 import os
+import time
 from collections import deque
 from dataclasses import dataclass
 
-from common.errors import ArenaUnavailableError
 from common.transfer import pages
-from common.transfer.arena import SEGMENT_ALIGNMENT, aligned
+from common.transfer.checksum import PIECE
+from common.transfer.nixl.rooms import Rooms
+from common.undo import undo_on_error
 
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """Room for one read.
+    """Room for one read of a piece.
 
     Attributes:
         offset: of it, from the start of the area.
@@ -26,48 +28,54 @@ class Slot:
 
 
 class LandingArea:
-    """Equal slots, given out one by one. For use on the event loop."""
+    """Slots for pieces, of which each read takes one, and rooms for whole items. For use on the
+    event loop.
 
-    def __init__(self, count: int, slot_size: int) -> None:
+    Each process gets an area of its own. So a process that is replaced, or outlives the attempt to
+    end it, writes to nothing that the next one is given, and items in the area stay valid as long
+    as anybody holds them.
+
+    Attributes:
+        size: bytes.
+        descriptor: for the process that reads; who starts that closes it.
+        rooms: for items that are used where they land.
+    """
+
+    def __init__(self, slots: int, for_items: int) -> None:
         """
         Args:
-            count: slots, at least 1.
-            slot_size: bytes of each, rounded up to whole pages.
+            slots: reads that go on at the same time, at least 1.
+            for_items: bytes of whole items, a multiple of the page size.
 
         Raises:
-            ArenaUnavailableError: there is not that much memory.
+            OSError: there is not that much memory.
         """
-        self.slot_size = aligned(max(slot_size, 1), SEGMENT_ALIGNMENT)
-        self.size = count * self.slot_size
-        self._closed = False
+        self.size = area_size(slots, for_items)
+        self._given_back_at = time.monotonic()
         self._waiting: deque[asyncio.Future[Slot]] = deque()
-        try:
-            self._descriptor = os.memfd_create(
-                "mmrouter-nixl", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC
-            )
-            os.ftruncate(self._descriptor, self.size)
+        self.descriptor = os.memfd_create("mmrouter-nixl", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+        with undo_on_error(lambda: os.close(self.descriptor)):
+            os.ftruncate(self.descriptor, self.size)
             # Or whoever took over the other process could end this one with SIGBUS.
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, seals)
-            memory = memoryview(mmap.mmap(self._descriptor, self.size))
-        except OSError as error:
-            raise ArenaUnavailableError(
-                f"can't have {self.size} bytes for NIXL to read to: {error}"
-            ) from error
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
+            memory = memoryview(mmap.mmap(self.descriptor, self.size))
         pages.populate(memory, for_writing=True)
         self._free = deque(
-            Slot(offset, memory[offset : offset + self.slot_size])
-            for offset in range(0, self.size, self.slot_size)
+            Slot(offset, memory[offset : offset + PIECE])
+            for offset in range(0, slots * PIECE, PIECE)
         )
-
-    def open(self) -> int:
-        """A descriptor of the area for the other process."""
-        return os.dup(self._descriptor)
+        self.rooms = Rooms(memory[slots * PIECE :], landing_offset=slots * PIECE)
 
     @property
     def free(self) -> int:
-        """Slots that are not in use."""
+        """Slots that nothing is read to."""
         return len(self._free)
+
+    @property
+    def stuck_for(self) -> float:
+        """Seconds for which all slots have been in use without one of them being given back."""
+        return 0.0 if self._free else time.monotonic() - self._given_back_at
 
     async def take(self) -> Slot:
         """A slot; waits for one."""
@@ -84,16 +92,15 @@ class LandingArea:
 
     def give_back(self, slot: Slot) -> None:
         """Take a slot back that nothing is read to any more."""
+        self._given_back_at = time.monotonic()
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():
                 waiter.set_result(slot)
                 return
-        if not self._closed:
-            self._free.append(slot)
+        self._free.append(slot)
 
-    def close(self) -> None:
-        """Close the file; the memory goes once no slot is in use."""
-        self._closed = True
-        self._free.clear()
-        os.close(self._descriptor)
+
+def area_size(slots: int, for_items: int) -> int:
+    """Bytes of an area."""
+    return slots * PIECE + for_items

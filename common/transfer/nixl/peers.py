@@ -95,7 +95,7 @@ class NixlPeers:
                 self._left[agent].watch.cancel()
                 self._forget(agent)
             await self.within_deadline(
-                agent, self._reader.connect(offer), lambda: self._disconnect(agent)
+                agent, self._reader.connect(offer), lambda _: self._disconnect(agent)
             )
             self._offers[agent] = offer
 
@@ -139,14 +139,14 @@ class NixlPeers:
         self,
         agent: str,
         work: Coroutine[Any, Any, _Result],
-        undo: Callable[[], None] = lambda: None,
+        undo: Callable[[_Result], object] = lambda _: None,
     ) -> _Result:
         """What some work of the reader gives. It goes on to its end also when nobody waits for
         it any more, since a read can't be stopped.
 
         Args:
             agent: whom it reads from.
-            undo: called if it succeeds and nobody waits for it any more.
+            undo: gets what it gives if nobody waits for it any more.
 
         Raises:
             TransferTimeoutError: it goes on, and holds its slot, but nobody waits for it.
@@ -176,13 +176,13 @@ class NixlPeers:
             if error := task.exception():
                 logger.debug("a NIXL read ended: %s", error)
             elif abandoned:
-                undo()
+                undo(task.result())
 
         def abandon() -> None:
             nonlocal abandoned
             abandoned = True
             if task.done() and not task.cancelled() and task.exception() is None:
-                undo()  # it succeeded in the turn in which its caller was cancelled
+                undo(task.result())  # it succeeded in the turn in which its caller was cancelled
 
         task.add_done_callback(finished)
         with undo_on_error(abandon):
@@ -196,7 +196,7 @@ class NixlPeers:
 
     def _free_slots_by_force(self) -> None:
         """If all slots are held by frontends that don't answer, the others must not suffer."""
-        if sum(self._overdue.values()) >= self._reader.slots and not self._reader.free_slots:
+        if self._reader.stuck_for > self.deadline / 2:
             logger.warning("all reads over NIXL are overdue: giving them up")
             self._reader.restart()
 

@@ -1,103 +1,85 @@
-"""A worker's end of the process that reads over NIXL: reads, copies what came, and checks it."""
+"""Reads items over NIXL in pieces, which are checked as they come, and builds them."""
 
 import asyncio
-import itertools
-import logging
-import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
-from vllm.multimodal.inputs import MultiModalKwargsItem
-
-from common.errors import (
-    ArenaUnavailableError,
-    CorruptSegmentError,
-)
+from common.errors import ArenaUnavailableError, CorruptSegmentError
 from common.transfer.arena import HEAD_SIZE, HEADER_SIZE, check_head, check_header, copy_bytes
 from common.transfer.base import Received
-from common.transfer.checksum import checksum
+from common.transfer.checksum import PIECE, Checksum, piece_starts
 from common.transfer.codec import decode
 from common.transfer.metadata import NixlMetadata
-from common.transfer.nixl.copies import Copies
 from common.transfer.nixl.landing import LandingArea
-from common.transfer.nixl.process import NixlProcess
+from common.transfer.nixl.link import Piece, ReaderLink
+from common.transfer.nixl.rooms import Room, Rooms, touched_memory
 from common.transfer.nixl_offer import NixlOffer
-from common.transfer.nixl_processes import (
-    Connect,
-    Disconnect,
-    Done,
-    FromReader,
-    NixlFailed,
-    NixlNetwork,
-    Read,
-    ToReader,
-)
+from common.transfer.nixl_processes import NixlNetwork
 from common.undo import undo_on_error
 
-logger = logging.getLogger(__name__)
-
-_READER: Final = "common.transfer.nixl_processes.reader"
-
-_Result = TypeVar("_Result")
-
-_AT_ONCE: Final = 256 << 10
-"""Bytes that are copied and checked on the event loop: 30 us, less than a thread's start."""
+_PIECES_PER_ITEM: Final = 8
+"""Reads of one item that go on at the same time: over TCP the bytes of a second one follow at once
+where the first would be waited for from end to end.
+"""
 
 
 class NixlReading:
     """Connects to frontends and reads segments of their arenas. For use on one event loop.
 
+    Items are used where they land if none but processes of this user can write there, as they can
+    to the arena. Where a network can be reached nobody knows who writes to the landing area; each
+    piece is copied to memory of this process alone, and checked there.
+
     Attributes:
         on_lost: called when the process ended, and with it all connections.
     """
 
-    def __init__(self, network: NixlNetwork, slots: int, slot_size: int) -> None:
+    def __init__(self, network: NixlNetwork, slots: int, memory: int) -> None:
         """
         Args:
             slots: how many reads go on at the same time.
-            slot_size: bytes that each takes at once.
+            memory: bytes in which items lie until they are given back, a multiple of the page
+                size; what finds no room there gets memory of its own for the time.
         """
         self._network = network
         self._slots = slots
-        self._slot_size = slot_size
+        self._landed = 0 if network.leaves_user else memory
+        self._copied = memory - self._landed
+        self._copies = Rooms(memoryview(b""))
         self._starting: asyncio.Task[None] | None = None
-        self._landing: LandingArea | None = None
-        self._copies = Copies(0, 0)
-        self._process: NixlProcess[ToReader, FromReader] | None = None
-        self._numbers = itertools.count()
-        self._answers: dict[int, asyncio.Future[None]] = {}
+        self._link: ReaderLink | None = None
         self._closed = False
         # One thread: page faults of many at once stall the event loop.
-        self._checker = ThreadPoolExecutor(1, thread_name_prefix="nixl-check")
+        self._own_memory = ThreadPoolExecutor(1, thread_name_prefix="nixl-memory")
         self.on_lost: Callable[[], None] = lambda: None
 
     @property
     def free_slots(self) -> int:
         """Slots that nothing is read to."""
-        return self._slots if self._landing is None else self._landing.free
+        return self._slots if self._link is None else self._link.free_slots
 
     @property
-    def slots(self) -> int:
-        """All of them."""
-        return self._slots
+    def stuck_for(self) -> float:
+        """Seconds for which all slots have been in use and no read ended."""
+        return 0.0 if self._link is None else self._link.stuck_for
 
     @property
     def pid(self) -> int | None:
         """Of the process, None if there is none."""
-        return None if self._process is None else self._process.pid
+        return None if self._link is None else self._link.pid
 
     async def start(self) -> None:
         """Start the process unless it was: about a second.
 
         Raises:
-            ArenaUnavailableError: there is no memory for it, or this was closed.
-            ConfigurationError: NIXL can't be used here.
+            ArenaUnavailableError: this was closed.
+            ConfigurationError: NIXL can't be used here, or there is no memory for it.
         """
         if self._closed:
             raise ArenaUnavailableError("NIXL was shut down")
-        if self._process is None:
+        if self._link is None:
             # One start for all who wait, and it ends also when nobody does any more.
             if self._starting is None or self._starting.done():
                 self._starting = asyncio.create_task(self._begin(), name="nixl-start")
@@ -105,38 +87,18 @@ class NixlReading:
 
     async def _begin(self) -> None:
         loop = asyncio.get_running_loop()
-        self._landing, self._copies, self._process = await asyncio.to_thread(self._start, loop)
+        self._link, self._copies = await asyncio.to_thread(self._start, loop)
 
-    def _start(
-        self, loop: asyncio.AbstractEventLoop
-    ) -> tuple[LandingArea, Copies, NixlProcess[ToReader, FromReader]]:
-        def told(message: FromReader) -> None:
-            _call(loop, lambda: self._answered(message))
-
-        def lost() -> None:
-            # So that no answer of the next process is taken for one of this.
-            _call_and_wait(loop, self._lost)
-
-        landing = LandingArea(self._slots, self._slot_size)
-        with undo_on_error(landing.close):
-            process: NixlProcess[ToReader, FromReader] = NixlProcess(
-                _READER,
-                self._network,
-                landing.open,
-                landing.size,
-                True,
-                FromReader,
-                on_message=told,
-                on_lost=lost,
-            )
-            copies = Copies(self._slots, landing.slot_size)
-            process.wait_until_ready(lambda: self._closed)
-        return landing, copies, process
+    def _start(self, loop: asyncio.AbstractEventLoop) -> tuple[ReaderLink, Rooms]:
+        copies = Rooms(touched_memory(self._copied)) if self._copied else self._copies
+        link = ReaderLink(loop, self._network, self._slots, self._landed, lambda: self.on_lost())
+        link.wait_until_ready(lambda: self._closed)
+        return link, copies
 
     def restart(self) -> None:
         """End the process, and with it all reads; another one follows."""
-        if self._process is not None:
-            self._process.restart()
+        if self._link is not None:
+            self._link.restart()
 
     async def connect(self, offer: NixlOffer) -> None:
         """Connect to a frontend and check that it is the one.
@@ -144,13 +106,17 @@ class NixlReading:
         Raises:
             ArenaUnavailableError: it can't be reached, or is another.
         """
-        number = next(self._numbers)
-        await self._ask(number, Connect(number, offer.agent, offer.unpack_metadata()))
+        await self._started.connect(offer.agent, offer.unpack_metadata())
         try:
             await self.check(offer)
         except ArenaUnavailableError:
             self.disconnect(offer.agent)
             raise
+
+    def disconnect(self, agent: str) -> None:
+        """Forget a frontend that nothing is read from any more."""
+        if self._link is not None:
+            self._link.disconnect(agent)
 
     async def check(self, offer: NixlOffer) -> None:
         """Read the probe of a connected frontend's arena.
@@ -158,9 +124,8 @@ class NixlReading:
         Raises:
             ArenaUnavailableError: it can't be read, or is another.
         """
-        head = memoryview(bytearray(HEAD_SIZE))
-        await self._fill(head, offer.agent, offer.address)
-        check_head(head, offer.arena)
+        head = await self._peek(Piece(offer.agent, offer.address, HEAD_SIZE))
+        check_head(memoryview(head), offer.arena)
 
     async def read(self, offer: NixlOffer, metadata: NixlMetadata) -> Received:
         """Read a segment, check it, and build the item over it.
@@ -171,52 +136,68 @@ class NixlReading:
             CorruptSegmentError: the bytes are not those that the frontend wrote.
         """
         layout = metadata.layout
-        source = offer.address + metadata.offset
-        memory = [await self._in_thread(layout.length, partial(self._copies.take, layout.length))]
-        give_back = partial(self._give_back, memory)
-        with undo_on_error(give_back):
-            item = await self._checked(offer, metadata, source, memory[0][: layout.length])
-        return Received(metadata.mm_hash, item, on_release=give_back)
+        landing = self._started.landing
+        room = (
+            landing.rooms.take(layout.length)
+            or self._copies.take(layout.length)
+            or await self._room_of_its_own(layout.length)
+        )
+        # Not before all of its reads have ended.
+        with undo_on_error(room.release):
+            found = Checksum(offer.key, metadata.generation, metadata.mm_hash)
+            source = Piece(offer.agent, offer.address + metadata.offset, layout.length)
+            await self._fill(room, landing, source, found)
+            if found.digest(layout.length).hex() != metadata.checksum:
+                await self._explain(offer, metadata, room.memory)
+            envelope, parts = layout.split(room.memory)
+            item = decode(bytes(envelope), parts)
+        return Received(metadata.mm_hash, item, on_release=room.release)
 
-    def _give_back(self, memory: list[memoryview]) -> None:
-        """Give the only reference back: where it is the last, unmapping takes long."""
+    async def _room_of_its_own(self, size: int) -> Room:
+        loop = asyncio.get_running_loop()
+        memory = [await loop.run_in_executor(self._own_memory, touched_memory, size)]
 
         def drop() -> None:
-            self._copies.give_back(memory.pop())
+            try:
+                self._own_memory.submit(memory.clear)  # unmapping takes long
+            except RuntimeError:
+                memory.clear()  # this was closed
 
-        try:
-            self._checker.submit(drop)
-        except RuntimeError:
-            drop()  # this was closed
+        return Room(memory[0][:size], None, drop)
 
-    async def _checked(
-        self, offer: NixlOffer, metadata: NixlMetadata, source: int, segment: memoryview
-    ) -> MultiModalKwargsItem:
-        """The item, over ``segment``."""
-        layout = metadata.layout
-        await self._fill(segment, offer.agent, source)
-        found = await self._in_thread(
-            layout.length,
-            partial(
-                checksum,
-                offer.key,
-                metadata.generation,
-                metadata.mm_hash,
-                segment[HEADER_SIZE:],
-            ),
-        )
-        if found.hex() != metadata.checksum:
-            await self._explain(offer, metadata, segment)
-        envelope, parts = layout.split(segment)
-        return decode(bytes(envelope), parts)
+    async def _fill(self, room: Room, landing: LandingArea, source: Piece, found: Checksum) -> None:
+        """Read a segment, several pieces at a time. Ends when all of its reads have ended."""
+        starts = deque(piece_starts(source.size))
+
+        async def read_one(start: int) -> None:
+            target = room.memory[start : start + PIECE]
+            lands_at = None if room.offset is None else room.offset + start
+
+            def arrived(slot: memoryview) -> None:
+                if lands_at is None:
+                    # A copy first: what is in the slot may be changed after it was checked.
+                    copy_bytes(target, slot)
+                found.add(start, target)
+
+            piece = Piece(source.agent, source.address + start, target.nbytes)
+            await self._started.read(landing, piece, arrived, lands_at)
+
+        async def read_some() -> None:
+            with undo_on_error(starts.clear):
+                while starts:
+                    await read_one(starts.popleft())
+
+        readers = [read_some() for _ in range(min(_PIECES_PER_ITEM, len(starts)))]
+        for outcome in await asyncio.gather(*readers, return_exceptions=True):
+            if outcome is not None:
+                raise outcome
 
     async def _explain(self, offer: NixlOffer, metadata: NixlMetadata, segment: memoryview) -> None:
         """Why bytes are not what they should be: raises StaleSegmentError or
         CorruptSegmentError.
         """
         # Once more, since it may have been overwritten while it was read.
-        again = memoryview(bytearray(HEADER_SIZE))
-        await self._fill(again, offer.agent, offer.address + metadata.offset)
+        again = await self._peek(Piece(offer.agent, offer.address + metadata.offset, HEADER_SIZE))
         for header in (segment[:HEADER_SIZE], again):
             check_header(
                 header, offer.arena.key, metadata.generation, metadata.mm_hash, metadata.layout
@@ -225,106 +206,24 @@ class NixlReading:
             f"media item {metadata.mm_hash} did not arrive as it was sent: its checksum is wrong"
         )
 
-    def disconnect(self, agent: str) -> None:
-        """Forget a frontend that nothing is read from any more."""
-        try:
-            self._send(Disconnect(agent))
-        except ArenaUnavailableError as error:
-            logger.debug("%s is forgotten already: %s", agent, error)
+    async def _peek(self, piece: Piece) -> bytes:
+        """A few bytes."""
+        seen: list[bytes] = []
+        link = self._started
+        await link.read(link.landing, piece, lambda slot: seen.append(bytes(slot)))
+        return seen[0]
 
     async def close(self) -> None:
         """End the process. Reads under way fail."""
         self._closed = True
         if self._starting is not None:
             await asyncio.gather(self._starting, return_exceptions=True)
-        if self._process is not None:
-            await asyncio.to_thread(self._process.close)
-        self._lost()
-        if self._landing is not None:
-            self._landing.close()
-            self._landing = None
-        self._checker.shutdown(wait=False)
+        if self._link is not None:
+            await self._link.close()
+        self._own_memory.shutdown(wait=False)
 
-    async def _fill(self, memory: memoryview, agent: str, remote: int) -> None:
-        """Fill memory of this process's own with bytes of a frontend.
-
-        Not to be cancelled: a slot would be given back that is still written to.
-        """
-        landing = self._landing
-        if landing is None:
+    @property
+    def _started(self) -> ReaderLink:
+        if self._link is None:
             raise ArenaUnavailableError("nothing is read over NIXL at the moment")
-        for start in range(0, memory.nbytes, landing.slot_size):
-            part = memory[start : start + landing.slot_size]
-            slot = await landing.take()
-            try:
-                number = next(self._numbers)
-                await self._ask(
-                    number, Read(number, agent, remote + start, slot.offset, part.nbytes)
-                )
-                # A copy first: what is in the slot may be changed after it was checked.
-                source = slot.memory[: part.nbytes]
-                await self._in_thread(part.nbytes, partial(copy_bytes, part, source))
-            finally:
-                landing.give_back(slot)
-
-    async def _in_thread(self, size: int, work: Callable[[], _Result]) -> _Result:
-        if size <= _AT_ONCE:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._checker, work)
-
-    async def _ask(self, number: int, message: Connect | Read) -> None:
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._answers[number] = answer
-        try:
-            self._send(message)
-            await answer
-        finally:
-            self._answers.pop(number, None)
-
-    def _send(self, message: ToReader) -> None:
-        if self._process is None:
-            raise ArenaUnavailableError("nothing is read over NIXL at the moment")
-        self._process.send(message)
-
-    def _answered(self, message: FromReader) -> None:
-        if not isinstance(message, Done | NixlFailed):
-            return
-        answer = self._answers.get(message.number)
-        if answer is None or answer.done():
-            return
-        if isinstance(message, Done):
-            answer.set_result(None)
-        else:
-            answer.set_exception(ArenaUnavailableError(message.reason))
-
-    def _lost(self) -> None:
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(
-                    ArenaUnavailableError("the process that reads over NIXL ended")
-                )
-        if not self._closed:
-            self.on_lost()
-
-
-def _call(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
-    """Have something done on the event loop, in order."""
-    try:
-        loop.call_soon_threadsafe(work)
-    except RuntimeError:
-        logger.debug("the event loop ended before the process that reads over NIXL")
-
-
-def _call_and_wait(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
-    """The same, and wait until it was, unless the loop has stopped."""
-    done = threading.Event()
-
-    def call() -> None:
-        try:
-            work()
-        finally:
-            done.set()
-
-    _call(loop, call)
-    while loop.is_running() and not done.wait(0.1):
-        pass
+        return self._link

@@ -33,15 +33,16 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
         self,
         network: NixlNetwork,
         *,
-        slots: int = 8,
-        slot_size: int = 32 << 20,
+        memory: int = 256 << 20,
+        slots: int = 64,
         deadline: float = 10.0,
     ) -> None:
         """Starts nothing: the process comes with the first frontend that needs it.
 
         Args:
-            slots: how many reads go on at the same time.
-            slot_size: bytes that each takes at once; larger segments come in pieces.
+            memory: bytes in which items lie until they are given back, a multiple of the page
+                size; what finds no room there gets memory of its own for the time.
+            slots: how many pieces of a MiB are read at the same time.
             deadline: seconds that a read may take.
 
         Raises:
@@ -50,7 +51,7 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
         super().__init__()
         network.transports()
         self.network = network
-        self._reading = NixlReading(network, slots, slot_size)
+        self._reading = NixlReading(network, slots, memory)
         self._peers = NixlPeers(self._reading, deadline)
         self._attachments = Attachments(self._peers.detach)
 
@@ -105,7 +106,7 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
             )
         try:
             return await self._peers.within_deadline(
-                metadata.agent, self._reading.read(offer, metadata)
+                metadata.agent, self._reading.read(offer, metadata), Received.release
             )
         except ArenaUnavailableError:
             self._peers.broke(offer)

@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 from common.errors import ArenaUnavailableError, ConfigurationError
 from common.identity import MmHash
-from common.transfer.arena import HEADER_SIZE, Arena, ArenaAccess, Lease
+from common.transfer.arena import Arena, ArenaAccess, Lease
 from common.transfer.arena_sender import ArenaSender
 from common.transfer.base import MediaHandle, SentHook
 from common.transfer.checksum import checksum, new_key
@@ -131,9 +131,7 @@ class NixlSender(ArenaSender):
         if offer is None:
             raise ArenaUnavailableError("the process that serves the arena is being replaced")
         if not lease.checksum:
-            lease.keep_checksum(
-                checksum(self._key, lease.generation, lease.mm_hash, lease.memory[HEADER_SIZE:])
-            )
+            lease.keep_checksum(checksum(self._key, lease.generation, lease.mm_hash, lease.memory))
         return NixlMetadata(
             mm_hash=lease.mm_hash,
             envelope_size=lease.layout.envelope_size,

@@ -71,7 +71,14 @@ class NixlNetwork:
 
         Shared memory can't tell, and UCX refuses to connect over nothing else if it must.
         """
-        return "none" if set(self.transports()) <= {"self", *_THIS_HOST} else "peer"
+        return "peer" if self.leaves_user else "none"
+
+    @property
+    def leaves_user(self) -> bool:
+        """Whether others than processes of this user may get at the memory of a process that holds
+        an agent: over TCP, and over a device whose checks we have not tried.
+        """
+        return not set(self.transports()) <= {"self", *_THIS_HOST}
 
     @property
     def needs_files(self) -> bool:

@@ -2,8 +2,9 @@
 
     python -m common.transfer.nixl_processes.reader ...
 
-The worker copies out what came and checks the copy, so what somebody writes to this process
-over the network changes nothing: at most it ends this process, and another one is started.
+Where a network can be reached the worker copies out what came and checks the copy, so what somebody
+writes to this process over it changes nothing: at most it ends this process, and another one is
+started.
 """
 
 import mmap
@@ -16,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from common.errors import ArenaUnavailableError, ConfigurationError
+from common.transfer import pages
 from common.transfer.nixl_processes.agent import NixlAgent, NixlRead
 from common.transfer.nixl_processes.child import (
     Start,
@@ -141,6 +143,7 @@ def main() -> None:
         memory = mmap.mmap(start.memory, start.size)
         address = int(np.frombuffer(memory, dtype=np.uint8).ctypes.data)
         agent.register(address, start.size)
+        pages.populate(memoryview(memory), for_writing=True)
     except (ConfigurationError, ArenaUnavailableError, OSError) as error:
         channel.send(Unusable(str(error)))
         return

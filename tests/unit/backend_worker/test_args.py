@@ -9,9 +9,11 @@ from common.transfer.nixl_processes.network import NixlNetwork
 
 
 def test_engine_flags_reach_vllm_and_ours_do_not() -> None:
-    args = parse(["--model", "m", "--worker-id", "w", "--max-model-len", "99", "--nixl-slots", "3"])
+    args = parse(
+        ["--model", "m", "--worker-id", "w", "--max-model-len", "99", "--nixl-memory-mb", "3"]
+    )
     assert args.worker_id == "w"
-    assert args.nixl.slots == 3
+    assert args.nixl.memory_mb == 3
     assert args.engine.model == "m"
     assert args.engine.max_model_len == 99
     assert args.engine_given == {"model", "max_model_len"}
@@ -123,7 +125,7 @@ def test_a_wrong_command_line_is_a_sentence(
 
 @pytest.mark.parametrize(
     "variable",
-    ["WORKER_PORT", "MAX_REQUESTS", "NIXL_SLOTS", "NIXL_SLOT_MB", "NIXL_DEADLINE"],
+    ["WORKER_PORT", "MAX_REQUESTS", "NIXL_MEMORY_MB", "NIXL_DEADLINE"],
 )
 def test_a_wrong_value_in_the_environment_is_a_sentence(
     variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -66,7 +66,7 @@ async def nixl(make_arena: MakeArena) -> AsyncIterator[Ends]:
     if not nixl_installed():
         pytest.skip("nixl is not installed")
     sender = NixlSender(make_arena(), NixlNetwork())
-    receiver = NixlReceiver(NixlNetwork(), slots=2, slot_size=1 << 16)
+    receiver = NixlReceiver(NixlNetwork(), slots=2, memory=1 << 20)
     assert sender.offer is not None
     await receiver.attach(sender.offer)
     yield Ends(sender, receiver)

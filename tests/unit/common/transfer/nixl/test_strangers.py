@@ -5,16 +5,14 @@ writes all memory of its process. Here he is a real agent without our keys, on l
 """
 
 import asyncio
-import mmap
 import os
 import resource
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -25,15 +23,15 @@ from common.transfer import pages
 from common.transfer.arena.arena import Arena
 from common.transfer.arena.file import SHARED_MEMORY
 from common.transfer.arena.segment import HEADER_SIZE
-from common.transfer.metadata import NixlMetadata
+from common.transfer.checksum import PIECE
 from common.transfer.nixl.receiver import NixlReceiver
 from common.transfer.nixl.sender import NixlSender
-from common.transfer.nixl_offer import NixlOffer
-from common.transfer.nixl_processes.messages import Read
+from common.transfer.nixl_processes.messages import FromReader
 from common.transfer.nixl_processes.network import NixlNetwork, narrowed, nixl_installed
 from common.transfer.shm import ShmReceiver, ShmSender
 from tests.open_files import open_files
 from tests.unit.common.transfer.items import image, image_hash, is_image
+from tests.unit.common.transfer.nixl.ends import Ends
 from tests.unit.common.transfer.process import Process
 from tests.waiting import until
 
@@ -44,57 +42,7 @@ TCP = NixlNetwork(allow_tcp=True)
 THIS_HOST = NixlNetwork()
 
 MakeArena = Callable[..., Arena]
-
-
-class Ends:
-    """A frontend's and a worker's end, both in this process, with their two processes."""
-
-    def __init__(self, arena: Arena, network: NixlNetwork) -> None:
-        self.arena = arena
-        self.sender = NixlSender(arena, network)
-        self.receiver = NixlReceiver(network, slots=2, slot_size=1 << 20)
-
-    @property
-    def offer(self) -> NixlOffer:
-        assert self.sender.offer is not None
-        return self.sender.offer
-
-    @property
-    def pids(self) -> list[int]:
-        return [pid for pid in (self.sender.pid, self.receiver._reading.pid) if pid is not None]
-
-    def send(self, seed: int) -> NixlMetadata:
-        metadata = self.sender.send(image_hash(seed), image(seed)).metadata
-        assert isinstance(metadata, NixlMetadata)
-        return metadata
-
-    async def carry(self, seed: int) -> bool:
-        """Whether an image arrives as it was sent."""
-        with await self.receiver.receive(self.send(seed)) as received:
-            return is_image(received.item, seed)
-
-    async def served_again(self, former: str) -> None:
-        """Wait until another process serves the arena, and connect to it."""
-        await until(lambda: self.sender.offer is not None and self.offer.agent != former)
-        self.receiver._peers.detach(former)
-        await self.receiver.attach(self.offer)
-
-
-MakeEnds = Callable[[NixlNetwork], Ends]
-
-
-@pytest.fixture
-async def make_ends(make_arena: MakeArena) -> AsyncIterator[MakeEnds]:
-    made: list[Ends] = []
-
-    def make(network: NixlNetwork) -> Ends:
-        made.append(Ends(make_arena(), network))
-        return made[-1]
-
-    yield make
-    for ends in made:
-        await ends.receiver.close()
-        ends.sender.close()
+MakeEnds = Callable[..., Ends]
 
 
 @pytest.fixture
@@ -270,7 +218,6 @@ async def test_a_read_of_a_low_address_ends_nothing_but_the_process_that_serves(
 
 
 async def test_bytes_that_others_wrote_are_found_out(ends: Ends) -> None:
-    """Wherever they were changed: in the arena as it is served, or where they arrive."""
     metadata = ends.send(7)
     assert await ends.carry(7)
     at = metadata.offset + metadata.layout.length - 1
@@ -285,29 +232,21 @@ async def test_bytes_that_others_write_where_they_arrive_are_found_out(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metadata = ends.send(7)
-    reading = ends.receiver._reading
-    landing, ask = reading._landing, reading._ask
-    assert landing is not None
+    heard = ends.link._heard
 
-    async def overwritten(number: int, message: Any) -> None:
-        await ask(number, message)
-        if isinstance(message, Read) and message.size > HEADER_SIZE:
-            area = landing._free[0].memory.obj
-            assert isinstance(area, mmap.mmap)
-            area[message.offset + message.size - 1] ^= 1
+    def overwritten(message: FromReader) -> object:
+        for slot in (0, PIECE):
+            ends.landing_memory[slot + 1000] ^= 1
+        return heard(message)
 
-    monkeypatch.setattr(reading, "_ask", overwritten)
+    monkeypatch.setattr(ends.link, "_heard", overwritten)
     with pytest.raises(CorruptSegmentError, match="checksum"):
         await ends.receiver.receive(metadata)
 
 
 async def test_what_is_written_after_the_check_changes_nothing(ends: Ends) -> None:
-    metadata = ends.send(7)
-    landing = ends.receiver._reading._landing
-    assert landing is not None
-    with await ends.receiver.receive(metadata) as received:
-        for slot in landing._free:
-            slot.memory[:] = bytes(len(slot.memory))
+    with await ends.receive(7) as received:
+        ends.landing_memory[:] = bytes(ends.landing.size)
         assert is_image(received.item, 7)
 
 
@@ -552,6 +491,14 @@ def test_networks(network: NixlNetwork, transports: str, device: str) -> None:
     assert environment["CUDA_VISIBLE_DEVICES"] == "", "UCX finds no device to open"
     assert environment["PYTHONPATH"] == "/a:/b"
     assert "VLLM_API_KEY" not in environment
+
+
+def test_only_within_a_host_is_it_known_who_can_write_to_memory_that_is_read_to() -> None:
+    assert not THIS_HOST.leaves_user
+    assert not NixlNetwork("lo").leaves_user
+    assert TCP.leaves_user
+    assert NixlNetwork("mlx5_0:1").leaves_user
+    assert NixlNetwork("eth0", allow_tcp=True, narrowed_to=("tcp",)).leaves_user
 
 
 @pytest.mark.parametrize("ucx_tls", ["tcp", "self,tcp", "rc", "^cma", "sysv", "sm,tcp"])
