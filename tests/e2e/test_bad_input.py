@@ -26,9 +26,9 @@ def image(url: str) -> dict[str, Any]:
 
 
 BAD = {
-    "undecodable image": (chat(image("data:image/png;base64,bm90IGFuIGltYWdl")), r"image"),
+    "undecodable image": (chat(image("data:image/png;base64,bm90IGFuIGltYWdl")), r"image|picture"),
     "broken base64": (chat(image("data:image/png;base64,%%%")), r"."),
-    "truncated image": (chat(image(data_uri(picture("cut")[:2000]))), r"image|truncated"),
+    "truncated image": (chat(image(data_uri(picture("cut")[:2000]))), r"cut off|truncated"),
     "unknown scheme": (chat(image("gopher://host/x.png")), r"URL|scheme"),
     "local file": (chat(image("file:///etc/passwd")), r"allowed-local-media-path|local"),
     "unreachable URL": (
@@ -71,6 +71,9 @@ NEEDS_TOO_MUCH = {
 BAD |= since_033({}, NEEDS_TOO_MUCH)  # another library takes it there, if none is in use already
 
 OUR_OWN_WORDS = (
+    "undecodable image",
+    "broken base64",
+    "truncated image",
     "unknown scheme",
     "local file",
     "unreachable URL",

@@ -6,7 +6,7 @@ the CUDA wheel, frontends run there (docs/vllm-0.33.md).
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ LIMITS: Final = '--limit-mm-per-prompt={"image": 6, "video": 3, "audio": 3}'
 WAYS: Final = {"processes": "--processes=2", "media-processes": "--preprocess-workers=2"}
 """What starts other processes that import vLLM."""
 
-MEDIA: Final = {
+MEDIA: Final[Mapping[str, Callable[[str], dict[str, Any]]]] = {
     "text": lambda name: words(f"Say {name} {name * 20}"),  # blocks of its own
     "picture": lambda name: image(data_uri(picture(name))),
     "film": lambda name: part("video", data_url("video/mp4", film(name))),
