@@ -32,12 +32,20 @@ def deep() -> Image.Image:
     return Image.fromarray(values)
 
 
+def scaled(picture: Image.Image) -> Image.Image:
+    """As grey of 8 bits."""
+    return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+
+
 def animated(format: str) -> bytes:
     frames = [opened(f"frame-{n}") for n in range(3)]
     if format == "GIF":
         frames = [frame.convert("P") for frame in frames]
     return encoded(frames[0], format, save_all=True, append_images=frames[1:], duration=100)
 
+
+DEEP = frozenset({"16 bit", "16 bit TIFF"})
+"""Of the pictures, those with more than 8 bits."""
 
 IMAGES: dict[str, Callable[[], bytes]] = {
     "zero bytes": lambda: b"",
