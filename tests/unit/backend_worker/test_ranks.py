@@ -27,7 +27,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def configuration(model: Path, *flags: str) -> VllmConfig:
-    engine = parse([f"--model={model}", "--skip-tokenizer-init", *flags]).engine
+    known = ["--skip-tokenizer-init", "--load-format=dummy"]  # it has a configuration only
+    engine = parse([f"--model={model}", *known, *flags]).engine
     check_arguments(engine)
     return engine.create_engine_config()
 

@@ -63,6 +63,6 @@ def test_drafting_from_hidden_states_drops_the_last_block(
 
 
 def test_what_windows_keep_is_the_flags(model: Path) -> None:
-    args = parse([f"--model={model / 'model'}", "--skip-tokenizer-init"])
+    args = parse([f"--model={model / 'model'}", "--skip-tokenizer-init", "--load-format=dummy"])
     args.engine.prefix_cache_retention_interval = None  # ``--prefix-cache-retention-interval=None``
     assert not prefix_reuse(engine_config(args.engine)).keeps_tails
