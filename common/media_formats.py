@@ -74,9 +74,11 @@ _LEADING: Final = (
     b"riff\x2e\x91\xcf\x11",  # Wave64
     b"wvpk",
 )
+WEB_PAGE: Final = "a web page (HTML)"
 _NOT_READ: Final = (
     (re.compile(rb".{4}ftypavi[fs]", re.DOTALL), "AVIF"),
-    (re.compile(rb".{4}ftyp(?:hei[cfms]|hev[cmsx]|mif1|msf1)", re.DOTALL), "HEIC"),
+    (re.compile(rb".{4}ftyp(?:hei[cfms]|hev[cmsx])", re.DOTALL), "HEIC"),
+    (re.compile(rb".{4}ftyp(?:mif1|msf1)", re.DOTALL), "HEIF"),
     (re.compile(rb"\x00\x00\x00\x0cjP  |\xff\x4f\xff\x51"), "JPEG 2000"),
     (re.compile(rb"\x00\x00\x00\x0cJXL |\xff\x0a"), "JPEG XL"),
     (re.compile(rb"8BPS"), "a Photoshop file"),
@@ -86,7 +88,7 @@ _NOT_READ: Final = (
     (re.compile(rb"\.RMF|\.ra\xfd"), "RealMedia"),
     (re.compile(rb"#EXTM3U|ffconcat"), "a playlist"),
     (re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<(?:!doctype )?svg", re.IGNORECASE), "SVG"),
-    (re.compile(rb"\s*<(?:!doctype\s+html|html|head|body)", re.IGNORECASE), "HTML"),
+    (re.compile(rb"\s*<(?:!doctype\s+html|html|head|body)", re.IGNORECASE), WEB_PAGE),
 )
 """Leading bytes of formats that clients send and no decoder here may read."""
 _HEAD: Final = 1024

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from common.media_formats import name_of_unread
+from common.media_formats import WEB_PAGE, name_of_unread
 
 _LEADING: Final = (
     (b"PK\x03\x04", "a ZIP archive"),
@@ -25,7 +25,7 @@ _START: Final = 1024
 
 def is_web_page(data: bytes) -> bool:
     """Return whether data is HTML, as servers send it where a file is not."""
-    return name_of_unread(_text(data)) == "HTML"
+    return name_of_unread(_text(data)) == WEB_PAGE
 
 
 def name_of(data: bytes) -> str | None:

@@ -50,7 +50,7 @@ def test_drafting_from_hidden_states_drops_the_last_block(
     model: Path, drafting: dict[str, object] | None, drops: bool
 ) -> None:
     name = "with-its-own-draft" if drafting == MTP else "model"
-    flags = [f"--model={model / name}", "--skip-tokenizer-init"]
+    flags = [f"--model={model / name}", "--skip-tokenizer-init", "--load-format=dummy"]
     if drafting is not None:
         if "model" in drafting:
             drafting = drafting | {"model": str(model / "draft")}

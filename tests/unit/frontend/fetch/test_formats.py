@@ -168,7 +168,7 @@ def test_a_film_without_pictures() -> None:
         (b".RMF\0", "RealMedia"),
         (b"#EXTM3U\n", "a playlist"),
         (b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg">', "SVG"),
-        (b"\n<!DOCTYPE html><html><body>Log in</body></html>", "HTML"),
+        (b"\n<!DOCTYPE html><html><body>Log in</body></html>", "a web page (HTML)"),
     ],
 )
 def test_other_formats_are_named(head: bytes, name: str) -> None:
