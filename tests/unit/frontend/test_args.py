@@ -84,6 +84,7 @@ DIVIDED = {
 """What is limited for the frontend as a whole."""
 
 PER_REQUEST = {
+    "max_choices",
     "max_body_mb", "key_share", "head_timeout_s", "body_timeout_s", "send_timeout_s",
     "max_pooling_inputs",
     "allow_private", "max_redirects", "timeout_s", "max_mb", "max_pixels", "max_video_pixels",

@@ -58,7 +58,6 @@ def test_it_says_what_is_there_and_that_it_can_serve() -> None:
     assert lines["platform of vLLM"]
     assert "an arena of 0.01 GiB (--mm-arena-gb) fits" in lines["/dev/shm"]
     assert "open files" in lines and "NIXL" in lines
-    assert "refused: films as MP4 AV1: none of its frames can be decoded here" in done.stdout
     assert done.stdout.splitlines()[-1] == "this frontend can serve"
 
 

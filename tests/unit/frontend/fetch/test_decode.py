@@ -25,6 +25,7 @@ from frontend.fetch.video_limit import count_frames
 from frontend.media_limits.errors import MediaError, RefusedError
 from frontend.media_limits.policy import FetchPolicy
 from tests.by_version import since_033
+from tests.clips import AV1
 from tests.fakes.budget import anything
 from tests.pictures import blank_picture, picture
 from tests.unit.frontend.fetch.videos import jpeg, jpeg_sequence, uncounted, video
@@ -253,7 +254,7 @@ def test_a_film_of_one_frame_has_it(format_: str) -> None:
 def test_a_codec_that_can_not_be_read_is_named() -> None:
     """OpenCV opens it, and has no decoder for AV1 but in hardware."""
     with pytest.raises(RefusedError, match=r"none of its frames can be decoded here \(codec av1\)"):
-        decoded(made("libsvtav1", 8), limited(), VideoMediaIO(ImageMediaIO()))
+        decoded(AV1["mp4"], limited(), VideoMediaIO(ImageMediaIO()))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from vllm.renderers import BaseRenderer
 from backend_worker.render import LocalRenderer, partitioned_hashes
 from common.cache_partition import SHARED
 from common.card import WorkerCard
-from common.errors import CorruptSegmentError, RequestRejectedError
+from common.errors import CorruptSegmentError
 from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash
 from common.placeholder import placeholder_digest
@@ -266,10 +266,8 @@ async def test_a_promise_of_a_broken_picture_fails_as_the_picture_would(setting:
     with pytest.raises(Exception) as directly:
         await setting.show(cut)
     setting.workers.idle = True
-    promise = await setting.promised(cut)
-    promise.leave()
-    with pytest.raises((VLLMClientError, RequestRejectedError)) as later:
-        await promise.keep()
+    with pytest.raises(VLLMClientError) as later:  # its header is enough to see that it is cut off
+        await setting.promised(cut)
     assert str(later.value) == str(directly.value)
 
 

@@ -23,6 +23,7 @@ from frontend.args import parse
 from frontend.asgi import App
 from frontend.fetch.connector import CONNECTOR_NAME, register
 from frontend.fetch.loader import MediaLoader
+from frontend.gate import BodyGate
 from frontend.http.api_keys import ApiKeyGuard
 from frontend.http.server import build_vllm_app, share_adapters
 from frontend.media_limits.policy import FetchPolicy
@@ -218,7 +219,7 @@ async def ask(app: App, path: str, body: dict[str, Any], key: str = "") -> None:
 async def post(
     app: App, path: str, body: dict[str, Any], key: str = "", model: str = "demo"
 ) -> httpx.Response:
-    transport = httpx.ASGITransport(app)
+    transport = httpx.ASGITransport(BodyGate(app, max_choices=16))
     # By /invocations the body's model counts for nothing, in vLLM.
     headers = {
         "Authorization": f"Bearer {key}",
