@@ -333,3 +333,20 @@ def test_a_disconnect_aborts_on_the_worker(router: Endpoint) -> None:
             return
         time.sleep(0.1)
     raise AssertionError(f"still running: {router.workers()}")
+
+
+def test_items_are_scored_as_by_vllm(router: Endpoint, plain: Endpoint) -> None:
+    """Their texts become tokens in a thread here."""
+    body = {
+        "model": "demo",
+        "query": "Which?",
+        "items": [" one", " two"],
+        "label_token_ids": [5, 6],
+    }
+    ours, theirs = (each.http.post("/generative_scoring", json=body) for each in (router, plain))
+    assert ours.status_code == theirs.status_code == 200, ours.text
+    scores = [[item["score"] for item in each.json()["data"]] for each in (ours, theirs)]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-4)
+    reply = router.http.post("/generative_scoring", json=body | {"query": "x" * 300_000})
+    assert reply.status_code == 400
+    assert "send parts of it" in reply.text

