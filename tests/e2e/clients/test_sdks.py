@@ -113,6 +113,9 @@ def test_other_clients(program: str, ours: Endpoint, theirs: Endpoint) -> None:
         other = outcomes["theirs"][name]
         if name in own_words:
             outcome, other = worded(outcome), worded(other)
+        if name in TOO_LONG:  # LangChain has an exception of its own for that code
+            assert "raised" in outcome and "raised" in other
+            continue
         assert outcome == other
     wrong = {name for name, outcome in outcomes["ours"].items() if "raised" in outcome}
     assert (
