@@ -52,6 +52,7 @@ class Fleet:
         build: the CUDA build.
     """
 
+    model: Path
     cards: Path
     worker: Process
     cpu: HttpServer
@@ -77,7 +78,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, let_go: LetGo) -> Iterator[F
     try:
         for frontend in (cpu, *servers.values()):
             wait_for_workers(frontend, [worker])
-        yield Fleet(cards, worker, cpu, servers, build)
+        yield Fleet(model, cards, worker, cpu, servers, build)
     finally:
         let_go(worker, cpu, *servers.values())
 
@@ -177,7 +178,7 @@ async def test_a_worker_of_another_version_is_refused_by_name(fleet: Fleet) -> N
 
 def test_a_worker_says_that_it_has_no_device(fleet: Fleet, tmp_path: Path) -> None:
     worker = start_worker(
-        "no-device", tmp_path / "model", fleet.cards, tmp_path, env=fleet.build.environment
+        "no-device", fleet.model, fleet.cards, tmp_path, env=fleet.build.environment
     )
     assert worker.wait(timeout=240) == 1
     (sentence,) = worker.log.read_text().splitlines()
