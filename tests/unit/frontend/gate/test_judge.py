@@ -5,17 +5,18 @@ import sys
 from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 from transformers import ProcessorMixin, PythonBackend
-from vllm.renderers.chat_utils import MM_PARSER_MAP
 
 from common.errors import RequestRejectedError
 from frontend.gate.fail_fast import fail_fast
 from frontend.gate.fields import FIELDS, INPUTS, KINDS, MESSAGES, NESTED, UNKNOWN
 from frontend.gate.judge import NOT_FROM_CLIENTS, RENDERER_OPTIONS, judge
+from tests.by_version import since_033
 
 CHOICES = 16
 
@@ -61,7 +62,8 @@ def test_what_renders_a_chat_has_no_parameter_that_nobody_decided_on() -> None:
 
 def test_the_kinds_of_parts_are_those_that_were_looked_at() -> None:
     """All but the first take text, an address that the media policy judges, or data."""
-    assert set(MM_PARSER_MAP) == {
+    module = since_033("chat_utils", "chat_utils.chat_message")
+    assert set(resolve_name(f"vllm.renderers.{module}:MM_PARSER_MAP")) == {
         NOT_FROM_CLIENTS, "text", "thinking", "input_text", "output_text", "input_image",
         "image_url", "image_embeds", "audio_embeds", "video_embeds", "prompt_embeds", "audio_url",
         "input_audio", "refusal", "video_url", "tool_reference",
