@@ -62,7 +62,7 @@ def test_what_renders_a_chat_has_no_parameter_that_nobody_decided_on() -> None:
 
 def test_the_kinds_of_parts_are_those_that_were_looked_at() -> None:
     """All but the first take text, an address that the media policy judges, or data."""
-    module = since_033("chat_utils", "chat_utils.chat_message")
+    module = since_033("chat_utils.chat_message", "chat_utils")
     assert set(resolve_name(f"vllm.renderers.{module}:MM_PARSER_MAP")) == {
         NOT_FROM_CLIENTS, "text", "thinking", "input_text", "output_text", "input_image",
         "image_url", "image_embeds", "audio_embeds", "video_embeds", "prompt_embeds", "audio_url",
