@@ -135,7 +135,12 @@ class Frontend:
         if args.preprocess.on_workers:
             inner = ForWorkers(inner, root_path)
         served: App = Admission(
-            BodyGate(inner, args.http.max_choices),
+            BodyGate(
+                inner,
+                args.http.max_choices,
+                runs_tools=bool(args.serve.tool_server),
+                root_path=root_path,
+            ),
             args.http,
             several_keys=len(args.api_keys) > 1,
             root_path=root_path,

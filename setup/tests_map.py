@@ -56,7 +56,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "common/stalled_loop.py": "common/test_stalled_loop.py",
     "frontend/http/cors.py": "frontend/http/test_cors.py",
     "frontend/http/error_shapes.py": "frontend/http/test_error_shapes.py",
-    "frontend/http/refusal.py": "frontend/http/test_refused_fields.py",
+    "frontend/gate/refusal.py": "frontend/gate/test_refused_fields.py",
     "frontend/http/scoring.py": "tests/e2e/test_openai_api.py",
     "frontend/processing/mistral_chat.py": "frontend/processing/test_mistral_chat.py",
     "frontend/workers/flaws.py": "test_request_plane_strangers.py",

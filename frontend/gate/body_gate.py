@@ -9,9 +9,10 @@ from starlette.requests import Request
 
 from common.errors import RequestRejectedError
 from common.telemetry import REQUESTS
-from frontend.asgi import App, Receive, Scope, Send, error_answer, has_body, once_more
+from frontend.asgi import App, Receive, Scope, Send, error_answer, has_body, once_more, route_path
 from frontend.gate.judge import judge
 from frontend.gate.read import read
+from frontend.gate.refused_fields import RefusedFieldError, check
 from frontend.tenancy import note_salt
 
 _PARSED: Final = "mmrouter.body"
@@ -21,15 +22,21 @@ _FORMS: Final = ("multipart/", "application/x-www-form-urlencoded")
 
 
 class BodyGate:
-    """Refuse bodies beyond the limits of ``fields.py`` with 400."""
+    """Refuse bodies beyond the limits of ``fields.py``, or with refused fields, with 400."""
 
-    def __init__(self, app: App, max_choices: int) -> None:
+    def __init__(
+        self, app: App, max_choices: int, *, runs_tools: bool = False, root_path: str = ""
+    ) -> None:
         """
         Args:
             max_choices: answers that one request may ask for.
+            runs_tools: whether the server runs tools itself (``--tool-server``).
+            root_path: prefix under which a proxy serves the app.
         """
         self._app = app
         self._max_choices = max_choices
+        self._runs_tools = runs_tools
+        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, whose body is one message if it has one."""
@@ -40,7 +47,7 @@ class BodyGate:
                 self._take(scope, message.get("body", b""))
             except RequestRejectedError as error:
                 REQUESTS.labels(type(error).__name__).inc()
-                refusal = error_answer(str(error), HTTPStatus.BAD_REQUEST)
+                refusal = _answer(error)
                 await refusal(scope, receive, send)
                 return
             del message
@@ -52,6 +59,7 @@ class BodyGate:
         except ValueError:
             return  # vLLM's app parses it again, and says what is wrong as its clients know it
         judge(body, self._max_choices)
+        check(route_path(scope, self._root_path), body, runs_tools=self._runs_tools)
         scope[_PARSED] = body
         note_salt(body)
 
@@ -68,6 +76,11 @@ async def _json(self: Request) -> Any:
     if _is_form(self.scope):  # no way past the gate
         raise json.JSONDecodeError("a form is no JSON", "", 0)
     return json.loads(await self.body())
+
+
+def _answer(error: RequestRejectedError) -> App:
+    field = error.field if isinstance(error, RefusedFieldError) else None
+    return error_answer(str(error), HTTPStatus.BAD_REQUEST, kind="BadRequestError", param=field)
 
 
 def _is_form(scope: Scope) -> bool:

@@ -53,7 +53,9 @@ def fail_fast() -> None:
         if model.__module__.startswith(_SERVER) and isinstance(schema, dict):
             for sequence in sequences_in(schema):
                 sequence["fail_fast"] = True
-            model.__pydantic_validator__ = SchemaValidator(schema)
+            # Members of its unions that something has used already have validators of their own,
+            # which go to the end of each list.
+            model.__pydantic_validator__ = SchemaValidator(schema, _use_prebuilt=False)
 
 
 def sequences_in(schema: Any) -> Iterator[dict[str, Any]]:

@@ -34,7 +34,6 @@ from frontend.http import (
     echo,
     plain_deltas,
     plain_streams,
-    refused_fields,
     straight_streams,
     stream_chunks,
 )
@@ -49,7 +48,6 @@ from frontend.http.lookups import (
     say_what_there_is,
 )
 from frontend.http.operate import REPLACED, Operating, vllms_routes
-from frontend.http.refused_fields import RefusedFieldError, answer_refused
 from frontend.http.settings import HttpSettings
 from frontend.http.tools import say_where_tool_flags_go
 from frontend.workers import Adapters
@@ -94,7 +92,6 @@ async def build_vllm_app(
     app = await (asyncio.to_thread(asyncio.run, assembling) if apart else assembling)
     app.state.server = server
     take_parsed_bodies()
-    refused_fields.install()
     content_parts.install()
     stream_chunks.install()
     plain_deltas.install()
@@ -240,7 +237,6 @@ def _handle_errors(app: FastAPI) -> None:
     ours: dict[Any, Any] = {
         OverloadedError: _say_when,
         VLLMError: _say_when,
-        RefusedFieldError: answer_refused,
         HTTPException: say_what_there_is,
         Exception: _blame_the_request,
     }

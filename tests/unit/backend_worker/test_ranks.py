@@ -12,6 +12,7 @@ from common.engine_arguments import check_arguments
 from common.errors import ConfigurationError
 
 SIZE_4 = "--data-parallel-size=4"
+NO_FILES = ("--skip-tokenizer-init", "--load-format=dummy")  # models have a configuration only
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +28,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def configuration(model: Path, *flags: str) -> VllmConfig:
-    known = ["--skip-tokenizer-init", "--load-format=dummy"]  # it has a configuration only
-    engine = parse([f"--model={model}", *known, *flags]).engine
+    engine = parse([f"--model={model}", *NO_FILES, *flags]).engine
     check_arguments(engine)
     return engine.create_engine_config()
 
@@ -120,7 +120,7 @@ def test_offline_ranks_are_refused(models: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_supervisor_of_servers_is_refused(models: Path) -> None:
-    engine = parse([f"--model={models / 'moe'}"]).engine
+    engine = parse([f"--model={models / 'moe'}", *NO_FILES]).engine
     engine.data_parallel_multi_port_external_lb = True
     with pytest.raises(ConfigurationError, match="--data-parallel-multi-port-external-lb"):
         check_arguments(engine)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from openai.types.responses import ResponseOutputMessage
 from pydantic import TypeAdapter, ValidationError
 from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 from vllm.entrypoints.launchers.app import build_app
@@ -24,6 +25,9 @@ MOST_ERRORS = 1000
 """As many as members of unions make of one wrong item; 10,000 items made over a million."""
 
 WRONG: list[dict[str, Any]] = [{}] * 10_000
+MESSAGE = {
+    "id": "m", "type": "message", "role": "assistant", "status": "completed", "content": [],
+}  # fmt: skip
 PARTS = [{"role": "user", "content": WRONG}] * 10
 
 
@@ -48,6 +52,15 @@ def test_wrong_items_cost_as_much_as_one(model: Any, body: dict[str, Any]) -> No
     adapter = TypeAdapter(model) if isinstance(model, type) else TypeAdapter(model._type)
     with pytest.raises(ValidationError) as refused:
         adapter.validate_python(body)
+    assert refused.value.error_count() < MOST_ERRORS
+
+
+def test_a_member_of_a_union_that_was_used_before_costs_no_more() -> None:
+    """``openai`` builds the validators of its models at their first use."""
+    ResponseOutputMessage.model_validate(MESSAGE)
+    fail_fast()
+    with pytest.raises(ValidationError) as refused:
+        ResponsesRequest.model_validate({"input": PARTS})
     assert refused.value.error_count() < MOST_ERRORS
 
 

@@ -5,20 +5,14 @@ That server takes any field that it does not know, since clients send many. Thos
 (``verbosity``, ``prediction``, ``metadata`` …) go on being ignored: docs/clients.md has both lists.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partialmethod
-from http import HTTPStatus
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
-from fastapi import HTTPException, Request
-from starlette.responses import Response
+from common.errors import RequestRejectedError
+from frontend.gate.message_blocks import refused_in_messages
+from frontend.gate.refusal import Fields, Refusal, kind_of, objects
 
-from frontend.asgi import error_answer, route_path
-from frontend.http.message_blocks import refused_in_messages
-from frontend.http.refusal import Fields, Refusal, kind_of, objects
-
-Check: TypeAlias = Callable[[Fields, "Abilities"], Iterator[Refusal]]
+Check: TypeAlias = Callable[[Fields, bool], Iterator[Refusal]]
 
 _NOT_STORED: Final = (
     "answers are not stored here. Send the whole conversation in `input`: OpenAI's SDKs and "
@@ -28,57 +22,24 @@ _RUNS_ITSELF: Final = frozenset({"code_interpreter", "container", "mcp", "web_se
 _OF_CLIENTS: Final = frozenset({"custom", "function", "namespace"})
 
 
-@dataclass(frozen=True)
-class Abilities:
-    """What a server can do that depends on how it was started.
+class RefusedFieldError(RequestRejectedError):
+    """A field asks for what nothing here does.
 
     Attributes:
-        runs_tools: whether it runs tools itself (``--tool-server``).
-    """
-
-    runs_tools: bool = False
-
-    @classmethod
-    def of(cls, request: Request) -> "Abilities":
-        """Ask vLLM's app."""
-        return cls(runs_tools=bool(request.app.state.args.tool_server))
-
-
-class RefusedFieldError(HTTPException):
-    """A field can't be served. FastAPI lets no other kind of error through from where bodies are
-    read.
+        field: where it is in the body.
     """
 
     def __init__(self, refusal: Refusal) -> None:
-        super().__init__(HTTPStatus.BAD_REQUEST, refusal.words)
+        super().__init__(refusal.words)
         self.field = refusal.field
 
 
-async def answer_refused(request: Request, error: Exception) -> Response:
-    """Answer a request with such a field, as a handler of FastAPI's."""
-    if not isinstance(error, RefusedFieldError):
-        raise error
-    status = HTTPStatus.BAD_REQUEST
-    return error_answer(error.detail, status, kind="BadRequestError", param=error.field)
-
-
-def install() -> None:
-    """Let all apps of this process look at their requests so, whatever parses them by now."""
-    Request.json = partialmethod(_checked, Request.json)  # type: ignore[assignment, method-assign]
-
-
-async def _checked(self: Request, read: Callable[[Request], Awaitable[Any]]) -> Any:
-    body = await read(self)
-    path = route_path(self.scope, self.app.root_path or "")
-    check(path, body, Abilities.of(self))
-    return body
-
-
-def check(path: str, body: object, abilities: Abilities) -> None:
+def check(path: str, body: object, *, runs_tools: bool) -> None:
     """Look at the body of a request before vLLM does.
 
     Args:
         path: of the route; those below it, such as ``/render``, take the same.
+        runs_tools: whether the server runs tools itself (``--tool-server``).
 
     Raises:
         RefusedFieldError: with the first field that is refused.
@@ -86,11 +47,11 @@ def check(path: str, body: object, abilities: Abilities) -> None:
     if isinstance(body, dict):
         for start, find in _CHECKS.items():
             if path.startswith(start):
-                for refusal in find(body, abilities):
+                for refusal in find(body, runs_tools):
                     raise RefusedFieldError(refusal)
 
 
-def _of_chat(body: Fields, _: Abilities) -> Iterator[Refusal]:
+def _of_chat(body: Fields, _: bool) -> Iterator[Refusal]:
     for field, (wrong, words) in _CHAT.items():
         if wrong(body.get(field)):
             yield Refusal(field, words)
@@ -112,20 +73,20 @@ def _of_message(place: str, message: Fields) -> Iterator[Refusal]:
         yield Refusal(f"{place}.audio", words)
 
 
-def _of_responses(body: Fields, abilities: Abilities) -> Iterator[Refusal]:
+def _of_responses(body: Fields, runs_tools: bool) -> Iterator[Refusal]:
     if body.get("conversation"):
         words = f"`conversation` names none that is here: {_NOT_STORED}"
         yield Refusal("conversation", words)
     for field in ("previous_response_id", "background"):
         if body.get(field):
             yield Refusal(field, f"`{field}` needs stored answers, and {_NOT_STORED}")
-    yield from _of_tools(body.get("tools"), abilities)
+    yield from _of_tools(body.get("tools"), runs_tools)
     for n, item in objects(body.get("input")):
         yield from _of_item(f"input.{n}", item)
 
 
-def _of_tools(tools: object, abilities: Abilities) -> Iterator[Refusal]:
-    taken = _OF_CLIENTS | _RUNS_ITSELF if abilities.runs_tools else _OF_CLIENTS
+def _of_tools(tools: object, runs_tools: bool) -> Iterator[Refusal]:
+    taken = _OF_CLIENTS | _RUNS_ITSELF if runs_tools else _OF_CLIENTS
     for n, tool in objects(tools):
         kind = kind_of(tool)
         if kind not in taken:

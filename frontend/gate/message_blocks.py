@@ -7,7 +7,7 @@ answer had. So are texts that begin with ``x-anthropic-billing-header``, which c
 from collections.abc import Iterator
 from typing import Final
 
-from frontend.http.refusal import Fields, Refusal, kind_of, objects
+from frontend.gate.refusal import Fields, Refusal, kind_of, objects
 
 _TOP: Final = {
     "mcp_servers": "no MCP server is asked from here: list its tools in `tools` and run them",
