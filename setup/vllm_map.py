@@ -195,16 +195,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.utils.torch_utils",
         ),
         "frontend/processing/client_hashes.py": ("vllm.multimodal.hasher",),
-        "frontend/processing/known_shapes.py": (
-            "vllm.multimodal.cache.base",
-            "vllm.multimodal.processing.processor",
-        ),
         "frontend/processing/media_processing.py": ("vllm.renderers",),
-        "frontend/processing/outline.py": (
-            "vllm.multimodal.image",
-            "vllm.multimodal.media",
-            "vllm.multimodal.processing",
-        ),
         "frontend/processing/renderer_processing.py": (
             "vllm.multimodal.processing",
             "vllm.renderers",

@@ -3,17 +3,15 @@
 One model per transport, told apart by ``transport``; JSON on the wire.
 """
 
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     JsonValue,
-    SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationError,
-    model_serializer,
 )
 
 from common.cache_partition import SHARED, Partition
@@ -107,9 +105,6 @@ class InlineMetadata(FramedMetadata):
         return 1 + len(self.buffer_sizes)
 
 
-_UNMADE: Final = ("pixels", "placeholder")
-
-
 class ReferenceMetadata(FramedMetadata):
     """The medium itself rides in a frame; the worker has to process it.
 
@@ -118,8 +113,6 @@ class ReferenceMetadata(FramedMetadata):
         mm_processor_kwargs: what the request told the HF processor.
         media_io_kwargs: what the request told the decoder.
         partition: whose it is; part of ``mm_hash``.
-        pixels, placeholder: see :class:`common.transfer.media_source.MediaSource`. Sent only of
-            media that nobody has processed, and to workers that know them.
     """
 
     transport: Literal["reference"] = "reference"
@@ -127,13 +120,6 @@ class ReferenceMetadata(FramedMetadata):
     mm_processor_kwargs: dict[str, JsonValue]
     media_io_kwargs: dict[str, JsonValue]
     partition: Annotated[Partition, Field(max_length=64)] = SHARED
-    pixels: _Count = 0
-    placeholder: Annotated[str, Field(max_length=64)] = ""
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, by_pydantic: SerializerFunctionWrapHandler) -> dict[str, JsonValue]:
-        made: dict[str, JsonValue] = by_pydantic(self)
-        return made if self.pixels else {k: v for k, v in made.items() if k not in _UNMADE}
 
 
 class MemoryMetadata(ItemMetadata):

@@ -133,7 +133,6 @@ class InFlight:
     def first_token(self, request_id: RequestId) -> None:
         """A request's first output arrived. Unknown and repeated ids are ignored."""
         self._pricing.backlog.computed(request_id)
-        self._roster.rendering.done(request_id)
         self._roster.load.first_token(request_id)
         routed = self._routed.get(request_id)
         if routed is not None:
@@ -158,7 +157,6 @@ class InFlight:
                 if the request got no output.
         """
         self._pricing.backlog.computed(request_id)
-        self._roster.rendering.done(request_id)
         self._roster.load.finished(request_id)
         routed = self._routed.pop(request_id, None)
         if routed is None:

@@ -50,7 +50,6 @@ class Router:
         roster: the workers, which come and go here, and what is known of their blocks.
         media: media items that workers hold; told of acks and nacks.
         load: what every target has to do; told what workers report.
-        rendering: what it takes workers to process pictures; told what they are left.
         pricing: what requests cost.
         ejection: how far workers are trusted; told of links that were lost.
         drained: workers that an operator drains.
@@ -75,7 +74,6 @@ class Router:
         self.roster = Roster(settings, clock, feeds, self.pricing)
         self.media = self.roster.media
         self.load = self.roster.load
-        self.rendering = self.roster.rendering
         self.ejection = Ejection(
             clock,
             failures=settings.eject_failures,

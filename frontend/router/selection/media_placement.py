@@ -120,10 +120,6 @@ class MediaPlacement:
                 workers.add(worker_id)
         return workers
 
-    def held(self, mm_hash: MmHash) -> bool:
-        """Whether some worker acknowledged the item."""
-        return mm_hash in self._workers
-
     def touch(self, worker_id: WorkerId, mm_hashes: Iterable[MmHash]) -> None:
         """The worker uses these items now, so it will evict them last."""
         held = self._held.get(worker_id)
