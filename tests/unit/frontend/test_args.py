@@ -195,7 +195,7 @@ def test_what_vllm_says_by_default_is_ours_unless_it_is_given() -> None:
         (["--otlp-traces=http://a"], "did you mean --otlp-traces-endpoint?"),
         (["--config.x", "a"], "--config must be written in full"),
         (["--router-mod", "kv"], "--router-mod is unknown; did you mean --router-mode?"),
-        (["--worker-urls", "http://a"], "--worker-urls is no flag of mmrouter"),
+        (["--worker-urls", "http://a"], "--worker-urls is unknown"),
         (["--ssl-ciphers", "ALL"], "--ssl-ciphers does nothing without --ssl-certfile"),
         (["--h11-max-header-count", "0"], "must be 1 or more"),
         (["--port", "70000"], "--port must be 0 to 65535"),
