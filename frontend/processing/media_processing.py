@@ -26,7 +26,6 @@ from frontend.processing.errors import (
     ProcessingFailedError,
     missing_package,
 )
-from frontend.processing.geometry import check_geometry
 from frontend.processing.named_media import NamedMedia
 from frontend.processing.processed_once import ProcessedOnce
 from frontend.processing.prompt_media import Kept, MediaData, Shown, listed, media_apart
@@ -79,6 +78,8 @@ class MediaProcessing:
         self._by_renderer = RendererProcessing(renderer, store)
         self.hashed = HashedItems()
         """The items of all rendered prompts that are still about."""
+        self.by_options = HashedItems()
+        """Those of them that a request's ``mm_processor_kwargs`` helped to make."""
         self.defers = may_defer(renderer.get_mm_processor())
         """Whether media may come as :class:`DeferredMedium`."""
 
@@ -114,7 +115,6 @@ class MediaProcessing:
         for modality, media in mm_data.items():
             check_decoded(modality, media)
         try:
-            check_geometry(self._renderer, options.mm_processor_kwargs)
             with self._admitted(), stage("process_media"):
                 return await self._process(prompt, mm_data, mm_uuids or {}, options)
         except MmRouterError as error:
@@ -160,6 +160,8 @@ class MediaProcessing:
         for items in rendered["mm_kwargs"].values():
             for item in items:
                 self.hashed.add(item)
+                if options.mm_processor_kwargs:
+                    self.by_options.add(item)
         await self._named.remember(rendered["mm_hashes"], mm_uuids, namespace)
         return rendered
 

@@ -41,11 +41,7 @@ from common.undo import undo_on_error
 from frontend.fetch import MediaLoader
 from frontend.media_processes import StartUp
 from frontend.processing.backends import Backend, OwnBackend, PoolBackend
-from frontend.processing.client_embeds import (
-    are_embeds,
-    check_embeds,
-    deadly_embeds,
-)
+from frontend.processing.client_embeds import are_embeds, check_embeds
 from frontend.processing.client_hashes import content_hash
 from frontend.processing.media_processing import MediaProcessing
 from frontend.processing.pool import ProcessPool
@@ -68,7 +64,7 @@ class MediaItem:
         nbytes: size of its tensors.
         source: the medium before processing, if it is kept.
         item: the tensors. Shared with the processor cache: never changed.
-        by_client: whether a client made the tensors, or embeddings.
+        by_client: whether a client made the tensors, or embeddings, or chose how they are made.
     """
 
     part: MediaPart
@@ -106,7 +102,7 @@ class ProcessedPrompt:
 
     @property
     def has_client_tensors(self) -> bool:
-        """Whether a client made some of the tensors itself, which an engine may end with."""
+        """Whether a client had a say in some of the tensors, which an engine may end with."""
         return self.prompt_embeds is not None or any(media.by_client for media in self.media)
 
     def items(self) -> Mapping[MmHash, MediaItem]:
@@ -151,7 +147,6 @@ class Preprocessor:
         self._pool: ProcessPool | None = None
         self._processing: MediaProcessing | None = None
         self._takes_embeds = card.model.enable_mm_embeds
-        self._deadly_embeds: frozenset[str] = frozenset()
         with undo_on_error(self.renderer.shutdown):
             self.tokenizing = Tokenizing(self.renderer)
             replace_tokenizing(self.renderer, self.tokenizing)
@@ -189,8 +184,6 @@ class Preprocessor:
         )
         self._processing.take_over(self.hf_runs)
         loader.defers = self._processing.defers
-        if self._takes_embeds:
-            self._deadly_embeds = deadly_embeds(self.model_config)
 
     @property
     def model_config(self) -> ModelConfig:
@@ -274,8 +267,7 @@ class Preprocessor:
     def _media_item(self, feature: MultiModalFeatureSpec) -> MediaItem:
         assert feature.mm_hash is not None and feature.data is not None  # processor-only cache
         if self._takes_embeds:
-            width = embeds_width(self.model_config, feature.modality)
-            check_embeds(feature, width, self._deadly_embeds)
+            check_embeds(feature, embeds_width(self.model_config, feature.modality))
         position = feature.mm_position
         mask = position.is_embed
         part = MediaPart(
@@ -294,7 +286,8 @@ class Preprocessor:
             source=self._sources.get(MmHash(feature.mm_hash)) if self._sources else None,
             by_client=are_embeds(feature.modality, feature.data)
             or self._processing is None
-            or feature.data not in self._processing.hashed,
+            or feature.data not in self._processing.hashed
+            or feature.data in self._processing.by_options,
         )
 
     @property
