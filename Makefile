@@ -174,7 +174,7 @@ fix: $(ENVIRONMENT) ## format, and mend what the linter can mend
 	$(VENV_PYTHON) -m ruff format
 
 docs: $(ENVIRONMENT) ## remake the pages that are made from code
-	$(VENV_PYTHON) -m common.lifecycle_page docs/lifecycle.md
+	$(VENV_PYTHON) setup/lifecycle_page.py docs/lifecycle.md
 	$(VENV_PYTHON) setup/diagrams.py docs/diagrams
 	$(VENV_PYTHON) setup/settings_page.py docs/settings.md
 	$(VENV_PYTHON) setup/metrics_page.py docs/metrics.md

@@ -19,7 +19,7 @@ from common.errors import CorruptSegmentError
 from common.identity import MmHash
 from common.transfer.arena import SegmentLayout
 
-Transport: TypeAlias = Literal["shm", "nixl", "inline", "reference", "memory"]
+Transport: TypeAlias = Literal["shm", "nixl", "inline", "reference"]
 
 _Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
 _Generation: TypeAlias = Annotated[int, Field(ge=0, lt=2**64)]
@@ -122,19 +122,8 @@ class ReferenceMetadata(FramedMetadata):
     partition: Annotated[Partition, Field(max_length=64)] = SHARED
 
 
-class MemoryMetadata(ItemMetadata):
-    """The item lies in this process: the transport that tests use.
-
-    Attributes:
-        slot: key in the sender's store.
-    """
-
-    transport: Literal["memory"] = "memory"
-    slot: _Count
-
-
 TransferMetadata: TypeAlias = Annotated[
-    ShmMetadata | NixlMetadata | InlineMetadata | ReferenceMetadata | MemoryMetadata,
+    ShmMetadata | NixlMetadata | InlineMetadata | ReferenceMetadata,
     Field(discriminator="transport"),
 ]
 

@@ -5,13 +5,23 @@ from itertools import pairwise
 import pytest
 
 from common.errors import CorruptSegmentError, StaleSegmentError
-from common.identity import MmHash
 from common.telemetry import STAGE_FAILURES, STAGE_SECONDS
 from common.transfer.base import MediaHandle, Received, Turns, join_frames, receive_all
 from common.transfer.inline import InlineReceiver, InlineSender
-from common.transfer.memory import MemoryReceiver, MemorySender, MemoryStore
-from common.transfer.metadata import MemoryMetadata, TransferMetadata
+from common.transfer.metadata import ShmMetadata, TransferMetadata
+from tests.fakes.memory_transport import MemoryReceiver, MemorySender, MemoryStore
 from tests.unit.common.transfer.items import image, image_hash, is_image
+
+
+def at(slot: int) -> ShmMetadata:
+    return ShmMetadata(
+        mm_hash=image_hash(slot),
+        envelope_size=0,
+        buffer_sizes=(),
+        arena="a",
+        offset=slot,
+        generation=0,
+    )
 
 
 def stages(name: str) -> float:
@@ -20,13 +30,13 @@ def stages(name: str) -> float:
 
 async def test_each_end_is_a_stage() -> None:
     store = MemoryStore()
-    sent, received = stages("send_memory"), stages("receive_memory")
+    sent, received = stages("send_shm"), stages("receive_shm")
     handle = MemorySender(store).send(image_hash(1), image(1))
     await MemoryReceiver(store).receive(handle.metadata)
-    assert stages("send_memory") > sent
-    assert stages("receive_memory") > received
+    assert stages("send_shm") > sent
+    assert stages("receive_shm") > received
     store.reclaim()
-    failures = STAGE_FAILURES.labels("receive_memory", "StaleSegmentError")
+    failures = STAGE_FAILURES.labels("receive_shm", "StaleSegmentError")
     before = failures._value.get()
     with pytest.raises(StaleSegmentError):
         await MemoryReceiver(store).receive(handle.metadata)
@@ -49,7 +59,7 @@ async def test_metadata_of_another_transport_is_refused() -> None:
 
 def test_a_loan_is_released_once() -> None:
     released: list[int] = []
-    metadata = MemoryMetadata(mm_hash=MmHash("a"), envelope_size=0, buffer_sizes=(), slot=0)
+    metadata = at(0)
     with MediaHandle(metadata, on_release=lambda: released.append(1)) as handle:
         pass
     handle.release()
@@ -118,8 +128,8 @@ class Scripted:
     async def receive(
         self, metadata: TransferMetadata, frames: Sequence[memoryview] = ()
     ) -> Received:
-        assert isinstance(metadata, MemoryMetadata)
-        slot = metadata.slot
+        assert isinstance(metadata, ShmMetadata)
+        slot = metadata.offset
         await asyncio.sleep(self.delays[slot])
         self.finished.append(slot)
         if slot == self.failing:
@@ -130,10 +140,7 @@ class Scripted:
 
 
 def slots(count: int) -> list[TransferMetadata]:
-    return [
-        MemoryMetadata(mm_hash=image_hash(i), envelope_size=0, buffer_sizes=(), slot=i)
-        for i in range(count)
-    ]
+    return [at(slot) for slot in range(count)]
 
 
 async def test_order_is_that_of_the_request() -> None:
