@@ -112,11 +112,6 @@ _DYNAMO: Final = "Dynamo"
 _ROUTERS: Final = "vllm-router, SMG"
 
 
-def _weights(value: str) -> tuple[str, ...]:
-    weight = float(value)
-    return f"{weight:g}", f"{weight / 2:g}"
-
-
 def _more_than(value: str) -> tuple[str, ...]:
     return ("0",) if value == "None" else (str(int(value) + 1),)
 
@@ -141,10 +136,9 @@ def _mode(policy: str) -> tuple[str, ...]:
 
 _WEIGHTS: Final = Alias(
     _DYNAMO,
-    ("--router-prefill-weight", "--router-load-weight"),
-    _weights,
-    "scales all tokens to prefill, of the request and waiting, against decoding; 1 is the default "
-    "there and here, and the second weight gets half",
+    ("--router-prefill-weight",),
+    note="scales all tokens to prefill, of the request and waiting, against decoding; 1 is the "
+    "default there and here",
 )
 _DRAIN: Final = Alias("vllm serve", ("--drain-timeout",), note="seconds; vLLM's default is 0")
 _BUSY_BLOCKS: Final = Alias(
@@ -166,7 +160,6 @@ _FRONTEND_ALIASES: Final[dict[str, Alias]] = {
     "--router-kv-overlap-score-weight": _WEIGHTS,
     "--router-prefill-load-scale": _WEIGHTS,
     "--router-ttl-secs": Alias(_DYNAMO, ("--router-approximate-ttl",)),
-    "--router-predicted-ttl-secs": Alias(_DYNAMO, ("--router-predict-ttl",)),
     "--active-decode-blocks-threshold": _BUSY_BLOCKS,
     "--active-prefill-tokens-threshold": Alias(
         _DYNAMO,
@@ -189,9 +182,8 @@ _FRONTEND_ALIASES: Final[dict[str, Alias]] = {
     "--cb-failure-threshold": Alias(_ROUTERS, ("--router-eject-failures",)),
     "--cb-timeout-duration-secs": Alias(
         _ROUTERS,
-        ("--router-eject-base", "--router-eject-max"),
-        lambda value: (value, value),
-        "always the same time there, so both become it",
+        ("--router-eject-base",),
+        note="always the same time there; here it doubles with each relapse",
     ),
 }
 

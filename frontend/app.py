@@ -226,7 +226,7 @@ def _fleets(
     frontend_id = Incarnation(secrets.token_hex(8))
 
     def make() -> Fleet:
-        feeds = ZmqFeeds(args.router.silence_s, args.router.replay_timeout_s, key=key)
+        feeds = ZmqFeeds(key=key)
         with undo_on_error(feeds.close):
             return Fleet(
                 Router(args.router, feeds=feeds, figures=figures),

@@ -184,10 +184,10 @@ class DecisionLog:
     """The last decisions, oldest first.
 
     Args:
-        capacity: how many are kept.
+        capacity: how many are kept: by default some megabytes, and minutes of a busy frontend.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int = 1000) -> None:
         self._decisions: deque[Decision] = deque(maxlen=capacity)
         self._by_id: dict[RequestId, Decision] = {}
 

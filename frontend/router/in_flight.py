@@ -20,7 +20,7 @@ from common.telemetry import (
 )
 from frontend.router.decision import Decision
 from frontend.router.hashing import HashScheme
-from frontend.router.index import Knowledge
+from frontend.router.index import PREDICT_TTL_S, Knowledge
 from frontend.router.request import RoutingRequest
 from frontend.router.roster import Roster
 from frontend.router.selection import Ejection, Pricing
@@ -193,7 +193,6 @@ class InFlight:
         tails: Mapping[int, Sequence[BlockHash]] = MappingProxyType({}),
     ) -> None:
         exact = knowledge == Knowledge.EXACT
-        settings = self._settings
-        lifetime_s = settings.predict_ttl_s if exact else settings.approximate_ttl_s
+        lifetime_s = PREDICT_TTL_S if exact else self._settings.approximate_ttl_s
         predicted = self._roster.indexes.predicted
         predicted.predict(request_id, target, hashes, lifetime_s, now, tails)

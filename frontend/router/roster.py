@@ -17,7 +17,7 @@ from common.supervised import supervise
 from frontend.router.events import Feed, FeedMaker
 from frontend.router.hashing import BlockHasher, HashMemo, HashScheme, LoraKey
 from frontend.router.housekeeping import keep_house
-from frontend.router.index import BlockIndexes, IndexState, Knowledge, approximate
+from frontend.router.index import PREDICT_TTL_S, BlockIndexes, IndexState, Knowledge, approximate
 from frontend.router.selection import (
     BusyThresholds,
     Candidates,
@@ -72,17 +72,15 @@ class Roster:
         feeds: FeedMaker,
         pricing: Pricing,
     ) -> None:
-        self._memo_tokens = settings.memo_tokens
         self._clock = clock
         self._pricing = pricing
         self._feed_maker = feeds
-        self.indexes = BlockIndexes.empty(settings.approximate_blocks)
-        self.media = MediaPlacement(settings.media_items, settings.predict_ttl_s)
+        self.indexes = BlockIndexes.empty()
+        self.media = MediaPlacement(expect_s=PREDICT_TTL_S)
         self.load = LoadTracker(
             clock,
-            settings.report_ttl_s,
-            pricing.load_price,
-            BusyThresholds(settings.busy_blocks_fraction, settings.busy_prefill_tokens),
+            price=pricing.load_price,
+            thresholds=BusyThresholds(settings.busy_blocks_fraction, settings.busy_prefill_tokens),
         )
         self.encoded = EncodedMedia()
         self.estimator = Estimator(self.indexes, self.media, self.encoded)
@@ -109,7 +107,7 @@ class Roster:
             return
         hasher = self._hashers.get(worker.scheme)
         if hasher is None:
-            hasher = HashMemo(BlockHasher(*worker.scheme), self._memo_tokens)
+            hasher = HashMemo(BlockHasher(*worker.scheme))
         if known is not None:
             await self.remove(worker.worker_id)
         self._hashers[worker.scheme] = hasher

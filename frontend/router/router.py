@@ -35,6 +35,9 @@ LOADING_TOKENS: Final = 512
 """What it costs to have an engine compute with an adapter that it has and does not use, in tokens
 of a prompt: copying one to a GPU takes some ten milliseconds, and may put another one out."""
 
+CANDIDATES: Final = 16
+"""Recorded of each decision, the cheapest: enough to see why, in a large fleet too."""
+
 
 class Router:
     """Decides where requests run.
@@ -44,6 +47,7 @@ class Router:
         clock: monotonic seconds.
         feeds: what follows workers' caches; their KV events over ZMQ unless given.
         figures: shows what this router counts; together with others if they have the same.
+        seed: of random choices, to have them again.
 
     Attributes:
         settings: the settings in force.
@@ -65,11 +69,12 @@ class Router:
         clock: Callable[[], float] = time.monotonic,
         feeds: FeedMaker | None = None,
         figures: Figures | None = None,
+        seed: int | None = None,
     ) -> None:
         self.settings = settings = RouterSettings() if settings is None else settings
         self._clock = clock
-        self._selector = Selector(settings)
-        feeds = feeds or ZmqFeeds(settings.silence_s, settings.replay_timeout_s, clock)
+        self._selector = Selector(settings, seed)
+        feeds = feeds or ZmqFeeds(clock=clock)
         self.pricing = Pricing(settings, self._selector, clock)
         self.roster = Roster(settings, clock, feeds, self.pricing)
         self.media = self.roster.media
@@ -78,12 +83,11 @@ class Router:
             clock,
             failures=settings.eject_failures,
             base_s=settings.eject_base_s,
-            max_s=settings.eject_max_s,
         )
         self.drained = Drained(self.roster.workers)
         self.resting = Resting()
         self.in_flight = InFlight(settings, clock, self.roster, self.ejection, self.pricing)
-        self.decisions = DecisionLog(settings.decisions)
+        self.decisions = DecisionLog()
         self._figures = Figures() if figures is None else figures
         self._figures.add(self.roster, self.ejection)
 
@@ -291,7 +295,7 @@ class Router:
     ) -> list[Considered]:
         """The cheapest candidates, for the record."""
         found = []
-        for position in cheapest(costs, self.settings.candidates, chosen):
+        for position in cheapest(costs, CANDIDATES, chosen):
             target, load = candidates.targets[position], candidates.loads[position]
             work, moment = estimate.on(target), self.pricing.moment(target, load)
             found.append(

@@ -34,8 +34,9 @@ class MediaPlacement:
     """A bounded list of media items per worker, least recently used first.
 
     Args:
-        capacity: items remembered per worker, and on their way to all workers. When a
-            list is full the oldest entry goes: one shipment too many at worst.
+        capacity: items remembered per worker, and on their way to all workers; more than an
+            engine's cache of processed media holds. When a list is full the oldest entry goes:
+            one shipment too many at worst.
         expect_s: seconds an item on its way counts as such.
     """
 

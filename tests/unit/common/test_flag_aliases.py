@@ -16,7 +16,7 @@ from common.flag_aliases import FRONTEND, WORKER
         (["--http_port=80"], ["--port=80"]),
         (
             ["--kv-overlap-score-weight", "2"],
-            ["--router-prefill-weight=2", "--router-load-weight=1"],
+            ["--router-prefill-weight=2"],
         ),
         (["--active-prefill-tokens-threshold=9"], ["--router-busy-prefill-tokens=10"]),
         (["--active-prefill-tokens-threshold=None"], ["--router-busy-prefill-tokens=0"]),
@@ -25,7 +25,7 @@ from common.flag_aliases import FRONTEND, WORKER
         (["--policy", "cache_aware"], ["--router-mode=kv"]),
         (["--max-payload-size=1572864"], ["--max-body-mb=1.5"]),
         (["--disable-retries", "--port=1"], ["--migration-limit=0", "--port=1"]),
-        (["--cb-timeout-duration-secs=9"], ["--router-eject-base=9", "--router-eject-max=9"]),
+        (["--cb-timeout-duration-secs=9"], ["--router-eject-base=9"]),
         (["-asc", "2"], ["--processes=2"]),
         (["--shutdown-timeout", "5"], ["--drain-timeout=5"]),
     ],
@@ -56,7 +56,6 @@ def test_underscores_become_dashes_in_names_only() -> None:
     ("words", "complaint"),
     [
         (["--policy", "consistent_hash"], "--policy='consistent_hash' is unusable: .*cache_aware"),
-        (["--kv-overlap-score-weight", "much"], "--kv-overlap-score-weight='much' is unusable"),
         (["--max-payload-size=1e6"], "--max-payload-size='1e6' is unusable"),
         (["--http-port"], "--http-port needs a value"),
         (["--disable-retries=1"], "--disable-retries takes no value"),
@@ -75,8 +74,7 @@ def in_file(**values: object) -> dict[str, object]:
 def test_aliases_may_stand_in_the_file() -> None:
     assert in_file(http_port=80, spread=True) == {"port": "80", "spread": True}
     assert in_file(kv_overlap_score_weight=1.0, http_port=None) == {
-        "router-prefill-weight": "1",
-        "router-load-weight": "0.5",
+        "router-prefill-weight": "1.0",
     }
     assert in_file(disable_retries=True) == {"migration-limit": "0"}
     assert in_file(disable_retries=False) == {}

@@ -160,7 +160,7 @@ def test_a_file_has_both_kinds_of_flags(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("MMROUTER_TRUST_REMOTE_CODE", "0")
     args = parse([f"--config={file}", "--kv-overlap-score-weight", "2"])
     assert (args.router.mode.value, args.serve.port, args.http.max_inflight) == ("random", 9000, 6)
-    assert (args.router.prefill_weight, args.router.load_weight) == (2.0, 1.0)
+    assert args.router.prefill_weight == 2.0
     assert args.serve.trust_remote_code is False
     assert (args.process.log_level.value, args.serve.log_level) == ("debug", "DEBUG")
     text = "\n".join(args.summary)
