@@ -1,14 +1,13 @@
 import asyncio
-from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
 
 from common.errors import CorruptSegmentError, StaleSegmentError
 from common.telemetry import STAGE_FAILURES, STAGE_SECONDS
-from common.transfer.base import MediaHandle, Received, Turns, join_frames, receive_all
+from common.transfer.base import MediaHandle, Received, Turns, join_frames
 from common.transfer.inline import InlineReceiver, InlineSender
-from common.transfer.metadata import ShmMetadata, TransferMetadata
+from common.transfer.metadata import ShmMetadata
 from tests.fakes.memory_transport import MemoryReceiver, MemorySender, MemoryStore
 from tests.unit.common.transfer.items import image, image_hash, is_image
 
@@ -114,54 +113,3 @@ async def test_a_burst_of_items_does_not_take_the_event_loop_to_itself() -> None
     took = turns.mine()
     with pytest.raises(StopIteration):
         took.send(None)
-
-
-class Scripted:
-    """Receives after a delay given per slot, or fails."""
-
-    def __init__(self, delays: dict[int, float], failing: int | None = None) -> None:
-        self.delays = delays
-        self.failing = failing
-        self.released: list[int] = []
-        self.finished: list[int] = []
-
-    async def receive(
-        self, metadata: TransferMetadata, frames: Sequence[memoryview] = ()
-    ) -> Received:
-        assert isinstance(metadata, ShmMetadata)
-        slot = metadata.offset
-        await asyncio.sleep(self.delays[slot])
-        self.finished.append(slot)
-        if slot == self.failing:
-            raise StaleSegmentError("gone")
-        return Received(
-            metadata.mm_hash, image(slot), on_release=lambda: self.released.append(slot)
-        )
-
-
-def slots(count: int) -> list[TransferMetadata]:
-    return [at(slot) for slot in range(count)]
-
-
-async def test_order_is_that_of_the_request() -> None:
-    receiver = Scripted({0: 0.03, 1: 0.0, 2: 0.015})
-    received = await receive_all(receiver, slots(3))
-    assert receiver.finished == [1, 2, 0]
-    assert [each.mm_hash for each in received] == [image_hash(i) for i in range(3)]
-
-
-async def test_one_of_three_fails_and_the_others_are_given_back() -> None:
-    receiver = Scripted({0: 0.0, 1: 0.01, 2: 60.0}, failing=1)
-    with pytest.raises(StaleSegmentError):
-        await receive_all(receiver, slots(3))
-    assert receiver.released == [0]
-
-
-async def test_cancelling_gives_all_back() -> None:
-    receiver = Scripted({0: 0.0, 1: 60.0})
-    task = asyncio.ensure_future(receive_all(receiver, slots(2)))
-    await asyncio.sleep(0.02)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert receiver.released == [0]
