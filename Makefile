@@ -60,7 +60,7 @@ CLIENTS_ENVIRONMENT := .venv-clients/.mmrouter
 .PHONY: help setup run test test-version test-gpuless fuzz families fuzz-engines chaos check fix docs site locks demo-model clean distclean check-simgpu
 .PHONY: test-gpu-rehearsal gpu-kit
 .PHONY: bench-router bench-router-scale bench-join bench-transfer bench-last-hop
-.PHONY: bench-preprocess bench-rendering bench-processes bench-fleet bench-tokens bench-serving bench-charts
+.PHONY: bench-preprocess bench-processes bench-fleet bench-tokens bench-serving bench-charts
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{ printf "%-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -174,7 +174,7 @@ fix: $(ENVIRONMENT) ## format, and mend what the linter can mend
 	$(VENV_PYTHON) -m ruff format
 
 docs: $(ENVIRONMENT) ## remake the pages that are made from code
-	$(VENV_PYTHON) -m common.lifecycle_page docs/lifecycle.md
+	$(VENV_PYTHON) setup/lifecycle_page.py docs/lifecycle.md
 	$(VENV_PYTHON) setup/diagrams.py docs/diagrams
 	$(VENV_PYTHON) setup/settings_page.py docs/settings.md
 	$(VENV_PYTHON) setup/metrics_page.py docs/metrics.md
@@ -220,9 +220,6 @@ bench-transfer: $(BENCH_ENVIRONMENT) ## measure each way of moving tensors
 
 bench-preprocess: $(BENCH_ENVIRONMENT) ## measure getting media ready, beside vLLM's renderer
 	@$(VENV_PYTHON) -m tests.benchmarks.bench_preprocess $(BENCH_ARGS)
-
-bench-rendering: $(ENVIRONMENT) ## measure new pictures processed in the frontend, and left to workers
-	@$(VENV_PYTHON) -m tests.benchmarks.bench_rendering $(BENCH_ARGS)
 
 bench-last-hop: $(BENCH_ENVIRONMENT) ## measure each of vLLM's ways from a worker to its engine
 	@$(VENV_PYTHON) -m tests.benchmarks.bench_last_hop $(BENCH_ARGS)

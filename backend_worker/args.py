@@ -1,7 +1,6 @@
 """The worker's command line: our few flags, then every engine flag of vLLM."""
 
 import argparse
-import os
 import secrets
 from argparse import Namespace
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ from common.model_files import fault_of
 from common.process_settings import ProcessSettings
 from common.settings_summary import summary
 from common.shell_completion import completion_of
-from common.stray_variables import stray_variables
 from common.transfer.choice import TransferMode
 from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.settings import TransferSettings
@@ -54,7 +52,6 @@ class WorkerArgs:
         incarnation: this run of the process.
         network: over which NIXL may go.
         summary: what is in force and who said so, in lines for the log.
-        strays: what the environment says and nobody follows, in sentences for the log.
     """
 
     engine: AsyncEngineArgs
@@ -69,7 +66,6 @@ class WorkerArgs:
     nixl: WorkerNixlSettings
     network: NixlNetwork
     summary: tuple[str, ...] = ()
-    strays: tuple[str, ...] = ()
 
 
 def parse(argv: list[str]) -> WorkerArgs:
@@ -106,7 +102,6 @@ def parse(argv: list[str]) -> WorkerArgs:
             nixl=nixl,
             network=nixl.network(),
             summary=tuple(summary(ours, GROUPS, given, {})),
-            strays=tuple(stray_variables(GROUPS, _is_vllms, os.environ)),
         )
     except NoDeviceError as error:
         parser.exit(error.exit_status, f"{parser.prog}: error: {error}\n")
@@ -135,10 +130,6 @@ def add_vllms(parser: VllmParser) -> None:
         default=[],
         help="LoRA adapters, each as name=path or JSON, as `vllm serve` takes them",
     )
-
-
-def _is_vllms(flag: str) -> bool:
-    return hasattr(AsyncEngineArgs, flag.removeprefix("--").replace("-", "_"))
 
 
 def _engine_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Given]]:

@@ -7,12 +7,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, Final
 
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
-from backend_worker.step_counter import RenderingCounter, ShippingCounter
+from backend_worker.step_counter import ShippingCounter
 from common.errors import (
     ConfigurationError,
     MediaMissingError,
@@ -24,7 +23,7 @@ from common.transfer.attachment import Attachment
 from common.transfer.base import MmKwargsReceiver, Received
 from common.transfer.choice import ReceiverSet
 from common.transfer.handshake import TransferOffer, TransferReply, namespace
-from common.transfer.metadata import ReferenceMetadata, TransferMetadata, decode_metadata
+from common.transfer.metadata import TransferMetadata, decode_metadata
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +78,6 @@ class MediaReceiver:
 
     Attributes:
         shipping: how long tensors took to arrive.
-        rendering: how long pictures took that nobody had processed.
     """
 
     def __init__(self, receivers: Sequence[MmKwargsReceiver[Any]]) -> None:
@@ -90,7 +88,6 @@ class MediaReceiver:
         """
         self._ends = tuple(receivers)
         self.shipping = ShippingCounter()
-        self.rendering = RenderingCounter()
         self._receivers = ReceiverSet(receivers)
 
     def terms(self, offer: TransferOffer) -> TransferReply:
@@ -148,10 +145,8 @@ class MediaReceiver:
         began = time.perf_counter()
 
         async def receive(metadata: TransferMetadata) -> None:
-            pixels = metadata.pixels if isinstance(metadata, ReferenceMetadata) else 0
             try:
-                with self.rendering.picture(pixels) if pixels else nullcontext():
-                    into.add(await self._receivers.receive(metadata, frames))
+                into.add(await self._receivers.receive(metadata, frames))
             except TransferError as error:
                 TRANSFER_FALLBACKS.labels(metadata.transport, type(error).__name__).inc()
                 logger.warning("media item not received: %s", error)

@@ -11,7 +11,7 @@ from backend_worker.ledger import Ledger
 from backend_worker.operations import Operations
 from backend_worker.request import ServingEngine
 from backend_worker.session import Session
-from backend_worker.step_counter import RenderingCounter, ShippingCounter
+from backend_worker.step_counter import ShippingCounter
 from common.held_adapter import HeldAdapter
 from common.protocol import (
     LONGEST_MM_HASH,
@@ -44,10 +44,8 @@ class News:
         engine: ServingEngine,
         operations: Operations,
         shipping: ShippingCounter,
-        rendering: RenderingCounter,
     ) -> None:
         self._engine = engine
-        self._rendering = rendering
         self._shipping = shipping
         self._operations = operations
         self._changed = asyncio.Event()
@@ -62,11 +60,10 @@ class News:
         session.coming.clear()
         loads, others = self._engine.load(), session.account.others()
         operations = self._operations
-        steps, shipping, rendering = [], None, None
+        steps, shipping = [], None
         if (now := time.monotonic()) - session.steps_told >= STEPS_PAUSE_S:
             session.steps_told = now
             steps, shipping = self._engine.steps(), self._shipping.sums
-            rendering = self._rendering.sums
         adapters, active = self._adapters(session)
         return Status(
             [
@@ -84,7 +81,6 @@ class News:
             shipping,
             adapters,
             active,
-            rendering,
         )
 
     def _adapters(self, session: Session) -> tuple[list[HeldAdapter] | None, list[str] | None]:

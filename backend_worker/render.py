@@ -12,7 +12,6 @@ import dataclasses
 from inspect import signature
 from typing import Any
 
-import torch
 from PIL import Image
 from vllm.exceptions import VLLMClientError
 from vllm.multimodal.inputs import MultiModalKwargsItem
@@ -27,7 +26,6 @@ from common.decoder_guard import guard_decoders
 from common.errors import CorruptSegmentError
 from common.identity import MmHash
 from common.media_formats import is_known_container
-from common.placeholder import placeholder_digest
 from common.renderer_patches import ByContent
 from common.transfer.media_source import MediaSource
 
@@ -92,11 +90,6 @@ class LocalRenderer:
             raise CorruptSegmentError(
                 f"the worker can't process the {source.modality}: {error}"
             ) from error
-        if source.placeholder and _placeholder(rendered, source.modality) != source.placeholder:
-            # The engine would die of a prompt with more or less room than the item needs.
-            raise CorruptSegmentError(
-                f"the {source.modality} needs another placeholder than its prompt has"
-            )
         (item,) = rendered["mm_kwargs"][source.modality]
         (mm_hash,) = rendered["mm_hashes"][source.modality]
         return MmHash(mm_hash), item
@@ -121,14 +114,6 @@ async def _place_for(
             return {"prompt": text}
     written = await asyncio.to_thread(processor.get_dummy_inputs, 0, counts, {}, **shown)
     return {"prompt_token_ids": list(written.prompt)}
-
-
-def _placeholder(rendered: Any, modality: str) -> str:
-    """That of the one medium of a rendered prompt."""
-    (found,) = rendered["mm_placeholders"][modality]
-    tokens = rendered["prompt_token_ids"][found.offset : found.offset + found.length]
-    mask = None if found.is_embed is None else found.is_embed.to(torch.uint8).numpy().tobytes()
-    return placeholder_digest(tokens, mask)
 
 
 def partitioned_hashes(by_content: ByContent, inputs: ProcessorInputs) -> dict[str, list[MmHash]]:

@@ -1,11 +1,9 @@
 """Adds up what an engine says of its steps, and what media took to arrive."""
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Final
 
-from common.step_sums import EngineSums, RenderingSums, ShippingSums, StepSums
+from common.step_sums import EngineSums, ShippingSums, StepSums
 
 LONGEST_STEP_MS: Final = 60_000.0
 """A step that took longer was no step: the engine was paused, or its host asleep."""
@@ -60,37 +58,3 @@ class ShippingCounter:
         """Media of one request arrived."""
         if nbytes:
             self.sums = ShippingSums(self.sums.nbytes + nbytes, self.sums.ms + ms)
-
-
-class RenderingCounter:
-    """Of a worker: pictures that it processed itself. The time while it was at several counts once.
-
-    Args:
-        clock: seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.sums = RenderingSums()
-        self._clock = clock
-        self._under_way = 0
-        self._as_of = 0.0
-
-    @contextmanager
-    def picture(self, pixels: int) -> Iterator[None]:
-        """One of them, from its bytes to its tensors. One that is no good counts as time only."""
-        self._add(0, 0)
-        self._under_way += 1
-        try:
-            yield
-            self._add(1, pixels)
-        finally:
-            self._add(0, 0)
-            self._under_way -= 1
-
-    def _add(self, pictures: int, pixels: int) -> None:
-        now = self._clock()
-        ms = (now - self._as_of) * 1e3 if self._under_way else 0.0
-        self._as_of = now
-        if pictures or ms:
-            was = self.sums
-            self.sums = RenderingSums(was.pictures + pictures, was.pixels + pixels, was.ms + ms)

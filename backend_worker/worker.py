@@ -65,7 +65,7 @@ def run() -> None:
     )
     configure_vllms_logging(vllms, engine=True)
     args.engine.logging_config = vllms.logging_config  # for the engine's processes
-    log_settings(logger, args.summary, args.strays)
+    log_settings(logger, args.summary)
     prepare_environment(args.worker.worker_host)
     try:
         check_place(args.discovery)

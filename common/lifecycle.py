@@ -10,7 +10,7 @@ table doesn't hold can't happen; if it does, some side broke the protocol:
   and another worker goes on from there.
 - Every request ends exactly once.
 
-``docs/lifecycle.md`` is made from this table, by :mod:`common.lifecycle_page`.
+``docs/lifecycle.md`` is made from this table, by ``setup/lifecycle_page.py``.
 """
 
 from enum import StrEnum

@@ -53,10 +53,10 @@ from common.errors import ProtocolError
 from common.held_adapter import HeldAdapter
 from common.identity import BlockHash, Incarnation, MmHash, RequestId, WorkerId
 from common.operations import LONGEST_MESSAGE, Condition, Operation, Outcome
-from common.step_sums import EngineSums, RenderingSums, ShippingSums
+from common.step_sums import EngineSums, ShippingSums
 from common.tracing import TraceHeaders
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 PING_INTERVAL_S = 1.0
 """How often each side says that it is alive."""
@@ -410,7 +410,7 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
         media_emptied: how often an operator had media forgotten.
         stands_still: requests that are here get no output until an operator says so.
         steps: what those of each rank add up to; mostly of none: every two seconds is enough.
-        shipping, rendering: the same of media that arrived; of pictures that it processed itself.
+        shipping: the same of media that arrived.
         adapters: those that it has, if they have changed since it said so last or are others than
             those on its card.
         active_adapters: those of them that its engine used last, as many as it computes with at
@@ -434,7 +434,6 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
         ]
         | None
     ) = None
-    rendering: RenderingSums | None = None
 
     def check(self, ranks: Collection[int]) -> None:
         """Refuse what is not about just these ranks.

@@ -4,13 +4,12 @@ Nothing else assigns to them. Whoever has the logic offers it here: the counter 
 Face processor's runs, the frontend's processing of media, the worker's hashes.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from vllm.inputs import TextPrompt, TokensPrompt
 from vllm.multimodal.cache.base import BaseMultiModalProcessorCache
-from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.multimodal.processing import BaseMultiModalProcessor, ProcessorInputs
 from vllm.renderers import BaseRenderer, TokenizeParams
 
@@ -23,12 +22,6 @@ ByContent: TypeAlias = Callable[[ProcessorInputs], Mapping[str, list[MmHash]]]
 
 Hashes: TypeAlias = Callable[[ByContent, ProcessorInputs], Mapping[str, list[MmHash]]]
 """Ours of the same media, with vLLM's to make them of. Called on the renderer's thread."""
-
-CheckItems: TypeAlias = Callable[
-    [BaseMultiModalProcessor[Any], str, Sequence[MultiModalKwargsItem]], None
-]
-"""Raises if a modality's items, made with options of a request, are none that the model takes."""
-
 
 Tokenize: TypeAlias = Callable[[TextPrompt, TokenizeParams], Awaitable[TokensPrompt]]
 """Makes tokens of a text, on the event loop; slow work is for its threads."""
@@ -55,7 +48,6 @@ def patch_renderer(
     renderer: BaseRenderer,
     *,
     runs: HfProcessorRuns,
-    check: CheckItems | None = None,
     hashes: Hashes | None = None,
     cache: BaseMultiModalProcessorCache | None = None,
     process: MediaProcess | None = None,
@@ -71,8 +63,6 @@ def patch_renderer(
 
     Args:
         runs: counts from now on, so warm-up that is over is left out.
-        check: is shown what options of a request make, and embeddings of its client's, before
-            anything keeps it.
         hashes: of media that vLLM processes; without them, its own.
         cache: instead of both of the renderer's, which are closed.
         process: instead of the renderer's own processing of a prompt's media.
@@ -81,8 +71,6 @@ def patch_renderer(
     if processor is None:
         return
     _count_runs(processor, runs)
-    if check is not None:
-        check_items(processor, check)
     if hashes is not None:
         _replace_method(processor, "_get_mm_hashes", partial(hashes, processor._get_mm_hashes))
     if cache is not None:
@@ -129,20 +117,6 @@ def _count_runs(processor: BaseMultiModalProcessor[Any], runs: HfProcessorRuns) 
         return inputs
 
     _replace_method(processor, "_get_hf_mm_inputs", counted)
-
-
-def check_items(processor: BaseMultiModalProcessor[Any], check: CheckItems) -> None:
-    """Where vLLM looks what goes into the prompt for new items, before a cache has them. Once."""
-    original = processor._get_mm_prompt_updates
-
-    def checked(mm_items: Any, hf_kwargs: Mapping[str, object], made: Any) -> Any:
-        for modality, items in made.require_data().items():
-            # There are none if they are all kept.
-            if items and (hf_kwargs or any(f"{modality}_embeds" in item for item in items)):
-                check(processor, modality, items)
-        return original(mm_items, hf_kwargs, made)
-
-    _replace_method(processor, "_get_mm_prompt_updates", checked)
 
 
 def _replace_method(

@@ -19,12 +19,10 @@ LONGEST: Final = 300
 """Characters of a value of vLLM's."""
 
 
-def log_settings(logger: logging.Logger, lines: Iterable[str], strays: Iterable[str]) -> None:
-    """Say at start what is in force, and what the environment says in vain."""
+def log_settings(logger: logging.Logger, lines: Iterable[str]) -> None:
+    """Log what is in force."""
     for line in lines:
         logger.info("in force, %s", line)
-    for line in strays:
-        logger.warning("%s", line)
 
 
 def summary(

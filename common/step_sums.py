@@ -87,20 +87,6 @@ class EngineSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return self.decoding, self.prefilling, self.encoding
 
 
-class RenderingSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Pictures that a worker decoded and processed itself, since its start.
-
-    Attributes:
-        pictures: how many.
-        pixels: of all of them.
-        ms: for which it was at one at least.
-    """
-
-    pictures: Sum = 0
-    pixels: Sum = 0
-    ms: Sum = 0
-
-
 class ShippingSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Media tensors that a worker received, since its start.
 

@@ -81,11 +81,6 @@ ADAPTERS_LOADED = Counter(
     "LoRA adapters that workers were asked for since a request could not run where they were",
     ["outcome"],
 )
-RENDERING_CHOICES = Counter(
-    "mmrouter_rendering_choices",
-    "New pictures by where they are processed, and why there: see routing.md",
-    ["place", "reason"],
-)
 PREPROCESSED = Counter(
     "mmrouter_preprocessed_media",
     "Media by whether they were processed, found processed, or shared with another request",

@@ -9,10 +9,9 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import wraps
 from inspect import signature
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any, Final
 
-import torch
 from vllm.config import VllmConfig
 from vllm.engine.protocol import EngineClient
 from vllm.renderers import BaseRenderer
@@ -97,27 +96,6 @@ async def _each(model: Callable[[Any], Any], stream: AsyncGenerator[Any]) -> Asy
     async with aclosing(stream):
         async for event in stream:
             yield model(event)
-
-
-def omni_splits_embeds(modality: str) -> bool:
-    """Whether Qwen2.5-Omni tells the embeddings of one medium from another's, as the runner of its
-    engine expects it; else the engine ends. In 0.32 it does not, in 0.33 it does.
-
-    Args:
-        modality: ``image`` or ``video``.
-    """
-    from vllm.model_executor.models.qwen2_5_omni_thinker import (
-        Qwen2_5OmniThinkerForConditionalGeneration as Omni,
-    )
-
-    visual = SimpleNamespace(dtype=torch.float32, spatial_merge_size=1)
-    two = {
-        "type": f"{modality}_embeds",
-        f"{modality}_embeds": torch.zeros(2, 1),
-        f"{modality}_grid_thw": torch.ones(2, 3, dtype=torch.int64),
-    }
-    made = getattr(Omni, f"_process_{modality}_input")(SimpleNamespace(visual=visual), two)
-    return not isinstance(made, torch.Tensor)
 
 
 def hash_blocks_by_their_own_tokens(config: VllmConfig) -> None:

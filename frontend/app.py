@@ -42,7 +42,6 @@ from frontend.http import (
 from frontend.model import Model, Shared, Whole
 from frontend.models_from_cards import ModelsFromCards
 from frontend.processes import Siblings
-from frontend.processing import ForWorkers
 from frontend.router import Figures, Router, ZmqFeeds
 from frontend.workers import Contract, Fleet, Fleets, Gauges, MediaSender, follow
 
@@ -132,8 +131,6 @@ class Frontend:
         args, siblings = self.shared.args, self.shared.siblings
         root_path = args.serve.root_path or ""
         inner: App = MediaAllowances(EarlyStreamErrors(app), args.media)
-        if args.preprocess.on_workers:
-            inner = ForWorkers(inner, root_path)
         served: App = Admission(
             BodyGate(
                 inner,
@@ -229,7 +226,7 @@ def _fleets(
     frontend_id = Incarnation(secrets.token_hex(8))
 
     def make() -> Fleet:
-        feeds = ZmqFeeds(args.router.silence_s, args.router.replay_timeout_s, key=key)
+        feeds = ZmqFeeds(key=key)
         with undo_on_error(feeds.close):
             return Fleet(
                 Router(args.router, feeds=feeds, figures=figures),

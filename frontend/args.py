@@ -20,13 +20,12 @@ from common.flag_settings import FlagSettings, Given, add_all
 from common.process_settings import ProcessSettings
 from common.settings_summary import summary
 from common.shell_completion import completion_of
-from common.stray_variables import stray_variables
 from common.transfer.choice import TransferMode
 from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.settings import NixlSettings, TransferSettings
 from common.vllm_command_line import VllmParser, pass_level_on, read_vllms
 from common.vllm_features import server_arguments
-from common.vllm_flags import ENGINE_AT_FRONTEND, SERVER, refusal_at_frontend
+from common.vllm_flags import refusal_at_frontend
 from frontend.fetch import MediaSettings
 from frontend.http import HttpSettings, KeySettings, check_parsers, read_keys
 from frontend.processes import Plan, ProcessesSettings
@@ -99,7 +98,6 @@ class FrontendArgs:
         network: over which NIXL may go.
         processes: how many serve together.
         summary: what is in force and who said so, in lines for the log.
-        strays: what the environment says and nobody follows, in sentences for the log.
     """
 
     serve: Namespace
@@ -119,7 +117,6 @@ class FrontendArgs:
     models: ModelsSettings = field(default_factory=ModelsSettings)
     processes: int = 1
     summary: tuple[str, ...] = ()
-    strays: tuple[str, ...] = ()
 
     @property
     def plan(self) -> Plan:
@@ -190,7 +187,6 @@ def parse(argv: list[str]) -> FrontendArgs:
             models=_models(ours, serve),
             processes=ProcessesSettings.from_args(ours).processes,
             summary=tuple(summary(ours, GROUPS, given, VLLMS_DEFAULTS)),
-            strays=tuple(stray_variables(GROUPS, _is_vllms, os.environ)),
         )
     except (ConfigurationError, TypeError, ValueError, OSError, VLLMError) as error:
         parser.error(str(error))
@@ -205,11 +201,6 @@ def completion(shell: str) -> str:
     return completion_of(
         "mmrouter-frontend", (*ours.actions, *vllms.actions), refusal_at_frontend, shell
     )
-
-
-def _is_vllms(flag: str) -> bool:
-    name = flag.removeprefix("--").replace("-", "_")
-    return name in SERVER or name in ENGINE_AT_FRONTEND
 
 
 def _serve_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Given]]:

@@ -110,7 +110,7 @@ class Model:
             ConfigurationError: the model can't be served here.
             Exception: what vLLM raises for arguments that don't fit a model.
         """
-        preprocessor = await asyncio.to_thread(_preprocessor, card, serve, shared, fleet.router)
+        preprocessor = await asyncio.to_thread(_preprocessor, card, serve, shared)
         closing.push_async_callback(preprocessor.close)
         client = _client(preprocessor, fleet, shared)
         tasks = preprocessor.tasks
@@ -123,9 +123,7 @@ class Model:
         return cls(preprocessor, client, app)
 
 
-def _preprocessor(
-    card: WorkerCard, serve: Namespace, shared: Shared, router: Router
-) -> Preprocessor:
+def _preprocessor(card: WorkerCard, serve: Namespace, shared: Shared) -> Preprocessor:
     return Preprocessor(
         card,
         serve,
@@ -133,7 +131,6 @@ def _preprocessor(
         arena=shared.media_sender.arena,
         settings=shared.args.preprocess,
         keep_sources=shared.args.transfer is TransferMode.DISABLED,
-        elsewhere=router.rendering,
     )
 
 
@@ -161,8 +158,8 @@ async def _add_routes(
     app.include_router(history_routes(shared.history))
     app.include_router(worker_metrics_routes(whole.roll))
     operating = Operating(whole.roll)
-    replace_engine_routes(app, operating, forget_media)
-    app.include_router(operate_routes(operating))
+    replace_engine_routes(app, operating)
+    app.include_router(operate_routes(operating, forget_media))
     management = Management(whole.routers, siblings)
     await management.learn()
     app.include_router(manage_routes(management))

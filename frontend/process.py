@@ -41,7 +41,7 @@ def main(run: Run = serve) -> None:
     configure_logging(args.process.log_setup(name))
     configure_vllms_logging(args.serve)
     if siblings is None or siblings.name == "0":
-        log_settings(logger, args.summary, args.strays)
+        log_settings(logger, args.summary)
     os.environ.setdefault("VLLM_MEDIA_CONNECTOR", CONNECTOR_NAME)
     raise_file_limit(args.http.max_connections)
     try:

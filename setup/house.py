@@ -77,7 +77,12 @@ def measure(files: list[Source]) -> list[Figure]:
     depths = [_depth(node) for node in nodes if isinstance(node, _FUNCTIONS)]
     anys = sum(isinstance(node, ast.Name) and node.id == "Any" for node in nodes)
     return [
-        Figure("files", len(files), limited=False),
+        Figure("files", len(files)),
+        Figure("lines", sum(lengths)),
+        Figure("settings of ours", _settings(files)),
+        Figure("settings of the router", _settings(files, "frontend.router.")),
+        Figure("context variables", sum(_calls(node, "ContextVar") for node in nodes)),
+        Figure("families of metrics", _families(files)),
         Figure("lines of the median file", statistics.median(lengths), limited=False),
         Figure("lines of the longest file", max(lengths)),
         Figure("lines of the longest function", max(functions)),
@@ -90,6 +95,51 @@ def measure(files: list[Source]) -> list[Figure]:
         Figure("arrows between folders", len(arrows(files)), limited=False),
         Figure("arrows between folders that point both ways", _both_ways(arrows(files))),
     ]
+
+
+def _settings(files: list[Source], within: str = "") -> int:
+    """Fields of classes of settings; one that frontends and workers have counts once."""
+    classes = [
+        node
+        for file in files
+        if file.module.startswith(within)
+        for node in ast.walk(file.tree)
+        if isinstance(node, ast.ClassDef)
+    ]
+    return sum(
+        isinstance(field, ast.AnnAssign)
+        and field.value is not None
+        and _calls(field.value, "Field")
+        for node in classes
+        if _declares_settings(node)
+        for field in node.body
+    )
+
+
+def _declares_settings(node: ast.ClassDef) -> bool:
+    """Whether a class makes flags of its fields; a policy's become flags of another class."""
+    bases = {ast.unparse(base) for base in node.bases}
+    return node.name == "FetchPolicy" or any(base.endswith("Settings") for base in bases)
+
+
+_METRICS = ("Counter", "Gauge", "Histogram", "QuickHistogram", "Asked")
+
+
+def _families(files: list[Source]) -> int:
+    tables = [file.tree for file in files if file.module == "common.telemetry"]
+    return sum(
+        isinstance(node, ast.Assign) and any(_calls(node.value, name) for name in _METRICS)
+        for tree in tables
+        for node in tree.body
+    )
+
+
+def _calls(node: ast.AST, name: str) -> bool:
+    """Whether it is a call of a name, or of what a name is subscripted to."""
+    if not isinstance(node, ast.Call):
+        return False
+    called = node.func.value if isinstance(node.func, ast.Subscript) else node.func
+    return isinstance(called, ast.Name) and called.id == name
 
 
 def arrows(files: list[Source]) -> set[tuple[str, str]]:

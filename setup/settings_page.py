@@ -30,8 +30,7 @@ vLLM's own are accepted beside these:
 an error, which names the nearest.
 
 Settings of ours have variables. Flags of vLLM's have none, as in vLLM, but for those that stand
-below with one. A variable that resembles one of ours and is none is told on the log at start, with
-the nearest.
+below with one.
 
 What is in force, and whether flag, environment or file said so, stands on the log at start; keys,
 tokens and passwords are left out.
@@ -74,12 +73,6 @@ the workers' costs are apart, so that values above 0 can't be carried over. `--a
 | flag | of | here | |
 |---|---|---|---|
 {aliases}
-
-What has no counterpart is refused with the reason:
-
-| flags | because |
-|---|---|
-{refused}
 """
 
 _VLLMS: Final = """\
@@ -132,7 +125,7 @@ def _aliases() -> str:
         (f"`{name}`", alias.of, ", ".join(f"`{flag}`" for flag in alias.flags), alias.note)
         for name, alias in FRONTEND.aliases.items()
     )
-    return _ALIASES.format(aliases=_table(aliases), refused=_by_reason(FRONTEND.refused))
+    return _ALIASES.format(aliases=_table(aliases))
 
 
 def _vllms() -> str:

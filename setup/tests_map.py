@@ -24,7 +24,6 @@ THROUGH: Final[Mapping[str, str]] = {
     "backend_worker/news.py": "test_load_of_others.py",
     "backend_worker/event_replays.py": "backend_worker/test_event_publisher.py",
     "backend_worker/request.py": "test_request_plane.py",
-    "frontend/request/rendering.py": "frontend/request/test_rendering.py",
     "frontend/request/batches.py": "frontend/processing/test_pooling.py",
     "backend_worker/session.py": "test_request_plane.py",
     "backend_worker/settings.py": "test_settings.py",

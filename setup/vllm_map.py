@@ -83,7 +83,6 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.launchers.cli_args",
             "vllm.entrypoints.openai.chat_completion.serving",
             "vllm.entrypoints.openai.chat_completion.stream_processor",
-            "vllm.model_executor.models.qwen2_5_omni_thinker",
             "vllm.multimodal.video_decoders.opencv",
             "vllm.parser.abstract_parser",
             "vllm.renderers",
@@ -151,7 +150,6 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "common/engine_settings.py": ("vllm", "vllm.config", "vllm.envs"),
     },
     "renderer, configuration without a device": {
-        "frontend/processing/client_embeds.py": ("vllm.config",),
         "frontend/processing/preprocessor.py": ("vllm.config", "vllm.renderers"),
         "frontend/processing/renderer.py": ("vllm", "vllm.config", "vllm.envs", "vllm.renderers"),
     },
@@ -188,31 +186,16 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.transformers_utils.processor",
         ),
         "frontend/processing/backends.py": ("vllm.renderers",),
-        "frontend/processing/geometry.py": ("vllm.renderers",),
         "frontend/processing/batch.py": (
             "vllm.multimodal.processing",
             "vllm.multimodal.processing.processor",
             "vllm.utils.torch_utils",
         ),
         "frontend/processing/client_hashes.py": ("vllm.multimodal.hasher",),
-        "frontend/processing/known_shapes.py": (
-            "vllm.multimodal.cache.base",
-            "vllm.multimodal.processing.processor",
-        ),
         "frontend/processing/media_processing.py": ("vllm.renderers",),
-        "frontend/processing/outline.py": (
-            "vllm.multimodal.image",
-            "vllm.multimodal.media",
-            "vllm.multimodal.processing",
-        ),
         "frontend/processing/renderer_processing.py": (
             "vllm.multimodal.processing",
             "vllm.renderers",
-        ),
-        "frontend/processing/tensor_shapes.py": (
-            "vllm.config.multimodal",
-            "vllm.multimodal.inputs",
-            "vllm.multimodal.processing",
         ),
     },
     "media processor's cache": {

@@ -8,7 +8,7 @@ per transport.
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
@@ -305,45 +305,6 @@ class MmKwargsReceiver(ABC, Generic[_Metadata]):
 
         Cancelling it may leave memory mapped until the process ends.
         """
-
-
-class ReceivesItems(Protocol):
-    """One transport's receiver, or all of a worker's together."""
-
-    async def receive(
-        self, metadata: TransferMetadata, frames: Sequence[memoryview] = ()
-    ) -> Received:
-        """As :meth:`MmKwargsReceiver.receive`."""
-        ...
-
-
-async def receive_all(
-    receiver: ReceivesItems,
-    metadata: Sequence[TransferMetadata],
-    frames: Sequence[memoryview] = (),
-) -> list[Received]:
-    """Receive several items at the same time.
-
-    Returns:
-        The items in the order of ``metadata``, whichever came first.
-
-    Raises:
-        TransferError: the first error; items that did come are released.
-
-    Cancelling it releases all of them.
-    """
-    if len(metadata) == 1:
-        return [await receiver.receive(metadata[0], frames)]
-    tasks = [asyncio.ensure_future(receiver.receive(each, frames)) for each in metadata]
-    try:
-        return list(await asyncio.gather(*tasks))
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(outcome, Received):
-                outcome.release()
-        raise
 
 
 def join_frames(handles: Sequence[MediaHandle]) -> tuple[list[TransferMetadata], list[Buffer]]:

@@ -17,9 +17,6 @@ class MediaSource:
         mm_processor_kwargs: what the request told the HF processor.
         media_io_kwargs: what the request told the decoder.
         partition: whose it is.
-        pixels: of a picture that nobody has processed yet, by its header; else 0.
-        placeholder: what its placeholder must be then; see
-            :func:`common.placeholder.placeholder_digest`.
     """
 
     modality: str
@@ -27,5 +24,3 @@ class MediaSource:
     mm_processor_kwargs: dict[str, JsonValue]
     media_io_kwargs: dict[str, JsonValue]
     partition: Partition = SHARED
-    pixels: int = 0
-    placeholder: str = ""

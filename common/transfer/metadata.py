@@ -3,17 +3,15 @@
 One model per transport, told apart by ``transport``; JSON on the wire.
 """
 
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     JsonValue,
-    SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationError,
-    model_serializer,
 )
 
 from common.cache_partition import SHARED, Partition
@@ -21,7 +19,7 @@ from common.errors import CorruptSegmentError
 from common.identity import MmHash
 from common.transfer.arena import SegmentLayout
 
-Transport: TypeAlias = Literal["shm", "nixl", "inline", "reference", "memory"]
+Transport: TypeAlias = Literal["shm", "nixl", "inline", "reference"]
 
 _Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
 _Generation: TypeAlias = Annotated[int, Field(ge=0, lt=2**64)]
@@ -107,9 +105,6 @@ class InlineMetadata(FramedMetadata):
         return 1 + len(self.buffer_sizes)
 
 
-_UNMADE: Final = ("pixels", "placeholder")
-
-
 class ReferenceMetadata(FramedMetadata):
     """The medium itself rides in a frame; the worker has to process it.
 
@@ -118,8 +113,6 @@ class ReferenceMetadata(FramedMetadata):
         mm_processor_kwargs: what the request told the HF processor.
         media_io_kwargs: what the request told the decoder.
         partition: whose it is; part of ``mm_hash``.
-        pixels, placeholder: see :class:`common.transfer.media_source.MediaSource`. Sent only of
-            media that nobody has processed, and to workers that know them.
     """
 
     transport: Literal["reference"] = "reference"
@@ -127,28 +120,10 @@ class ReferenceMetadata(FramedMetadata):
     mm_processor_kwargs: dict[str, JsonValue]
     media_io_kwargs: dict[str, JsonValue]
     partition: Annotated[Partition, Field(max_length=64)] = SHARED
-    pixels: _Count = 0
-    placeholder: Annotated[str, Field(max_length=64)] = ""
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, by_pydantic: SerializerFunctionWrapHandler) -> dict[str, JsonValue]:
-        made: dict[str, JsonValue] = by_pydantic(self)
-        return made if self.pixels else {k: v for k, v in made.items() if k not in _UNMADE}
-
-
-class MemoryMetadata(ItemMetadata):
-    """The item lies in this process: the transport that tests use.
-
-    Attributes:
-        slot: key in the sender's store.
-    """
-
-    transport: Literal["memory"] = "memory"
-    slot: _Count
 
 
 TransferMetadata: TypeAlias = Annotated[
-    ShmMetadata | NixlMetadata | InlineMetadata | ReferenceMetadata | MemoryMetadata,
+    ShmMetadata | NixlMetadata | InlineMetadata | ReferenceMetadata,
     Field(discriminator="transport"),
 ]
 

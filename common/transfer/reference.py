@@ -1,8 +1,7 @@
 """No transfer at all: the medium as its user sent it, which the worker processes itself.
 
-What ``DYNAMO_DISABLE_NIXL_MM=1`` chooses for all media, and ``--preprocess-on-workers`` for
-pictures that would wait. The encoded bytes that the frontend fetched ride on the request
-plane, so nothing is fetched twice and no second host needs a policy for it.
+What ``DYNAMO_DISABLE_NIXL_MM=1`` chooses. The encoded bytes that the frontend fetched ride on the
+request plane, so nothing is fetched twice and no second host needs a policy for it.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -34,8 +33,6 @@ class ReferenceSender(MmKwargsSender):
             mm_processor_kwargs=source.mm_processor_kwargs,
             media_io_kwargs=source.media_io_kwargs,
             partition=source.partition,
-            pixels=source.pixels,
-            placeholder=source.placeholder,
         )
         handle = MediaHandle(metadata, [source.encoded])
         self.count_sent(handle)
@@ -67,8 +64,6 @@ class ReferenceReceiver(MmKwargsReceiver[ReferenceMetadata]):
             metadata.mm_processor_kwargs,
             metadata.media_io_kwargs,
             metadata.partition,
-            metadata.pixels,
-            metadata.placeholder,
         )
         mm_hash, item = await self._render(source)
         if mm_hash != metadata.mm_hash:

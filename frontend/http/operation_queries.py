@@ -1,7 +1,7 @@
 """What the queries and bodies of operations may say: one function each, from it to the operation.
 
-Names and values are those of vLLM's routes. Two defaults are others under ``/mmrouter``: requests
-that run are waited for rather than ended.
+Names and values are those of vLLM's routes. Two defaults are others: requests that run are waited
+for rather than ended.
 """
 
 from collections.abc import Callable, Mapping
@@ -87,15 +87,7 @@ def _sleep(level: Level = 1, mode: Mode = "wait") -> Operation:
     return Sleep(level, mode)
 
 
-def _vllms_sleep(level: Level = 1, mode: Mode = "abort") -> Operation:
-    return Sleep(level, mode)
-
-
 def _pause(mode: Mode = "wait", clear_cache: Flag = True) -> Operation:
-    return Pause(mode, clear_cache)
-
-
-def _vllms_pause(mode: Mode = "abort", clear_cache: Flag = True) -> Operation:
     return Pause(mode, clear_cache)
 
 
@@ -120,8 +112,6 @@ def _plain(kind: Callable[[], Operation]) -> Read:
     return read
 
 
-_NOT_AT_THE_ROOT: Final = {"reload_weights", "load_lora_adapter", "unload_lora_adapter"}
-
 READS: Final[Mapping[str, Read]] = MappingProxyType(
     {
         "sleep": _sleep,
@@ -139,13 +129,7 @@ READS: Final[Mapping[str, Read]] = MappingProxyType(
         "unload_lora_adapter": _unload_lora_adapter,
     }
 )
-"""By operation, as ``/mmrouter`` has it."""
-
-VLLMS: Final[Mapping[str, Read]] = MappingProxyType(
-    {name: read for name, read in READS.items() if name not in _NOT_AT_THE_ROOT}
-    | {"sleep": _vllms_sleep, "pause": _vllms_pause}
-)
-"""By operation, as vLLM has it at the root."""
+"""By operation."""
 
 
 def refuse_unknown(request: Request, read: Read, *more: str) -> None:

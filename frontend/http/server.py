@@ -212,17 +212,11 @@ class _Names(Sequence[Any]):
         return len(self[:])
 
 
-def replace_engine_routes(
-    app: FastAPI, operating: Operating, forget_media: Callable[[], Awaitable[None]]
-) -> None:
-    """Put ours in the place of vLLM's routes that concern an engine: ours concern all workers.
-
-    Args:
-        forget_media: lets the frontend forget those that it processed.
-    """
+def replace_engine_routes(app: FastAPI, operating: Operating) -> None:
+    """Put ours in the place of vLLM's routes that concern an engine: ours concern all workers."""
     kept = [route for route in app.router.routes if getattr(route, "path", "") not in REPLACED]
     app.router.routes[:] = kept
-    app.include_router(vllms_routes(operating, forget_media, dev_mode=envs.VLLM_SERVER_DEV_MODE))
+    app.include_router(vllms_routes(operating))
     allowed = envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING
     app.include_router(adapter_routes(operating, allowed=allowed))
 

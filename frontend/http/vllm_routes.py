@@ -1,7 +1,7 @@
 """Every route of vLLM's server: how it is served here, or why it is not.
 
 What concerns an engine rather than a request workers do: ``operate.py`` has these routes under
-vLLM's names. A test finds each route of vLLM's in exactly one place.
+``/mmrouter/workers``. A test finds each route of vLLM's in exactly one place.
 """
 
 from collections.abc import Mapping
@@ -43,22 +43,7 @@ SERVED: Final[Mapping[str, str]] = MappingProxyType(
 )
 """Routes that work, and how."""
 
-OPERATIONS: Final = frozenset(
-    {
-        "/is_paused",
-        "/is_sleeping",
-        "/pause",
-        "/release_kv_cache_memory",
-        "/reset_encoder_cache",
-        "/reset_mm_cache",
-        "/reset_prefix_cache",
-        "/resume",
-        "/sleep",
-        "/start_profile",
-        "/stop_profile",
-        "/wake_up",
-    }
-)
+PROFILER: Final = frozenset({"/start_profile", "/stop_profile"})
 """Routes by which all workers do something."""
 
 ADAPTERS: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
@@ -73,7 +58,8 @@ _VERSION: Final = "workers keep no version of their weights: name it in --served
 _ADAPTERS: Final = "POST /v1/load_lora_adapter and /v1/unload_lora_adapter do it"
 _SCALING: Final = "a fleet is scaled by starting and stopping workers"
 _ABORT: Final = (
-    "clients end their requests by closing the connection; POST /pause?mode=abort ends all"
+    "clients end their requests by closing the connection; "
+    "POST /mmrouter/workers/pause?mode=abort ends all"
 )
 _FAULTS: Final = "it is for the ranks of one server; a worker that fails is left by its requests"
 
@@ -94,9 +80,16 @@ _REFUSED: Final[Mapping[str, str]] = {
     ),
     "frontends read KV events, and learn from cards where": "/kv_event_sources",
     "no WebSocket is spoken": "/v1/realtime",
+    "GET /mmrouter/workers says it of each worker": "/is_paused /is_sleeping",
 }
+
+_UNDER_MMROUTER: Final = """
+    pause release_kv_cache_memory reset_encoder_cache reset_mm_cache reset_prefix_cache resume sleep
+    wake_up
+"""
 
 REFUSED: Final[Mapping[str, str]] = MappingProxyType(
     {path: reason for reason, paths in _REFUSED.items() for path in paths.split()}
+    | {f"/{name}": f"POST /mmrouter/workers/{name} does it" for name in _UNDER_MMROUTER.split()}
 )
 """Routes that answer 501, and why."""

@@ -2,18 +2,15 @@
 
 from frontend.processing.errors import missing_package
 from frontend.processing.preprocessor import MediaItem, Preprocessor, ProcessedPrompt
-from frontend.processing.promises import ForWorkers, Promise
 from frontend.processing.settings import ArenaSettings, PreprocessSettings
 from frontend.processing.tokenizing import Tokenizing
 
 __all__ = [
     "ArenaSettings",
-    "ForWorkers",
     "MediaItem",
     "PreprocessSettings",
     "Preprocessor",
     "ProcessedPrompt",
-    "Promise",
     "Tokenizing",
     "missing_package",
 ]

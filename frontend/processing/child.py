@@ -41,7 +41,6 @@ from frontend.media_processes import (
 from frontend.processing.batch import Batch, Processed, process
 from frontend.processing.errors import missing_package
 from frontend.processing.renderer import build_renderer
-from frontend.processing.tensor_shapes import check_tensors
 
 logger = logging.getLogger("frontend.processing.child")
 
@@ -67,7 +66,7 @@ class Child:
         renderer = build_renderer(order.card, order.serve_args)
         renderer.warmup_mm()
         self._runs = HfProcessorRuns(side="frontend", worker_id=None)
-        patch_renderer(renderer, runs=self._runs, check=check_tensors)
+        patch_renderer(renderer, runs=self._runs)
         self._processor = renderer.get_mm_processor()
         connection.send(Ready())
 

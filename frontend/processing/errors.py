@@ -65,12 +65,6 @@ class AbandonedError(MmRouterError):
     """Work was left undone because everybody who wanted it had gone."""
 
 
-class OutlineError(MmRouterError):
-    """A picture is not what its outline said, so its prompt is wrong."""
-
-    status = HTTPStatus.SERVICE_UNAVAILABLE
-
-
 @contextmanager
 def said_by_processor() -> Iterator[None]:
     """Raise RefusedError with a Hugging Face processor's own reason, which vLLM leaves out."""

@@ -82,10 +82,6 @@ class Flights:
             seats.take(key, flight)
         return seats
 
-    def __contains__(self, key: Hashable) -> bool:
-        """Whether a medium is in flight."""
-        return key in self._flights
-
     def begin(self, batch: Batch, keys: Sequence[Hashable]) -> None:
         """Process a batch of media whose flights wait for it, in their order."""
         task = asyncio.create_task(self._run(batch, keys))

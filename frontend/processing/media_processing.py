@@ -6,7 +6,7 @@ its cache.
 """
 
 import logging
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,6 @@ from common.errors import MmRouterError, OverloadedError
 from common.hf_processor_runs import HfProcessorRuns
 from common.telemetry import PREPROCESS_WAITING, stage
 from frontend.fetch import MISLED_DECODER_ERRORS, DeferredMedium, arrived
-from frontend.media_limits import FetchPolicy
 from frontend.processing.backends import Backend, Decodes
 from frontend.processing.batch import MediaOptions, Processed, may_defer
 from frontend.processing.client_hashes import HashedItems
@@ -27,12 +26,8 @@ from frontend.processing.errors import (
     ProcessingFailedError,
     missing_package,
 )
-from frontend.processing.geometry import check_geometry
 from frontend.processing.named_media import NamedMedia
-from frontend.processing.outline import outlines
-from frontend.processing.pace import Pace
 from frontend.processing.processed_once import ProcessedOnce
-from frontend.processing.promises import Elsewhere, Promises
 from frontend.processing.prompt_media import Kept, MediaData, Shown, listed, media_apart
 from frontend.processing.renderer_processing import RendererProcessing
 from frontend.processing.sources import MediaSources, source_of
@@ -62,8 +57,6 @@ class MediaProcessing:
         *,
         most_waiting: int,
         sources: MediaSources | None = None,
-        elsewhere: Elsewhere | None = None,
-        policy: FetchPolicy | None = None,
     ) -> None:
         """Changes nothing yet: :meth:`take_over` does.
 
@@ -74,8 +67,6 @@ class MediaProcessing:
             decode: decodes a medium that vLLM has to see.
             most_waiting: requests whose media may be under way at the same time.
             sources: keeps media as fetched, if anyone wants them.
-            elsewhere: workers that may process pictures, if any may.
-            policy: which of these are taken.
         """
         self._renderer = renderer
         self._decode = decode
@@ -83,24 +74,13 @@ class MediaProcessing:
         self._sources = sources
         self._waiting = 0
         self._named = NamedMedia(store)
-        pace = Pace(backend)
-        self._once = ProcessedOnce(store, pace)
-        self._promises: Promises | None = None
-        processor = renderer.get_mm_processor()
-        if elsewhere is not None and outlines(processor):
-            self._promises = Promises(
-                processor,
-                self._once.obtain,
-                pace,
-                elsewhere,
-                policy or FetchPolicy(),
-                self._admitted,
-                always=sources is not None,
-            )
+        self._once = ProcessedOnce(store, backend)
         self._by_renderer = RendererProcessing(renderer, store)
         self.hashed = HashedItems()
         """The items of all rendered prompts that are still about."""
-        self.defers = may_defer(processor)
+        self.by_options = HashedItems()
+        """Those of them that a request's ``mm_processor_kwargs`` helped to make."""
+        self.defers = may_defer(renderer.get_mm_processor())
         """Whether media may come as :class:`DeferredMedium`."""
 
     def take_over(self, runs: HfProcessorRuns) -> None:
@@ -135,7 +115,6 @@ class MediaProcessing:
         for modality, media in mm_data.items():
             check_decoded(modality, media)
         try:
-            check_geometry(self._renderer, options.mm_processor_kwargs)
             with self._admitted(), stage("process_media"):
                 return await self._process(prompt, mm_data, mm_uuids or {}, options)
         except MmRouterError as error:
@@ -176,35 +155,22 @@ class MediaProcessing:
             decoded = {modality: await self._decoded(each) for modality, each in mm_data.items()}
             rendered = await self._by_renderer.process(prompt, decoded, options, named, partition)
         else:
-            # Where workers process a medium, nobody looks what they make of a request's options.
-            names = any(uuid is not None for uuids in mm_uuids.values() for uuid in uuids)
-            promising = not names and not options.mm_processor_kwargs
-            processed = await self._processed(media, options, partition, promising=promising)
+            processed = await self._processed(media, options, partition)
             rendered = await self._by_renderer.assemble(prompt, processed, options)
         for items in rendered["mm_kwargs"].values():
             for item in items:
                 self.hashed.add(item)
+                if options.mm_processor_kwargs:
+                    self.by_options.add(item)
         await self._named.remember(rendered["mm_hashes"], mm_uuids, namespace)
         return rendered
 
     async def _processed(
-        self,
-        media: Sequence[Shown | Kept],
-        options: MediaOptions,
-        partition: Partition,
-        *,
-        promising: bool,
+        self, media: Sequence[Shown | Kept], options: MediaOptions, partition: Partition
     ) -> list[tuple[str, Processed]]:
-        """All media of a prompt, each with its modality.
-
-        Args:
-            promising: pictures may be promised.
-        """
+        """All media of a prompt, each with its modality."""
         shown = [each for each in media if isinstance(each, Shown)]
-        if self._promises is None or not promising:
-            obtained = await self._once.obtain(shown, options, partition)
-        else:
-            obtained = await self._obtained_or_promised(self._promises, shown, options, partition)
+        obtained = await self._once.obtain(shown, options, partition)
         if self._sources is not None:
             _keep_sources(self._sources, shown, obtained, options, partition)
         coming = iter(obtained)
@@ -212,29 +178,6 @@ class MediaProcessing:
             (each.modality, each.processed if isinstance(each, Kept) else next(coming))
             for each in media
         ]
-
-    async def _obtained_or_promised(
-        self,
-        promises: Promises,
-        shown: Sequence[Shown],
-        options: MediaOptions,
-        partition: Partition,
-    ) -> list[Processed]:
-        found = await promises.outlines(self._once.new(shown), options, partition)
-        promised: dict[Hashable, Processed] = {}
-        for each in self._once.new([one for one in shown if one.key in found]):
-            if each.key not in promised:
-                made = promises.promise(each, found[each.key], options, partition)
-                if made is not None:
-                    promised[each.key] = made
-        here = [each for each in shown if each.key not in promised]
-        obtained = await self._once.obtain(here, options, partition)
-        coming = iter(obtained)
-        for each, made in zip(here, obtained, strict=True):
-            outline = found.get(each.key)
-            if outline is not None and promises.shapes.wants(outline.shape):
-                promises.shapes.learn(outline, made)
-        return [promised.get(each.key) or next(coming) for each in shown]
 
     async def _decoded(self, media: Any) -> Any:
         """Media as vLLM wants them, deferred ones decoded."""

@@ -8,7 +8,7 @@ runs inside vLLM's serving code, on its own thread pool.
 import asyncio
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from vllm.config import ModelConfig
@@ -32,7 +32,6 @@ from common.errors import RequestRejectedError
 from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash, MmIdentifier
 from common.log_lines import log_setup
-from common.placeholder import placeholder_digest
 from common.protocol import MediaPart
 from common.renderer_patches import replace_tokenizing
 from common.transfer.arena import ArenaAccess
@@ -42,15 +41,10 @@ from common.undo import undo_on_error
 from frontend.fetch import MediaLoader
 from frontend.media_processes import StartUp
 from frontend.processing.backends import Backend, OwnBackend, PoolBackend
-from frontend.processing.client_embeds import (
-    are_embeds,
-    check_embeds,
-    deadly_embeds,
-)
+from frontend.processing.client_embeds import are_embeds, check_embeds
 from frontend.processing.client_hashes import content_hash
 from frontend.processing.media_processing import MediaProcessing
 from frontend.processing.pool import ProcessPool
-from frontend.processing.promises import Elsewhere, Promise, PromisedItem
 from frontend.processing.renderer import build_config
 from frontend.processing.settings import PreprocessSettings
 from frontend.processing.sources import MediaSources
@@ -70,8 +64,7 @@ class MediaItem:
         nbytes: size of its tensors.
         source: the medium before processing, if it is kept.
         item: the tensors. Shared with the processor cache: never changed.
-        promise: of an item that nobody has processed yet, and whose ``item`` is empty.
-        by_client: whether a client made the tensors, or embeddings.
+        by_client: whether a client made the tensors, or embeddings, or chose how they are made.
     """
 
     part: MediaPart
@@ -80,7 +73,6 @@ class MediaItem:
     nbytes: int
     item: MultiModalKwargsItem
     source: MediaSource | None = None
-    promise: Promise | None = None
     by_client: bool = False
 
 
@@ -110,7 +102,7 @@ class ProcessedPrompt:
 
     @property
     def has_client_tensors(self) -> bool:
-        """Whether a client made some of the tensors itself, which an engine may end with."""
+        """Whether a client had a say in some of the tensors, which an engine may end with."""
         return self.prompt_embeds is not None or any(media.by_client for media in self.media)
 
     def items(self) -> Mapping[MmHash, MediaItem]:
@@ -130,7 +122,6 @@ class Preprocessor:
         arena: ArenaAccess | None,
         settings: PreprocessSettings,
         keep_sources: bool = False,
-        elsewhere: Elsewhere | None = None,
     ) -> None:
         """Load tokenizer and processor. Takes seconds: not on the event loop.
 
@@ -143,7 +134,6 @@ class Preprocessor:
             settings: where media are processed, and how many may wait for it.
             keep_sources: keep media as fetched beside their tensors, for workers that
                 process them themselves.
-            elsewhere: what workers would take, if the settings leave pictures to them.
 
         Raises:
             ConfigurationError: the model's files can't be read here, or the processes don't start.
@@ -157,7 +147,6 @@ class Preprocessor:
         self._pool: ProcessPool | None = None
         self._processing: MediaProcessing | None = None
         self._takes_embeds = card.model.enable_mm_embeds
-        self._deadly_embeds: frozenset[str] = frozenset()
         with undo_on_error(self.renderer.shutdown):
             self.tokenizing = Tokenizing(self.renderer)
             replace_tokenizing(self.renderer, self.tokenizing)
@@ -165,8 +154,7 @@ class Preprocessor:
             if is_mistral_tokenizer(self.renderer.tokenizer):
                 _take_over_mistral(self.renderer, loader)
             if self.renderer.mm_processor is not None:
-                others = elsewhere if settings.on_workers else None
-                self._take_over_media(serve_args, loader, arena, settings, others)
+                self._take_over_media(serve_args, loader, arena, settings)
 
     def _take_over_media(
         self,
@@ -174,7 +162,6 @@ class Preprocessor:
         loader: MediaLoader,
         arena: ArenaAccess | None,
         settings: PreprocessSettings,
-        elsewhere: Elsewhere | None,
     ) -> None:
         store = _make_store(arena, self.model_config)
         backend: Backend
@@ -194,13 +181,9 @@ class Preprocessor:
             loader.decode,
             most_waiting=settings.queue,
             sources=self._sources,
-            elsewhere=elsewhere,
-            policy=loader.policy,
         )
         self._processing.take_over(self.hf_runs)
         loader.defers = self._processing.defers
-        if self._takes_embeds:
-            self._deadly_embeds = deadly_embeds(self.model_config)
 
     @property
     def model_config(self) -> ModelConfig:
@@ -234,10 +217,9 @@ class Preprocessor:
             # vLLM refuses it for completions alone, and an engine may end with that of a chat.
             raise RequestRejectedError("prompt_logprobs: not of a prompt with embeddings")
         text = _said_to_the_decoder(prompt).get("prompt")
-        tokens = _token_ids(request)
         return ProcessedPrompt(
-            token_ids=tokens,
-            media=[self._media_item(feature, tokens) for feature in request.mm_features or []],
+            token_ids=_token_ids(request),
+            media=[self._media_item(feature) for feature in request.mm_features or []],
             prompt_text=text if isinstance(text, str) else None,
             cache_salt=request.cache_salt,
             lora_request=lora_request,
@@ -282,11 +264,10 @@ class Preprocessor:
                     hashes[modality][index] = hash_within(found, partition)
         return {**prompt, "mm_hashes": hashes}
 
-    def _media_item(self, feature: MultiModalFeatureSpec, tokens: list[int]) -> MediaItem:
+    def _media_item(self, feature: MultiModalFeatureSpec) -> MediaItem:
         assert feature.mm_hash is not None and feature.data is not None  # processor-only cache
-        if self._takes_embeds and not isinstance(feature.data, PromisedItem):
-            width = embeds_width(self.model_config, feature.modality)
-            check_embeds(feature, width, self._deadly_embeds)
+        if self._takes_embeds:
+            check_embeds(feature, embeds_width(self.model_config, feature.modality))
         position = feature.mm_position
         mask = position.is_embed
         part = MediaPart(
@@ -296,8 +277,6 @@ class Preprocessor:
             length=position.length,
             is_embed=None if mask is None else mask.to(torch.uint8).numpy().tobytes(),
         )
-        if isinstance(feature.data, PromisedItem):
-            return _promised(feature.data, part, feature, tokens)
         return MediaItem(
             part=part,
             identifier=MmIdentifier(feature.identifier),
@@ -307,7 +286,8 @@ class Preprocessor:
             source=self._sources.get(MmHash(feature.mm_hash)) if self._sources else None,
             by_client=are_embeds(feature.modality, feature.data)
             or self._processing is None
-            or feature.data not in self._processing.hashed,
+            or feature.data not in self._processing.hashed
+            or feature.data in self._processing.by_options,
         )
 
     @property
@@ -340,22 +320,6 @@ def _take_over_mistral(renderer: BaseRenderer, loader: MediaLoader) -> None:
     from frontend.processing.mistral_chat import MistralChat
 
     MistralChat(renderer, loader.decode).take_over()
-
-
-def _promised(
-    item: PromisedItem, part: MediaPart, feature: MultiModalFeatureSpec, tokens: list[int]
-) -> MediaItem:
-    promise = item.promise
-    placeholder = tokens[part.offset : part.offset + part.length]
-    return MediaItem(
-        part=part,
-        identifier=MmIdentifier(feature.identifier),
-        num_embeds=feature.mm_position.get_num_embeds(),
-        nbytes=promise.nbytes,
-        item=item,
-        source=replace(promise.source, placeholder=placeholder_digest(placeholder, part.is_embed)),
-        promise=promise,
-    )
 
 
 def _said_to_the_decoder(prompt: EngineInput) -> EngineInput:

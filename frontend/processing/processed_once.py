@@ -65,12 +65,6 @@ class ProcessedOnce:
                 found[key] = await self._landed(seats, each, options, partition)
         return [found[each.key] for each in shown]
 
-    def new(self, shown: Sequence[Shown]) -> list[Shown]:
-        """Those that are neither kept nor in flight in this process."""
-        return [
-            each for each in shown if each.key not in self._flights and self._kept(each.key) is None
-        ]
-
     async def close(self) -> None:
         """Stop waiting for what is being processed."""
         await self._flights.close()

@@ -22,7 +22,6 @@ from frontend.processing.batch import MediaOptions, Processed
 from frontend.processing.errors import NoPlaceError, said_by_processor
 from frontend.processing.prompt_media import ByPlace, MediaData, listed
 from frontend.processing.store import ProcessedStore
-from frontend.processing.tensor_shapes import check_tensors
 from frontend.processing.vllm_cache import StoreCache
 
 _NO_PLACE: Final = re.compile(
@@ -57,7 +56,6 @@ class RendererProcessing:
         patch_renderer(
             self._renderer,
             runs=runs,
-            check=check_tensors,
             hashes=self._hashes_now,
             cache=self._cache,
             process=process,
@@ -91,7 +89,6 @@ class RendererProcessing:
 
         Raises:
             ValueError: vLLM refuses them.
-            RequestRejectedError: the model can't take what was made of them with the options.
         """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(

@@ -44,12 +44,6 @@ class PreprocessSettings(FlagSettings):
         "more are answered with 429",
     )
 
-    on_workers: bool = Field(
-        False,
-        description="leave new pictures to the worker that they go to, while they would wait "
-        "longer here than that worker takes for them",
-    )
-
     def shared_by(self, processes: int) -> Self:
         """What each of some processes may take."""
         return self.model_copy(

@@ -12,21 +12,14 @@ BUDGET_BYTES = 1 << 30
 """Encoded media kept. A request whose source is gone is served inline."""
 
 
-def source_of(
-    shown: Shown, options: MediaOptions, partition: Partition, pixels: int = 0
-) -> MediaSource:
-    """A medium for a worker that processes it itself.
-
-    Args:
-        pixels: of a picture that nobody has processed yet.
-    """
+def source_of(shown: Shown, options: MediaOptions, partition: Partition) -> MediaSource:
+    """A medium for a worker that processes it itself."""
     return MediaSource(
         shown.modality,
         shown.medium.content.data,
         dict(options.mm_processor_kwargs),  # type: ignore[arg-type] # JSON in a request
         dict(options.media_io_kwargs),  # type: ignore[arg-type] # likewise
         partition,
-        pixels,
     )
 
 

@@ -21,7 +21,6 @@ from vllm.tokenizers import TokenizerLike
 from vllm.v1.engine import EngineCoreRequest
 
 from common.errors import (
-    CorruptSegmentError,
     FleetBusyError,
     MmRouterError,
     NoWorkerError,
@@ -40,7 +39,6 @@ from frontend.processing import MediaItem, ProcessedPrompt
 from frontend.request.deadlines import Deadlines
 from frontend.request.embedded import hashed_embeds, hashed_tokens
 from frontend.request.failures import failure
-from frontend.request.rendering import MediaMaking
 from frontend.request.retry import DEADLY, DEADLY_TENSORS, Attempts, RetryBudget
 from frontend.request.settings import FaultSettings
 from frontend.request.spans import CallSpans, new_request_id
@@ -180,7 +178,6 @@ class RequestRunner:
         self._workers = workers
         self._router = router
         self._media_sender = media_sender
-        self._making = MediaMaking(router.rendering, media_sender)
         self._faults = faults
         self.retry_budget = RetryBudget(faults.retry_budget)
 
@@ -397,9 +394,8 @@ class RequestRunner:
                     decision.media.append(MediaMove(mm_hash, "held", 0, ""))
                 else:
                     lacking.append(item)
-            ready = await self._making.place(decision, lacking, state.deadlines)
             with stage("send"):
-                handles = await self._media_sender.send(worker_id, ready)
+                handles = await self._media_sender.send(worker_id, lacking)
         _record(decision, handles, "shipped")
         return link, handles
 
@@ -484,9 +480,7 @@ class RequestRunner:
         asked.update(nack.missing)
         again = any(asked[mm_hash] > 1 for mm_hash in nack.missing)
         lacking = [items[mm_hash] for mm_hash in nack.missing]
-        refused = nack.reason == CorruptSegmentError.__name__
-        ready = await self._making.make(lacking, state.deadlines, refused=refused)
-        handles = await self._media_sender.send(worker_id, ready, inline=again)
+        handles = await self._media_sender.send(worker_id, lacking, inline=again)
         _record(decision, handles, nack.reason)
         await link.supply(nack.request_id, handles)
 

@@ -8,7 +8,7 @@ from frontend.router.index import Knowledge
 from frontend.router.request import MediaNeed, RoutingRequest
 from frontend.router.roster import Roster
 from frontend.router.router import Router
-from frontend.router.selection import Rendering, RenderingChoice, Reported, TargetLoad
+from frontend.router.selection import Reported, TargetLoad
 from frontend.router.settings import RouterSettings
 from frontend.router.worker import RoutableWorker
 
@@ -22,8 +22,6 @@ __all__ = [
     "MediaNeed",
     "MediaSpan",
     "PromptEmbeds",
-    "Rendering",
-    "RenderingChoice",
     "Reported",
     "Roster",
     "RoutableWorker",

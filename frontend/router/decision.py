@@ -10,7 +10,7 @@ import msgspec
 
 from common.identity import Incarnation, MmHash, RequestId, Target, WorkerId
 from frontend.router.index import Knowledge
-from frontend.router.selection import Costs, Moment, RenderingChoice, TargetLoad, Weights, Work
+from frontend.router.selection import Costs, Moment, TargetLoad, Weights, Work
 
 CLIENT_ID_LENGTH = 256
 """Characters of a client's id that are kept: it may be as long as a body may be."""
@@ -135,7 +135,6 @@ class Decision(msgspec.Struct):
         unit: of costs: ms or tokens.
         work: of the chosen target.
         media: how each item reached the worker, once it has.
-        rendering: where new pictures were processed that could have been processed elsewhere.
     """
 
     request_id: RequestId
@@ -162,7 +161,6 @@ class Decision(msgspec.Struct):
     weights: Weights | None = Weights()
     unit: str = "tokens"
     work: Work = Work(0, 0, 0, 0)
-    rendering: list[RenderingChoice] = msgspec.field(default_factory=list)
 
     @property
     def target(self) -> Target:
@@ -186,10 +184,10 @@ class DecisionLog:
     """The last decisions, oldest first.
 
     Args:
-        capacity: how many are kept.
+        capacity: how many are kept: by default some megabytes, and minutes of a busy frontend.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int = 1000) -> None:
         self._decisions: deque[Decision] = deque(maxlen=capacity)
         self._by_id: dict[RequestId, Decision] = {}
 

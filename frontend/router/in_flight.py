@@ -20,7 +20,7 @@ from common.telemetry import (
 )
 from frontend.router.decision import Decision
 from frontend.router.hashing import HashScheme
-from frontend.router.index import Knowledge
+from frontend.router.index import PREDICT_TTL_S, Knowledge
 from frontend.router.request import RoutingRequest
 from frontend.router.roster import Roster
 from frontend.router.selection import Ejection, Pricing
@@ -133,7 +133,6 @@ class InFlight:
     def first_token(self, request_id: RequestId) -> None:
         """A request's first output arrived. Unknown and repeated ids are ignored."""
         self._pricing.backlog.computed(request_id)
-        self._roster.rendering.done(request_id)
         self._roster.load.first_token(request_id)
         routed = self._routed.get(request_id)
         if routed is not None:
@@ -158,7 +157,6 @@ class InFlight:
                 if the request got no output.
         """
         self._pricing.backlog.computed(request_id)
-        self._roster.rendering.done(request_id)
         self._roster.load.finished(request_id)
         routed = self._routed.pop(request_id, None)
         if routed is None:
@@ -195,7 +193,6 @@ class InFlight:
         tails: Mapping[int, Sequence[BlockHash]] = MappingProxyType({}),
     ) -> None:
         exact = knowledge == Knowledge.EXACT
-        settings = self._settings
-        lifetime_s = settings.predict_ttl_s if exact else settings.approximate_ttl_s
+        lifetime_s = PREDICT_TTL_S if exact else self._settings.approximate_ttl_s
         predicted = self._roster.indexes.predicted
         predicted.predict(request_id, target, hashes, lifetime_s, now, tails)

@@ -26,7 +26,6 @@ class Situation(NamedTuple):
         would_wait: whether a request sent to the candidate at a position would wait for others.
         prompt_cost: of prefilling all of the prompt, the unit of the temperature.
         temperature: of the softmax over costs; 0 for none.
-        spread: whether an idle candidate is preferred to one where the request would wait.
         turn: how many times this router has chosen before.
         random: the router's generator.
     """
@@ -37,7 +36,6 @@ class Situation(NamedTuple):
     would_wait: Callable[[int], bool]
     prompt_cost: float
     temperature: float
-    spread: bool
     turn: int
     random: random.Random
 
@@ -73,7 +71,7 @@ def _by_cost(situation: Situation) -> Choice:
         chosen, reason = _sample(situation), "sampled"
     else:
         chosen, reason = situation.least(costs), "cost"
-    if situation.spread and situation.would_wait(chosen):
+    if situation.would_wait(chosen):
         idle = [one for one in range(len(costs)) if situation.is_idle(one)]
         if idle:
             return Choice(idle[situation.least([costs[one] for one in idle])], "spread")

@@ -12,12 +12,12 @@ from functools import partial
 from typing import NamedTuple
 
 from common.identity import Incarnation, MmHash, Target, WorkerId
-from common.step_sums import EngineSums, RenderingSums, ShippingSums
+from common.step_sums import EngineSums, ShippingSums
 from common.supervised import supervise
 from frontend.router.events import Feed, FeedMaker
 from frontend.router.hashing import BlockHasher, HashMemo, HashScheme, LoraKey
 from frontend.router.housekeeping import keep_house
-from frontend.router.index import BlockIndexes, IndexState, Knowledge, approximate
+from frontend.router.index import PREDICT_TTL_S, BlockIndexes, IndexState, Knowledge, approximate
 from frontend.router.selection import (
     BusyThresholds,
     Candidates,
@@ -26,7 +26,6 @@ from frontend.router.selection import (
     LoadTracker,
     MediaPlacement,
     Pricing,
-    Rendering,
 )
 from frontend.router.settings import RouterSettings
 from frontend.router.worker import RoutableWorker
@@ -63,7 +62,6 @@ class Roster:
         media: media items that workers hold.
         encoded: those that their encoders need not encode again.
         load: what every target has to do.
-        rendering: what it takes each worker to process a picture.
         estimator: what a request costs on each target.
     """
 
@@ -74,20 +72,17 @@ class Roster:
         feeds: FeedMaker,
         pricing: Pricing,
     ) -> None:
-        self._memo_tokens = settings.memo_tokens
         self._clock = clock
         self._pricing = pricing
         self._feed_maker = feeds
-        self.indexes = BlockIndexes.empty(settings.approximate_blocks)
-        self.media = MediaPlacement(settings.media_items, settings.predict_ttl_s)
+        self.indexes = BlockIndexes.empty()
+        self.media = MediaPlacement(expect_s=PREDICT_TTL_S)
         self.load = LoadTracker(
             clock,
-            settings.report_ttl_s,
-            pricing.load_price,
-            BusyThresholds(settings.busy_blocks_fraction, settings.busy_prefill_tokens),
+            price=pricing.load_price,
+            thresholds=BusyThresholds(settings.busy_blocks_fraction, settings.busy_prefill_tokens),
         )
         self.encoded = EncodedMedia()
-        self.rendering = Rendering(self.media)
         self.estimator = Estimator(self.indexes, self.media, self.encoded)
         self._workers: dict[WorkerId, RoutableWorker] = {}
         self._held: dict[WorkerId, _Held] = {}
@@ -112,7 +107,7 @@ class Roster:
             return
         hasher = self._hashers.get(worker.scheme)
         if hasher is None:
-            hasher = HashMemo(BlockHasher(*worker.scheme), self._memo_tokens)
+            hasher = HashMemo(BlockHasher(*worker.scheme))
         if known is not None:
             await self.remove(worker.worker_id)
         self._hashers[worker.scheme] = hasher
@@ -158,7 +153,6 @@ class Roster:
         self.indexes.drop(worker_id)
         self._held[worker_id] = _Held(worker.incarnation, self.media.items(worker_id))
         self.media.drop(worker_id)
-        self.rendering.drop(worker_id)
         if all(other.scheme != worker.scheme for other in self._workers.values()):
             self._hashers.pop(worker.scheme, None)
         feed = self.feeds.pop(worker_id, None)
@@ -249,11 +243,6 @@ class Roster:
             of_all = self._pricing.reported(worker_id, steps, shipping)
             for one in self._workers if of_all else (worker_id,):
                 self.load.reprice(one)
-
-    def rendered(self, worker_id: WorkerId, sums: RenderingSums | None) -> None:
-        """What a worker processed itself by now. Workers that are not here are ignored."""
-        if sums is not None and worker_id in self._workers:
-            self.rendering.reported(worker_id, sums)
 
     def served(self, target: Target, routed_at: float) -> None:
         """A request that must have stored blocks ended on a target; its events should follow.

@@ -35,6 +35,9 @@ LOADING_TOKENS: Final = 512
 """What it costs to have an engine compute with an adapter that it has and does not use, in tokens
 of a prompt: copying one to a GPU takes some ten milliseconds, and may put another one out."""
 
+CANDIDATES: Final = 16
+"""Recorded of each decision, the cheapest: enough to see why, in a large fleet too."""
+
 
 class Router:
     """Decides where requests run.
@@ -44,13 +47,13 @@ class Router:
         clock: monotonic seconds.
         feeds: what follows workers' caches; their KV events over ZMQ unless given.
         figures: shows what this router counts; together with others if they have the same.
+        seed: of random choices, to have them again.
 
     Attributes:
         settings: the settings in force.
         roster: the workers, which come and go here, and what is known of their blocks.
         media: media items that workers hold; told of acks and nacks.
         load: what every target has to do; told what workers report.
-        rendering: what it takes workers to process pictures; told what they are left.
         pricing: what requests cost.
         ejection: how far workers are trusted; told of links that were lost.
         drained: workers that an operator drains.
@@ -66,26 +69,25 @@ class Router:
         clock: Callable[[], float] = time.monotonic,
         feeds: FeedMaker | None = None,
         figures: Figures | None = None,
+        seed: int | None = None,
     ) -> None:
         self.settings = settings = RouterSettings() if settings is None else settings
         self._clock = clock
-        self._selector = Selector(settings)
-        feeds = feeds or ZmqFeeds(settings.silence_s, settings.replay_timeout_s, clock)
+        self._selector = Selector(settings, seed)
+        feeds = feeds or ZmqFeeds(clock=clock)
         self.pricing = Pricing(settings, self._selector, clock)
         self.roster = Roster(settings, clock, feeds, self.pricing)
         self.media = self.roster.media
         self.load = self.roster.load
-        self.rendering = self.roster.rendering
         self.ejection = Ejection(
             clock,
             failures=settings.eject_failures,
             base_s=settings.eject_base_s,
-            max_s=settings.eject_max_s,
         )
         self.drained = Drained(self.roster.workers)
         self.resting = Resting()
         self.in_flight = InFlight(settings, clock, self.roster, self.ejection, self.pricing)
-        self.decisions = DecisionLog(settings.decisions)
+        self.decisions = DecisionLog()
         self._figures = Figures() if figures is None else figures
         self._figures.add(self.roster, self.ejection)
 
@@ -293,7 +295,7 @@ class Router:
     ) -> list[Considered]:
         """The cheapest candidates, for the record."""
         found = []
-        for position in cheapest(costs, self.settings.candidates, chosen):
+        for position in cheapest(costs, CANDIDATES, chosen):
             target, load = candidates.targets[position], candidates.loads[position]
             work, moment = estimate.on(target), self.pricing.moment(target, load)
             found.append(

@@ -6,7 +6,6 @@ Owns the arena and the senders, and knows by which transport each worker is reac
 import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Final
 
 from common.errors import (
     ArenaUnavailableError,
@@ -39,9 +38,6 @@ from frontend.processing import MediaItem
 from frontend.workers.late_transports import LateTransports, OfferTo, ReachedWorker
 
 logger = logging.getLogger(__name__)
-
-_TO_MAKE: Final = TransportChoice("reference")
-"""Of items that the worker is to make itself."""
 
 
 class MediaSender:
@@ -191,8 +187,7 @@ class MediaSender:
     ) -> list[MediaHandle]:
         """Make items available to a worker. The caller releases every handle.
 
-        What is only promised is left to the worker. Copies run in a thread. After an error or a
-        cancellation nothing is sent.
+        Copies run in a thread. After an error or a cancellation nothing is sent.
 
         Args:
             inline: send the bytes themselves, since the worker could not get at them.
@@ -205,8 +200,7 @@ class MediaSender:
         handles: list[MediaHandle] = []
         with undo_on_error(partial(release, handles)):
             for each in media:
-                left = each.promise is not None
-                handle = await self._send_one(_TO_MAKE if left else choice, each)
+                handle = await self._send_one(choice, each)
                 handles.append(handle)
                 TENSOR_BYTES.labels(worker_id, handle.metadata.transport).inc(
                     handle.metadata.nbytes

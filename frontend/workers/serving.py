@@ -121,7 +121,6 @@ class Serving:
         member.media_emptied = status.media_emptied
         HF_PROCESSOR_RUNS.labels("worker", worker_id).set(status.hf_processor_runs)
         self._router.roster.stepped(worker_id, status.steps, status.shipping)
-        self._router.roster.rendered(worker_id, status.rendering)
         self._router.load.reported(
             worker_id,
             {

@@ -48,7 +48,6 @@ from frontend.router.index.kv_index import KvIndex
 from frontend.router.index.target_blocks import TargetBlocks
 from frontend.router.request import MediaNeed, RoutingRequest
 from frontend.router.router import Router
-from frontend.router.settings import RouterSettings
 from frontend.router.worker import EventSource, RoutableWorker
 
 BLOCK_SIZE = 16
@@ -280,7 +279,7 @@ class KnownFeeds:
 async def router_with_workers(memo_tokens: int) -> tuple[Router, BlockIndexes]:
     """A router over empty workers that can run 64 requests each."""
     feeds = KnownFeeds()
-    router = Router(RouterSettings(seed=1, memo_tokens=memo_tokens), feeds=feeds)
+    router = Router(feeds=feeds, seed=1)
     for number in range(WORKERS):
         await router.roster.add(
             RoutableWorker(
@@ -294,6 +293,8 @@ async def router_with_workers(memo_tokens: int) -> tuple[Router, BlockIndexes]:
                 max_num_seqs=64,
             )
         )
+    for memo in router.roster.hashers.values():
+        memo._max_tokens = memo_tokens
     assert feeds.indexes is not None
     return router, feeds.indexes
 
@@ -364,7 +365,7 @@ def event_rate(batches: int) -> tuple[float, float]:
             for one in gone
         ]
         peer_messages.append(peer_stored(number, chain))
-    indexes = BlockIndexes.empty(max_predicted=0)
+    indexes = BlockIndexes.empty()
     target = Target(WorkerId("w"), 0)
     indexes.slots.open(target)
     stream = EventStream(TargetBlocks(target, BLOCK_SIZE, 0, indexes), "w", replayable=False)

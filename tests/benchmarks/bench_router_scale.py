@@ -213,7 +213,7 @@ class Simulation:
         self.now = 0.0
         self.workers = Workers()
         self.router = Router(
-            RouterSettings(mode=mode, seed=1), clock=lambda: self.now, feeds=self.workers
+            RouterSettings(mode=mode), clock=lambda: self.now, feeds=self.workers, seed=1
         )
         self._hasher = BlockHasher(BLOCK_SIZE, ALGORITHM, NONE_HASH)
         self._systems = [self._tokens(SYSTEM_TOKENS) for _ in range(max(4, size // 5))]

@@ -44,7 +44,7 @@ from common.transfer.arena.arena import Arena
 from common.transfer.arena.layout import ArenaOffer
 from common.transfer.arena.segment import aligned
 from common.transfer.arena_sender import ArenaSender
-from common.transfer.base import MediaHandle, MmKwargsReceiver, receive_all
+from common.transfer.base import MediaHandle, MmKwargsReceiver
 from common.transfer.checksum import checksum, new_key
 from common.transfer.codec import decode, encode
 from common.transfer.inline import InlineReceiver, InlineSender
@@ -427,7 +427,7 @@ class Worker:
         for sent, metadata in self.ask("send", transport, count, requests, held):
             parsed = [decode_metadata(each.encode()) for each in metadata]
             began = time.perf_counter()
-            received = await receive_all(receiver, parsed)
+            received = await asyncio.gather(*map(receiver.receive, parsed))
             usable = time.perf_counter()
             for each in received:
                 read_all(each.item["pixel_values"].data)
@@ -448,9 +448,7 @@ class Worker:
         before = self.ask("written")
         ((_, (metadata,)),) = self.ask("send", transport, 1, 1, held)
         copies = self.ask("written") - before
-        (received,) = await receive_all(
-            self._receiver(transport), [decode_metadata(metadata.encode())]
-        )
+        received = await self._receiver(transport).receive(decode_metadata(metadata.encode()))
         offer = ArenaOffer.model_validate(self.offers["shm"])
         start = pages.address_of(self.shm.mapping(offer.name).memory)
         pixels = received.item["pixel_values"].data.data_ptr()

@@ -88,7 +88,7 @@ def watched(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[W
         frontend = start_frontend(
             "watched", cards, directory,
             f"--admin-key-file={directory / 'admins'}", f"--api-key-file={directory / 'users'}",
-            "--router-eject-base=3600", "--router-eject-max=3600",  # nobody comes back by himself
+            "--router-eject-base=3600",  # nobody comes back by himself
         )  # fmt: skip
         leaving.callback(frontend.stop)
         wait_for_workers(frontend, workers, {"Authorization": f"Bearer {ADMIN}"})

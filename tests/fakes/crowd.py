@@ -16,7 +16,6 @@ from backend_worker.ledger import Account, Ledger
 from common.identity import RequestId, WorkerId
 from frontend.router.router import Router
 from frontend.router.selection import Reported
-from frontend.router.settings import RouterSettings
 from tests.fakes.routing import Clock, request, worker
 
 PROMPT = 512
@@ -86,8 +85,7 @@ class Crowd:
         self._given = dict.fromkeys(self._names, 0)
         self._pausing = set[WorkerId]()
         self._frontends = [
-            _Frontend(Router(RouterSettings.model_validate({"seed": seed + i}), clock=self._clock))
-            for i in range(frontends)
+            _Frontend(Router(clock=self._clock, seed=seed + i)) for i in range(frontends)
         ]
         self._ledgers = {name: Ledger((0,), partial(self._changed, name)) for name in self._names}
         self.outcome = Outcome()

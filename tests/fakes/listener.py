@@ -27,7 +27,7 @@ class Listener:
             none_hash=bytes(32),
             event_sources=sources,
         )
-        indexes = BlockIndexes.empty(max_predicted=1000)
+        indexes = BlockIndexes.empty()
         for target in worker.targets:
             indexes.slots.open(target)
         self.index = indexes.known

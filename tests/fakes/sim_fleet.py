@@ -148,9 +148,10 @@ class SimFleet:
         self.now = 1000.0
         self._feeds = ScriptedFeeds()
         self.router = Router(
-            RouterSettings.model_validate({"seed": 1, "costs": "time", **settings}),
+            RouterSettings.model_validate({"costs": "time", **settings}),
             clock=lambda: self.now,
             feeds=self._feeds,
+            seed=1,
         )
         self.engines = {
             name: Engine(name, GpuModel(speed=speed), slots, encoder_tokens)

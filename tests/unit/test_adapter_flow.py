@@ -39,12 +39,15 @@ class Office:
         fleet = self.town.fleet
         operating = Operating(fleet.members)
         app = FastAPI()
-        app.include_router(operate_routes(operating))
+        app.include_router(operate_routes(operating, self._forget_media))
         app.include_router(adapter_routes(operating, allowed=True))
         status = FleetStatus(FrontendStatus([fleet], self.town.media_sender), None)
         app.include_router(status_routes(status, several=False))
         transport = httpx.ASGITransport(app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://f", timeout=120)
+
+    async def _forget_media(self) -> None:
+        """There are none."""
 
     async def open(self, **changes: Any) -> None:
         for worker, name in ((self.first, "w0"), (self.second, "w1")):

@@ -38,3 +38,25 @@ class A:
     assert values["lines of the longest function"] == 6
     assert values["`Any` per 1,000 lines"] == pytest.approx(1000 / code.count("\n"), abs=0.1)
     assert arrows([file]) == {("frontend.a", "common.b")}
+
+
+def test_totals_count() -> None:
+    code = """
+class RouterSettings(FlagSettings):
+    flag_group: ClassVar[str] = "routing"
+    mode: str = Field("kv")
+    kept: int = 0
+
+class Other:
+    more: str = Field("kv")
+
+    def method(self): ...
+
+_one: ContextVar[int] = ContextVar("one")
+_two = ContextVar[int]("two")
+"""
+    file = Source("frontend.router.settings", code, ast.parse(code))
+    values = {figure.name: figure.value for figure in measure([file])}
+    assert values["settings of ours"] == values["settings of the router"] == 1
+    assert values["context variables"] == 2
+    assert (values["files"], values["lines"]) == (1, code.count("\n"))

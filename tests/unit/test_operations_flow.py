@@ -39,9 +39,9 @@ class Office:
         self.forgot = 0
         operating = Operating(town.fleet.members)
         app = FastAPI()
-        app.include_router(operate_routes(operating))
+        app.include_router(operate_routes(operating, self._forget))
         app.include_router(manage_routes(Management([town.router], None)))
-        app.include_router(vllms_routes(operating, self._forget, dev_mode=True))
+        app.include_router(vllms_routes(operating))
         transport = httpx.ASGITransport(AdminGuard(app, ["user"], ["admin"]))
         self.http = httpx.AsyncClient(
             transport=transport, base_url="http://f", headers=ADMIN, timeout=120
@@ -109,27 +109,27 @@ async def test_one_worker_sleeps_and_the_other_gets_all(office: Office) -> None:
     assert office.routed() == {"w0", "w1"}
 
 
-async def test_vllms_own_names_mean_all_and_answer_as_vllm_does(office: Office) -> None:
-    status, body = await office.post("/sleep")
-    assert (status, body["status"], body["level"]) == (200, "sleeping", 1)
-    assert outcomes(body) == {"w0": "done", "w1": "done"}
+async def test_all_sleep_and_wake_up(office: Office) -> None:
+    status, body = await office.post("/mmrouter/workers/sleep?mode=abort")
+    assert (status, outcomes(body)) == (200, {"w0": "done", "w1": "done"})
     assert office.second.engine.operations == [Sleep(1, "abort")]
     await until(lambda: office.resting() == {W0, W1})
-    told = (await office.http.get("/is_sleeping")).json()
-    assert told == {"is_sleeping": True, "workers": {"w0": True, "w1": True}}
-    assert (await office.http.get("/is_paused")).json()["is_paused"] is True
-    status, body = await office.post("/wake_up?tags=weights&tags=kv_cache")
-    assert (status, body["tags"]) == (200, ["weights", "kv_cache"])
+    wake_up = "/mmrouter/workers/wake_up?tags=weights&tags=kv_cache"
+    assert (await office.post(wake_up))[0] == 200
     await until(lambda: not office.resting())
-    assert (await office.http.get("/is_sleeping")).json()["is_sleeping"] is False
-    assert (await office.post("/reset_prefix_cache"))[1]["success"] is True
-    assert (await office.post("/pause?mode=keep&clear_cache=false"))[1]["status"] == "paused"
-    assert (await office.post("/resume"))[1]["status"] == "resumed"
-    status, _ = await office.post("/start_profile", json={"profile_prefix": "mine"})
-    assert status == 200
-    assert (await office.post("/stop_profile"))[0] == 200
-    assert (await office.post("/reset_mm_cache"))[0] == 200
+
+
+async def test_the_frontend_forgets_media_with_all_workers(office: Office) -> None:
+    assert (await office.post("/mmrouter/workers/w0/reset_mm_cache"))[0] == 200
+    assert office.forgot == 0
+    assert (await office.post("/mmrouter/workers/reset_mm_cache"))[0] == 200
     assert office.forgot == 1
+
+
+async def test_the_profiler_is_where_vllms_benchmark_asks_for_it(office: Office) -> None:
+    status, body = await office.post("/start_profile", json={"profile_prefix": "mine"})
+    assert (status, outcomes(body)) == (200, {"w0": "done", "w1": "done"})
+    assert (await office.post("/stop_profile"))[0] == 200
 
 
 async def test_what_a_worker_held_is_forgotten_with_its_caches(office: Office) -> None:
@@ -348,7 +348,6 @@ async def test_a_link_takes_so_many_questions_and_no_more(office: Office) -> Non
         ("/mmrouter/workers/w0/wake_up?tags=everything", 422, "tags"),
         ("/mmrouter/workers/w0/collective_rpc", 422, "drain"),
         ("/mmrouter/workers/shutdown", 404, ""),
-        ("/sleep?timeout_s=5", 422, "there is no parameter 'timeout_s'"),
         ("/collective_rpc", 501, "closed list"),
         ("/update_weights", 501, "reload_weights"),
         ("/adapters", 501, "/v1/load_lora_adapter"),
@@ -403,7 +402,6 @@ async def test_no_worker_at_all() -> None:
     try:
         office = Office(town)
         assert (await office.post("/mmrouter/workers/sleep"))[0] == 503
-        assert (await office.http.get("/is_sleeping")).json()["is_sleeping"] is False
         await office.http.aclose()
     finally:
         await town.close()

@@ -33,7 +33,6 @@ from common.transfer.registry import receivers
 from common.wire import Codec
 from frontend.router import Router
 from frontend.router.index import Knowledge
-from frontend.router.settings import RouterSettings
 from frontend.workers.dispatch import Answer
 from frontend.workers.link import WorkerLink
 from tests.fakes.cards import make_card
@@ -250,7 +249,7 @@ def test_more_than_is_told_at_once_is_refused(coming: list[Coming]) -> None:
 @pytest.fixture
 async def routers() -> AsyncIterator[tuple[Router, Router, Clock]]:
     clock = Clock()
-    made = [Router(RouterSettings(seed=seed, predict_ttl_s=5.0), clock=clock) for seed in (1, 2)]
+    made = [Router(clock=clock, seed=seed) for seed in (1, 2)]
     for router in made:
         for name in ("w0", "w1", "w2", "w3"):
             await router.roster.add(worker(name))

@@ -14,9 +14,9 @@ from vllm.entrypoints.launchers.app import build_app
 
 from frontend.args import parse
 from frontend.http.operate import REPLACED, Operating, vllms_routes
-from frontend.http.operation_queries import READS, VLLMS
+from frontend.http.operation_queries import READS
 from frontend.http.server import replace_engine_routes
-from frontend.http.vllm_routes import ADAPTERS, OPERATIONS, REFUSED, SERVED
+from frontend.http.vllm_routes import ADAPTERS, PROFILER, REFUSED, SERVED
 from frontend.workers import Members
 from tests.by_version import NOT_HERE
 
@@ -69,7 +69,7 @@ def paths_of(app: FastAPI) -> set[str]:
 
 def test_every_route_stands_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new one of vLLM's: serve it, let workers do it, or say in vllm_routes.py why not."""
-    places = [SERVED.keys(), OPERATIONS, ADAPTERS, REFUSED.keys()]
+    places = [SERVED.keys(), PROFILER, ADAPTERS, REFUSED.keys()]
     listed = frozenset[str]().union(*places)
     assert len(listed) == sum(map(len, places))
     source, built = declared(), paths_of(everything(monkeypatch))
@@ -92,7 +92,7 @@ def test_what_concerns_engines_is_ours_and_nothing_else_is(
 ) -> None:
     app = everything(monkeypatch)
     before = paths_of(app)
-    replace_engine_routes(app, Operating(Members()), _nothing)
+    replace_engine_routes(app, Operating(Members()))
     assert before <= paths_of(app)
     pooling = {path for path, how in SERVED.items() if "pool" in how}
     assert not pooling & paths_of(app), "a model that generates has none of these: vLLM's own 404"
@@ -105,16 +105,19 @@ def test_what_concerns_engines_is_ours_and_nothing_else_is(
 
 
 def test_every_operation_has_vllms_name() -> None:
-    posts = OPERATIONS - {"/is_sleeping", "/is_paused"}
-    assert {f"/{name}" for name in VLLMS} == posts
-    elsewhere = {path.removeprefix("/v1/") for path in ADAPTERS}
-    assert READS.keys() - VLLMS.keys() == {"reload_weights"} | elsewhere
+    theirs = {path.rpartition("/")[2] for path in PROFILER | ADAPTERS | REFUSED.keys()}
+    assert READS.keys() - theirs == {"reload_weights"}
+
+
+def test_who_asks_for_an_operation_by_vllms_name_is_told_ours() -> None:
+    for name in READS.keys() & {path.removeprefix("/") for path in REFUSED}:
+        assert REFUSED[f"/{name}"] == f"POST /mmrouter/workers/{name} does it"
 
 
 async def test_what_vllms_app_has_for_a_model_that_pools_stays() -> None:
     app = FastAPI()
     app.add_api_route("/v1/embeddings", _nothing, methods=["POST"])
-    replace_engine_routes(app, Operating(Members()), _nothing)
+    replace_engine_routes(app, Operating(Members()))
     (route,) = (each for each in app.routes if getattr(each, "path", "") == "/v1/embeddings")
     assert getattr(route, "endpoint", None) is _nothing
 
@@ -123,10 +126,9 @@ async def _nothing() -> None:
     pass
 
 
-@pytest.mark.parametrize("dev_mode", [True, False])
-async def test_what_is_refused_says_why_and_what_is_hidden_where(dev_mode: bool) -> None:
+async def test_what_is_refused_says_why() -> None:
     app = FastAPI()
-    app.include_router(vllms_routes(Operating(Members()), _nothing, dev_mode=dev_mode))
+    app.include_router(vllms_routes(Operating(Members())))
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://f") as http:
         for path, reason in REFUSED.items():
@@ -134,11 +136,3 @@ async def test_what_is_refused_says_why_and_what_is_hidden_where(dev_mode: bool)
             answer = await http.request(method, path)
             assert answer.status_code == 501
             assert answer.json()["detail"] == f"{path} does nothing here: {reason}"
-        for path in OPERATIONS:
-            method = "GET" if path.startswith("/is_") else "POST"
-            answer = await http.request(method, path)
-            if dev_mode or path.endswith("_profile"):
-                assert answer.status_code in (200, 503)  # there is no worker
-            else:
-                assert answer.status_code == 404
-                assert "/mmrouter/workers" in answer.json()["detail"]

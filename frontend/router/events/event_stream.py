@@ -36,7 +36,7 @@ from frontend.router.events.replays import BELIEVED_EVENTS, Replays
 from frontend.router.events.standing import Phase, Standing
 from frontend.router.events.statistics import StreamCounters, StreamStatistics
 from frontend.router.events.waiting import WAITING_BYTES, WaitingMessage, WaitingRoom
-from frontend.router.events.watch import Watch
+from frontend.router.events.watch import SILENCE_S, Watch
 from frontend.router.index import IndexState
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class EventStream:
         label: str,
         *,
         replayable: bool,
-        silence_s: float = 2.0,
+        silence_s: float = SILENCE_S,
         waiting_bytes: int = WAITING_BYTES,
         believed_events: int = BELIEVED_EVENTS,
     ) -> None:

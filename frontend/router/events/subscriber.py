@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import zmq
 import zmq.asyncio
@@ -27,6 +27,7 @@ from frontend.router.events.commands import Command, Replay
 from frontend.router.events.event_stream import EventStream
 from frontend.router.events.statistics import StreamStatistics
 from frontend.router.events.turns import Turns
+from frontend.router.events.watch import SILENCE_S
 from frontend.router.index import BlockIndexes, IndexState, TargetBlocks, approximate
 from frontend.router.worker import EventSource, RoutableWorker
 
@@ -39,6 +40,10 @@ _MAX_MESSAGE = 16 << 20
 
 _RECEIVE_LIMIT = 100_000
 """Messages that ZMQ queues for us per socket."""
+
+
+REPLAY_TIMEOUT_S: Final = 5.0
+"""A worker answers readers between batches of events: longer silence is a worker that lost them."""
 
 
 class ZmqFeeds:
@@ -59,8 +64,8 @@ class ZmqFeeds:
 
     def __init__(
         self,
-        silence_s: float = 2.0,
-        replay_timeout_s: float = 5.0,
+        silence_s: float = SILENCE_S,
+        replay_timeout_s: float = REPLAY_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
         key: FleetKey | None = None,
     ) -> None:

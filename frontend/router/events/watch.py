@@ -4,6 +4,10 @@ missed, and when a worker serves requests without sending any."""
 _SETTLE_S = 0.3
 """After connecting, until the publisher surely knows the subscription."""
 
+SILENCE_S = 2.0
+"""How long a worker may serve without the events that should follow before its event stream is
+checked: some steps of a slow engine."""
+
 _MUTE_LIMIT = 3
 """Silences, each confirmed by a replay, after which the state says so."""
 

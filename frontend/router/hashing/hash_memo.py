@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from frontend.router.hashing.block_media import BlockMmInfos
 
 _FEWEST_BLOCKS = 4
 """Beginnings shorter than this are hashed faster than found."""
+
+MAX_TOKENS: Final = 1_000_000
+"""Of recent prompts: about ten bytes each, and more prompts than a frontend has in flight."""
 
 Tokens: TypeAlias = "array[int]"
 """Token ids, 32 bits each."""
@@ -76,7 +79,7 @@ class HashMemo:
         max_tokens: tokens remembered in all; 0 turns the memo off.
     """
 
-    def __init__(self, hasher: BlockHasher, max_tokens: int) -> None:
+    def __init__(self, hasher: BlockHasher, max_tokens: int = MAX_TOKENS) -> None:
         self.scheme = hasher.scheme
         self._hasher = hasher
         self._max_tokens = max_tokens

@@ -2,10 +2,12 @@
 
 from frontend.router.index.index_state import EXACT, IndexState, Knowledge, approximate, degraded
 from frontend.router.index.indexes import BlockIndexes
+from frontend.router.index.predictions import PREDICT_TTL_S
 from frontend.router.index.target_blocks import TargetBlocks
 
 __all__ = [
     "EXACT",
+    "PREDICT_TTL_S",
     "BlockIndexes",
     "IndexState",
     "Knowledge",

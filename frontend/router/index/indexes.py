@@ -25,14 +25,10 @@ class BlockIndexes(NamedTuple):
     predicted: Predictions
 
     @classmethod
-    def empty(cls, max_predicted: int) -> "BlockIndexes":
-        """Indexes over a numbering of their own.
-
-        Args:
-            max_predicted: most blocks predicted at once.
-        """
+    def empty(cls) -> "BlockIndexes":
+        """Indexes over a numbering of their own."""
         slots = SlotTable()
-        return cls(slots, KvIndex(slots), WindowIndex(), Predictions(slots, max_predicted))
+        return cls(slots, KvIndex(slots), WindowIndex(), Predictions(slots))
 
     def holdings(self, target: Target) -> int:
         """Blocks of a target that events announced, summed over its cache groups."""

@@ -8,12 +8,19 @@ together go to the same worker. Real knowledge is in ``kv_index.py``.
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from common.identity import BlockHash, RequestId, Target
 from frontend.router.index.kv_index import KvIndex
 from frontend.router.index.slots import SlotTable, bits
 from frontend.router.index.windows import WindowIndex
+
+MAX_BLOCKS: Final = 2_000_000
+"""Over all workers: two minutes of 500 prompts a second with 32 blocks each."""
+
+PREDICT_TTL_S: Final = 5.0
+"""How long blocks of a routed request count as held before their event arrives, where events come:
+an engine publishes them when it has prefilled the prompt, after seconds if that is long."""
 
 _EXPIRED_PER_PREDICTED = 8
 """Old requests forgotten with every new one: more than one, so that forgetting wins."""
@@ -50,7 +57,7 @@ class Predictions:
         max_blocks: most blocks predicted at once.
     """
 
-    def __init__(self, slots: SlotTable, max_blocks: int) -> None:
+    def __init__(self, slots: SlotTable, max_blocks: int = MAX_BLOCKS) -> None:
         self.index = KvIndex(slots)
         self.windows = WindowIndex()
         """Predicted blocks of groups in which a hit needs only the last few."""

@@ -7,7 +7,6 @@ from frontend.router.selection.estimate import Estimate, Estimator
 from frontend.router.selection.load import BusyThresholds, LoadTracker, Reported, TargetLoad
 from frontend.router.selection.media_placement import MediaPlacement
 from frontend.router.selection.pricing import Moment, Pricing
-from frontend.router.selection.rendering import Rendering, RenderingChoice
 from frontend.router.selection.selector import Costs, Selector, Weights, Work
 
 __all__ = [
@@ -22,8 +21,6 @@ __all__ = [
     "MediaPlacement",
     "Moment",
     "Pricing",
-    "Rendering",
-    "RenderingChoice",
     "Reported",
     "Selector",
     "TargetLoad",

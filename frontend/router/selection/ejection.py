@@ -19,6 +19,11 @@ JITTER = 0.2
 """Times out differ by up to this share in either direction."""
 
 
+LONGEST_S = 60.0
+"""Out at most, unless the first time is longer: a worker that works again is soon found out, and
+one that doesn't fails a request a minute."""
+
+
 class Circuit(StrEnum):
     """Whether requests go to a worker: closed, they do; open, none; half-open, one on trial."""
 
@@ -56,7 +61,6 @@ class Ejection:
         clock: monotonic seconds.
         failures: failures in a row that put a worker out.
         base_s: its first time out, in seconds.
-        max_s: the longest.
         chance: source of jitter.
     """
 
@@ -66,13 +70,12 @@ class Ejection:
         *,
         failures: int = 3,
         base_s: float = 1.0,
-        max_s: float = 60.0,
         chance: random.Random | None = None,
     ) -> None:
         self._clock = clock
         self._limit = failures
         self._base_s = base_s
-        self._max_s = max_s
+        self._max_s = max(base_s, LONGEST_S)
         self._random = chance or random.Random()
         self._records: dict[WorkerId, _Record] = {}
 

@@ -9,7 +9,7 @@ Also here: which targets are busy, so that they should get nothing more.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from common.identity import RequestId, Target, WorkerId
 
@@ -78,6 +78,10 @@ _NOTHING = _Own()
 _NEVER_BUSY = BusyThresholds()
 
 
+REPORT_TTL_S: Final = 10.0
+"""A report comes each second; a worker that is silent for ten is soon given up."""
+
+
 class LoadTracker:
     """Load of every registered target, kept up to date so that reading it is cheap.
 
@@ -91,7 +95,7 @@ class LoadTracker:
     def __init__(
         self,
         clock: Callable[[], float],
-        report_ttl_s: float = 10.0,
+        report_ttl_s: float = REPORT_TTL_S,
         price: Callable[[Target, TargetLoad], float] = lambda _, load: load.active,
         thresholds: BusyThresholds = _NEVER_BUSY,
     ) -> None:

@@ -34,8 +34,9 @@ class MediaPlacement:
     """A bounded list of media items per worker, least recently used first.
 
     Args:
-        capacity: items remembered per worker, and on their way to all workers. When a
-            list is full the oldest entry goes: one shipment too many at worst.
+        capacity: items remembered per worker, and on their way to all workers; more than an
+            engine's cache of processed media holds. When a list is full the oldest entry goes:
+            one shipment too many at worst.
         expect_s: seconds an item on its way counts as such.
     """
 
@@ -119,10 +120,6 @@ class MediaPlacement:
             if until > now:
                 workers.add(worker_id)
         return workers
-
-    def held(self, mm_hash: MmHash) -> bool:
-        """Whether some worker acknowledged the item."""
-        return mm_hash in self._workers
 
     def touch(self, worker_id: WorkerId, mm_hashes: Iterable[MmHash]) -> None:
         """The worker uses these items now, so it will evict them last."""

@@ -11,13 +11,12 @@
                 + overhead of everything else, learned from first tokens that came
 
     cost        = the same without overhead, with
-                  load_weight * wait, since work that is done twice makes all others wait
+                  LOAD_WEIGHT * wait, since work that is done twice makes all others wait
                 + decode   what requests decoding there add to the time of an average answer
                 + queue    a weight for each request that its engine reported as waiting
-                + busy     a weight, if its engine has requests; 0 unless the operator gave one
 
-Rates are the target's own (``step_times.py``). A weight that the operator gave is not learned: it
-holds as it stands, in tokens of which each is as long as the fleet takes to prefill one.
+Rates are the target's own (``step_times.py``). A weight of prefill that the operator gave is not
+learned: it holds as it stands, in tokens of which each takes as long as the fleet's.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,7 +28,7 @@ from frontend.router.selection.backlog import Backlog
 from frontend.router.selection.candidates import Candidates
 from frontend.router.selection.estimate import Estimate
 from frontend.router.selection.load import TargetLoad
-from frontend.router.selection.selector import Costs, Selector, Work
+from frontend.router.selection.selector import LOAD_WEIGHT, Costs, Selector, Work
 from frontend.router.selection.step_times import StepTimes
 from frontend.router.settings import CostUnit, RouterSettings
 
@@ -49,11 +48,8 @@ class Terms(NamedTuple):
         ship: a byte.
         step: any step.
         decode: a request that decodes there, in each step.
-        answer: the same over an average answer; 0 if the operator gave a weight.
-        context: a token of context of those that decode, if the operator gave a weight; else 0.
+        answer: the same over an average answer.
         queue: a request in its queue.
-        busy: that it has requests at all, if the operator gave a weight; else 0.
-        load: how much a millisecond of waiting counts.
     """
 
     prefill: float
@@ -62,10 +58,7 @@ class Terms(NamedTuple):
     step: float
     decode: float
     answer: float
-    context: float
     queue: float
-    busy: float
-    load: float
 
     def own(self, work: Work) -> float:
         """What a request takes there."""
@@ -96,12 +89,10 @@ class Moment(NamedTuple):
             prefill=terms.prefill * work.prefill_tokens,
             encode=terms.encode * work.media_tokens,
             ship=terms.ship * work.ship_bytes,
-            load=terms.load * self.wait_ms,
-            decode=terms.answer * self.decoding + terms.context * self.load.decode_tokens,
+            load=LOAD_WEIGHT * self.wait_ms,
+            decode=terms.answer * self.decoding,
             queue=terms.queue * self.load.waiting,
-            step=terms.step
-            + terms.decode * self.decoding
-            + (terms.busy if self.load.active else 0.0),
+            step=terms.step + terms.decode * self.decoding,
         )
 
     def first_token_ms(self, work: Work) -> float:
@@ -126,7 +117,6 @@ class Pricing:
         self, settings: RouterSettings, selector: Selector, clock: Callable[[], float]
     ) -> None:
         self._settings = settings
-        self._given = settings.model_fields_set
         self._selector = selector
         self._clock = clock
         self._terms: dict[Target, Terms] = {}
@@ -181,10 +171,8 @@ class Pricing:
         return (
             terms.step
             + (terms.decode + terms.answer) * decoding
-            + terms.context * load.decode_tokens
             + terms.queue * load.waiting
-            + (terms.busy if load.active else 0.0)
-            + terms.load * (self._others_ms(target, load) + self._slot_ms(target, load))
+            + LOAD_WEIGHT * (self._others_ms(target, load) + self._slot_ms(target, load))
         )
 
     def costs(self, candidates: Candidates, estimate: Estimate) -> list[float]:
@@ -209,7 +197,7 @@ class Pricing:
                 costs[position] = candidates.load_costs[position] + own
         for target, wait_ms in self._waits():
             if (position := positions.get(target)) is not None:
-                costs[position] += terms[position].load * wait_ms
+                costs[position] += LOAD_WEIGHT * wait_ms
         return costs
 
     def moment(self, target: Target, load: TargetLoad) -> Moment:
@@ -247,20 +235,16 @@ class Pricing:
         return found
 
     def _new_terms(self, target: Target) -> Terms:
-        settings, given, rates = self._settings, self._given, self.times.rates(target)
-        token = self.times.fleet.prefill
-        weighs = "decode_weight" in given
+        settings, rates = self._settings, self.times.rates(target)
+        given = "prefill_weight" in settings.model_fields_set
         return Terms(
-            settings.prefill_weight * token if "prefill_weight" in given else rates.prefill,
-            settings.encode_weight * token if "encode_weight" in given else rates.encode,
-            (settings.ship_weight * token if "ship_weight" in given else rates.ship) / _MIB,
+            settings.prefill_weight * self.times.fleet.prefill if given else rates.prefill,
+            rates.encode,
+            rates.ship / _MIB,
             rates.step,
             rates.decode,
-            0.0 if weighs else rates.decode * self.times.answer_tokens,
-            settings.decode_weight * token if weighs else 0.0,
-            settings.queue_weight * (token if "queue_weight" in given else rates.prefill),
-            settings.step_weight * token if "step_weight" in given else 0.0,
-            settings.load_weight,
+            rates.decode * self.times.answer_tokens,
+            self._selector.weights.queue * rates.prefill,
         )
 
     def _others_ms(self, target: Target, load: TargetLoad) -> float:

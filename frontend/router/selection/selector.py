@@ -3,13 +3,13 @@
 The cost of a target is what the fleet would have to compute if the request went
 there: in milliseconds that are learned (``pricing.py``), or in tokens::
 
-    cost =  prefill_weight * prompt tokens the target has to prefill
-          + encode_weight  * media tokens it has to encode
-          + ship_weight    * MiB of media tensors it lacks
-          + load_weight    * prompt tokens that already wait for prefill there
-          + decode_weight  * tokens in the contexts of requests decoding there
-          + queue_weight   * requests in its queue
-          + step_weight    if it has any request: half a step until the one that runs has ended
+    cost =  prefill * prompt tokens the target has to prefill
+          + encode  * media tokens it has to encode
+          + ship    * MiB of media tensors it lacks
+          + load    * prompt tokens that already wait for prefill there
+          + decode  * tokens in the contexts of requests decoding there
+          + queue   * requests in its queue
+          + step    if it has any request: half a step until the one that runs has ended
 
 The first three depend on the request, the rest is the target's load. Nothing here
 knows how overlaps or loads came to be known.
@@ -17,7 +17,7 @@ knows how overlaps or loads came to be known.
 
 import random
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -65,16 +65,35 @@ class Costs(msgspec.Struct, frozen=True, gc=False):
     step: float = 0.0
 
 
+LOAD_WEIGHT: Final = 0.5
+"""Of a token that waits for prefill, as a share of one that the request brings. A prefill under way
+is half done on average. Also: below 1, so that a prompt joins its twin, whose blocks it will find,
+rather than compute them a second time."""
+
+
 class Weights(NamedTuple):
-    """What a unit of each part costs; see the settings."""
+    """What a unit of each part costs, in prompt tokens to prefill.
+
+    Attributes:
+        prefill: a prompt token; the operator's.
+        encode: a media token: an encoder takes about as long for one as prefill does.
+        ship: a MiB of media tensors: 0.3 ms by shared memory, as prefilling eight tokens takes a
+            model of seven billion parameters on an H100.
+        load: a token that waits for prefill there.
+        decode: a token in the context of a request that decodes: attention over it is memory
+            traffic in each step, little beside computing it.
+        queue: a request in the queue, whose length nobody knows: a short prompt.
+        step: that a step runs, which has to end before a prompt is begun: half a step of that
+            model takes as long as prefilling so many tokens.
+    """
 
     prefill: float = 1.0
     encode: float = 1.0
-    ship: float = 1.0
-    load: float = 1.0
-    decode: float = 1.0
-    queue: float = 1.0
-    step: float = 1.0
+    ship: float = 8.0
+    load: float = LOAD_WEIGHT
+    decode: float = 0.05
+    queue: float = 512.0
+    step: float = 100.0
 
     def costs(self, work: Work, load: TargetLoad) -> Costs:
         """The parts of the cost of a request's work at a target with a load."""
@@ -93,43 +112,38 @@ class Selector:
     """Chooses among candidates. Keeps only how many times it did, and a generator.
 
     Args:
-        settings: mode, weights and temperature.
+        settings: mode, weight of prefill, and temperature.
+        seed: of random choices, to have them again.
 
     Attributes:
-        weights: those of the settings.
+        weights: what a unit of each part of a cost in tokens costs.
     """
 
-    def __init__(self, settings: RouterSettings) -> None:
+    def __init__(self, settings: RouterSettings, seed: int | None = None) -> None:
         self._settings = settings
         self.weights = Weights(
-            settings.prefill_weight,
-            settings.encode_weight,
-            settings.ship_weight,
-            settings.load_weight,
-            settings.decode_weight,
-            settings.queue_weight,
-            settings.step_weight,
+            prefill=settings.prefill_weight, load=LOAD_WEIGHT * settings.prefill_weight
         )
-        self._random = random.Random(settings.seed)
+        self._random = random.Random(seed)
         self._turn = 0
 
     def work_cost(self, work: Work) -> float:
         """The part of the cost that depends on the request."""
-        settings = self._settings
+        weights = self.weights
         return (
-            settings.prefill_weight * work.prefill_tokens
-            + settings.encode_weight * work.media_tokens
-            + settings.ship_weight * work.ship_bytes / _MIB
+            weights.prefill * work.prefill_tokens
+            + weights.encode * work.media_tokens
+            + weights.ship * work.ship_bytes / _MIB
         )
 
     def load_cost(self, load: TargetLoad) -> float:
         """The part of the cost that depends on the target."""
-        settings = self._settings
+        weights = self.weights
         return (
-            settings.load_weight * load.prefill_tokens
-            + settings.decode_weight * load.decode_tokens
-            + settings.queue_weight * load.waiting
-            + (settings.step_weight if load.active else 0.0)
+            weights.load * load.prefill_tokens
+            + weights.decode * load.decode_tokens
+            + weights.queue * load.waiting
+            + (weights.step if load.active else 0.0)
         )
 
     def choose(
@@ -165,7 +179,6 @@ class Selector:
                 would_wait=lambda position: _queues(loads[position], slots[position]),
                 prompt_cost=prompt_cost,
                 temperature=settings.temperature,
-                spread=settings.spread,
                 turn=self._turn,
                 random=self._random,
             )

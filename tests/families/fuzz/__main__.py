@@ -1,6 +1,6 @@
 """Sends requests that nobody would write to engines of tiny families, and counts who dies.
 
-    python -m tests.families.fuzz [--minutes N] [--seed N] [--no-trust-request-mm-kwargs] [CASE ...]
+    python -m tests.families.fuzz [--minutes N] [--seed N] [--trust-request-mm-kwargs] [CASE ...]
 
 For each case a worker and a frontend; a few clients send odd media with odd options, and some hang
 up early; at one of them adapters come and go, and one pools. Afterwards each must answer as before.
@@ -43,8 +43,8 @@ def main() -> int:
     parser.add_argument(
         "--trust-request-mm-kwargs",
         action=argparse.BooleanOptionalAction,
-        default=True,
-        help="of frontends, whose own default is not to",
+        default=False,
+        help="of frontends; engines may end with what it lets through, frontends may not",
     )
     options = parser.parse_args()
     trust = f"--{'' if options.trust_request_mm_kwargs else 'no-'}trust-request-mm-kwargs"

@@ -29,7 +29,7 @@ class Reader:
     """A frontend's index of one rank."""
 
     def __init__(self) -> None:
-        self.indexes = BlockIndexes.empty(max_predicted=0)
+        self.indexes = BlockIndexes.empty()
         self.indexes.slots.open(TARGET)
         self._blocks = TargetBlocks(TARGET, BLOCK_SIZE, 0, self.indexes)
 

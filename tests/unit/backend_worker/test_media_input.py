@@ -48,7 +48,7 @@ def test_the_engine_sees_what_the_frontend_saw(rendered: dict[str, list[Placehol
     preprocessor = Preprocessor.__new__(Preprocessor)
     preprocessor._sources, preprocessor._takes_embeds = None, False
     preprocessor._processing = None
-    parts = [preprocessor._media_item(feature, []).part for feature in features]
+    parts = [preprocessor._media_item(feature).part for feature in features]
     message, _ = Codec[ToWorker](ToWorker).decode(
         [memoryview(frame) for frame in Codec[ToWorker](ToWorker).encode(submit(parts))]
     )

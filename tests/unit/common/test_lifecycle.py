@@ -6,7 +6,7 @@ import pytest
 
 from common.errors import ProtocolError
 from common.lifecycle import FINAL, MEANING, TRANSITIONS, Event, Lifecycle, State
-from common.lifecycle_page import page
+from setup.lifecycle_page import page
 
 DOCS = Path(__file__).parents[3] / "docs"
 

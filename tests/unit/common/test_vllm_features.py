@@ -13,7 +13,6 @@ from common.errors import OperationRefusedError
 from common.vllm_features import (
     forget_evicted_media,
     hash_blocks_by_their_own_tokens,
-    omni_splits_embeds,
     profiler_options,
     server_arguments,
 )
@@ -130,8 +129,3 @@ def test_a_profilers_options_reach_an_engine_that_takes_them() -> None:
 def test_an_engine_here_takes_them_or_not() -> None:
     taken = inspect.signature(AsyncLLM.start_profile).parameters
     assert ("profiler_kwargs" in taken) == since_033(True, False)
-
-
-@pytest.mark.parametrize("modality", ["image", "video"])
-def test_whether_qwen_omni_tells_embeddings_apart(modality: str) -> None:
-    assert omni_splits_embeds(modality) is since_033(True, False)

@@ -89,7 +89,7 @@ PER_REQUEST = {
     "max_pooling_inputs",
     "allow_private", "max_redirects", "timeout_s", "max_mb", "max_pixels", "max_video_pixels",
     "max_per_request", "max_request_mb", "max_request_megapixels", "decode_timeout_s",
-    "allowed_domains", "local_root", "on_workers",
+    "allowed_domains", "local_root",
 }  # fmt: skip
 """What is of one request, one connection or one medium, or a share itself."""
 
@@ -160,7 +160,7 @@ def test_a_file_has_both_kinds_of_flags(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("MMROUTER_TRUST_REMOTE_CODE", "0")
     args = parse([f"--config={file}", "--kv-overlap-score-weight", "2"])
     assert (args.router.mode.value, args.serve.port, args.http.max_inflight) == ("random", 9000, 6)
-    assert (args.router.prefill_weight, args.router.load_weight) == (2.0, 1.0)
+    assert args.router.prefill_weight == 2.0
     assert args.serve.trust_remote_code is False
     assert (args.process.log_level.value, args.serve.log_level) == ("debug", "DEBUG")
     text = "\n".join(args.summary)
@@ -196,7 +196,7 @@ def test_what_vllm_says_by_default_is_ours_unless_it_is_given() -> None:
         (["--otlp-traces=http://a"], "did you mean --otlp-traces-endpoint?"),
         (["--config.x", "a"], "--config must be written in full"),
         (["--router-mod", "kv"], "--router-mod is unknown; did you mean --router-mode?"),
-        (["--worker-urls", "http://a"], "--worker-urls is no flag of mmrouter"),
+        (["--worker-urls", "http://a"], "--worker-urls is unknown"),
         (["--ssl-ciphers", "ALL"], "--ssl-ciphers does nothing without --ssl-certfile"),
         (["--h11-max-header-count", "0"], "must be 1 or more"),
         (["--port", "70000"], "--port must be 0 to 65535"),

@@ -1,17 +1,26 @@
 import asyncio
-from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
 
 from common.errors import CorruptSegmentError, StaleSegmentError
-from common.identity import MmHash
 from common.telemetry import STAGE_FAILURES, STAGE_SECONDS
-from common.transfer.base import MediaHandle, Received, Turns, join_frames, receive_all
+from common.transfer.base import MediaHandle, Received, Turns, join_frames
 from common.transfer.inline import InlineReceiver, InlineSender
-from common.transfer.memory import MemoryReceiver, MemorySender, MemoryStore
-from common.transfer.metadata import MemoryMetadata, TransferMetadata
+from common.transfer.metadata import ShmMetadata
+from tests.fakes.memory_transport import MemoryReceiver, MemorySender, MemoryStore
 from tests.unit.common.transfer.items import image, image_hash, is_image
+
+
+def at(slot: int) -> ShmMetadata:
+    return ShmMetadata(
+        mm_hash=image_hash(slot),
+        envelope_size=0,
+        buffer_sizes=(),
+        arena="a",
+        offset=slot,
+        generation=0,
+    )
 
 
 def stages(name: str) -> float:
@@ -20,13 +29,13 @@ def stages(name: str) -> float:
 
 async def test_each_end_is_a_stage() -> None:
     store = MemoryStore()
-    sent, received = stages("send_memory"), stages("receive_memory")
+    sent, received = stages("send_shm"), stages("receive_shm")
     handle = MemorySender(store).send(image_hash(1), image(1))
     await MemoryReceiver(store).receive(handle.metadata)
-    assert stages("send_memory") > sent
-    assert stages("receive_memory") > received
+    assert stages("send_shm") > sent
+    assert stages("receive_shm") > received
     store.reclaim()
-    failures = STAGE_FAILURES.labels("receive_memory", "StaleSegmentError")
+    failures = STAGE_FAILURES.labels("receive_shm", "StaleSegmentError")
     before = failures._value.get()
     with pytest.raises(StaleSegmentError):
         await MemoryReceiver(store).receive(handle.metadata)
@@ -49,7 +58,7 @@ async def test_metadata_of_another_transport_is_refused() -> None:
 
 def test_a_loan_is_released_once() -> None:
     released: list[int] = []
-    metadata = MemoryMetadata(mm_hash=MmHash("a"), envelope_size=0, buffer_sizes=(), slot=0)
+    metadata = at(0)
     with MediaHandle(metadata, on_release=lambda: released.append(1)) as handle:
         pass
     handle.release()
@@ -104,57 +113,3 @@ async def test_a_burst_of_items_does_not_take_the_event_loop_to_itself() -> None
     took = turns.mine()
     with pytest.raises(StopIteration):
         took.send(None)
-
-
-class Scripted:
-    """Receives after a delay given per slot, or fails."""
-
-    def __init__(self, delays: dict[int, float], failing: int | None = None) -> None:
-        self.delays = delays
-        self.failing = failing
-        self.released: list[int] = []
-        self.finished: list[int] = []
-
-    async def receive(
-        self, metadata: TransferMetadata, frames: Sequence[memoryview] = ()
-    ) -> Received:
-        assert isinstance(metadata, MemoryMetadata)
-        slot = metadata.slot
-        await asyncio.sleep(self.delays[slot])
-        self.finished.append(slot)
-        if slot == self.failing:
-            raise StaleSegmentError("gone")
-        return Received(
-            metadata.mm_hash, image(slot), on_release=lambda: self.released.append(slot)
-        )
-
-
-def slots(count: int) -> list[TransferMetadata]:
-    return [
-        MemoryMetadata(mm_hash=image_hash(i), envelope_size=0, buffer_sizes=(), slot=i)
-        for i in range(count)
-    ]
-
-
-async def test_order_is_that_of_the_request() -> None:
-    receiver = Scripted({0: 0.03, 1: 0.0, 2: 0.015})
-    received = await receive_all(receiver, slots(3))
-    assert receiver.finished == [1, 2, 0]
-    assert [each.mm_hash for each in received] == [image_hash(i) for i in range(3)]
-
-
-async def test_one_of_three_fails_and_the_others_are_given_back() -> None:
-    receiver = Scripted({0: 0.0, 1: 0.01, 2: 60.0}, failing=1)
-    with pytest.raises(StaleSegmentError):
-        await receive_all(receiver, slots(3))
-    assert receiver.released == [0]
-
-
-async def test_cancelling_gives_all_back() -> None:
-    receiver = Scripted({0: 0.0, 1: 60.0})
-    task = asyncio.ensure_future(receive_all(receiver, slots(2)))
-    await asyncio.sleep(0.02)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert receiver.released == [0]

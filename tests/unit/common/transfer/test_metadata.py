@@ -9,7 +9,6 @@ from common.errors import CorruptSegmentError
 from common.identity import MmHash
 from common.transfer.metadata import (
     InlineMetadata,
-    MemoryMetadata,
     NixlMetadata,
     ShmMetadata,
     TransferMetadata,
@@ -22,7 +21,6 @@ ALL: list[TransferMetadata] = [
     ShmMetadata(arena="a", offset=4096, generation=2**64 - 1, **ITEM),
     NixlMetadata(agent="f", offset=4096, generation=3, checksum="ab" * 16, **ITEM),
     InlineMetadata(first_frame=3, **ITEM),
-    MemoryMetadata(slot=1, **ITEM),
 ]
 
 

@@ -1,6 +1,3 @@
-import dataclasses
-import json
-
 import pytest
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
@@ -60,18 +57,3 @@ def test_what_has_no_encoded_form_goes_as_tensors_and_is_counted() -> None:
     assert counted.get() == before + 1
     held = senders.send_held(choice, image_hash(1), CAT)
     assert held is not None and held.metadata.transport == "reference"
-
-
-async def test_what_nobody_has_processed_says_what_it_should_become() -> None:
-    """Workers that don't know these fields would refuse them, so others go without."""
-    new = dataclasses.replace(CAT, pixels=12, placeholder="ab")
-    handle = ReferenceSender().send_encoded(image_hash(1), new)
-    encoded = encode_metadata(handle.metadata)
-    renderer = Renderer(1)
-    frames = [memoryview(frame) for frame in handle.frames]
-    await ReferenceReceiver(renderer).receive(decode_metadata(encoded), frames)
-    assert renderer.seen == [new]
-    usual = encode_metadata(ReferenceSender().send_encoded(image_hash(1), CAT).metadata)
-    assert b'"pixels"' in encoded and b"placeholder" in encoded
-    assert b'"pixels"' not in usual and b"placeholder" not in usual
-    assert set(json.loads(usual)) <= set(json.loads(encoded))

@@ -21,7 +21,7 @@ ADMIN = {"Authorization": "Bearer admin"}
 
 @pytest.fixture
 async def router() -> AsyncIterator[Router]:
-    made = Router(RouterSettings.model_validate({"seed": 1}), clock=Clock())
+    made = Router(clock=Clock(), seed=1)
     for name in ("a", "b"):
         await made.roster.add(worker(name))
     yield made

@@ -13,9 +13,9 @@ from vllm.multimodal.inputs import (
     PlaceholderRange,
 )
 
+from common.encoder_width import embeds_width
 from common.errors import RequestRejectedError
-from frontend.processing.client_embeds import check_embeds, deadly_embeds
-from tests.by_version import since_033
+from frontend.processing.client_embeds import check_embeds
 from tests.families.makers import MAKERS
 
 
@@ -49,17 +49,8 @@ def test_of_the_models_width(shape: tuple[int, ...]) -> None:
         check_embeds(feature("image_embeds", shape, PLAIN), 8)
 
 
-def test_what_an_engine_ends_with_in_any_case() -> None:
-    fits = feature("image_embeds", (4, 8), PLAIN)
-    with pytest.raises(RequestRejectedError, match="an engine of this model ends with them"):
-        check_embeds(fits, 8, {"image"})
-    check_embeds(fits, 8, {"video"})
-
-
-@pytest.mark.parametrize(
-    ("family", "some"), [("qwen2_5_omni", since_033(False, True)), ("qwen2_5_vl", False)]
-)
-def test_models_whose_engines_end_with_embeddings(family: str, some: bool, tmp_path: Path) -> None:
-    MAKERS[family]().save(tmp_path)
-    expected = {"image", "video"} if some else set()
-    assert deadly_embeds(ModelConfig(str(tmp_path))) == expected
+def test_the_width_of_a_model_whose_encoder_feeds_deeper_layers(tmp_path: Path) -> None:
+    MAKERS["qwen3_vl"]().save(tmp_path)
+    config = ModelConfig(str(tmp_path), enable_mm_embeds=True)
+    width = embeds_width(config, "image")
+    assert width == 3 * config.get_inputs_embeds_size() == 3 * embeds_width(config, "audio")

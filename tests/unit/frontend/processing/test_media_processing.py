@@ -29,7 +29,7 @@ from frontend.fetch.deferred import DeferredMedium
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.errors import RefusedError, RequestLimitError
 from frontend.media_limits.policy import FetchPolicy
-from frontend.processing import backends, media_processing, processed_once
+from frontend.processing import backends, processed_once
 from frontend.processing.backends import OwnBackend
 from frontend.processing.batch import Batch, Processed, process
 from frontend.processing.errors import AbandonedError
@@ -482,21 +482,14 @@ SHOWN = pytest.mark.parametrize("shown", [image, decoded], ids=["encoded", "deco
 
 
 @SHOWN
-async def test_tensors_that_no_encoder_takes_are_kept_by_nobody(
-    setting: Setting, shown: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+async def test_tensors_that_options_made_are_known(
+    setting: Setting, shown: Callable[[str], Any]
 ) -> None:
-    """See test_tensor_shapes.py; here, that each way of processing is looked at."""
-    monkeypatch.setattr(media_processing, "check_geometry", lambda *_: None)
-    for _ in range(2):
-        with pytest.raises(
-            VLLMValidationError, match="mm_processor_kwargs: pixel_values would be "
-        ):
-            await setting.show(shown("a"), mm_processor_kwargs={"patch_size": 7})
-    assert setting.arena.statistics().segments == 0
-    # Good ones of one batch are kept one by one, and each is as good as before by itself.
-    both = await setting.show(shown("a"), shown("b"), mm_processor_kwargs=SMALLER)
-    second = await setting.show(shown("b"), mm_processor_kwargs=SMALLER)
-    assert same(second["mm_kwargs"]["image"][0], both["mm_kwargs"]["image"][1])
+    """An engine may end with them: no second one gets them."""
+    usual = await setting.show(shown("a"))
+    odd = await setting.show(shown("a"), mm_processor_kwargs=SMALLER)
+    assert usual["mm_kwargs"]["image"][0] not in setting.processing.by_options
+    assert odd["mm_kwargs"]["image"][0] in setting.processing.by_options
 
 
 def made_of(result: Any) -> Any:

@@ -207,16 +207,6 @@ def test_bad_media_are_told_apart(shared: Pool) -> None:
     assert shared.submit(batch_of(image("a")), wanted).result(60)
 
 
-def test_tensors_that_no_encoder_takes_are_refused(shared: Pool) -> None:
-    """See test_tensor_shapes.py; here, that a process of its own looks as well."""
-    batch = batch_of(image("a"))
-    odd = dataclasses.replace(batch, options=MediaOptions({"patch_size": 7}, {}))
-    for _ in range(2):
-        with pytest.raises(ValueError, match="mm_processor_kwargs: pixel_values would be "):
-            shared.submit(odd, wanted).result(60)
-    assert shared.submit(batch, wanted).result(60)
-
-
 def test_pixels_are_counted_before_they_are_decoded(shared: Pool) -> None:
     batch = batch_of(image("small"), broken_image(blank_picture(1200)))
     with pytest.raises(RequestLimitError, match="1 megapixels together"):

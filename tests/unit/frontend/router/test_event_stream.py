@@ -43,7 +43,7 @@ class Follower:
         waiting_bytes: int = WAITING_BYTES,
         believed_events: int = BELIEVED_EVENTS,
     ) -> None:
-        indexes = BlockIndexes.empty(max_predicted=1000)
+        indexes = BlockIndexes.empty()
         indexes.slots.open(TARGET)
         self.now = 100.0
         self.publisher = publisher

@@ -14,12 +14,13 @@ import pytest
 from common.errors import ConfigurationError, NoWorkerError, RequestRejectedError
 from common.identity import Incarnation, MmHash, RequestId, Target, WorkerId
 from common.telemetry import DECISIONS, PREDICTED_CACHED_TOKENS, REALISED_CACHED_TOKENS
+from frontend.router.decision import DecisionLog
 from frontend.router.events.subscriber import EventSource
 from frontend.router.hashing import LoraKey, PromptEmbeds
 from frontend.router.index.index_state import Knowledge
 from frontend.router.modes import RouterMode
 from frontend.router.request import RoutingRequest
-from frontend.router.router import Router
+from frontend.router.router import CANDIDATES, Router
 from frontend.router.selection import Reported
 from frontend.router.settings import RouterSettings
 from frontend.router.worker import RoutableWorker
@@ -40,7 +41,7 @@ async def fleet(clock: Clock) -> AsyncIterator[MakeRouter]:
     routers: list[Router] = []
 
     async def make(*workers: RoutableWorker | str, **settings: Any) -> Router:
-        router = Router(RouterSettings.model_validate({"seed": 3, **settings}), clock=clock)
+        router = Router(RouterSettings.model_validate(settings), clock=clock, seed=3)
         routers.append(router)
         for one in workers:
             await router.roster.add(worker(one) if isinstance(one, str) else one)
@@ -312,7 +313,7 @@ async def test_two_requests_with_one_new_picture_go_together(fleet: MakeRouter) 
 
 
 async def test_a_picture_inside_the_cached_prefix_is_not_encoded(fleet: MakeRouter) -> None:
-    router = await fleet("a", predict_ttl_s=1.0)
+    router = await fleet("a")
     one = request([*prompt(1), 1], media=[image("x", length=2 * BLOCK), image("y", 100, 28)])
     serve(router, one)
     router.media.nacked(WorkerId("a"), [MmHash("x"), MmHash("y")])
@@ -392,10 +393,10 @@ async def test_every_mode_routes_and_predicts(fleet: MakeRouter, mode: RouterMod
 
 async def test_a_decision_shows_its_candidates_cheapest_first(fleet: MakeRouter) -> None:
     names = [f"w{number}" for number in range(30)]
-    router = await fleet(*names, candidates=5)
+    router = await fleet(*names)
     decision = router.route(request(prompt(1)))
     assert decision.candidates_total == 30
-    assert len(decision.candidates) == 5
+    assert len(decision.candidates) == CANDIDATES
     costs = [one.cost for one in decision.candidates]
     assert costs == sorted(costs)
     assert decision.candidates[0].cost == 8 * BLOCK
@@ -433,8 +434,11 @@ async def test_every_part_hears_of_a_decision(fleet: MakeRouter) -> None:
 async def test_nothing_grows_while_requests_and_workers_come_and_go(
     fleet: MakeRouter, clock: Clock
 ) -> None:
-    limits = {"decisions": 50, "approximate_ttl_s": 5.0, "media_items": 20, "memo_tokens": 2000}
-    router = await fleet("a", "b", **limits)
+    router = await fleet("a", "b", approximate_ttl_s=5.0)
+    router.decisions = DecisionLog(50)
+    router.media._capacity = 20
+    for memo in router.roster.hashers.values():
+        memo._max_tokens = 2000
 
     async def run(turns: int) -> None:
         for turn in range(turns):

@@ -12,7 +12,6 @@ from frontend.router.hashing.block_hasher import BlockHasher
 from frontend.router.index.index_state import degraded
 from frontend.router.request import RoutingRequest
 from frontend.router.router import Router
-from frontend.router.settings import RouterSettings
 from frontend.router.worker import RoutableWorker
 from tests.fakes.feeds import ScriptedFeeds
 
@@ -36,8 +35,7 @@ class Fleet:
     def __init__(self) -> None:
         self.now = 0.0
         self.feeds = ScriptedFeeds()
-        settings = RouterSettings(seed=1, predict_ttl_s=5.0)
-        self.router = Router(settings, clock=lambda: self.now, feeds=self.feeds)
+        self.router = Router(clock=lambda: self.now, feeds=self.feeds, seed=1)
         self._count = 0
 
     async def add(self, name: str, incarnation: str = "1") -> None:

@@ -36,13 +36,12 @@ def clock() -> Clock:
 async def router(clock: Clock) -> AsyncIterator[Router]:
     settings = RouterSettings.model_validate(
         {
-            "seed": 3,
             "mode": RouterMode.LEAST_LOADED,
             "busy_blocks_fraction": 0.9,
             "busy_prefill_tokens": 300,
         }
     )
-    router = Router(settings, clock=clock)
+    router = Router(settings, clock=clock, seed=3)
     for name in ("a", "b"):
         await router.roster.add(worker(name, kv_tokens=KV_TOKENS))
     yield router

@@ -21,23 +21,17 @@ def test_defaults() -> None:
 
 def test_flags_win_over_the_environment() -> None:
     settings = parse(
-        "--router-mode", "round-robin", MMROUTER_ROUTER_MODE="random", MMROUTER_ROUTER_SEED="7"
+        "--router-mode", "round-robin", MMROUTER_ROUTER_MODE="random", MMROUTER_ROUTER_STALL="7"
     )
     assert settings.mode is RouterMode.ROUND_ROBIN
-    assert settings.seed == 7
+    assert settings.stall_s == 7
 
 
 def test_units_are_left_out_of_names() -> None:
-    assert RouterSettings.flag("predict_ttl_s") == "--router-predict-ttl"
-    assert RouterSettings.variable("predict_ttl_s") == "MMROUTER_ROUTER_PREDICT_TTL"
-    assert parse("--router-predict-ttl", "2.5").predict_ttl_s == 2.5
-    assert parse(MMROUTER_ROUTER_PREDICT_TTL="3").predict_ttl_s == 3.0
-
-
-def test_switches() -> None:
-    assert not parse("--no-router-spread").spread
-    assert parse("--router-spread", MMROUTER_ROUTER_SPREAD="0").spread
-    assert not parse(MMROUTER_ROUTER_SPREAD="0").spread
+    assert RouterSettings.flag("approximate_ttl_s") == "--router-approximate-ttl"
+    assert RouterSettings.variable("approximate_ttl_s") == "MMROUTER_ROUTER_APPROXIMATE_TTL"
+    assert parse("--router-approximate-ttl", "2.5").approximate_ttl_s == 2.5
+    assert parse(MMROUTER_ROUTER_APPROXIMATE_TTL="3").approximate_ttl_s == 3.0
 
 
 def test_every_field_can_be_set_from_the_environment() -> None:
@@ -51,9 +45,9 @@ def test_every_field_can_be_set_from_the_environment() -> None:
     ("argv", "environ", "where"),
     [
         (["--router-temperature", "-1"], {}, "--router-temperature='-1'"),
-        (["--router-decode-weight", "nan"], {}, "--router-decode-weight='nan'"),
+        (["--router-prefill-weight", "nan"], {}, "--router-prefill-weight='nan'"),
         ([], {"MMROUTER_ROUTER_MODE": "magic"}, "MMROUTER_ROUTER_MODE='magic'"),
-        ([], {"MMROUTER_ROUTER_DECISIONS": "many"}, "MMROUTER_ROUTER_DECISIONS='many'"),
+        ([], {"MMROUTER_ROUTER_EJECT_FAILURES": "many"}, "MMROUTER_ROUTER_EJECT_FAILURES='many'"),
     ],
 )
 def test_unusable_values_are_named(argv: list[str], environ: dict[str, str], where: str) -> None:
@@ -67,4 +61,3 @@ def test_help_names_default_and_twin(capsys: pytest.CaptureFixture[str]) -> None
         parse("--help")
     text = " ".join(capsys.readouterr().out.split())
     assert "(default kv; MMROUTER_ROUTER_MODE)" in text
-    assert "--router-spread, --no-router-spread" in text

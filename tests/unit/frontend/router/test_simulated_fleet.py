@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from frontend.router.request import RoutingRequest
+from frontend.router.selection.selector import Weights
 from tests.fakes.routing import image, request
 from tests.fakes.sim_fleet import SimFleet
 
@@ -106,9 +107,11 @@ async def test_never_behind_round_robin(times: int, clients: int) -> None:
     assert ours.p99 <= 1.05 * turns.p99
 
 
-async def open_loop(rate: float, **settings: Any) -> Result:
+async def open_loop(rate: float, weights: Weights | None = None, **settings: Any) -> Result:
     """Text, from users who come at random."""
     fleet = SimFleet((0.2,) * 8, **settings)
+    if weights is not None:
+        fleet.router._selector.weights = weights
     await fleet.start()
     first_tokens = []
     for block in range(12):
@@ -130,7 +133,7 @@ async def test_a_short_prefix_is_not_worth_waiting_for(rate: float) -> None:
     turns = await open_loop(rate, mode="round-robin")
     assert ours.p50 <= 1.02 * turns.p50
     assert ours.p99 <= 0.9 * turns.p99
-    greedy = await open_loop(rate, costs="tokens", step_weight=0)
+    greedy = await open_loop(rate, Weights(step=0.0), costs="tokens")
     assert greedy.p99 > ours.p99
 
 

@@ -29,7 +29,6 @@ from frontend.router.event_wire import decode_batch
 from frontend.router.events.subscriber import EventSource
 from frontend.router.request import RoutingRequest
 from frontend.router.router import Router
-from frontend.router.settings import RouterSettings
 from tests.by_version import since_033
 from tests.fakes.feeds import ScriptedFeeds
 from tests.fakes.routing import BLOCK, worker
@@ -197,7 +196,7 @@ async def test_a_hit_is_as_long_as_predicted(model: str, drafting: str, late: in
     mtp = drafting == "MTP"
     engine = Engine(MODELS[model](), bool(drafting), 0 if mtp else None)
     feeds = ScriptedFeeds()
-    router = Router(RouterSettings(seed=1), clock=lambda: 0.0, feeds=feeds)
+    router = Router(clock=lambda: 0.0, feeds=feeds, seed=1)
     none_hash = bytes(kv_cache_utils.NONE_HASH)
     served = worker(
         "a",

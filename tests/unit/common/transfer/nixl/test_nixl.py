@@ -37,7 +37,7 @@ from common.errors import (
 from common.identity import MmHash
 from common.transfer.arena.arena import Arena
 from common.transfer.arena.file import reap_orphans
-from common.transfer.base import Received, receive_all
+from common.transfer.base import Received
 from common.transfer.metadata import NixlMetadata, decode_metadata, encode_metadata
 from common.transfer.nixl.peers import MAX_OVERDUE
 from common.transfer.nixl.receiver import NixlReceiver
@@ -196,7 +196,7 @@ async def test_items_arrive_in_the_order_of_the_request(
     sent = [frontend.send(LARGE), frontend.send(), frontend.send(), frontend.send()]
     seeds, metadata = [seed for seed, _ in sent], [each for _, each in sent]
     for _ in range(3):
-        received = await receive_all(receiver, metadata)
+        received = await asyncio.gather(*map(receiver.receive, metadata))
         assert all(is_image(each.item, seed) for each, seed in zip(received, seeds, strict=True))
         assert receiver.free_slots == 2, "only reads take slots, not requests"
         for each in received:

@@ -1,8 +1,10 @@
-"""``python -m common.lifecycle_page FILE``: writes the page on the life of a request."""
+"""``python setup/lifecycle_page.py FILE``: writes the page on the life of a request."""
 
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common.lifecycle import MEANING, TRANSITIONS, Event, State
 

@@ -1,6 +1,6 @@
 """A transport within one process, complete but for shared memory, that can be told to fail.
 
-For tests of everything above the transports.
+It describes items as shared memory does: the offset is the slot.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from common.errors import ArenaFullError, CorruptSegmentError, StaleSegmentError
 from common.identity import MmHash
 from common.transfer.base import MediaHandle, MmKwargsReceiver, MmKwargsSender, Received
 from common.transfer.codec import decode, encode
-from common.transfer.metadata import MemoryMetadata, Transport
+from common.transfer.metadata import ShmMetadata, Transport
 
 
 class MemoryStore:
@@ -73,7 +73,7 @@ class MemoryStore:
 class MemorySender(MmKwargsSender):
     """Copies items into a :class:`MemoryStore`."""
 
-    transport: ClassVar[Transport] = "memory"
+    transport: ClassVar[Transport] = "shm"
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__()
@@ -82,11 +82,13 @@ class MemorySender(MmKwargsSender):
     def _send(self, mm_hash: MmHash, item: MultiModalKwargsItem) -> MediaHandle:
         encoded = encode(item)
         slot = self._store.add([encoded.envelope, *map(bytes, encoded.buffers)])
-        metadata = MemoryMetadata(
+        metadata = ShmMetadata(
             mm_hash=mm_hash,
             envelope_size=len(encoded.envelope),
             buffer_sizes=tuple(buffer.nbytes for buffer in encoded.buffers),
-            slot=slot,
+            arena="memory",
+            offset=slot,
+            generation=0,
         )
         return MediaHandle(metadata, on_release=self._store.remover(slot))
 
@@ -94,21 +96,21 @@ class MemorySender(MmKwargsSender):
         self._store.reclaim()
 
 
-class MemoryReceiver(MmKwargsReceiver[MemoryMetadata]):
+class MemoryReceiver(MmKwargsReceiver[ShmMetadata]):
     """Copies items out of a :class:`MemoryStore`."""
 
-    transport: ClassVar[Transport] = "memory"
-    metadata_type = MemoryMetadata
+    transport: ClassVar[Transport] = "shm"
+    metadata_type = ShmMetadata
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__()
         self._store = store
 
-    async def _receive(self, metadata: MemoryMetadata, frames: Sequence[memoryview]) -> Received:
-        envelope, *buffers = self._store.get(metadata.slot)
+    async def _receive(self, metadata: ShmMetadata, frames: Sequence[memoryview]) -> Received:
+        envelope, *buffers = self._store.get(metadata.offset)
         sizes = (len(envelope), tuple(map(len, buffers)))
         if sizes != (metadata.envelope_size, metadata.buffer_sizes):
-            raise CorruptSegmentError(f"slot {metadata.slot} holds other sizes: {sizes}")
+            raise CorruptSegmentError(f"slot {metadata.offset} holds other sizes: {sizes}")
         item = decode(envelope, [memoryview(bytearray(buffer)) for buffer in buffers])
         self._store.received.append(metadata.mm_hash)
         self._store.unreleased += 1
