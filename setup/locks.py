@@ -67,8 +67,9 @@ class Lock:
 CPU = Lock(
     "cpu.txt",
     ("cpu", "nixl", "kubernetes", "otel", "test"),
-    "torch is PyTorch's CPU build, which is not on PyPI (see README.md); its hashes are in\n"
-    "torch-cpu.sha256. setup/cpu_torch.py has torchaudio do without CUDA, and removes torchcodec.",
+    "torch is PyTorch's CPU build, which is not on PyPI (see README.md), and so comes first. Its\n"
+    "hashes are in torch-cpu.sha256. setup/cpu_torch.py has torchaudio do without CUDA, and\n"
+    "removes torchcodec.",
     # What intel-openmp needs on Linux; its file for Windows, which uv reads, does not say so.
     also=("intel-cmplr-lib-ur==2024.2.1; platform_machine == 'x86_64'",),
     # The same library for another CUDA; nothing can load it beside a CPU build.
@@ -301,7 +302,9 @@ def make(lock: Lock) -> str:
         pins = read(made.read_text())
     every = list(environments())
     kept = []
-    for pin in pins:
+    # pip takes packages in this order. A machine that does not know PyTorch's index is told so
+    # before it fetches gigabytes.
+    for pin in sorted(pins, key=lambda pin: not (lock.links and pin.name == "torch")):
         needed = [pin.wanted(environment) for environment in every]
         if any(needed):
             via = pin.via.replace(f"-r {wanted}", "pyproject.toml")
