@@ -25,7 +25,8 @@ def leave_early(argv: list[str], completion: Callable[[str], str]) -> None:
     if importlib.util.find_spec("vllm") is None:
         # No dependency of the package's: which build it has to be only its user knows.
         print(
-            "error: vLLM is not installed here: pip install 'mmrouter[cuda]', or see README.md",
+            "error: vLLM is not installed here: pip install 'vllm[audio]==0.32.0', "
+            "or see README.md",
             file=sys.stderr,
         )
         sys.exit(1)

@@ -178,7 +178,8 @@ def prepare(endpoint: str | None, role: str) -> None:
         from common.otel import prepare_environment
     except ImportError as error:
         raise ConfigurationError(
-            f"--otlp-traces-endpoint needs OpenTelemetry ({error}): pip install 'mmrouter[otel]'"
+            f"--otlp-traces-endpoint needs OpenTelemetry ({error}): "
+            "pip install opentelemetry-sdk opentelemetry-exporter-otlp"
         ) from error
     prepare_environment(endpoint, role)
 

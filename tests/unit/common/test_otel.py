@@ -160,7 +160,7 @@ def test_without_the_package_a_flag_is_refused_and_nothing_else(
     prepare(None, "frontend")
     with exporting(None, "f"):
         make_spans()
-    with pytest.raises(ConfigurationError, match=r"pip install 'mmrouter\[otel\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install opentelemetry-sdk"):
         prepare(NOBODY, "frontend")
 
 

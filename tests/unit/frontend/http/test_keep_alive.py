@@ -127,7 +127,8 @@ async def test_who_leaves_ends_the_stream(events: DirectEvents) -> None:
             ended.set()
 
     async with aclosing(with_comments(stream(), INTERVAL)) as commented:
-        assert await anext(commented) == "first"
+        while await anext(commented) != "first":
+            """Its turn took longer than an interval, on a machine that is taken."""
         assert await anext(commented) == COMMENT
     assert ended.is_set()
 
