@@ -41,7 +41,6 @@ class Lock:
         whole: with what the project itself and its build need, not the extras alone.
         also: what uv does not see, since it reads one file's metadata for all of a release.
         without: what is needed in name only.
-        instead: what stands in the place of requirements that can't be had; each has its reason.
         alone: without what its packages need.
         beside: locks of environments that this one is installed into, whose versions it keeps.
         links: whether files that PIP_FIND_LINKS names count, as PyTorch's CPU builds do.
@@ -54,7 +53,6 @@ class Lock:
     whole: bool = True
     also: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
-    instead: tuple[str, ...] = ()
     alone: bool = False
     beside: tuple[str, ...] = ()
     links: bool = False
@@ -95,9 +93,7 @@ CPU_033 = Lock(
 CUDA_033 = Lock(
     "cuda-0.33.txt",
     ("cuda-0.33", "nixl", "kubernetes", "otel", "test"),
-    f"{CUDA.says}\nCertifi is older than vLLM asks for: see setup/locks.py.",
-    # vLLM 0.33.0 asks for 2026.10.19, which is not on PyPI: only the file of the day before.
-    instead=("certifi>=2026.10.18",),
+    CUDA.says,
 )
 BENCH = Lock(
     "bench.txt",
@@ -284,7 +280,7 @@ def make(lock: Lock) -> str:
         wanted.write_text("".join(f"{each}\n" for each in requirements(lock)))
         overrides = Path(temporary, "overrides.txt")
         gone = (f"{each}; sys_platform == 'no'" for each in lock.without)
-        overrides.write_text("".join(f"{each}\n" for each in (*gone, *lock.instead)))
+        overrides.write_text("".join(f"{each}\n" for each in gone))
         made = Path(temporary, lock.name)
         made.write_text(lock.path.read_text() if lock.path.exists() else "")
         command: list[str | Path] = [sys.executable, "-m", "uv", "pip", "compile", wanted]
