@@ -100,8 +100,9 @@ $(ENVIRONMENT): pyproject.toml $(LOCK) setup/cpu_torch.py setup/torchvision_hook
 	@$(VENV_PYTHON) setup/pip_progress.py $(SETUP_LOG) $(LOCK) -- $(PIP_INSTALL_LOCK) $(LOCK) || { \
 	    echo; \
 	    echo "The installation failed; all that pip said is in $(SETUP_LOG). If it found no torch with"; \
-	    echo "'+cpu' in its version: put the page of PyTorch's CPU wheel index that lists torch into the"; \
-	    echo "environment variable PIP_FIND_LINKS and repeat (see README.md)."; \
+	    echo "'+cpu' in its version, which PyPI does not have, name PyTorch's own page of it and repeat:"; \
+	    echo; \
+	    echo "    export PIP_FIND_LINKS=https://download.pytorch.org/whl/cpu/torch/"; \
 	    exit 1; } >&2
 	@$(PIP_INSTALL) --quiet --no-index --no-build-isolation -e .
 	@$(VENV_PYTHON) setup/cpu_torch.py

@@ -41,7 +41,6 @@ class Lock:
         whole: with what the project itself and its build need, not the extras alone.
         also: what uv does not see, since it reads one file's metadata for all of a release.
         without: what is needed in name only.
-        instead: what stands in the place of requirements that can't be had; each has its reason.
         alone: without what its packages need.
         beside: locks of environments that this one is installed into, whose versions it keeps.
         links: whether files that PIP_FIND_LINKS names count, as PyTorch's CPU builds do.
@@ -54,7 +53,6 @@ class Lock:
     whole: bool = True
     also: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
-    instead: tuple[str, ...] = ()
     alone: bool = False
     beside: tuple[str, ...] = ()
     links: bool = False
@@ -67,8 +65,9 @@ class Lock:
 CPU = Lock(
     "cpu.txt",
     ("cpu", "nixl", "kubernetes", "otel", "test"),
-    "torch is PyTorch's CPU build, which is not on PyPI (see README.md); its hashes are in\n"
-    "torch-cpu.sha256. setup/cpu_torch.py has torchaudio do without CUDA, and removes torchcodec.",
+    "torch is PyTorch's CPU build, which is not on PyPI (see README.md), and so comes first. Its\n"
+    "hashes are in torch-cpu.sha256. setup/cpu_torch.py has torchaudio do without CUDA, and\n"
+    "removes torchcodec.",
     # What intel-openmp needs on Linux; its file for Windows, which uv reads, does not say so.
     also=("intel-cmplr-lib-ur==2024.2.1; platform_machine == 'x86_64'",),
     # The same library for another CUDA; nothing can load it beside a CPU build.
@@ -94,9 +93,7 @@ CPU_033 = Lock(
 CUDA_033 = Lock(
     "cuda-0.33.txt",
     ("cuda-0.33", "nixl", "kubernetes", "otel", "test"),
-    f"{CUDA.says}\nCertifi is older than vLLM asks for: see setup/locks.py.",
-    # vLLM 0.33.0 asks for 2026.10.19, which is not on PyPI: only the file of the day before.
-    instead=("certifi>=2026.10.18",),
+    CUDA.says,
 )
 BENCH = Lock(
     "bench.txt",
@@ -283,7 +280,7 @@ def make(lock: Lock) -> str:
         wanted.write_text("".join(f"{each}\n" for each in requirements(lock)))
         overrides = Path(temporary, "overrides.txt")
         gone = (f"{each}; sys_platform == 'no'" for each in lock.without)
-        overrides.write_text("".join(f"{each}\n" for each in (*gone, *lock.instead)))
+        overrides.write_text("".join(f"{each}\n" for each in gone))
         made = Path(temporary, lock.name)
         made.write_text(lock.path.read_text() if lock.path.exists() else "")
         command: list[str | Path] = [sys.executable, "-m", "uv", "pip", "compile", wanted]
@@ -301,7 +298,9 @@ def make(lock: Lock) -> str:
         pins = read(made.read_text())
     every = list(environments())
     kept = []
-    for pin in pins:
+    # pip takes packages in this order. A machine that does not know PyTorch's index is told so
+    # before it fetches gigabytes.
+    for pin in sorted(pins, key=lambda pin: not (lock.links and pin.name == "torch")):
         needed = [pin.wanted(environment) for environment in every]
         if any(needed):
             via = pin.via.replace(f"-r {wanted}", "pyproject.toml")

@@ -192,9 +192,10 @@ class Soak:
         for prompt in self._prompts:
             await self.clients.request(prompt, leaves=False)
         await self.travel.settle()
+        engines = sum(worker.starts - 1 for worker in fleet.workers)
         groups = self.faults.inflicted[GROUP_KILLED]
-        self.before = census.with_semaphores(self.before, groups)
-        self._at_start = census.with_semaphores(self._at_start, groups)
+        self.before = census.with_left_by_killed(self.before, engines, groups)
+        self._at_start = census.with_left_by_killed(self._at_start, engines, groups)
         self.after = await settled(fleet, self.before)
 
     async def plant(self) -> None:

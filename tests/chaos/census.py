@@ -29,10 +29,10 @@ LATE_THREADS: Final = min(32, (os.cpu_count() or 1) + 4) - 1
 LATE_POOL: Final = "worker w0: threads asyncio"
 
 SEMAPHORES: Final = f"{IN_SHARED_MEMORY}: sem.mp-*"
+MEETING_PLACES: Final = f"{TEMPORARY}: vllm_dist_*"
 
-OF_VLLM: Final = (f"{TEMPORARY}: torchinductor_", f"{TEMPORARY}: vllm_dist_")
-"""The compiler's cache, which is meant to stay, and one file of 2 KiB that vLLM leaves in a place
-that can't be chosen for each engine that is killed."""
+COMPILED: Final = f"{TEMPORARY}: torchinductor_"
+"""The compiler's cache, which is meant to stay."""
 
 WHILE_BUSY: Final = (
     "arena_leases",
@@ -90,12 +90,12 @@ async def take(fleet: Fleet) -> Census:
 
 
 def files_left() -> Census:
-    """Files in the directories that all processes share, but not those of vLLM's own."""
+    """Files in the directories that all processes share."""
     directories = {IN_SHARED_MEMORY: SHARED_MEMORY, TEMPORARY: Path(tempfile.gettempdir())}
     found = {
         f"{what}: {name}": n for what, d in directories.items() for name, n in files(d).items()
     }
-    return {name: n for name, n in found.items() if not name.startswith(OF_VLLM)}
+    return {name: n for name, n in found.items() if not name.startswith(COMPILED)}
 
 
 def of_frontend(
@@ -143,13 +143,19 @@ def grown(before: Census, after: Census) -> list[str]:
     return [name for name, value in after.items() if value - before.get(name, 0) > _tolerated(name)]
 
 
-def with_semaphores(before: Census, groups: int) -> Census:
-    """A census with what Python leaves when SIGKILL ends groups of processes at once.
+def with_left_by_killed(before: Census, engines: int, groups: int) -> Census:
+    """A census with what engines leave that are killed.
 
-    Each worker has a semaphore of tqdm's. Python's resource tracker removes it, unless it was
-    killed as well.
+    Args:
+        engines: that ended while they were disturbed. vLLM leaves a file of 2 KiB for each that is
+            killed, where ranks would meet.
+        groups: of processes that were killed at once. Each worker has a semaphore of tqdm's, which
+            Python's resource tracker removes, unless it was killed as well.
     """
-    return before | {SEMAPHORES: before.get(SEMAPHORES, 0) + groups}
+    return before | {
+        MEETING_PLACES: before.get(MEETING_PLACES, 0) + engines,
+        SEMAPHORES: before.get(SEMAPHORES, 0) + groups,
+    }
 
 
 def _tolerated(name: str) -> int:

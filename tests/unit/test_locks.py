@@ -49,6 +49,11 @@ def test_only_torch_is_a_build_for_cpu() -> None:
     assert local == {(CPU.name, "torch")}
 
 
+def test_what_pypi_lacks_is_looked_for_first() -> None:
+    """pip keeps the order, so a machine without PyTorch's index is told in seconds."""
+    assert _pins(CPU)[0].name == "torch"
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
+from uuid import uuid4
 
 import psutil
 import pytest
 
 from tests.chaos import census
-from tests.chaos.planted import MEMORY_MIB, PLANTED, SHARED_MEMORY
+from tests.chaos.planted import MEMORY_MIB, PLANTED, SHARED_MEMORY, TEMPORARY
 from tests.chaos.report import Report, ReportFile
 from tests.chaos.resources import MEMORY, Census, memory_mib, of_tree
 from tests.chaos.watched import PLANT
@@ -172,10 +173,18 @@ def test_a_process_that_stays_is_left_and_the_fork_server_is_not() -> None:
         assert "process sleep 1234567" not in census.left({}, [process.pid])
 
 
-def test_a_semaphore_is_left_by_each_group_of_processes_that_is_killed_and_no_more() -> None:
-    before = census.with_semaphores({census.SEMAPHORES: 3}, groups=2)
-    assert census.grown(before, {census.SEMAPHORES: 5}) == []
-    assert census.grown(before, {census.SEMAPHORES: 6}) == [census.SEMAPHORES]
+@pytest.mark.parametrize(("name", "granted"), [(census.MEETING_PLACES, 5), (census.SEMAPHORES, 2)])
+def test_what_killed_engines_leave_is_granted_and_no_more(name: str, granted: int) -> None:
+    before = census.with_left_by_killed({name: 3}, engines=5, groups=2)
+    assert census.grown(before, {name: 3 + granted}) == []
+    assert census.grown(before, {name: 4 + granted}) == [name]
+
+
+def test_a_file_of_vllm_is_counted_and_the_compilers_cache_is_not(tmp_path: Path) -> None:
+    (tmp_path / f"vllm_dist_{uuid4().hex}").touch()
+    (tmp_path / "torchinductor_somebody").mkdir()
+    found = {name: n for name, n in census.files_left().items() if name.startswith(TEMPORARY)}
+    assert found == {census.MEETING_PLACES: 1}
 
 
 @pytest.mark.parametrize("metric", census.WHILE_BUSY)

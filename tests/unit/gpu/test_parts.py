@@ -47,10 +47,17 @@ def test_a_run_on_a_gpu_has_time_for_all_but_the_last_part() -> None:
 def test_a_part_that_fails_leaves_the_others_their_turn(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts_are(monkeypatch, broken="raise ValueError('no CUDA here')", silent="", nixl=GIVES)
-    found = program.run(CPU, ["broken", "silent", "nixl"], 60, out)
+    quotes = "raise AssertionError('plain did not answer:\\n(APIServer) INFO warmed up')"
+    broken = "raise ValueError('no CUDA here')"
+    parts_are(monkeypatch, broken=broken, quotes=quotes, silent="", nixl=GIVES)
+    found = program.run(CPU, ["broken", "quotes", "silent", "nixl"], 60, out)
     assert found.nixl_gb_s == {"host": 1.5}
-    assert found.missing["broken"] == "ended with status 1: ValueError: no CUDA here"
+    assert (
+        found.missing["broken"] == "ended with status 1: ValueError: no CUDA here; see broken.log"
+    )
+    assert found.missing["quotes"] == (
+        "ended with status 1: AssertionError: plain did not answer; see quotes.log"
+    )
     assert found.missing["silent"].startswith("ended with status 0")
 
 

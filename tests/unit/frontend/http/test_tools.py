@@ -1,6 +1,8 @@
 """Parsers of tools are looked up at the start, and a refusal of tools says where flags go."""
 
+import re
 from argparse import Namespace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,6 +42,15 @@ def test_what_can_be() -> None:
     check_parsers(arguments())
     check_parsers(arguments(enable_auto_tool_choice=True, tool_call_parser="hermes"))
     check_parsers(arguments(reasoning_parser="qwen3"))
+
+
+def test_the_parsers_that_the_page_names_exist() -> None:
+    page = Path(__file__).parents[4] / "docs" / "clients.md"
+    (about,) = re.findall(r"\*\*Which parser\*\*(.*?)\n- ", page.read_text(), re.S)
+    named = set(re.findall(r"`(\w+)`", about))
+    assert len(named) > 5
+    for name in named:
+        check_parsers(arguments(enable_auto_tool_choice=True, tool_call_parser=name))
 
 
 def test_the_command_line_looks(capsys: pytest.CaptureFixture[str]) -> None:
