@@ -14,44 +14,16 @@ from starlette.datastructures import Headers
 
 from frontend.asgi import App, Receive, Scope, Send, error_answer, has_body, route_path
 from frontend.http.api_keys import ApiKeyGuard, Keys, with_bearer
+from frontend.http.vllm_routes import ADAPTERS, PROFILER, REFUSED
 from frontend.tenancy import EVERYBODY, current_tenant
 
+_OF_USERS: Final = {"/v1/realtime"}
+"""Refused, but for users to ask for."""
+
 MANAGEMENT: Final = frozenset(
-    {
-        "abort_requests",
-        "adapters",
-        "collective_rpc",
-        "fault_tolerance",
-        "finish_weight_update",
-        "get_world_size",
-        "inference/v1/abort_requests",
-        "init_weight_transfer_engine",
-        "is_paused",
-        "is_scaling_elastic_ep",
-        "is_sleeping",
-        "kv_event_sources",
-        "pause",
-        "release_kv_cache_memory",
-        "reset_encoder_cache",
-        "reset_mm_cache",
-        "reset_prefix_cache",
-        "resume",
-        "scale_elastic_ep",
-        "server_info",
-        "shutdown_weight_transfer_engine",
-        "sleep",
-        "start_draft_weight_update",
-        "start_profile",
-        "start_weight_update",
-        "stop_profile",
-        "update_weight_version",
-        "update_weights",
-        "v1/load_lora_adapter",
-        "v1/unload_lora_adapter",
-        "wake_up",
-        "weight_checker",
-        "weight_info",
-    }
+    path.removeprefix("/")
+    for path in {*PROFILER, *ADAPTERS, *REFUSED, "/server_info"} - _OF_USERS
+    if "{" not in path
 )
 """Routes of vLLM, and all below them, that concern the server and not one request."""
 

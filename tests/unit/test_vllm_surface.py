@@ -146,7 +146,7 @@ OF_USERS = {
 
 
 def test_every_route_is_for_users_or_for_admins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new one of vLLM's: may every user call it? If not, it belongs into http/admin.py."""
+    """A new one of vLLM's: may every user call it? If not, it belongs into http/vllm_routes.py."""
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
     monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
     args = parse([]).serve
