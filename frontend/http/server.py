@@ -1,6 +1,8 @@
 """The one file that touches vLLM's server assembly: its OpenAI app around our client."""
 
 import asyncio
+import errno
+import logging
 import re
 import traceback
 from argparse import Namespace
@@ -25,7 +27,7 @@ from vllm.entrypoints.serve.middleware.x_request_id import XRequestIdMiddleware
 from vllm.exceptions import VLLMError
 from vllm.tasks import SupportedTask
 
-from common.errors import ConfigurationError, OverloadedError, causes
+from common.errors import ConfigurationError, FleetBusyError, OverloadedError, causes
 from common.vllm_command_line import adopt_servers_lines
 from frontend.asgi import App, error_answer, overload_answer
 from frontend.gate import fail_fast, take_parsed_bodies
@@ -51,6 +53,8 @@ from frontend.http.operate import REPLACED, Operating, vllms_routes
 from frontend.http.settings import HttpSettings
 from frontend.http.tools import say_where_tool_flags_go
 from frontend.workers import Adapters
+
+logger = logging.getLogger(__name__)
 
 MODELS: Final = "/v1/models"
 
@@ -232,6 +236,7 @@ def _handle_errors(app: FastAPI) -> None:
         OverloadedError: _say_when,
         VLLMError: _say_when,
         HTTPException: say_what_there_is,
+        OSError: _say_no_files,
         Exception: _blame_the_request,
     }
     if app.middleware_stack is None:
@@ -267,6 +272,15 @@ async def _say_when(request: Request, error: Exception) -> Response:
     if isinstance(overload, OverloadedError):
         return overload_answer(overload)
     return await vllm_error_handler(request, error)
+
+
+async def _say_no_files(request: Request, error: Exception) -> Response:
+    """503 where nothing more can be opened, not even a module that a first answer needs."""
+    assert isinstance(error, OSError)
+    if error.errno not in (errno.EMFILE, errno.ENFILE):
+        return await _blame_the_request(request, error)
+    logger.warning("a request got 503: %s. Raise the limit on open files (ulimit -n)", error)
+    return overload_answer(FleetBusyError("this frontend can open no more files at the moment"))
 
 
 async def _blame_the_request(request: Request, error: Exception) -> Response:

@@ -1,5 +1,6 @@
 """Requests over which vLLM's own code stumbles are bad requests, not failures of ours."""
 
+import errno
 import gc
 import json
 import weakref
@@ -49,6 +50,22 @@ async def test_who_is_to_blame(work: Callable[[Request], None], status: int, sai
     reply = await get(work)
     assert reply.status_code == status
     assert said in reply.text
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "after"), [(errno.EMFILE, 503, "1"), (errno.EACCES, 500, None)]
+)
+async def test_a_frontend_without_file_handles_says_when_to_come_back(
+    number: int, status: int, after: str | None
+) -> None:
+    """As when a first answer imports what it needs. The path of a file is nobody's business."""
+
+    def work(request: Request) -> None:
+        raise OSError(number, "Too many open files", "/srv/venv/module.py")
+
+    reply = await get(work)
+    assert (reply.status_code, reply.headers.get("retry-after")) == (status, after)
+    assert "/srv" not in reply.text
 
 
 class Medium:
