@@ -65,13 +65,15 @@ class Connect(msgspec.Struct, frozen=True, tag="connect"):
 
 
 class Read(msgspec.Struct, frozen=True, tag="read"):
-    """Copy an agent's memory into the landing area; answered likewise.
+    """Copy an agent's memory into the landing area, one piece after the other. Each piece is
+    answered with :class:`Done` in order, until one is answered with :class:`NixlFailed`.
 
     Attributes:
-        number: the answer's.
+        number: the answers'.
         remote: address there.
         offset: in the landing area.
         size: bytes.
+        piece: bytes of a piece; the last one may be smaller.
     """
 
     number: int
@@ -79,6 +81,7 @@ class Read(msgspec.Struct, frozen=True, tag="read"):
     remote: int
     offset: int
     size: int
+    piece: Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Disconnect(msgspec.Struct, frozen=True, tag="disconnect"):

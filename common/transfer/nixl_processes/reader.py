@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from common.errors import ArenaUnavailableError, ConfigurationError
@@ -65,7 +66,13 @@ def pause(age: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Transfer:
-    number: int
+    """A piece on its way.
+
+    Attributes:
+        wanted: the piece and all that follows it.
+    """
+
+    wanted: Read
     read: NixlRead
     began: float
 
@@ -106,13 +113,8 @@ class _Reader:
                     self._channel.send(NixlFailed(number, str(error)))
                 else:
                     self._channel.send(Done(number))
-            case Read(number, agent, remote, offset, size):
-                try:
-                    read = self._agent.read(agent, self._address + offset, remote, size)
-                except ArenaUnavailableError as error:
-                    self._channel.send(NixlFailed(number, str(error)))
-                else:
-                    self._transfers.append(_Transfer(number, read, time.monotonic()))
+            case Read():
+                self._begin(message)
             case NixlPing():
                 self._channel.send(NixlPong())
             case Disconnect(agent):
@@ -121,15 +123,40 @@ class _Reader:
                 except ArenaUnavailableError:
                     return  # it never was connected
 
+    def _begin(self, wanted: Read) -> None:
+        """Begin to read the first piece of what is wanted."""
+        size = min(wanted.size, wanted.piece)
+        try:
+            read = self._agent.read(
+                wanted.agent, self._address + wanted.offset, wanted.remote, size
+            )
+        except ArenaUnavailableError as error:
+            self._channel.send(NixlFailed(wanted.number, str(error)))
+        else:
+            self._transfers.append(_Transfer(wanted, read, time.monotonic()))
+
     def _look_at(self, transfer: _Transfer) -> None:
+        wanted = transfer.wanted
         try:
             if not transfer.read.poll():
                 return
-            answer: Done | NixlFailed = Done(transfer.number)
+            answer: Done | NixlFailed = Done(wanted.number)
         except ArenaUnavailableError as error:
-            answer = NixlFailed(transfer.number, str(error))
+            answer = NixlFailed(wanted.number, str(error))
         self._transfers.remove(transfer)
+        # First, so that the worker checks this piece while the next one is read.
         self._channel.send(answer)
+        if isinstance(answer, Done) and wanted.size > wanted.piece:
+            self._begin(_after_first_piece(wanted))
+
+
+def _after_first_piece(wanted: Read) -> Read:
+    return msgspec.structs.replace(
+        wanted,
+        remote=wanted.remote + wanted.piece,
+        offset=wanted.offset + wanted.piece,
+        size=wanted.size - wanted.piece,
+    )
 
 
 def main() -> None:
