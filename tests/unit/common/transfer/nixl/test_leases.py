@@ -199,6 +199,7 @@ async def test_reads_that_wait_when_their_process_ends_are_not_made_by_the_next(
     await until(lambda: ends.receiver.free_slots == 0)
     area, pid = ends.landing, ends.receiver._reading.pid
     assert pid is not None
+    ends.receiver._peers.close()  # or it would read the probe as soon as there is another process
     os.kill(pid, signal.SIGKILL)
     for outcome in await asyncio.gather(*reads, return_exceptions=True):
         assert isinstance(outcome, ArenaUnavailableError)
