@@ -1,7 +1,7 @@
 """What a frontend tells a worker so that it can read the arena over NIXL."""
 
 import base64
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -9,13 +9,18 @@ from common.errors import ArenaUnavailableError
 from common.transfer.arena import ArenaOffer
 from common.transfer.checksum import KEY_SIZE
 
+_FORMAT: Final = "pieces:"
+"""Names how segments are checked. Stands in front of the metadata, where builds that check them in
+another way find no base64: they refuse the offer, with a reason, and media travel inline.
+"""
+
 
 class NixlOffer(BaseModel):
     """How to reach a frontend's arena, and how to tell its bytes from others.
 
     Attributes:
         agent: name of the agent, unique to this run of the process that serves the arena.
-        metadata: NIXL's own description of how to reach the agent; base64.
+        metadata: :data:`_FORMAT`, then NIXL's own description of how to reach the agent; base64.
         address: of the arena in that process, as registered.
         arena: what the worker must find there.
         checksum_key: hexadecimal; keys the checksums in items' metadata. Frontend and workers
@@ -38,15 +43,21 @@ class NixlOffer(BaseModel):
     @staticmethod
     def pack_metadata(metadata: bytes) -> str:
         """Agent metadata as it stands in an offer."""
-        return base64.b64encode(metadata).decode()
+        return _FORMAT + base64.b64encode(metadata).decode()
 
     def unpack_metadata(self) -> bytes:
         """Agent metadata as NIXL wants it.
 
         Raises:
-            ArenaUnavailableError: it is not base64.
+            ArenaUnavailableError: the frontend checks segments in another way, or it is not
+                base64.
         """
+        if not self.metadata.startswith(_FORMAT):
+            raise ArenaUnavailableError(
+                "the frontend checks what NIXL carries in another way; run the same version of "
+                "mmrouter on both sides"
+            )
         try:
-            return base64.b64decode(self.metadata, validate=True)
+            return base64.b64decode(self.metadata.removeprefix(_FORMAT), validate=True)
         except ValueError as error:
             raise ArenaUnavailableError(f"the offer of {self.agent} is malformed") from error

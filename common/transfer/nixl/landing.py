@@ -6,7 +6,6 @@ import mmap
 import os
 import time
 from collections import deque
-from dataclasses import dataclass
 
 from common.transfer import pages
 from common.transfer.checksum import PIECE
@@ -14,22 +13,9 @@ from common.transfer.nixl.rooms import Rooms
 from common.undo import undo_on_error
 
 
-@dataclass(frozen=True, eq=False)
-class Slot:
-    """Room for one read of a piece.
-
-    Attributes:
-        offset: of it, from the start of the area.
-        memory: the same, as this process sees it. Others may write to it at any time.
-    """
-
-    offset: int
-    memory: memoryview
-
-
 class LandingArea:
-    """Slots for pieces, of which each read takes one, and rooms for whole items. For use on the
-    event loop.
+    """Slots of a piece each, of which each read takes one, and rooms for whole items. For use on
+    the event loop.
 
     Each process gets an area of its own. So a process that is replaced, or outlives the attempt to
     end it, writes to nothing that the next one is given, and items in the area stay valid as long
@@ -37,6 +23,7 @@ class LandingArea:
 
     Attributes:
         size: bytes.
+        memory: all of it. Others may write to it at any time.
         descriptor: for the process that reads; who starts that closes it.
         rooms: for items that are used where they land.
     """
@@ -52,20 +39,17 @@ class LandingArea:
         """
         self.size = area_size(slots, for_items)
         self._given_back_at = time.monotonic()
-        self._waiting: deque[asyncio.Future[Slot]] = deque()
+        self._waiting: deque[asyncio.Future[int]] = deque()
         self.descriptor = os.memfd_create("mmrouter-nixl", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
         with undo_on_error(lambda: os.close(self.descriptor)):
             os.ftruncate(self.descriptor, self.size)
             # Or whoever took over the other process could end this one with SIGBUS.
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
-            memory = memoryview(mmap.mmap(self.descriptor, self.size))
-        pages.populate(memory, for_writing=True)
-        self._free = deque(
-            Slot(offset, memory[offset : offset + PIECE])
-            for offset in range(0, slots * PIECE, PIECE)
-        )
-        self.rooms = Rooms(memory[slots * PIECE :], landing_offset=slots * PIECE)
+            self.memory = memoryview(mmap.mmap(self.descriptor, self.size))
+        pages.populate(self.memory, for_writing=True)
+        self._free = deque(range(0, slots * PIECE, PIECE))
+        self.rooms = Rooms(self.memory[slots * PIECE :], landing_offset=slots * PIECE)
 
     @property
     def free(self) -> int:
@@ -77,11 +61,11 @@ class LandingArea:
         """Seconds for which all slots have been in use without one of them being given back."""
         return 0.0 if self._free else time.monotonic() - self._given_back_at
 
-    async def take(self) -> Slot:
-        """A slot; waits for one."""
+    async def take(self) -> int:
+        """Offset of a slot; waits for one."""
         if self._free:
             return self._free.popleft()
-        waiter: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         try:
             return await waiter
@@ -90,7 +74,7 @@ class LandingArea:
                 self.give_back(waiter.result())
             raise
 
-    def give_back(self, slot: Slot) -> None:
+    def give_back(self, slot: int) -> None:
         """Take a slot back that nothing is read to any more."""
         self._given_back_at = time.monotonic()
         while self._waiting:

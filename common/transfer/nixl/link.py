@@ -4,11 +4,13 @@ import asyncio
 import itertools
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
 from common.errors import ArenaUnavailableError
+from common.transfer.checksum import PIECE, piece_starts
 from common.transfer.nixl.landing import LandingArea, area_size
 from common.transfer.nixl.process import NixlProcess
 from common.transfer.nixl_processes import (
@@ -29,24 +31,25 @@ _READER: Final = "common.transfer.nixl_processes.reader"
 
 
 class _Awaited(NamedTuple):
-    """What is done once an answer comes.
+    """What is done with the answers to a message.
 
     Attributes:
-        answer: gets it, on the event loop.
-        arrived: called before, by the thread that hears of it, if there was no error.
+        answer: gets the last one, on the event loop.
+        arrived: called for each that is no error, by the thread that hears of it; says whether it
+            was the last.
     """
 
     answer: "asyncio.Future[None]"
-    arrived: Callable[[], object]
+    arrived: Callable[[], bool]
 
 
-class Piece(NamedTuple):
+class Source(NamedTuple):
     """Some bytes of a frontend's memory.
 
     Attributes:
         agent: whose they are.
         address: of them there.
-        size: one slot's at most.
+        size: bytes.
     """
 
     agent: str
@@ -86,7 +89,8 @@ class ReaderLink:
         self._awaited: dict[int, _Awaited] = {}
 
         def told(message: FromReader) -> None:
-            _call(loop, partial(self._answered, message, self._heard(message)))
+            if (work := self._heard(message)) is not None:
+                _call(loop, work)
 
         def lost() -> None:
             # So that no answer of the next process is taken for one of this.
@@ -149,17 +153,19 @@ class ReaderLink:
     async def read(
         self,
         landing: LandingArea,
-        piece: Piece,
-        arrived: Callable[[memoryview], object],
+        source: Source,
+        arrived: Callable[[int, memoryview], object],
         lands_at: int | None = None,
     ) -> None:
-        """Read a piece, once there is a slot for it.
+        """Read some bytes, once there is a slot for it.
 
         Not to be cancelled: a slot would be given back that is still written to.
 
         Args:
-            arrived: called with the slot's bytes when they are there, in the thread that hears of
-                it: pieces are checked there while the process reads the next ones.
+            source: at most a slot's size, unless they land elsewhere.
+            arrived: called for each piece that is there, in order, in the thread that hears of
+                it: pieces are checked there while the process reads the next ones. Gets where
+                the piece begins, and its bytes in the landing area.
             lands_at: where in the area it is read to instead of its slot.
 
         Raises:
@@ -169,9 +175,17 @@ class ReaderLink:
         try:
             if landing is not self._landing:
                 raise ArenaUnavailableError("the process that reads over NIXL was replaced")
-            offset = slot.offset if lands_at is None else lands_at
-            message = Read(next(self._numbers), piece.agent, piece.address, offset, piece.size)
-            await self._ask(message, partial(arrived, slot.memory[: piece.size]))
+            offset = slot if lands_at is None else lands_at
+            memory = landing.memory[offset : offset + source.size]
+            starts = deque(piece_starts(source.size))
+
+            def next_arrived() -> bool:
+                start = starts.popleft()
+                arrived(start, memory[start : start + PIECE])
+                return not starts
+
+            message = Read(next(self._numbers), *source[:2], offset, source.size, PIECE)
+            await self._ask(message, next_arrived)
         finally:
             landing.give_back(slot)
 
@@ -186,7 +200,7 @@ class ReaderLink:
         return self._next_landing.descriptor
 
     async def _ask(
-        self, message: Connect | Read, arrived: Callable[[], object] = lambda: None
+        self, message: Connect | Read, arrived: Callable[[], bool] = lambda: True
     ) -> None:
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._awaited[message.number] = _Awaited(answer, arrived)
@@ -196,25 +210,25 @@ class ReaderLink:
         finally:
             self._awaited.pop(message.number, None)
 
-    def _heard(self, message: FromReader) -> _Awaited | None:
-        """Who waits for a message; in the thread that looks after the process."""
+    def _heard(self, message: FromReader) -> Callable[[], None] | None:
+        """What a message leaves to do on the event loop; in the thread that looks after the
+        process.
+        """
+        if isinstance(message, Reading):
+            return self._ready
         if not isinstance(message, Done | NixlFailed):
             return None
-        # At most once: whoever took over the process may say so again, after changing the bytes.
-        awaited = self._awaited.pop(message.number, None)
-        if awaited is not None and isinstance(message, Done):
-            awaited.arrived()
-        return awaited
+        awaited = self._awaited.get(message.number)
+        if awaited is None:
+            return None
+        if isinstance(message, Done) and not awaited.arrived():
+            return None
+        # No answer counts twice: whoever took over the process may change the bytes in between.
+        self._awaited.pop(message.number, None)
+        return partial(_answer, awaited.answer, message)
 
-    def _answered(self, message: FromReader, awaited: _Awaited | None) -> None:
-        if isinstance(message, Reading):
-            self._landing, self._next_landing = self._next_landing, None
-        if awaited is None or awaited.answer.done():
-            return
-        if isinstance(message, NixlFailed):
-            awaited.answer.set_exception(ArenaUnavailableError(message.reason))
-        else:
-            awaited.answer.set_result(None)
+    def _ready(self) -> None:
+        self._landing, self._next_landing = self._next_landing, None
 
     def _lost(self) -> None:
         self._landing = None
@@ -224,6 +238,15 @@ class ReaderLink:
                     ArenaUnavailableError("the process that reads over NIXL ended")
                 )
         self._on_lost()
+
+
+def _answer(answer: "asyncio.Future[None]", message: Done | NixlFailed) -> None:
+    if answer.done():
+        return
+    if isinstance(message, NixlFailed):
+        answer.set_exception(ArenaUnavailableError(message.reason))
+    else:
+        answer.set_result(None)
 
 
 def _call(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:

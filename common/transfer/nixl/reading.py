@@ -13,7 +13,7 @@ from common.transfer.checksum import PIECE, Checksum, piece_starts
 from common.transfer.codec import decode
 from common.transfer.metadata import NixlMetadata
 from common.transfer.nixl.landing import LandingArea
-from common.transfer.nixl.link import Piece, ReaderLink
+from common.transfer.nixl.link import ReaderLink, Source
 from common.transfer.nixl.rooms import Room, Rooms, touched_memory
 from common.transfer.nixl_offer import NixlOffer
 from common.transfer.nixl_processes import NixlNetwork
@@ -124,7 +124,7 @@ class NixlReading:
         Raises:
             ArenaUnavailableError: it can't be read, or is another.
         """
-        head = await self._peek(Piece(offer.agent, offer.address, HEAD_SIZE))
+        head = await self._peek(Source(offer.agent, offer.address, HEAD_SIZE))
         check_head(memoryview(head), offer.arena)
 
     async def read(self, offer: NixlOffer, metadata: NixlMetadata) -> Received:
@@ -145,7 +145,7 @@ class NixlReading:
         # Not before all of its reads have ended.
         with undo_on_error(room.release):
             found = Checksum(offer.key, metadata.generation, metadata.mm_hash)
-            source = Piece(offer.agent, offer.address + metadata.offset, layout.length)
+            source = Source(offer.agent, offer.address + metadata.offset, layout.length)
             await self._fill(room, landing, source, found)
             if found.digest(layout.length).hex() != metadata.checksum:
                 await self._explain(offer, metadata, room.memory)
@@ -165,22 +165,31 @@ class NixlReading:
 
         return Room(memory[0][:size], None, drop)
 
-    async def _fill(self, room: Room, landing: LandingArea, source: Piece, found: Checksum) -> None:
-        """Read a segment, several pieces at a time. Ends when all of its reads have ended."""
+    async def _fill(
+        self, room: Room, landing: LandingArea, source: Source, found: Checksum
+    ) -> None:
+        """Read a segment. Ends when all of its reads have ended."""
+        if room.offset is None:
+            await self._copy(room, landing, source, found)
+        else:
+            await self._started.read(landing, source, found.add, lands_at=room.offset)
+
+    async def _copy(
+        self, room: Room, landing: LandingArea, source: Source, found: Checksum
+    ) -> None:
+        """Read a segment by way of slots, several pieces at a time."""
         starts = deque(piece_starts(source.size))
 
         async def read_one(start: int) -> None:
             target = room.memory[start : start + PIECE]
-            lands_at = None if room.offset is None else room.offset + start
 
-            def arrived(slot: memoryview) -> None:
-                if lands_at is None:
-                    # A copy first: what is in the slot may be changed after it was checked.
-                    copy_bytes(target, slot)
+            def arrived(_: int, slot: memoryview) -> None:
+                # A copy first: what is in the slot may be changed after it was checked.
+                copy_bytes(target, slot)
                 found.add(start, target)
 
-            piece = Piece(source.agent, source.address + start, target.nbytes)
-            await self._started.read(landing, piece, arrived, lands_at)
+            piece = source._replace(address=source.address + start, size=target.nbytes)
+            await self._started.read(landing, piece, arrived)
 
         async def read_some() -> None:
             with undo_on_error(starts.clear):
@@ -197,7 +206,7 @@ class NixlReading:
         CorruptSegmentError.
         """
         # Once more, since it may have been overwritten while it was read.
-        again = await self._peek(Piece(offer.agent, offer.address + metadata.offset, HEADER_SIZE))
+        again = await self._peek(Source(offer.agent, offer.address + metadata.offset, HEADER_SIZE))
         for header in (segment[:HEADER_SIZE], again):
             check_header(
                 header, offer.arena.key, metadata.generation, metadata.mm_hash, metadata.layout
@@ -206,11 +215,11 @@ class NixlReading:
             f"media item {metadata.mm_hash} did not arrive as it was sent: its checksum is wrong"
         )
 
-    async def _peek(self, piece: Piece) -> bytes:
+    async def _peek(self, source: Source) -> bytes:
         """A few bytes."""
         seen: list[bytes] = []
         link = self._started
-        await link.read(link.landing, piece, lambda slot: seen.append(bytes(slot)))
+        await link.read(link.landing, source, lambda _, slot: seen.append(bytes(slot)))
         return seen[0]
 
     async def close(self) -> None:

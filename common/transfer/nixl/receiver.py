@@ -42,7 +42,8 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
         Args:
             memory: bytes in which items lie until they are given back, a multiple of the page
                 size; what finds no room there gets memory of its own for the time.
-            slots: how many pieces of a MiB are read at the same time.
+            slots: reads that go on at the same time, each of an item that is used where it lands
+                or of a piece of a MiB.
             deadline: seconds that a read may take.
 
         Raises:

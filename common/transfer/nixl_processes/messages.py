@@ -65,13 +65,15 @@ class Connect(msgspec.Struct, frozen=True, tag="connect"):
 
 
 class Read(msgspec.Struct, frozen=True, tag="read"):
-    """Copy an agent's memory into the landing area; answered likewise.
+    """Copy an agent's memory into the landing area, one piece after the other. Each piece is
+    answered with :class:`Done` in order, until one is answered with :class:`NixlFailed`.
 
     Attributes:
-        number: the answer's.
+        number: the answers'.
         remote: address there.
         offset: in the landing area.
         size: bytes.
+        piece: bytes of a piece; the last one may be smaller.
     """
 
     number: int
@@ -79,6 +81,7 @@ class Read(msgspec.Struct, frozen=True, tag="read"):
     remote: int
     offset: int
     size: int
+    piece: Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Disconnect(msgspec.Struct, frozen=True, tag="disconnect"):
@@ -112,13 +115,17 @@ _Got = TypeVar("_Got")
 class Channel(Generic[_Sent, _Got]):
     """One end of a pair of sockets that keep messages apart."""
 
-    def __init__(self, end: socket.socket, incoming: object) -> None:
+    def __init__(
+        self, end: socket.socket, incoming: object, *, waits_to_send: bool = False
+    ) -> None:
         """
         Args:
             end: of type SOCK_SEQPACKET.
             incoming: type of the messages that come.
+            waits_to_send: whether to wait if the other end has hundreds of messages to read.
         """
         self._socket = end
+        self._flags = 0 if waits_to_send else socket.MSG_DONTWAIT
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[_Got] = msgspec.msgpack.Decoder(incoming)
 
@@ -132,12 +139,12 @@ class Channel(Generic[_Sent, _Got]):
         return self._socket.fileno()
 
     def send(self, message: _Sent) -> None:
-        """Send at once.
+        """Send a message.
 
         Raises:
-            OSError: the other end is gone, or doesn't read.
+            OSError: the other end is gone, or doesn't read and this one doesn't wait for it.
         """
-        self._socket.send(self._encoder.encode(message), socket.MSG_DONTWAIT)
+        self._socket.send(self._encoder.encode(message), self._flags)
 
     def receive(self) -> _Got:
         """Wait for a message.

@@ -11,7 +11,8 @@ import mmap
 import os
 import sys
 import time
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -48,6 +49,11 @@ _OVERDUE_AFTER: Final = 5.0
 _OVERDUE_PAUSE: Final = 0.05
 _IDLE_PAUSE: Final = 1.0
 
+_PIECES_AT_ONCE: Final = 8
+"""On their way of one read where they take a while. Copies between processes are done when they
+begin, so there it is one.
+"""
+
 
 def pause(age: float) -> float:
     """How long to wait before transfers are looked at again.
@@ -56,21 +62,35 @@ def pause(age: float) -> float:
     longer than it must nor a long one takes a core from whoever serves it.
 
     Args:
-        age: seconds since the youngest of them began.
+        age: seconds since the youngest piece of them began.
     """
     if age < _SPIN_SECONDS:
         return 0.0
     return min(age / 8, _LONGEST_PAUSE) if age < _OVERDUE_AFTER else _OVERDUE_PAUSE
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Transfer:
-    number: int
-    read: NixlRead
+    """Bytes that are read piece by piece.
+
+    Attributes:
+        wanted: all of it.
+        began: when the last piece was begun.
+        posted: bytes that were begun.
+        pieces: on their way, in order.
+        failure: why no more are begun.
+    """
+
+    wanted: Read
     began: float
+    posted: int = 0
+    pieces: deque[NixlRead] = field(default_factory=deque)
+    failure: str = ""
 
 
-class _Reader:
+class Reader:
+    """Reads what it is asked for, over one agent."""
+
     def __init__(
         self, agent: NixlAgent, channel: Channel[FromReader, ToReader], address: int
     ) -> None:
@@ -88,16 +108,21 @@ class _Reader:
         """
         while not orphaned(start):
             if wait(self._channel.fileno(), self._pause()):
-                self._handle(self._channel.receive())
-            for transfer in list(self._transfers):
-                self._look_at(transfer)
+                self.handle(self._channel.receive())
+            self.advance()
+
+    def advance(self) -> None:
+        """Move on all that is being read."""
+        for transfer in list(self._transfers):
+            self._look_at(transfer)
 
     def _pause(self) -> float:
         if not self._transfers:
             return _IDLE_PAUSE
-        return pause(time.monotonic() - self._transfers[-1].began)
+        return pause(time.monotonic() - max(each.began for each in self._transfers))
 
-    def _handle(self, message: ToReader) -> None:
+    def handle(self, message: ToReader) -> None:
+        """Do what the worker asks for."""
         match message:
             case Connect(number, _, metadata):
                 try:
@@ -106,13 +131,8 @@ class _Reader:
                     self._channel.send(NixlFailed(number, str(error)))
                 else:
                     self._channel.send(Done(number))
-            case Read(number, agent, remote, offset, size):
-                try:
-                    read = self._agent.read(agent, self._address + offset, remote, size)
-                except ArenaUnavailableError as error:
-                    self._channel.send(NixlFailed(number, str(error)))
-                else:
-                    self._transfers.append(_Transfer(number, read, time.monotonic()))
+            case Read():
+                self._transfers.append(_Transfer(message, time.monotonic()))
             case NixlPing():
                 self._channel.send(NixlPong())
             case Disconnect(agent):
@@ -122,21 +142,44 @@ class _Reader:
                     return  # it never was connected
 
     def _look_at(self, transfer: _Transfer) -> None:
+        """Say what has arrived, in order, and begin the next piece."""
+        pieces, wanted = transfer.pieces, transfer.wanted
         try:
-            if not transfer.read.poll():
-                return
-            answer: Done | NixlFailed = Done(transfer.number)
+            while pieces and pieces[0].poll():
+                pieces.popleft()
+                if not transfer.failure:
+                    self._channel.send(Done(wanted.number))
         except ArenaUnavailableError as error:
-            answer = NixlFailed(transfer.number, str(error))
-        self._transfers.remove(transfer)
-        self._channel.send(answer)
+            pieces.popleft()
+            transfer.failure = str(error)
+        more = not transfer.failure and transfer.posted < wanted.size
+        if more and len(pieces) < _PIECES_AT_ONCE:
+            self._begin_piece(transfer)
+        elif not more and not pieces:  # what failed may be written to until none is on its way
+            self._transfers.remove(transfer)
+            if transfer.failure:
+                self._channel.send(NixlFailed(wanted.number, transfer.failure))
+
+    def _begin_piece(self, transfer: _Transfer) -> None:
+        wanted, start = transfer.wanted, transfer.posted
+        size = min(wanted.piece, wanted.size - start)
+        local = self._address + wanted.offset + start
+        try:
+            piece = self._agent.read(wanted.agent, local, wanted.remote + start, size)
+        except ArenaUnavailableError as error:
+            transfer.failure = str(error)
+        else:
+            transfer.pieces.append(piece)
+            transfer.posted += size
+            transfer.began = time.monotonic()
 
 
 def main() -> None:
     """Read until the process that started this one is gone, or closes its end."""
     start = Start.parse(sys.argv[1:])
     begin(start)
-    channel: Channel[FromReader, ToReader] = Channel(start.socket(), ToReader)
+    # A worker that is busy hears of pieces later; no reason to end.
+    channel: Channel[FromReader, ToReader] = Channel(start.socket(), ToReader, waits_to_send=True)
     confine(start)
     try:
         agent = NixlAgent("worker", start.error_handling)
@@ -151,7 +194,7 @@ def main() -> None:
     no_more_processes()
     channel.send(Reading())
     try:
-        _Reader(agent, channel, address).run(start)
+        Reader(agent, channel, address).run(start)
     except (EOFError, OSError):
         return
 

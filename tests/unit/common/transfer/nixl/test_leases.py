@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from common.errors import ArenaUnavailableError, CorruptSegmentError, TransferTi
 from common.transfer import pages
 from common.transfer.base import Received
 from common.transfer.checksum import PIECE
-from common.transfer.nixl_processes.messages import FromReader
+from common.transfer.nixl_processes.messages import Done, FromReader, Read
 from common.transfer.nixl_processes.network import NixlNetwork, nixl_installed
 from tests.unit.common.transfer.items import is_image
 from tests.unit.common.transfer.nixl.ends import ROOM_FOR_ITEMS, Ends
@@ -199,6 +200,7 @@ async def test_reads_that_wait_when_their_process_ends_are_not_made_by_the_next(
     await until(lambda: ends.receiver.free_slots == 0)
     area, pid = ends.landing, ends.receiver._reading.pid
     assert pid is not None
+    ends.receiver._peers.close()  # or it would read the probe as soon as there is another process
     os.kill(pid, signal.SIGKILL)
     for outcome in await asyncio.gather(*reads, return_exceptions=True):
         assert isinstance(outcome, ArenaUnavailableError)
@@ -225,3 +227,25 @@ async def test_an_answer_that_comes_twice_copies_nothing_twice(
     monkeypatch.setattr(ends.link, "_heard", twice)
     with await ends.receive(7) as received:
         assert is_image(received.item, 7)
+
+
+async def test_a_worker_that_is_busy_loses_no_answer_and_no_process(
+    make_ends: MakeEnds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Far more answers than fit between the two processes, which come faster than they are read."""
+    ends = await connected(make_ends, THIS_HOST)
+    former, agent = ends.pids, ends.offer.agent
+    pieces, unread, heard = 1000, 1000, ends.link._heard
+
+    def slowly(message: FromReader) -> object:
+        nonlocal unread
+        if isinstance(message, Done) and message.number == -1:
+            unread -= 1
+            time.sleep(0.001)
+        return heard(message)
+
+    monkeypatch.setattr(ends.link, "_heard", slowly)
+    ends.link._process.send(Read(-1, agent, ends.offer.address, 0, 64 * pieces, 64))
+    await until(lambda: unread == 0)
+    assert await ends.carry(7)
+    assert ends.pids == former

@@ -5,6 +5,7 @@ hangs in the middle of a read.
 """
 
 import asyncio
+import base64
 import contextlib
 import ctypes
 import os
@@ -280,11 +281,27 @@ async def test_an_offer_of_another_arena_is_refused(
     arena = frontend.offer.arena.model_copy(update={"nonce": "00" * 32})
     with pytest.raises(ArenaUnavailableError, match="probe"):
         await receiver.attach(frontend.offer.model_copy(update={"arena": arena}))
-    with pytest.raises(ArenaUnavailableError):
-        await receiver.attach(frontend.offer.model_copy(update={"metadata": "bm9uc2Vuc2U="}))
-    with pytest.raises(ArenaUnavailableError, match="malformed"):
-        await receiver.attach(frontend.offer.model_copy(update={"metadata": "!"}))
+    nonsense = {
+        NixlOffer.pack_metadata(b"nonsense"): "can't reach",
+        NixlOffer.pack_metadata(b"") + "!": "malformed",
+    }
+    for metadata, reason in nonsense.items():
+        with pytest.raises(ArenaUnavailableError, match=reason):
+            await receiver.attach(frontend.offer.model_copy(update={"metadata": metadata}))
     assert receiver.free_slots == 2
+
+
+@needs_nixl
+async def test_an_offer_of_a_build_with_other_checksums_is_refused(
+    frontend: Frontend, make_receiver: MakeReceiver
+) -> None:
+    """Either way, so that media travel inline rather than fail one by one."""
+    receiver = make_receiver(frontend.network)
+    plain = base64.b64encode(frontend.offer.unpack_metadata()).decode()
+    with pytest.raises(ArenaUnavailableError, match="the same version"):
+        await receiver.attach(frontend.offer.model_copy(update={"metadata": plain}))
+    with pytest.raises(ValueError, match="base64"):  # what such a build makes of ours
+        base64.b64decode(frontend.offer.metadata, validate=True)
 
 
 @needs_nixl
