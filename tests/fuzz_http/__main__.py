@@ -1,0 +1,152 @@
+"""Sends hostile requests to a frontend over simulated engines, and watches what each does.
+
+    python -m tests.fuzz_http [--seconds N] [--seed N] [--kinds NAME ...] [--first N] [--requests N]
+
+One request at a time, each of at most 1 MB, while a user asks what anybody asks. For each finding a
+line says the smallest request that does the same, which is kept in a file. Ends with one line of
+JSON; exit status 1 if any figure is not as it must be. The same seed draws the same requests:
+``--first 4711 --requests 1`` sends that one alone.
+"""
+
+import argparse
+import itertools
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from tests.demo_model import make_demo_model
+from tests.fuzz_http.campaign import GROWTH_MB, STALL_S, Campaign, Figures
+from tests.fuzz_http.canaries import Canaries
+from tests.fuzz_http.fleet import KINDS, Fleet
+from tests.fuzz_http.others import Others
+from tests.fuzz_http.requests import Drawing
+
+KEPT = Path(".runs/fuzz-http")
+KEPT_MB = 64.0
+"""What may stay in memory after all requests of a fleet: caches that fill, and what the allocator
+does not give back. It does not grow with the number of requests."""
+
+PROGRESS_S = 20.0
+SETTLE_S = 60.0
+
+
+def numbers(options: argparse.Namespace, until: float) -> Iterator[int]:
+    """Yield the numbers of requests to draw, until there were enough or it is late."""
+    endless = itertools.count(options.first)
+    for number in itertools.islice(endless, options.requests):
+        if time.monotonic() >= until:
+            return
+        yield number
+
+
+def besiege(campaign: Campaign, drawn: Iterable[int], drawing: Drawing, kept: Path) -> int:
+    """Send what is drawn, until something ends. Returns how many were found."""
+    figures, found, told = campaign.figures, 0, time.monotonic()
+    for number in drawn:
+        request = drawing.request(number)
+        outcome = campaign.take(request)
+        if outcome.wrong:
+            found += 1
+            smallest, does = campaign.shrink(request, outcome)
+            print(f"{number}: {outcome.wrong}: {smallest.shape}: {does.figures}", flush=True)
+            print(f"    {does.said[:300]!r}", flush=True)
+            (kept / f"{outcome.wrong}-{number}.json").write_bytes(smallest.body)
+            if outcome.dead:
+                break
+        if time.monotonic() > told + PROGRESS_S:
+            told = time.monotonic()
+            print(f"{figures.requests} requests, {figures.statuses}, {found} found", flush=True)
+    return found
+
+
+def settled_mb(fleet: Fleet) -> float:
+    """Memory of the frontend once it does not get less any more."""
+    least, since = fleet.memory_mb(), time.monotonic()
+    until = since + SETTLE_S
+    while time.monotonic() < min(since + 5, until):
+        time.sleep(0.5)
+        if (now := fleet.memory_mb()) < least - 1:
+            least, since = now, time.monotonic()
+    return least
+
+
+def attack(
+    name: str, model: Path, directory: Path, options: argparse.Namespace, figures: Figures
+) -> int:
+    """Attack one kind of fleet, which is started again if it ends."""
+    found, canaries = 0, Canaries(directory)
+    until = time.monotonic() + 1e9
+    drawn: Iterator[int] | None = None
+    for again in itertools.count():
+        fleet = Fleet(KINDS[name], model, directory / str(again), canaries)
+        try:
+            fleet.wait()
+            drawing = Drawing(fleet.api(), options.seed)
+            if drawn is None:
+                until = time.monotonic() + options.seconds / len(options.kinds)
+                drawn = numbers(options, until)
+            others = Others(fleet.frontend.url)
+            for number in range(options.first, options.first + 40):
+                warm = drawing.request(number)
+                Campaign(fleet, canaries, Figures(seed=0)).send(warm)
+            before = settled_mb(fleet)
+            canaries.touched()
+            others.start()
+            found += besiege(Campaign(fleet, canaries, figures), drawn, drawing, options.kept)
+            others.stop()
+            figures.others_asked += others.asked
+            figures.others_failed += len(others.failed)
+            figures.others_slowest_s = round(max(figures.others_slowest_s, others.slowest_s), 2)
+            for said in others.failed[:3]:
+                print(f"others: {said}", flush=True)
+            if not fleet.dead():
+                stays = settled_mb(fleet) - before
+                print(f"{name}: {before:.0f} MiB before, {stays:+.0f} MiB after", flush=True)
+                figures.rss_kept_mb = round(max(figures.rss_kept_mb, stays), 1)
+                return found
+        finally:
+            fleet.stop()
+    raise AssertionError
+
+
+def all_is_well(figures: Figures) -> bool:
+    return not (
+        figures.died
+        or figures.http_500
+        or figures.others_failed
+        or figures.sockets_unexpected
+        or figures.files_unexpected
+        or figures.loop_stall_s_max > STALL_S
+        or figures.rss_growth_mb_max > GROWTH_MB
+        or figures.rss_kept_mb > KEPT_MB
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz_http", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])
+    parser.add_argument("--first", type=int, default=0, help="number of the first request")
+    parser.add_argument("--requests", type=int, help="how many; by default as the time allows")
+    parser.add_argument("--kept", type=Path, default=KEPT, help="where what was found is left")
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
+    options.kept.mkdir(parents=True, exist_ok=True)
+    figures = Figures(seed=options.seed)
+    with tempfile.TemporaryDirectory(prefix="mmrouter-fuzz-") as temporary:
+        model = make_demo_model(Path(temporary) / "model")
+        for name in options.kinds:
+            print(f"fleet: {name}", flush=True)
+            attack(name, model, Path(temporary) / name, options, figures)
+    print(msgspec.json.encode(figures).decode())
+    return int(not all_is_well(figures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
