@@ -27,20 +27,27 @@ from tests.fuzz_http.requests import Drawing
 
 KEPT = Path(".runs/fuzz-http")
 KEPT_MB = 64.0
-"""What may stay in memory after all requests of a fleet: caches that fill, and what the allocator
-does not give back. It does not grow with the number of requests."""
+"""What may stay in memory after the second half of a fleet's requests, which is noise of the
+allocator's. The first half fills caches and imports what a feature needs when it is first used."""
 
 PROGRESS_S = 20.0
 SETTLE_S = 60.0
 
 
-def numbers(options: argparse.Namespace, until: float) -> Iterator[int]:
-    """Yield the numbers of requests to draw, until there were enough or it is late."""
-    endless = itertools.count(options.first)
-    for number in itertools.islice(endless, options.requests):
-        if time.monotonic() >= until:
-            return
-        yield number
+def numbers(options: argparse.Namespace) -> list[Iterator[int]]:
+    """Return the numbers of requests to draw, in two halves; the time runs from now."""
+    began, seconds = time.monotonic(), options.seconds / len(options.kinds)
+    drawn = itertools.count(options.first)
+
+    def part(until: float, count: int | None) -> Iterator[int]:
+        while time.monotonic() < until and (count is None or count > 0):
+            yield next(drawn)
+            count = None if count is None else count - 1
+
+    few = options.requests
+    half = None if few is None else (few + 1) // 2
+    rest = None if few is None else few // 2
+    return [part(began + seconds / 2, half), part(began + seconds, rest)]
 
 
 def besiege(campaign: Campaign, drawn: Iterable[int], drawing: Drawing, kept: Path) -> int:
@@ -79,38 +86,41 @@ def attack(
 ) -> int:
     """Attack one kind of fleet, which is started again if it ends."""
     found, canaries = 0, Canaries(directory)
-    until = time.monotonic() + 1e9
-    drawn: Iterator[int] | None = None
+    parts: list[Iterator[int]] | None = None
     for again in itertools.count():
         fleet = Fleet(KINDS[name], model, directory / str(again), canaries)
         try:
             fleet.wait()
+            campaign = Campaign(fleet, canaries, figures)
             drawing = Drawing(fleet.api(), options.seed)
-            if drawn is None:
-                until = time.monotonic() + options.seconds / len(options.kinds)
-                drawn = numbers(options, until)
             others = Others(fleet.frontend.url)
-            for number in range(options.first, options.first + 40):
-                warm = drawing.request(number)
-                Campaign(fleet, canaries, Figures(seed=0)).send(warm)
-            before = settled_mb(fleet)
             canaries.touched()
             others.start()
-            found += besiege(Campaign(fleet, canaries, figures), drawn, drawing, options.kept)
+            parts = numbers(options) if parts is None else parts
+            memory = [settled_mb(fleet)]
+            while parts and not fleet.dead():
+                found += besiege(campaign, parts[0], drawing, options.kept)
+                if not fleet.dead():
+                    parts.pop(0)
+                    memory.append(settled_mb(fleet))
             others.stop()
-            figures.others_asked += others.asked
-            figures.others_failed += len(others.failed)
-            figures.others_slowest_s = round(max(figures.others_slowest_s, others.slowest_s), 2)
-            for said in others.failed[:3]:
-                print(f"others: {said}", flush=True)
+            tell_of(others, figures)
             if not fleet.dead():
-                stays = settled_mb(fleet) - before
-                print(f"{name}: {before:.0f} MiB before, {stays:+.0f} MiB after", flush=True)
-                figures.rss_kept_mb = round(max(figures.rss_kept_mb, stays), 1)
+                print(f"{name}: MiB in memory: {', '.join(f'{each:.0f}' for each in memory)}")
+                figures.rss_kept_mb = round(max(figures.rss_kept_mb, memory[-1] - memory[-2]), 1)
                 return found
         finally:
             fleet.stop()
     raise AssertionError
+
+
+def tell_of(others: Others, figures: Figures) -> None:
+    """Add what a user noticed to the figures."""
+    figures.others_asked += others.asked
+    figures.others_failed += len(others.failed)
+    figures.others_slowest_s = round(max(figures.others_slowest_s, others.slowest_s), 2)
+    for said in others.failed[:3]:
+        print(f"others: {said}", flush=True)
 
 
 def all_is_well(figures: Figures) -> bool:
