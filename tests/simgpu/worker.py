@@ -33,7 +33,7 @@ class _Step:
 
 
 @dataclass(frozen=True)
-class _Pooled:
+class Pooled:
     """What a model that pools answers.
 
     Attributes:
@@ -50,13 +50,13 @@ class _Pooled:
         return torch.frac(torch.arange(1, self.width + 1) * 0.618 * (sampled[0] + 1))
 
 
-def _pooled_of(config: VllmConfig) -> _Pooled | None:
+def _pooled_of(config: VllmConfig) -> Pooled | None:
     model = config.model_config
     if model.runner_type != "pooling":
         return None
     if model.convert_type == "classify":
-        return _Pooled("classify", getattr(model.hf_config, "num_labels", 1))
-    return _Pooled("embed", model.get_hidden_size())
+        return Pooled("classify", getattr(model.hf_config, "num_labels", 1))
+    return Pooled("embed", model.get_hidden_size())
 
 
 class SimOutput(AsyncModelRunnerOutput):
@@ -71,6 +71,9 @@ class SimOutput(AsyncModelRunnerOutput):
         """Wait for the step's end."""
         self._stats.late_seconds += DeviceClock.wait_until(self._end)
         return self._output
+
+    def get_kv_connector_output(self) -> None:
+        """There is no connector; vLLM asks since 0.33."""
 
 
 class SimWorker(WorkerBase):
