@@ -16,6 +16,7 @@ from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 from tests.simgpu import host_memory
 from tests.simgpu.answers import MediaContents, SimRequest, Vocabulary
 from tests.simgpu.gpu import DeviceClock, GpuModel
+from tests.simgpu.logprobs import logprobs_of
 from tests.simgpu.stats import Stats, StatsFile
 
 
@@ -166,6 +167,8 @@ class SimWorker(WorkerBase):
         index = {req_id: i for i, req_id in enumerate(step.req_ids)}
         output = ModelRunnerOutput(step.req_ids, index, sampled_token_ids=step.sampled)
         output.ec_connector_output = copied
+        asked = [self._requests[req_id].sampling for req_id in step.req_ids]
+        output.logprobs = logprobs_of(asked, step.sampled, self.model_config.get_vocab_size())
         if self._pooled is not None:
             output.pooler_output = [self._pooled.of(tokens) for tokens in step.sampled]
             output.sampled_token_ids = []
