@@ -27,27 +27,28 @@ from tests.fuzz_http.requests import Drawing
 
 KEPT = Path(".runs/fuzz-http")
 KEPT_MB = 64.0
-"""What may stay in memory after the second half of a fleet's requests, which is noise of the
-allocator's. The first half fills caches and imports what a feature needs when it is first used."""
+"""What may stay in memory after requests that were sent before, which is noise of the allocator's.
+The first time they fill caches, and a feature is imported when it is first used."""
 
 PROGRESS_S = 20.0
 SETTLE_S = 60.0
 
 
 def numbers(options: argparse.Namespace) -> list[Iterator[int]]:
-    """Return the numbers of requests to draw, in two halves; the time runs from now."""
+    """Return the numbers of requests to draw: new ones for three quarters of the time, which runs
+    from now, and then the first of them again.
+    """
     began, seconds = time.monotonic(), options.seconds / len(options.kinds)
-    drawn = itertools.count(options.first)
 
     def part(until: float, count: int | None) -> Iterator[int]:
-        while time.monotonic() < until and (count is None or count > 0):
-            yield next(drawn)
-            count = None if count is None else count - 1
+        for number in itertools.islice(itertools.count(options.first), count):
+            if time.monotonic() > until:
+                return
+            yield number
 
     few = options.requests
-    half = None if few is None else (few + 1) // 2
-    rest = None if few is None else few // 2
-    return [part(began + seconds / 2, half), part(began + seconds, rest)]
+    again = None if few is None else few // 4
+    return [part(began + 0.75 * seconds, few), part(began + seconds, again)]
 
 
 def besiege(campaign: Campaign, drawn: Iterable[int], drawing: Drawing, kept: Path) -> int:

@@ -33,7 +33,7 @@ class Figures(msgspec.Struct):
         loop_stall_s_max: longest time for which one request gave others no turn of the event loop;
             ``watched_frontend.py`` says how it is measured.
         rss_growth_mb_max: MiB that the frontend had more during one request.
-        rss_kept_mb: MiB that it has more after the second half of a fleet's requests.
+        rss_kept_mb: MiB that it has more after requests that it had before.
         died: frontends and workers that ended.
         http_500: answers of 500 and more but for 501, and errors in streams that say so.
         others_failed: requests of a user that were not answered as at first.
