@@ -33,7 +33,7 @@ TEST_PROCESSES ?= 2
 BENCH_ARGS ?=
 CHAOS_ARGS ?=
 FAMILIES_ARGS ?=
-# For example --minutes 2
+# For example --seed 1, and --minutes 2 for fuzz-engines, --seconds 60 for fuzz-http.
 FUZZ_ARGS ?=
 GPU_ARGS ?=
 # Where the archive for a machine with a GPU goes.
@@ -57,7 +57,7 @@ BENCH_ENVIRONMENT := $(ENVIRONMENT)-bench
 DOCS_ENVIRONMENT := $(ENVIRONMENT)-docs
 CLIENTS_ENVIRONMENT := .venv-clients/.mmrouter
 
-.PHONY: help setup run test test-version test-gpuless fuzz families fuzz-engines chaos check fix docs site locks demo-model clean distclean check-simgpu
+.PHONY: help setup run test test-version test-gpuless fuzz families fuzz-engines fuzz-http chaos check fix docs site locks demo-model clean distclean check-simgpu
 .PHONY: test-gpu-rehearsal gpu-kit
 .PHONY: bench-router bench-router-scale bench-join bench-transfer bench-last-hop
 .PHONY: bench-preprocess bench-processes bench-fleet bench-tokens bench-serving bench-charts
@@ -153,6 +153,9 @@ families: $(ENVIRONMENT) ## hold every model family against plain vLLM; goes on 
 
 fuzz-engines: $(ENVIRONMENT) ## send requests that nobody would write to engines of tiny families
 	@$(VENV_PYTHON) -m tests.families.fuzz $(FUZZ_ARGS)
+
+fuzz-http: $(ENVIRONMENT) ## send hostile requests of all schemas to a frontend; FUZZ_ARGS="--seconds 60 --seed 1"
+	@$(VENV_PYTHON) -m tests.fuzz_http $(FUZZ_ARGS)
 
 test-gpu-rehearsal: $(ENVIRONMENT) ## rehearse a run on a GPU, without one: tests/gpu/README.md
 	@$(VENV_PYTHON) -m tests.gpu --device cpu --seconds 900 $(GPU_ARGS)

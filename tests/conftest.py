@@ -27,7 +27,9 @@ settings.load_profile("repeatable")
 OWN_ENGINES = (
     "test_access",
     "test_apart",
+    "test_canaries",
     "test_families",
+    "test_fuzz_requests",
     "test_gpuless",
     "test_launch_script",
     "test_more_families",

@@ -8,6 +8,7 @@ from hashlib import blake2b
 import torch
 from vllm.config import VllmConfig
 from vllm.multimodal.inputs import MultiModalFeatureSpec
+from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import NewRequestData
 
 
@@ -69,6 +70,7 @@ class SimRequest:
     seed: bytes
     prompt_tokens: int
     encoder_tokens: list[int]  # of each media item
+    sampling: SamplingParams | None = None
 
     @classmethod
     def of(cls, new: NewRequestData, media: MediaContents) -> "SimRequest":
@@ -78,4 +80,4 @@ class SimRequest:
             where = feature.mm_position
             content.update(f"{where.offset} {where.length} ".encode() + media.digest(feature))
         encoder_tokens = [feature.mm_position.get_num_embeds() for feature in new.mm_features]
-        return cls(content.digest(), new.prompt_len, encoder_tokens)
+        return cls(content.digest(), new.prompt_len, encoder_tokens, new.sampling_params)

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from vllm.config import VllmConfig
 from vllm.lora.request import LoRARequest
 from vllm.tasks import SupportedTask
@@ -15,6 +16,7 @@ from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 from tests.simgpu import host_memory
 from tests.simgpu.answers import MediaContents, SimRequest, Vocabulary
 from tests.simgpu.gpu import DeviceClock, GpuModel
+from tests.simgpu.logprobs import logprobs_of
 from tests.simgpu.stats import Stats, StatsFile
 
 
@@ -31,6 +33,33 @@ class _Step:
     encoder_tokens: int = 0
 
 
+@dataclass(frozen=True)
+class Pooled:
+    """What a model that pools answers.
+
+    Attributes:
+        width: numbers for each prompt.
+    """
+
+    task: SupportedTask
+    width: int
+
+    def of(self, sampled: list[int]) -> torch.Tensor | None:
+        """Numbers between 0 and 1; None until the prompt is computed, which samples a token."""
+        if not sampled:
+            return None
+        return torch.frac(torch.arange(1, self.width + 1) * 0.618 * (sampled[0] + 1))
+
+
+def _pooled_of(config: VllmConfig) -> Pooled | None:
+    model = config.model_config
+    if model.runner_type != "pooling":
+        return None
+    if model.convert_type == "classify":
+        return Pooled("classify", getattr(model.hf_config, "num_labels", 1))
+    return Pooled("embed", model.get_hidden_size())
+
+
 class SimOutput(AsyncModelRunnerOutput):
     """The result of a step, there once the modelled GPU is through with it."""
 
@@ -44,6 +73,9 @@ class SimOutput(AsyncModelRunnerOutput):
         self._stats.late_seconds += DeviceClock.wait_until(self._end)
         return self._output
 
+    def get_kv_connector_output(self) -> None:
+        """There is no connector; vLLM asks since 0.33."""
+
 
 class SimWorker(WorkerBase):
     """A worker without model, weights and KV memory."""
@@ -53,8 +85,7 @@ class SimWorker(WorkerBase):
         for name in ("speculative_config", "kv_transfer_config"):
             if getattr(vllm_config, name, None) is not None:
                 raise ValueError(f"simgpu does not support {name}")
-        if self.model_config.runner_type != "generate":
-            raise ValueError("simgpu supports generating models only")
+        self._pooled = _pooled_of(vllm_config)
         self._gpu = GpuModel.from_env()
         self._clock = DeviceClock()
         self._stats = Stats()
@@ -100,8 +131,8 @@ class SimWorker(WorkerBase):
         return CompilationTimes(language_model=0.0, encoder=0.0)
 
     def get_supported_tasks(self) -> tuple[SupportedTask, ...]:
-        """Generation."""
-        return ("generate",)
+        """Generation, or what the model is to pool for."""
+        return ("generate",) if self._pooled is None else (self._pooled.task,)
 
     def update_max_model_len(self, max_model_len: int) -> None:
         """Take over the length that vLLM fitted to the KV cache."""
@@ -136,6 +167,13 @@ class SimWorker(WorkerBase):
         index = {req_id: i for i, req_id in enumerate(step.req_ids)}
         output = ModelRunnerOutput(step.req_ids, index, sampled_token_ids=step.sampled)
         output.ec_connector_output = copied
+        asked = [self._requests[req_id].sampling for req_id in step.req_ids]
+        output.logprobs = logprobs_of(asked, step.sampled, self.model_config.get_vocab_size())
+        if self._pooled is not None:
+            output.pooler_output = [self._pooled.of(tokens) for tokens in step.sampled]
+            output.sampled_token_ids = []
+            self._stats.late_seconds += DeviceClock.wait_until(end)
+            return output
         self._pending = SimOutput(output, end, self._stats)
         return None
 

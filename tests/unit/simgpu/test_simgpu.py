@@ -10,12 +10,14 @@ from vllm.distributed.ec_transfer.ec_connector.cpu.common import (
     ECCPUConnectorMetadata,
     ECCPUWorkerMetadata,
 )
+from vllm.v1.outputs import ModelRunnerOutput
 
 from tests.simgpu import host_memory
 from tests.simgpu.answers import Vocabulary
 from tests.simgpu.gpu import DeviceClock, GpuModel
 from tests.simgpu.stats import FOLDER_VARIABLE, Stats, StatsFile
 from tests.simgpu.totals import LateEnginesError, late_share, read_totals, refuse_late, since
+from tests.simgpu.worker import Pooled, SimOutput
 
 
 def test_the_parts_of_a_step_add_up() -> None:
@@ -103,3 +105,21 @@ def test_tokens_depend_on_seed_and_position_and_are_ordinary() -> None:
     assert tokens == [vocabulary.pick(b"seed", position) for position in range(200)]
     assert tokens != [vocabulary.pick(b"other", position) for position in range(200)]
     assert set(tokens) <= set(range(25, 75)) - {40, 41}
+
+
+def test_a_step_has_all_that_vllm_asks_of_one() -> None:
+    """Also of the newer vLLM, which asks for more."""
+    made = ModelRunnerOutput(["a"], {"a": 0}, sampled_token_ids=[[1]])
+    stats = Stats()
+    assert SimOutput(made, 0.0, stats).get_output() is made
+    assert stats.late_seconds > 0
+
+
+def test_models_that_pool_give_numbers_once_the_prompt_is_computed() -> None:
+    pooled = Pooled("embed", 8)
+    assert pooled.of([]) is None
+    one, other = pooled.of([1]), pooled.of([2])
+    assert one is not None and other is not None
+    assert one.shape == (8,)
+    assert not one.equal(other)
+    assert ((one >= 0) & (one < 1)).all()

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from common.errors import RequestRejectedError
 from frontend.gate import BodyGate, take_parsed_bodies
-from frontend.gate.read import MAX_BRACKETS, MAX_COMMAS, read
+from frontend.gate.read import DECODER, MAX_BRACKETS, MAX_COMMAS, read
 from frontend.tenancy.cache_salt import current_salt
 
 JSON = {"Content-Type": "application/json"}
@@ -92,6 +92,14 @@ def test_what_is_no_json_is_told_by_the_app(client: TestClient, content: str) ->
 def test_what_only_python_takes_is_taken() -> None:
     assert math.isnan(read(b'{"a": NaN}')["a"])
     assert read(b'"\\ud800"') == "\ud800"
+
+
+def test_floats_are_left_to_python_whose_cost_does_not_depend_on_them() -> None:
+    """msgspec takes 30 times as long for a number like 1e308 as for any other, and refuses 1e400,
+    for which a body is parsed twice: neither is asked.
+    """
+    assert DECODER.float_hook is float
+    assert read(b"[1e308, 2.5e-308, 1e400, -1e400]") == [1e308, 2.5e-308, math.inf, -math.inf]
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,18 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest
+from vllm.entrypoints.pooling.scoring.protocol import RerankRequest
 from vllm.entrypoints.serve.tokenize.protocol import TokenizeRequest
 
 from frontend.args import parse
-from frontend.gate.fail_fast import fail_fast, sequences_in
+from frontend.gate.fail_fast import collections_in, fail_fast
 
 MOST_ERRORS = 1000
 """As many as members of unions make of one wrong item; 10,000 items made over a million."""
 
 WRONG: list[dict[str, Any]] = [{}] * 10_000
+NAMED: dict[str, Any] = {str(number): [] for number in range(10_000)}
+EMBEDDED = [{"content": [{"type": "image_embeds", "image_embeds": dict.fromkeys(NAMED, 1)}]}]
 MESSAGE = {
     "id": "m", "type": "message", "role": "assistant", "status": "completed", "content": [],
 }  # fmt: skip
@@ -37,7 +40,9 @@ PARTS = [{"role": "user", "content": WRONG}] * 10
         (ChatCompletionRequest, {"messages": WRONG}),
         (ChatCompletionRequest, {"messages": [], "tools": WRONG}),
         (BatchChatCompletionRequest, {"messages": [WRONG] * 3}),
+        (RerankRequest, {"query": "x", "documents": EMBEDDED}),
         (CompletionRequest, {"prompt": WRONG[:1000]}),
+        (CompletionRequest, {"prompt": "x", "logit_bias": NAMED}),
         (ResponsesRequest, {"input": WRONG}),
         (ResponsesRequest, {"input": PARTS}),
         (ResponsesRequest, {"input": {str(number): {} for number in range(10_000)}}),
@@ -67,7 +72,7 @@ def test_a_member_of_a_union_that_was_used_before_costs_no_more() -> None:
 @pytest.mark.parametrize(
     "task", ["generate", "embed", "classify", "token_classify", "transcription"]
 )
-def test_no_route_validates_lists_to_their_end(task: str) -> None:
+def test_no_route_validates_lists_and_objects_to_their_end(task: str) -> None:
     """Also those that the next vLLM adds: a module that is missing in the list is found here."""
     fail_fast()
     args = parse([]).serve
@@ -75,8 +80,8 @@ def test_no_route_validates_lists_to_their_end(task: str) -> None:
     slow = {
         path
         for path, field in bodies(build_app(args, (task,)))
-        for sequence in sequences_in(field._type_adapter.core_schema)
-        if not sequence.get("fail_fast")
+        for collection in collections_in(field._type_adapter.core_schema)
+        if not collection.get("fail_fast")
     }
     assert slow == set()
 

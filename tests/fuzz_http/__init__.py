@@ -1,0 +1,1 @@
+"""Hostile requests against a real frontend over simulated engines: ``make fuzz-http``."""
