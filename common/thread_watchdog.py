@@ -178,10 +178,15 @@ class ThreadWatchdog:
             with self._changed:
                 while not self._calls:
                     self._changed.wait()
-                calls = list(self._calls)
-            for call in filter(WatchedCall.look, calls):
-                self._give_up(call)
+            self._look()
             time.sleep(INTERVAL_S)
+
+    def _look(self) -> None:
+        """Look at each call once. Apart from the loop, whose variables would keep calls alive."""
+        with self._changed:
+            calls = list(self._calls)
+        for call in filter(WatchedCall.look, calls):
+            self._give_up(call)
 
     def _give_up(self, call: WatchedCall) -> None:
         with self._changed:
