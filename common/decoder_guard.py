@@ -15,12 +15,12 @@ from copy import copy
 from functools import wraps
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import av
 import cv2
 import numpy as np
-from PIL import AvifImagePlugin, Image, PpmImagePlugin
+from PIL import AvifImagePlugin, Image, ImageFile, PpmImagePlugin
 from vllm.multimodal import image
 from vllm.multimodal.media import ImageMediaIO, MediaWithBytes, audio
 from vllm.multimodal.video_decoders import torchcodec
@@ -102,7 +102,7 @@ def _load_deep(self: ImageMediaIO, data: bytes) -> MediaWithBytes[Image.Image]:
     return MediaWithBytes(self._convert_image_mode(grey), data, config)
 
 
-def _open_avif(fp: Any, filename: Any = "") -> Image.Image:
+def _open_avif(fp: IO[bytes], filename: str | bytes = "") -> ImageFile.ImageFile:
     """Pillow's own, for a file whose pictures are no larger than Pillow lets any be."""
     pixels = avif_pixels(fp.read())
     if Image.MAX_IMAGE_PIXELS is not None and pixels > 2 * Image.MAX_IMAGE_PIXELS:

@@ -107,7 +107,7 @@ def replace_threads(
             abandons them where a chat's template takes too long, and goes on with others.
     """
     renderer._mm_executor.shutdown(wait=False)
-    renderer._mm_executor = media  # type: ignore[assignment] # any executor will do
+    renderer._mm_executor = media
     renderer._clear_mm_cache_async = make_async(renderer.clear_mm_cache, executor=media)
     texts: Any = renderer._executor  # vLLM's code holds on to this one
 

@@ -71,7 +71,7 @@ class FrontendMediaConnector(MediaConnector):
         self.decoded_budget = self.download_budget = None
         self._loader = loader
         # Of vLLM's module, for its methods that decode embeddings. Nobody watches its own threads.
-        connector.global_thread_pool = loader.pool  # type: ignore[assignment] # any executor will do
+        connector.global_thread_pool = loader.pool
 
     async def load_from_url_async(
         self, url: str, media_io: MediaIO[Any], *, fetch_timeout: int | None = None
