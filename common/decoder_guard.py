@@ -15,17 +15,18 @@ from copy import copy
 from functools import wraps
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import av
 import cv2
 import numpy as np
-from PIL import Image, PpmImagePlugin
+from PIL import AvifImagePlugin, Image, ImageFile, PpmImagePlugin
 from vllm.multimodal import image
 from vllm.multimodal.media import ImageMediaIO, MediaWithBytes, audio
 from vllm.multimodal.video_decoders import torchcodec
 
-from common.media_formats import FFMPEG_FORMATS, IMAGE_FORMATS
+from common.avif_size import avif_pixels
+from common.media_formats import AVIF, FFMPEG_FORMATS, IMAGE_FORMATS
 from common.media_tables import claims_too_much
 
 _NO_PROTOCOL: Final = "none"
@@ -73,6 +74,7 @@ def guard_decoders() -> None:
     os.environ[_OPENCV_OPTIONS] = "|".join(f"{key};{value}" for key, value in _OPTIONS.items())
     image.ALLOWED_IMAGE_FORMATS = IMAGE_FORMATS
     Image.register_decoder("ppm_plain", _RefusingPlainText)
+    Image.register_open(AVIF, _open_avif, AvifImagePlugin._accept)
     # vLLM goes on to its other readers then.
     audio.AudioDecoder = None
     audio._torchcodec_import_exc = ImportError(_NO_TORCHCODEC)
@@ -98,6 +100,15 @@ def _load_deep(self: ImageMediaIO, data: bytes) -> MediaWithBytes[Image.Image]:
     grey = Image.fromarray((deep >> 8).astype(np.uint8))
     config = {**(loaded.io_config or {}), "bits": 8}
     return MediaWithBytes(self._convert_image_mode(grey), data, config)
+
+
+def _open_avif(fp: IO[bytes], filename: str | bytes = "") -> ImageFile.ImageFile:
+    """Pillow's own, for a file whose pictures are no larger than Pillow lets any be."""
+    pixels = avif_pixels(fp.read())
+    if Image.MAX_IMAGE_PIXELS is not None and pixels > 2 * Image.MAX_IMAGE_PIXELS:
+        raise Image.DecompressionBombError(f"an AVIF with a picture of ({pixels} pixels)")
+    fp.seek(0)
+    return AvifImagePlugin.AvifImageFile(fp, filename)
 
 
 def _is_deep(data: bytes) -> bool:

@@ -225,6 +225,24 @@ class DeadlineExceededError(MmRouterError):
     status = HTTPStatus.GATEWAY_TIMEOUT
 
 
+class ThreadStuckError(MmRouterError):
+    """A thread did not return from what it did for a request, and was replaced."""
+
+    # As where a process hangs: the same request would take the next thread too, and clients try
+    # again what is answered with a 5xx.
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+
+    def __init__(self, threads: str) -> None:
+        super().__init__(
+            f"the {threads} thread that worked on this request did not return within its time "
+            "limit (--media-decode-timeout), so the request was given up"
+        )
+
+
+class TooManyStuckThreadsError(MmRouterError):
+    """So many threads are stuck that the process had better be started again."""
+
+
 class RetryBudgetError(MmRouterError):
     """Another worker might have succeeded, but too many requests were tried again lately.
 

@@ -8,7 +8,12 @@ are let in here are binary and complete in themselves.
 import re
 from typing import Final
 
+from PIL import features
+
+AVIF: Final = "AVIF"
+
 IMAGE_FORMATS: Final = (
+    *([AVIF] if features.check("avif") else []),
     "BMP",
     "DIB",
     "GIF",
@@ -22,8 +27,8 @@ IMAGE_FORMATS: Final = (
 )
 """Pillow's names. It goes by leading bytes itself, once it is told the list. Left out of what
 vLLM allows is what reads other formats inside of itself without a limit, what hardly
-anybody sends, and AVIF and JPEG 2000: the picture inside may be far larger than the header
-says, and is decoded before anybody can tell."""
+anybody sends, and JPEG 2000: the picture inside may be far larger than the header says, and is
+decoded before anybody can tell. For AVIF, which Pillow may lack, :mod:`common.avif_size` tells."""
 
 FFMPEG_FORMATS: Final = (
     "aac",
@@ -76,7 +81,7 @@ _LEADING: Final = (
 )
 WEB_PAGE: Final = "a web page (HTML)"
 _NOT_READ: Final = (
-    (re.compile(rb".{4}ftypavi[fs]", re.DOTALL), "AVIF"),
+    (re.compile(rb".{4}ftypavi[fs]", re.DOTALL), AVIF),
     (re.compile(rb".{4}ftyp(?:hei[cfms]|hev[cmsx])", re.DOTALL), "HEIC"),
     (re.compile(rb".{4}ftyp(?:mif1|msf1)", re.DOTALL), "HEIF"),
     (re.compile(rb"\x00\x00\x00\x0cjP  |\xff\x4f\xff\x51"), "JPEG 2000"),

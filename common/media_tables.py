@@ -40,6 +40,8 @@ _FIRST: Final = frozenset(
     b"ftyp moov moof mdat pnot udta wide free skip junk pict uuid prfl styp sidx meta".split()
 )
 
+_AVI: Final = (b"AVI ", b"AVIX")
+
 _FLV_ARRAYS: Final = re.compile(rb"(?:times|filepositions)\x0a(.{4})", re.DOTALL)
 _FLV_NUMBER: Final = 9
 _MXF_START: Final = b"\x06\x0e\x2b\x34"
@@ -53,11 +55,30 @@ def claims_too_much(data: bytes | memoryview) -> bool:
             int.from_bytes(found[1], "big") * _FLV_NUMBER > len(data)
             for found in _FLV_ARRAYS.finditer(data)
         )
+    if bytes(data[:4]) == b"RIFF" and bytes(data[8:12]) in _AVI:
+        return _has_impossible_chunk(data)
     if _MXF_START in bytes(data[: 1 << 16]):
         return any(
             int.from_bytes(found[1], "big") > len(data) for found in _MXF_DURATION.finditer(data)
         )
     return _claims_too_many_samples(data)
+
+
+def _has_impossible_chunk(data: bytes | memoryview) -> bool:
+    """Return whether a chunk of an AVI, beside its frames, is longer than the whole file.
+
+    OpenCV's FFmpeg ends the process with one of two gigabytes. A list may be: it is cut off.
+    """
+    at = 12
+    while at + 8 <= len(data):
+        kind, size = bytes(data[at : at + 4]), int.from_bytes(data[at + 4 : at + 8], "little")
+        if kind in (b"LIST", b"RIFF") and bytes(data[at + 8 : at + 12]) != b"movi":
+            at += 12  # what is in it is looked at
+            continue
+        if kind != b"LIST" and size > len(data):
+            return True
+        at += 8 + size + size % 2
+    return False
 
 
 def _claims_too_many_samples(data: bytes | memoryview) -> bool:

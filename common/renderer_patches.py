@@ -5,6 +5,7 @@ Face processor's runs, the frontend's processing of media, the worker's hashes.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
@@ -12,6 +13,7 @@ from vllm.inputs import TextPrompt, TokensPrompt
 from vllm.multimodal.cache.base import BaseMultiModalProcessorCache
 from vllm.multimodal.processing import BaseMultiModalProcessor, ProcessorInputs
 from vllm.renderers import BaseRenderer, TokenizeParams
+from vllm.utils.async_utils import make_async
 
 from common.decoded_media import check_decoded, check_options
 from common.hf_processor_runs import HfProcessorRuns
@@ -80,6 +82,29 @@ def patch_renderer(
         renderer._mm_processor_cache = renderer._mm_processor_only_cache = cache
     if process is not None:
         renderer._process_multimodal_async = process
+
+
+def replace_threads(
+    renderer: BaseRenderer, media: Executor, make_text_threads: Callable[[], Executor]
+) -> None:
+    """Replace the threads of a renderer, which nobody watches. Before anything uses them.
+
+    Args:
+        media: one thread, in place of that for its processor.
+        make_text_threads: makes those in which chats become text and text becomes tokens. vLLM
+            abandons them where a chat's template takes too long, and goes on with others.
+    """
+    renderer._mm_executor.shutdown(wait=False)
+    renderer._mm_executor = media
+    renderer._clear_mm_cache_async = make_async(renderer.clear_mm_cache, executor=media)
+    texts: Any = renderer._executor  # vLLM's code holds on to this one
+
+    def replace() -> None:
+        texts._inner.shutdown(wait=False)
+        texts._inner = make_text_threads()
+
+    texts.replace_inner = replace
+    replace()
 
 
 def replace_tokenizing(renderer: BaseRenderer, tokenize: Tokenize) -> None:

@@ -3,18 +3,16 @@
 import asyncio
 import logging
 import signal
-import traceback
 from types import FrameType
 from typing import Final
 
 from common.log_lines import current_request
 from common.telemetry import EVENT_LOOP_STALLS
+from common.thread_watchdog import STALL_S, stack_of
 
 logger = logging.getLogger(__name__)
 
-STALL_S: Final = 1.0
 INTERVAL_S: Final = 0.25
-MAX_FRAMES: Final = 12
 
 
 async def watch_for_stalls(stall_s: float = STALL_S) -> None:
@@ -35,9 +33,8 @@ async def watch_for_stalls(stall_s: float = STALL_S) -> None:
 
 def _tell(_: int, frame: FrameType | None) -> None:
     EVENT_LOOP_STALLS.inc()
-    places = traceback.extract_stack(frame)[-MAX_FRAMES:]
     logger.warning(
         "request %s holds the event loop, so no other request goes on: %s",
         current_request.get() or "(none)",
-        " > ".join(f"{place.filename}:{place.lineno} {place.name}" for place in places),
+        stack_of(frame),
     )

@@ -65,6 +65,20 @@ EVENT_LOOP_STALLS = Counter(
     "mmrouter_event_loop_stalls",
     "Times that the event loop stood longer than a second; the log says for which request",
 )
+THREAD_STALLS = Counter(
+    "mmrouter_thread_stalls",
+    "Calls that kept a thread longer than a second and a quarter of one for each megapixel; the "
+    "log says for which request",
+    ["threads"],
+)
+THREADS_REPLACED = Counter(
+    "mmrouter_threads_replaced",
+    "Threads that did not return within --media-decode-timeout and were replaced",
+    ["threads"],
+)
+STUCK_THREADS = Gauge(
+    "mmrouter_stuck_threads", "Threads that were replaced and have not returned", ["threads"]
+)
 HF_PROCESSOR_RUNS = Gauge(
     "mmrouter_hf_processor_runs",
     "Calls of the Hugging Face processor since start, warm-up excluded",

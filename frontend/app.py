@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from common.discovery.base import CardWatcher
-from common.errors import ConfigurationError, MmRouterError
+from common.errors import ConfigurationError, MmRouterError, TooManyStuckThreadsError
 from common.fleet_key import FleetKey
 from common.fleet_sockets import leaves_host
 from common.identity import Incarnation
@@ -17,6 +17,7 @@ from common.loop_delay import measure_loop_delay
 from common.still_busy import still_busy
 from common.stop_signals import StopSignals
 from common.supervised import supervise
+from common.thread_watchdog import MAX_STUCK, WATCHDOG
 from common.tracing import enabled
 from common.undo import made_in_thread, undo_on_error
 from common.vllm_versions import INSTALLED
@@ -86,12 +87,18 @@ class Frontend:
                     group.create_task(follow(self.watcher, fleets.apply), name="discovery"),
                     group.create_task(self._open(), name="open"),
                     group.create_task(leave, name="leave"),
+                    group.create_task(_leave_if_stuck(signals), name="stuck threads"),
                 )
                 await shared.server.serve()
                 for task in tasks:
                     task.cancel()
         except* MmRouterError as errors:
             raise errors.exceptions[0] from None
+        if WATCHDOG.stuck > MAX_STUCK:
+            raise TooManyStuckThreadsError(
+                f"more than {MAX_STUCK} threads did not return from what requests had them do: "
+                "start this process again, with --preprocess-workers if media keep doing it"
+            )
 
     async def _open(self) -> None:
         logger.info("waiting for workers in %s", self.shared.args.discovery)
@@ -148,6 +155,16 @@ class Frontend:
 
     def _give_up(self) -> None:
         self.shared.server.should_exit = True
+
+
+async def _leave_if_stuck(signals: StopSignals) -> None:
+    """Drain once too many threads are stuck: only a new process is rid of them."""
+    await WATCHDOG.too_many_stuck()
+    logger.error(
+        "more than %d threads are stuck (mmrouter_stuck_threads): draining, to exit with an error",
+        MAX_STUCK,
+    )
+    signals.terminate()
 
 
 @asynccontextmanager

@@ -31,6 +31,7 @@ from frontend.http import (
     share_adapters,
     status_routes,
     tokenize_scores_aside,
+    watch_speech,
     worker_metrics_routes,
 )
 from frontend.processes import Siblings
@@ -116,6 +117,7 @@ class Model:
         tasks = preprocessor.tasks
         app = await build_vllm_app(client, serve, tasks, shared.server, apart=apart)
         limit_pooling(app, shared.pooling)
+        watch_speech(app, shared.loader.policy.decode_timeout_s)
         tokenize_scores_aside(app, preprocessor.tokenizing)
         share_adapters(app, fleet.adapters)
         await _add_routes(app, shared, whole, whole.forget_media or client.reset_mm_cache)

@@ -16,6 +16,7 @@ from common.settings_summary import log_settings
 from common.stalled_loop import watch_for_stalls
 from common.supervised import supervise
 from common.telemetry import enable_nvtx
+from common.thread_watchdog import WATCHDOG
 from common.tracing import exporting, prepare
 from common.vllm_command_line import configure_vllms_logging
 from frontend.app import serve
@@ -53,7 +54,18 @@ def main(run: Run = serve) -> None:
             uvloop.run(_watched(run(args, siblings)))
     except MmRouterError as error:
         logger.error("%s", error)
+        _exit_from_busy_threads(error.exit_status)
         sys.exit(error.exit_status)
+    _exit_from_busy_threads(0)
+
+
+def _exit_from_busy_threads(status: int) -> None:
+    """Exit at once if a thread is still in a decoder's code, which may crash while Python ends."""
+    if WATCHDOG.busy:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 async def _watched(serving: Coroutine[None, None, None]) -> None:

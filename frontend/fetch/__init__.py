@@ -3,6 +3,7 @@
 from frontend.fetch.allowance import MediaAllowances, RequestAllowance, current_allowance
 from frontend.fetch.connector import CONNECTOR_NAME, for_user, register
 from frontend.fetch.content import Content
+from frontend.fetch.decoded import seconds_to_process
 from frontend.fetch.decoders import MISLED_DECODER_ERRORS, decode, limit_decoders
 from frontend.fetch.deferred import DeferredMedium, PendingMedium, arrived, deferring
 from frontend.fetch.format_probe import FILM, PICTURE, SOUND, ProbedFormat, probe_formats
@@ -36,4 +37,5 @@ __all__ = [
     "picture_pixels",
     "probe_formats",
     "register",
+    "seconds_to_process",
 ]

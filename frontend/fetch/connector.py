@@ -21,9 +21,10 @@ from vllm.multimodal.media import (
     MediaConnector,
     MediaIO,
     VideoMediaIO,
+    connector,
 )
 
-from common.errors import OverloadedError
+from common.errors import OverloadedError, ThreadStuckError
 from common.telemetry import MEDIA_HELD_BYTES, MEDIA_HELD_PIXELS
 from frontend.fetch.allowance import HeldBytes, current_allowance
 from frontend.fetch.data_url import has_scheme, is_data_url
@@ -69,6 +70,8 @@ class FrontendMediaConnector(MediaConnector):
         # a medium in the same way (mode.py), and none could leave this process.
         self.decoded_budget = self.download_budget = None
         self._loader = loader
+        # Of vLLM's module, for its methods that decode embeddings. Nobody watches its own threads.
+        connector.global_thread_pool = loader.pool
 
     async def load_from_url_async(
         self, url: str, media_io: MediaIO[Any], *, fetch_timeout: int | None = None
@@ -96,7 +99,7 @@ class FrontendMediaConnector(MediaConnector):
             return await self._loader.load(url, media_io)
         except MediaError as error:
             raise for_user(error, _place(url, number)) from error
-        except OverloadedError as error:
+        except (OverloadedError, ThreadStuckError) as error:
             raise as_vllm_error(error) from error
 
     async def fetch_video_async(self, video_url: str, **options: str | None) -> Any:
@@ -152,7 +155,7 @@ class FrontendMediaConnector(MediaConnector):
             ) from error
         except RefusedError as error:
             raise VLLMValidationError(f"Failed to load embeddings: {error.reason}") from error
-        except OverloadedError as error:
+        except (OverloadedError, ThreadStuckError) as error:
             raise as_vllm_error(error) from error
         except (*MISLED_DECODER_ERRORS, MemoryError) as error:
             raise VLLMValidationError("Failed to load embeddings: they are no tensor") from error

@@ -11,7 +11,9 @@ import torch
 from PIL import Image
 from vllm.multimodal.media import MediaWithBytes
 
+from frontend.fetch.decoders import PIXEL_BYTES
 from frontend.fetch.sound_limit import resampled_bytes
+from frontend.media_limits import seconds_for
 
 _PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2}
 """Of Pillow's storage, by image mode; four for every other."""
@@ -42,6 +44,14 @@ def processing_weight(value: object) -> int:
         case (np.ndarray() as samples, int() | float() as rate) if rate > 0:
             return resampled_bytes(samples.nbytes, rate)
     return weight(value) or 0
+
+
+def seconds_to_process(media: object) -> float:
+    """Return how much longer a processor may take with decoded media, beyond its time limit."""
+    if isinstance(media, (list, dict)):
+        parts = media.values() if isinstance(media, dict) else media
+        return sum(map(seconds_to_process, parts))
+    return seconds_for(processing_weight(media) / PIXEL_BYTES)
 
 
 def holder(value: Any) -> Any:

@@ -19,7 +19,7 @@ from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMedi
 from vllm.multimodal.media.audio import load_audio
 
 from common.decoder_guard import guard_decoders
-from common.media_formats import is_known_container, name_of_unread
+from common.media_formats import IMAGE_FORMATS, is_known_container, name_of_unread
 from common.media_names import name_of
 from common.media_tables import claims_too_much
 from common.vllm_features import count_frames_with
@@ -97,9 +97,11 @@ def _decode(
     content: Content, media_io: MediaIO[Any], policy: FetchPolicy, admit: Callable[[int], None]
 ) -> Any:
     data = content.data
-    if (unread := name_of_unread(data)) is not None:
+    is_picture = isinstance(media_io, ImageMediaIO)
+    unread = name_of_unread(data)
+    if unread is not None and not (is_picture and unread in IMAGE_FORMATS):
         raise RefusedError(f"it is {unread}, which is not read here: {_advice(media_io)}")
-    if isinstance(media_io, ImageMediaIO):
+    if is_picture:
         admit(picture_pixels(data, policy))
     elif isinstance(media_io, (AudioMediaIO, VideoMediaIO)) and not content.jpeg_frames:
         if not is_known_container(data):

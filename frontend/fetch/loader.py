@@ -12,15 +12,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from vllm import envs
 from vllm.multimodal.media import MediaIO, VideoMediaIO
-from vllm.multimodal.media.connector import global_thread_pool
 from yarl import URL
 
 from common.cache_partition import SHARED, Partition
 from common.errors import OverloadedError
 from common.media_names import is_web_page
 from common.telemetry import MEDIA_DECODES, MEDIA_FETCHED_BYTES, MEDIA_FETCHES, stage
+from common.thread_watchdog import allow
 from common.undo import undo_on_error
+from common.watched_threads import WatchedThreads
 from frontend.fetch.allowance import HeldBytes, RequestAllowance, current_allowance
 from frontend.fetch.cache import CacheStatistics, MediaCache
 from frontend.fetch.content import Content
@@ -41,6 +43,7 @@ from frontend.media_limits import (
     Reservation,
     UnfetchableError,
     parse_url,
+    seconds_for,
 )
 from frontend.tenancy import current_partition
 
@@ -63,6 +66,7 @@ class MediaLoader:
         policy: what may be loaded.
         defers: whether vLLM gets media encoded, since what takes them from it wants them so.
         budgets: what all requests may hold together.
+        pool: threads that fetch what blocks, and decode.
     """
 
     def __init__(
@@ -71,21 +75,24 @@ class MediaLoader:
         cache_bytes: int,
         *,
         http: HttpFetcher | None = None,
-        pool: Executor = global_thread_pool,
+        pool: Executor | None = None,
         budgets: MediaBudgets | None = None,
     ) -> None:
         """
         Args:
             cache_bytes: budget of the cache, 0 for none.
             http: the HTTP client, made here unless given.
-            pool: threads that decode.
+            pool: made here unless given, as many threads as vLLM has for it.
             budgets: made of the policy unless given.
         """
         self.policy = policy
         self.defers = False
         self.budgets = budgets or MediaBudgets.of(policy)
         self._http = HttpFetcher(policy) if http is None else http
-        self._pool = pool
+        self._own_pool = WatchedThreads(
+            "media", envs.VLLM_MEDIA_LOADING_THREAD_COUNT, policy.decode_timeout_s
+        )
+        self.pool = pool or self._own_pool
         self._cache = MediaCache(cache_bytes)
         self._tags = EntityTags(self._cache)
         own = (RequestLimitError,)
@@ -107,6 +114,7 @@ class MediaLoader:
             MediaError: it can't be had; 400 or 422.
             ValueError: it can't be decoded; 400.
             OverloadedError: there is no room for it at this moment; 429.
+            ThreadStuckError: a thread did not return from it; 422.
         """
         return await self.decode(await self._fetched(url, media_io), media_io)
 
@@ -149,10 +157,11 @@ class MediaLoader:
         return decoded
 
     async def close(self) -> None:
-        """Cancel what is under way, close connections, drop the cache."""
+        """Cancel what is under way, close connections, end the threads, drop the cache."""
         await self._fetches.close()
         await self._decodes.close()
         await self._http.close()
+        await asyncio.to_thread(self._own_pool.shutdown, cancel_futures=True)
         self._cache.clear()
 
     def _decode(
@@ -164,12 +173,14 @@ class MediaLoader:
             def admit(pixels: int) -> None:
                 allowance.take_pixels(pixels)
                 reservation.grow(pixels)
+                allow(seconds_for(pixels))
 
             decoded = decode(content, media_io, self.policy, admit)
             return decoded, reservation.moved_to(holder(decoded))
 
     def _copy(self, decoded: Any) -> Any:
         pixels = -(-processing_weight(decoded) // PIXEL_BYTES)
+        allow(seconds_for(pixels))
         with self.budgets.decoding.reserve(pixels) as reservation:
             copy = own_copy(decoded)
             reservation.moved_to(holder(copy))
@@ -241,7 +252,7 @@ class MediaLoader:
         return content
 
     async def _in_pool(self, function: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+        return await asyncio.get_running_loop().run_in_executor(self.pool, function, *args)
 
 
 def _keeping(

@@ -9,7 +9,8 @@ from typing import Final
 from PIL import Image, TiffImagePlugin, UnidentifiedImageError
 from vllm.multimodal import image
 
-from common.media_formats import IMAGE_FORMATS
+from common.avif_size import UnreadAvifError, avif_pixels
+from common.media_formats import AVIF, IMAGE_FORMATS
 from common.media_names import name_of
 from frontend.media_limits import FetchPolicy, RefusedError
 
@@ -37,6 +38,8 @@ def picture_pixels(data: bytes, policy: FetchPolicy) -> int:
     try:
         with image.open_image(BytesIO(data)) as opened:
             pixels = max(opened.width * opened.height, _tile_pixels(opened))
+            if opened.format == AVIF:
+                pixels = max(pixels, avif_pixels(data))
             if opened.format in _SIZE_UNKNOWN:
                 pixels = max(pixels, policy.max_pixels)
             if opened.format in ("JPEG", "MPO") and _has_too_many_scans(data):
@@ -45,6 +48,8 @@ def picture_pixels(data: bytes, policy: FetchPolicy) -> int:
                 _check_png(data)
     except UnidentifiedImageError as error:
         raise RefusedError(_unread(data)) from error
+    except UnreadAvifError as error:
+        raise RefusedError(str(error)) from error
     except OSError as error:
         raise ValueError(f"Failed to load image: {error}") from error  # in vLLM's words
     if pixels > policy.max_pixels:

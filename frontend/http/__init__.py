@@ -25,6 +25,7 @@ from frontend.http.server import (
     uvicorn_config,
 )
 from frontend.http.settings import HttpSettings, KeySettings
+from frontend.http.speech_threads import watch_speech
 from frontend.http.status import FleetStatus, Status, status_routes
 from frontend.http.status_page import page_routes
 from frontend.http.tools import check_parsers
@@ -70,5 +71,6 @@ __all__ = [
     "status_routes",
     "tokenize_scores_aside",
     "uvicorn_config",
+    "watch_speech",
     "worker_metrics_routes",
 ]

@@ -27,7 +27,14 @@ from vllm.entrypoints.serve.middleware.x_request_id import XRequestIdMiddleware
 from vllm.exceptions import VLLMError
 from vllm.tasks import SupportedTask
 
-from common.errors import ConfigurationError, FleetBusyError, OverloadedError, causes
+from common.errors import (
+    ConfigurationError,
+    FleetBusyError,
+    MmRouterError,
+    OverloadedError,
+    ThreadStuckError,
+    causes,
+)
 from common.vllm_command_line import adopt_servers_lines
 from frontend.asgi import App, error_answer, overload_answer
 from frontend.gate import fail_fast, take_parsed_bodies
@@ -52,6 +59,7 @@ from frontend.http.lookups import (
 from frontend.http.operate import REPLACED, Operating, vllms_routes
 from frontend.http.settings import HttpSettings
 from frontend.http.tools import say_where_tool_flags_go
+from frontend.vllm_errors import as_vllm_error
 from frontend.workers import Adapters
 
 logger = logging.getLogger(__name__)
@@ -235,6 +243,7 @@ def _handle_errors(app: FastAPI) -> None:
     ours: dict[Any, Any] = {
         OverloadedError: _say_when,
         VLLMError: _say_when,
+        ThreadStuckError: _as_vllms,
         HTTPException: say_what_there_is,
         OSError: _say_no_files,
         Exception: _blame_the_request,
@@ -281,6 +290,12 @@ async def _say_no_files(request: Request, error: Exception) -> Response:
         return await _blame_the_request(request, error)
     logger.warning("a request got 503: %s. Raise the limit on open files (ulimit -n)", error)
     return overload_answer(FleetBusyError("this frontend can open no more files at the moment"))
+
+
+async def _as_vllms(request: Request, error: Exception) -> Response:
+    """Answer an error of ours, from a thread that vLLM's own code uses, with its status."""
+    assert isinstance(error, MmRouterError), "registered for errors of ours"
+    return await vllm_error_handler(request, as_vllm_error(error))
 
 
 async def _blame_the_request(request: Request, error: Exception) -> Response:

@@ -1,6 +1,13 @@
 """What media may be, where they may come from, and how much of them is held."""
 
-from frontend.media_limits.budget import MEGAPIXEL, MIB, Budget, MediaBudgets, Reservation
+from frontend.media_limits.budget import (
+    MEGAPIXEL,
+    MIB,
+    Budget,
+    MediaBudgets,
+    Reservation,
+    seconds_for,
+)
 from frontend.media_limits.errors import (
     MediaError,
     RefusedError,
@@ -23,4 +30,5 @@ __all__ = [
     "TooLargeError",
     "UnfetchableError",
     "parse_url",
+    "seconds_for",
 ]

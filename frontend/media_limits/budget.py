@@ -18,6 +18,13 @@ from frontend.media_limits.policy import FetchPolicy
 
 MIB: Final = 1 << 20
 MEGAPIXEL: Final = 1_000_000
+SECONDS_PER_MEGAPIXEL: Final = 0.25
+"""By which a decoder or a processor may take longer than its limit: several times what it needs."""
+
+
+def seconds_for(pixels: float) -> float:
+    """Return how much longer work on so many pixels may take."""
+    return pixels / MEGAPIXEL * SECONDS_PER_MEGAPIXEL
 
 
 class Budget:

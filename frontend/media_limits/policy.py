@@ -77,9 +77,9 @@ class FetchPolicy(BaseModel):
     )
     decode_timeout_s: Positive = Field(
         120.0,
-        description="how long a request's media may keep a process of --preprocess-workers before "
-        "it is killed, and a quarter of a second more for each megapixel; without such "
-        "processes, how long reading the frames of a video may take",
+        description="how long one call may keep a thread, or a batch of media a process of "
+        "--preprocess-workers, before it is replaced and the request fails; a quarter of a second "
+        "more for each megapixel",
     )
     allowed_domains: tuple[str, ...] = ()
     local_root: Path | None = None

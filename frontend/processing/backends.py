@@ -7,7 +7,8 @@ from typing import Any, Protocol
 from vllm.multimodal.media import MediaIO
 from vllm.renderers import BaseRenderer
 
-from frontend.fetch import Content, current_allowance
+from common.thread_watchdog import allow
+from frontend.fetch import Content, current_allowance, seconds_to_process
 from frontend.media_limits import FetchPolicy
 from frontend.processing.batch import Batch, Processed, process
 from frontend.processing.errors import AbandonedError
@@ -75,6 +76,7 @@ class OwnBackend:
         def work() -> list[Processed]:
             if abandoned():
                 raise AbandonedError("nobody waits for it")
+            allow(seconds_to_process(decoded))
             return [self._store.put(each) for each in process(self._processor, batch, decoded)]
 
         async with self._turns:

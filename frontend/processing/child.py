@@ -20,11 +20,12 @@ from common.errors import RequestRejectedError, UnsupportedItemError
 from common.hf_processor_runs import HfProcessorRuns
 from common.log_lines import configure_logging, current_request
 from common.renderer_patches import patch_renderer
+from common.thread_watchdog import WATCHDOG, allow
 from common.transfer.arena import ArenaMapping, EncodedItem, SegmentLayout, write_parts
 from common.transfer.codec import encode
 from common.vllm_command_line import configure_vllms_logging
 from frontend.fetch import decode, limit_decoders
-from frontend.media_limits import FetchPolicy, MediaError
+from frontend.media_limits import FetchPolicy, MediaError, seconds_for
 from frontend.media_processes import (
     Answer,
     BatchFailed,
@@ -81,7 +82,8 @@ class Child:
             # Lines of vLLM's have nothing that users wrote then, with an id or without.
             about = current_request.set(batch.request or "-")
             try:
-                outcome = self._process(batch)
+                with WATCHDOG.telling("media"):
+                    outcome = self._process(batch)
             except _DeniedError:
                 continue
             finally:
@@ -120,6 +122,7 @@ class Child:
             sys.exit("the frontend is gone")
         if answer is not Answer.GRANTED:
             raise _DeniedError
+        allow(seconds_for(pixels))
 
     def _deliver(
         self, encoded: Sequence[EncodedItem], processed: Sequence[Processed], hf_runs: int

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Any
 
 import cloudpickle
 
@@ -11,7 +11,7 @@ from common.hf_processor_runs import HfProcessorRuns
 from common.transfer.arena import Lease, ReservedSegment, SegmentLayout
 from common.transfer.codec import decode
 from frontend.fetch import RequestAllowance
-from frontend.media_limits import MEGAPIXEL, Budget, RefusedError
+from frontend.media_limits import Budget, RefusedError, seconds_for
 from frontend.media_processes import (
     Answer,
     BatchFailed,
@@ -31,9 +31,6 @@ from frontend.processing.errors import (
     ProcessingFailedError,
 )
 from frontend.processing.store import ArenaStore, ProcessedStore
-
-SECONDS_PER_MEGAPIXEL: Final = 0.25
-"""By which a batch may take longer than the deadline says, several times what it needs."""
 
 
 class Exchange:
@@ -98,7 +95,7 @@ class Exchange:
                     except (RefusedError, OverloadedError):
                         connection.send(Answer.DENIED)
                         raise
-                    deadline.extend(answer.pixels / MEGAPIXEL * SECONDS_PER_MEGAPIXEL)
+                    deadline.extend(seconds_for(answer.pixels))
                     connection.send(Answer.GRANTED)
         except (ProcessHungError, *LOST):
             allowance.return_pixels(taken)  # they will be decoded again

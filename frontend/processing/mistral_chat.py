@@ -28,7 +28,7 @@ from vllm.renderers.inputs.preprocess import parse_dec_only_prompt
 from vllm.renderers.mistral import MistralRenderer
 from vllm.renderers.params import ChatParams
 
-from common.errors import OverloadedError
+from common.errors import OverloadedError, ThreadStuckError
 from common.renderer_patches import replace_messages
 from frontend.fetch import DeferredMedium, for_user
 from frontend.media_limits import MediaError
@@ -119,7 +119,7 @@ class MistralChat:
                 medium = await self._decode(medium.content, medium.media_io)
             except MediaError as error:
                 raise for_user(error, medium.place) from error
-            except OverloadedError as error:
+            except (OverloadedError, ThreadStuckError) as error:
                 raise as_vllm_error(error) from error
         if medium is None:
             raise VLLMValidationError(

@@ -9,6 +9,7 @@ import asyncio
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from vllm.config import ModelConfig
@@ -33,11 +34,12 @@ from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash, MmIdentifier
 from common.log_lines import log_setup
 from common.protocol import MediaPart
-from common.renderer_patches import replace_tokenizing
+from common.renderer_patches import replace_threads, replace_tokenizing
 from common.transfer.arena import ArenaAccess
 from common.transfer.media_source import MediaSource
 from common.transfer_params import drop_transfer_params, names_encoder
 from common.undo import undo_on_error
+from common.watched_threads import WatchedThreads
 from frontend.fetch import MediaLoader
 from frontend.media_processes import StartUp
 from frontend.processing.backends import Backend, OwnBackend, PoolBackend
@@ -147,8 +149,14 @@ class Preprocessor:
         self._pool: ProcessPool | None = None
         self._processing: MediaProcessing | None = None
         self._takes_embeds = card.model.enable_mm_embeds
+        limit_s = loader.policy.decode_timeout_s
+        self._thread = WatchedThreads("processor", 1, limit_s)
         with undo_on_error(self.renderer.shutdown):
-            self.tokenizing = Tokenizing(self.renderer)
+            texts = partial(
+                WatchedThreads, "tokenizer", self.model_config.renderer_num_workers, limit_s
+            )
+            replace_threads(self.renderer, self._thread, texts)
+            self.tokenizing = Tokenizing(self.renderer, limit_s)
             replace_tokenizing(self.renderer, self.tokenizing)
             self.input_processor = InputProcessor(self.vllm_config, self.renderer)
             if is_mistral_tokenizer(self.renderer.tokenizer):
@@ -313,6 +321,7 @@ class Preprocessor:
             await asyncio.to_thread(self._pool.close)
         self.tokenizing.close()
         self.renderer.shutdown()
+        await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
 
 
 def _take_over_mistral(renderer: BaseRenderer, loader: MediaLoader) -> None:

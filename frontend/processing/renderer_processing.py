@@ -7,6 +7,7 @@ prompt at a time.
 import asyncio
 import dataclasses
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -18,6 +19,8 @@ from common.cache_partition import Partition, hash_within
 from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash
 from common.renderer_patches import ByContent, Hashes, MediaProcess, patch_renderer
+from common.thread_watchdog import allow
+from frontend.fetch import seconds_to_process
 from frontend.processing.batch import MediaOptions, Processed
 from frontend.processing.errors import NoPlaceError, said_by_processor
 from frontend.processing.prompt_media import ByPlace, MediaData, listed
@@ -42,7 +45,7 @@ class RendererProcessing:
         """
         self._renderer = renderer
         self._cache = StoreCache(store)
-        self._hashing: Hashes | None = None
+        self._hashing = _Hashing()
         self._by_vllm = renderer._process_multimodal
         self._executor = renderer._mm_executor
 
@@ -124,6 +127,8 @@ class RendererProcessing:
         named: ByPlace,
         partition: Partition,
     ) -> Any:
+        allow(seconds_to_process(mm_data))
+
         def hashes(by_content: ByContent, inputs: ProcessorInputs) -> dict[str, list[MmHash]]:
             # Never by names, of which vLLM has its own too: it numbers media if it need
             # not know them again, but workers know the media of many frontends.
@@ -149,18 +154,25 @@ class RendererProcessing:
     @contextmanager
     def _hashed_by(self, hashes: Hashes) -> Iterator[None]:
         """Let vLLM get one prompt's hashes from a function."""
-        self._hashing = hashes
+        self._hashing.now = hashes
         try:
             yield
         finally:
-            self._hashing = None
+            self._hashing.now = None
 
     def _hashes_now(
         self, by_content: ByContent, inputs: ProcessorInputs
     ) -> Mapping[str, list[MmHash]]:
-        if self._hashing is None:  # by a backend, apart from the request that shows the media
+        if self._hashing.now is None:  # by a backend, apart from the request that shows the media
             return by_content(inputs)
-        return self._hashing(by_content, inputs)
+        return self._hashing.now(by_content, inputs)
+
+
+class _Hashing(threading.local):
+    """Where the hashes of a thread's prompt come from. One that was stuck may come back, beside
+    the thread that took its place."""
+
+    now: Hashes | None = None
 
 
 @contextmanager

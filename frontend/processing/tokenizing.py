@@ -6,7 +6,7 @@ refused for its length, or cut to ten tokens, afterwards.
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -15,7 +15,8 @@ from vllm.renderers import BaseRenderer, TokenizeParams
 from vllm.tokenizers.hf import ThreadSafeHFTokenizerMixin
 from vllm.utils.async_utils import make_async
 
-from common.errors import RequestRejectedError
+from common.errors import RequestRejectedError, ThreadStuckError
+from common.watched_threads import WatchedThreads
 from frontend.vllm_errors import as_vllm_error
 
 T = TypeVar("T")
@@ -37,11 +38,15 @@ each of its tokens, and a million of them hold up the event loop."""
 class Tokenizing:
     """Takes the place of the renderer's tokenizing of one text."""
 
-    def __init__(self, renderer: BaseRenderer) -> None:
+    def __init__(self, renderer: BaseRenderer, limit_s: float) -> None:
+        """
+        Args:
+            limit_s: seconds that a long text may keep the thread.
+        """
         self._renderer = renderer
         self._others = renderer._tokenize_prompt_async
         # One at a time: a megabyte of text takes 200 MB meanwhile.
-        self._own = ThreadPoolExecutor(1, thread_name_prefix="long texts")
+        self._own = WatchedThreads("tokenizer", 1, limit_s)
         shared = isinstance(renderer.tokenizer, ThreadSafeHFTokenizerMixin)
         self._thread: Executor = self._own if shared else renderer._executor
         self._long = make_async(renderer._tokenize_prompt, executor=self._thread)
@@ -59,8 +64,14 @@ class Tokenizing:
         """Return a text's tokens, or as many as tell that there are too many.
 
         Raises:
-            VLLMError: the text is too long to be counted.
+            VLLMError: the text is too long to be counted, or keeps its thread for too long.
         """
+        try:
+            return await self._tokens(prompt, params)
+        except ThreadStuckError as error:
+            raise as_vllm_error(error) from error
+
+    async def _tokens(self, prompt: TextPrompt, params: TokenizeParams) -> TokensPrompt:
         text = prompt["prompt"]
         if len(text) <= LONG:
             return await self._others(prompt, params)

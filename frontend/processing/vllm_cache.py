@@ -1,5 +1,6 @@
 """vLLM's processor cache, as the renderer sees it: the store, and what a request brings."""
 
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -15,13 +16,23 @@ from frontend.processing.batch import Processed
 from frontend.processing.store import ProcessedStore
 
 
+class _AtHand(threading.local):
+    """Items of the request that a thread works for."""
+
+    def __init__(self) -> None:
+        self.items: dict[MmHash, Processed] = {}
+
+
 class StoreCache(BaseMultiModalProcessorCache):
-    """Used by the renderer's one processing thread, for one request at a time."""
+    """Used by the renderer's one processing thread, for one request at a time.
+
+    A thread that was stuck may come back, beside the thread that took its place.
+    """
 
     def __init__(self, store: ProcessedStore) -> None:
         super().__init__()
         self._store = store
-        self._at_hand: dict[MmHash, Processed] = {}
+        self._at_hand = _AtHand()
         self._hits = self._total = 0
         self._last = CacheInfo(0, 0)
 
@@ -34,21 +45,21 @@ class StoreCache(BaseMultiModalProcessorCache):
         Args:
             at_hand: items of the request that need no processing.
         """
-        self._at_hand = {each.mm_hash: each for each in at_hand}
+        self._at_hand.items = {each.mm_hash: each for each in at_hand}
         try:
             yield
         finally:
-            self._at_hand = {}
+            self._at_hand.items = {}
 
     def is_cached_item(self, mm_hash: str) -> bool:
         """Whether vLLM need not process it."""
         name = MmHash(mm_hash)
         self._total += 1
-        if name not in self._at_hand:
+        if name not in self._at_hand.items:
             kept = self._store.get(name)
             if kept is None:
                 return False
-            self._at_hand[name] = kept
+            self._at_hand.items[name] = kept
         self._hits += 1
         return True
 
@@ -57,10 +68,10 @@ class StoreCache(BaseMultiModalProcessorCache):
     ) -> MultiModalProcessorCacheOutItem:
         """The item: what is kept, or ``mm_item`` from now on."""
         name = MmHash(mm_hash)
-        kept = self._at_hand.get(name)
+        kept = self._at_hand.items.get(name)
         if kept is None:
             assert mm_item is not None, "vLLM processes what it was told is not cached"
-            kept = self._at_hand[name] = self._store.put(Processed(name, *mm_item))
+            kept = self._at_hand.items[name] = self._store.put(Processed(name, *mm_item))
         return kept.item, kept.prompt_updates
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
@@ -69,7 +80,7 @@ class StoreCache(BaseMultiModalProcessorCache):
     def clear_cache(self) -> None:
         """Answer no more with what was kept until now."""
         self._store.clear()
-        self._at_hand = {}
+        self._at_hand.items = {}
         self._hits = self._total = 0
         self._last = CacheInfo(0, 0)
 

@@ -150,6 +150,13 @@ class EventStream:
         self._waiting.add(WaitingMessage(sequence, payload, self._replays.number))
         return self._repair(missing)
 
+    def go_on(self) -> bool:
+        """Apply more of what is left of large events; return whether anything still is.
+
+        Whatever comes meanwhile is applied behind it, or forgets it.
+        """
+        return not self._standing.ignores() and self._progress.go_on()
+
     def on_foreign(self, kind: str, detail: str) -> None:
         """A message arrived that has not even the frames of an event."""
         self._reader.count(MalformedEventError(kind, detail))

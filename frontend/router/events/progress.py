@@ -25,7 +25,10 @@ class Blocks(Protocol):
     def held(self) -> int: ...
 
     def apply(self, batch: EventBatch) -> None:
-        """Apply one batch."""
+        """Apply one batch, a large one in part."""
+
+    def go_on(self) -> bool:
+        """Apply more of what is left of batches; return whether anything still is."""
 
     def clear(self) -> None:
         """Forget all blocks."""
@@ -104,6 +107,13 @@ class Progress:
         self.see(sequence)
         self._fingerprint = hash(payload)
         self.time = max(self.time, batch.time)
+
+    def go_on(self) -> bool:
+        """Apply more of what is left of events; return whether anything still is."""
+        left = self._blocks.go_on()
+        if self._blocks.unusable:
+            self._use_none()
+        return left
 
     def pass_over(self, sequence: int, payload: bytes) -> None:
         """Go on behind an event that can't be read, which may have said anything."""

@@ -159,6 +159,7 @@ class KvEventSubscriber:
     def tick(self, now: float) -> None:
         """Look at the clock; to be called a few times a second."""
         for line in self._lines.values():
+            line.stream.go_on()  # whoever was at it may have been cancelled
             line.obey(line.stream.tick(now))
 
     def statistics(self) -> dict[int, StreamStatistics]:
@@ -261,6 +262,7 @@ class _Line:
                             self.stream.on_foreign("frames", f"{len(frames)} frames")
                         else:
                             self.obey(self.stream.on_live(frames[1], frames[2], self._clock()))
+                    await self._finish()
             finally:
                 watching.cancel()
                 # Before the sockets go: pyzmq reads by a pointer that is freed with them.
@@ -294,12 +296,21 @@ class _Line:
                         frames = await socket.recv_multipart()
                         limit.reschedule(None)  # what we ourselves take is not the worker's
                         async with self._turns:
-                            if self._pass_on(command.attempt, frames):
-                                return
+                            over = self._pass_on(command.attempt, frames)
+                        await self._finish()
+                        if over:
+                            return
                         limit.reschedule(loop.time() + self._replay_timeout_s)
             except TimeoutError:
                 why = f"replay endpoint {endpoint} does not answer"
                 self.obey(self.stream.on_replay_failed(command.attempt, why, self._clock()))
+
+    async def _finish(self) -> None:
+        """Apply what is left of a large event, and let others have their turn in between."""
+        left = True
+        while left and not self._closed:
+            async with self._turns:
+                left = self.stream.go_on()
 
     def _pass_on(self, attempt: int, frames: list[bytes]) -> bool:
         """Hand on one message of a replay; whether it was the last or none is wanted."""

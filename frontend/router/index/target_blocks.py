@@ -4,14 +4,20 @@ The place where "a block counts as held" is decided: by group, by medium, by cop
 When to apply what is in ``event_stream.py``.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from common.identity import BlockHash, Target
-from frontend.router.event_wire import Change, EventBatch, Need, Removed, Stored
+from frontend.router.event_wire import Change, Cleared, EventBatch, Need, Removed, Stored
 from frontend.router.index.indexes import BlockIndexes
 
 _MOST_BLOCKS = 1 << 22
 """Blocks of a cache or tier whose size is unknown; a bound for hostile messages."""
+
+SLICE_BLOCKS: Final = 16_384
+"""Blocks that are applied at a time: milliseconds of the event loop. Four times a step of 64k
+tokens, so that nothing of an honest worker waits, unless a step of its own is as large."""
 
 
 class TargetBlocks:
@@ -39,21 +45,42 @@ class TargetBlocks:
         self._predictions = indexes.predicted
         self._indexes = indexes
         self._offloaded: set[tuple[int, BlockHash]] = set()
+        self._rest: deque[Change] = deque()
         self.unusable = ""
         """Why these events can't be used at all; empty if they can."""
         self.unmodelled = ""
         """Why hits may be shorter than indexed; empty if they are not."""
 
     def apply(self, batch: EventBatch) -> None:
-        """Apply the changes of one batch in order."""
+        """Apply the changes of one batch in order, behind what is left of earlier ones.
+
+        Of a large batch only the first blocks: :meth:`go_on` until it says that nothing is left.
+        Until then the target is known to hold what it held a moment ago.
+        """
         for change in batch.changes:
+            self._rest.extend(_pieces(change))
+        self.go_on()
+
+    def go_on(self) -> bool:
+        """Apply some more of what is left; return whether anything still is."""
+        blocks = 0
+        while self._rest and blocks < SLICE_BLOCKS and not self.unusable:
+            change = self._rest.popleft()
+            blocks += 1 if isinstance(change, Cleared) else 1 + len(change.hashes)
             self._apply(change)
-        if self._overfull():
+        if self.unusable:
+            self._rest.clear()
+        elif not self._rest and self._overfull():
             # The worker counts copies in a way that we don't: rather know nothing.
             self.unusable = "its events add up to more blocks than its cache has"
+        return bool(self._rest)
 
     def clear(self) -> None:
-        """Forget everything, predictions included."""
+        """Forget everything, predictions included, and what is left to apply."""
+        self._rest.clear()
+        self._clear()
+
+    def _clear(self) -> None:
         self._indexes.clear(self._target)
         self._offloaded.clear()
 
@@ -71,7 +98,7 @@ class TargetBlocks:
         elif isinstance(change, Removed):
             self._remove(change)
         else:
-            self.clear()
+            self._clear()
 
     def _store(self, change: Stored) -> None:
         if change.need is Need.UNKNOWN:
@@ -123,3 +150,15 @@ class TargetBlocks:
     def _overfull(self) -> bool:
         offloaded = len(self._offloaded)
         return self.held - offloaded > self._capacity or offloaded > _MOST_BLOCKS
+
+
+def _pieces(change: Change) -> Iterator[Change]:
+    """Yield changes that are small, and together the same."""
+    if isinstance(change, Cleared) or len(change.hashes) <= SLICE_BLOCKS:
+        yield change
+        return
+    for start in range(0, len(change.hashes), SLICE_BLOCKS):
+        piece = change._replace(hashes=change.hashes[start : start + SLICE_BLOCKS])
+        if start and isinstance(piece, Stored):
+            piece = piece._replace(parent=change.hashes[start - 1] if piece.chained else None)
+        yield piece

@@ -332,7 +332,7 @@ async def test_cancelling_leaves_nothing_held(
 
     monkeypatch.setattr(loader_module, "decode", slow)
     with ThreadPoolExecutor(1) as pool:
-        monkeypatch.setattr(loader, "_pool", pool)
+        monkeypatch.setattr(loader, "pool", pool)
         load = asyncio.create_task(loader.load(data_uri(picture("x")), ImageMediaIO()))
         await until(decoding.is_set)
         load.cancel()

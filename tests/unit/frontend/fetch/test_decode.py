@@ -119,14 +119,13 @@ def test_a_tile_larger_than_its_picture() -> None:
         decoded(tiff, limited(max_pixels=1_000_000))
 
 
-@pytest.mark.parametrize(("format_", "name"), [("AVIF", "AVIF"), ("JPEG2000", "JPEG 2000")])
-def test_pictures_that_may_be_larger_than_they_say(format_: str, name: str) -> None:
+def test_pictures_that_may_be_larger_than_they_say() -> None:
     """Their headers said 10x10, while the stream behind was decoded with 64 megapixels."""
     buffer = io.BytesIO()
-    Image.new("RGB", (10, 10)).save(buffer, format_)
+    Image.new("RGB", (10, 10)).save(buffer, "JPEG2000")
     admitted: list[int] = []
     policy = limited()
-    with pytest.raises(RefusedError, match=f"it is {name}, which is not read here: send JPEG"):
+    with pytest.raises(RefusedError, match="it is JPEG 2000, which is not read here: send JPEG"):
         decode(Content.of(buffer.getvalue()), ImageMediaIO(), policy, admitted.append)
     assert not admitted
 

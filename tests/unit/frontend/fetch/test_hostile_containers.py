@@ -200,3 +200,26 @@ def test_files_of_ones_own_are_written_and_read_as_before(tmp_path: Path) -> Non
         file.writeframes(bytes(16000))
     with path.open("rb") as opened, av.open(opened) as container:
         assert container.format.name == "wav"
+
+
+@pytest.mark.parametrize("chunk", [b"avih", b"strh", b"idx1"])
+def test_an_avi_with_a_chunk_of_two_gigabytes(chunk: bytes) -> None:
+    """One of six kilobytes ended the process: OpenCV's FFmpeg looks for what is behind the end."""
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="avi") as file:
+        stream = file.add_stream("mpeg4", rate=25)
+        assert isinstance(stream, av.VideoStream)
+        stream.width = stream.height = 64
+        stream.pix_fmt = "yuv420p"
+        for grey in range(8):
+            frame = np.full((64, 64, 3), grey, np.uint8)
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        file.mux(stream.encode())
+    whole = buffer.getvalue()
+    film_io = VideoMediaIO(ImageMediaIO(), num_frames=2)
+    assert decode(Content.of(whole), film_io, FetchPolicy(), anything)
+    at = whole.index(chunk) + 4
+    for size in (0x7FFFFFFF, 0xFFFF0038):
+        odd = whole[:at] + size.to_bytes(4, "little") + whole[at + 4 :]
+        with pytest.raises(RefusedError, match="claims more samples than it can hold"):
+            decode(Content.of(odd), film_io, FetchPolicy(), anything)

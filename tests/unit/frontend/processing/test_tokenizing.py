@@ -54,7 +54,7 @@ def renderer(tokenizer: Any) -> PlainRenderer:
 
 
 async def tokens(renderer: PlainRenderer, text: str, params: TokenizeParams) -> Any:
-    tokenizing = Tokenizing(renderer)
+    tokenizing = Tokenizing(renderer, 120.0)
     try:
         return await tokenizing({"prompt": text}, params)
     finally:
@@ -122,7 +122,7 @@ async def test_long_texts_keep_no_short_one_waiting(renderer: PlainRenderer) -> 
         return plain(prompt, params)
 
     renderer._tokenize_prompt = slow  # type: ignore[method-assign]
-    tokenizing = Tokenizing(renderer)
+    tokenizing = Tokenizing(renderer, 120.0)
     long = asyncio.create_task(tokenizing({"prompt": TEXT}, TokenizeParams(None)))
     await asyncio.to_thread(going_on.wait)
     try:

@@ -20,6 +20,7 @@ from frontend.router.events.commands import Command
 from frontend.router.events.event_stream import EventStream
 from frontend.router.events.figures import show_figures
 from frontend.router.events.subscriber import KvEventSubscriber, ZmqFeeds
+from frontend.router.index import target_blocks
 from frontend.router.index.index_state import Knowledge
 from frontend.router.index.indexes import BlockIndexes
 from frontend.router.index.kv_index import KvIndex
@@ -250,6 +251,20 @@ async def test_every_rank_has_a_line_of_its_own(feeds: ZmqFeeds) -> None:
         await listener.until(lambda: listener.exact(0) and listener.exact(1))
         await listener.until(lambda: listener.index.match(blocks(1, 2)) == {(W, 0): 2, (W, 1): 1})
         assert "rank 5" in listener.subscriber.state(5).reason
+        await listener.subscriber.close()
+
+
+async def test_a_large_event_is_applied_to_its_end(
+    feeds: ZmqFeeds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In parts, also where it is the last that comes, and none of them after the worker's end."""
+    monkeypatch.setattr(target_blocks, "SLICE_BLOCKS", 4)
+    with running(Worker()) as worker:
+        listener = Listener(feeds, worker.source)
+        listener.subscriber.start()
+        await listener.until(listener.exact)
+        worker.publish(stored(*range(100)))
+        await listener.until(lambda: listener.index.match(blocks(*range(100))) == {(W, 0): 100})
         await listener.subscriber.close()
 
 

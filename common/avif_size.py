@@ -1,0 +1,229 @@
+"""Pixels that a decoder makes of an AVIF file, by the headers of the AV1 pictures inside.
+
+The file says the size of its picture twice: in its own header, and in that of each AV1 picture. AV1
+decoders go by the latter, and only afterwards is it compared. So a kilobyte could take gigabytes.
+"""
+
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+MAX_ITEMS: Final = 4096
+MAX_REUSE: Final = 2
+"""Bytes that the items of a file may have together, for each byte of the file."""
+
+_SEQUENCE_HEADER: Final = 1
+_PICTURE: Final = b"av01"
+_UNREAD: Final = "its AVIF container is of a kind that is not read here: send JPEG or PNG"
+_ANIMATED: Final = "it is an animated AVIF, which is not read here: send its pictures"
+
+
+class UnreadAvifError(ValueError):
+    """An AVIF file of which it can't be told what decoding it takes; says so to its user."""
+
+
+def avif_pixels(data: bytes) -> int:
+    """Return the pixels of the largest AV1 picture in a file, or half of those of all of them.
+
+    A picture and its transparency are two of the same size.
+
+    Raises:
+        UnreadAvifError: the file is animated, damaged, or can't be understood.
+    """
+    try:
+        sizes = [_coded_pixels(part) for part in _pictures(data)]
+    except (IndexError, struct.error) as error:
+        raise UnreadAvifError(_UNREAD) from error
+    if not sizes:
+        raise UnreadAvifError(_UNREAD)
+    return max(*sizes, sum(sizes) // 2)
+
+
+def _pictures(data: bytes) -> Iterator[bytes]:
+    """Yield the AV1 data of each picture."""
+    top = _boxes(data, 0, len(data))
+    if b"moov" in top or data[8:12] == b"avis":
+        raise UnreadAvifError(_ANIMATED)
+    inside = _boxes(data, _only(top, b"meta").start + 4, _only(top, b"meta").end)
+    kinds = _kinds(data, _only(inside, b"iinf"))
+    own = inside.get(b"idat", [_Box(0, 0)])[0]
+    reused = 0
+    for item in _items(data, _only(inside, b"iloc")):
+        base = own if item.in_idat else _Box(0, len(data))
+        pieces = [data[base.start + at : min(base.end, base.start + at + n)] for at, n in item.at]
+        reused += sum(n for _, n in item.at)
+        if reused > MAX_REUSE * len(data) or list(map(len, pieces)) != [n for _, n in item.at]:
+            raise UnreadAvifError(_UNREAD)
+        if item.number in kinds:
+            yield b"".join(pieces)
+
+
+class _Box(NamedTuple):
+    """The content of a box: offsets."""
+
+    start: int
+    end: int
+
+
+class _Item(NamedTuple):
+    """Where an item is.
+
+    Attributes:
+        at: offset and length of each piece.
+    """
+
+    number: int
+    in_idat: bool
+    at: list[tuple[int, int]]
+
+
+def _boxes(data: bytes, at: int, end: int) -> dict[bytes, list[_Box]]:
+    found: dict[bytes, list[_Box]] = {}
+    while at < end:
+        size, kind = struct.unpack_from(">I4s", data, at)
+        start = at + 8
+        if size == 1:
+            (size,) = struct.unpack_from(">Q", data, start)
+            start += 8
+        after = end if size == 0 else at + size
+        if not start <= after <= end:
+            raise UnreadAvifError(_UNREAD)
+        found.setdefault(kind, []).append(_Box(start, after))
+        at = after
+    return found
+
+
+def _only(boxes: dict[bytes, list[_Box]], kind: bytes) -> _Box:
+    if len(boxes.get(kind, ())) != 1:
+        raise UnreadAvifError(_UNREAD)
+    return boxes[kind][0]
+
+
+def _kinds(data: bytes, box: _Box) -> set[int]:
+    """Return the numbers of the items that are AV1 pictures."""
+    pictures = set()
+    entries = box.start + (6 if data[box.start] == 0 else 8)
+    for entry in _boxes(data, entries, box.end).get(b"infe", ()):
+        number, at = (">H", 6) if data[entry.start] == 2 else (">I", 8)
+        if data[entry.start] not in (2, 3):
+            raise UnreadAvifError(_UNREAD)
+        if data[entry.start + at + 2 : entry.start + at + 6] == _PICTURE:
+            pictures.add(struct.unpack_from(number, data, entry.start + 4)[0])
+    return pictures
+
+
+def _items(data: bytes, box: _Box) -> Iterator[_Item]:
+    reader = _Bytes(data, box)
+    version = reader.number(1)
+    reader.number(3)
+    widths = reader.number(2)
+    offset, length, base, index = (widths >> shift & 15 for shift in (12, 8, 4, 0))
+    wide = 4 if version == 2 else 2
+    seen: Counter[int] = Counter()
+    for _ in range(_few(reader.number(wide))):
+        number = reader.number(wide)
+        seen[number] += 1
+        method = reader.number(2) & 15 if version else 0
+        source = reader.number(2)
+        start = reader.number(base)
+        pieces = []
+        for _ in range(_few(reader.number(2))):
+            reader.number(index if version else 0)
+            at = start + reader.number(offset)
+            pieces.append((at, reader.number(length)))
+        if method > 1 or source or seen[number] > 1 or any(n == 0 for _, n in pieces):
+            raise UnreadAvifError(_UNREAD)
+        yield _Item(number, method == 1, pieces)
+
+
+def _few(count: int) -> int:
+    if count > MAX_ITEMS:
+        raise UnreadAvifError(_UNREAD)
+    return count
+
+
+class _Bytes:
+    """Reads numbers one after the other."""
+
+    def __init__(self, data: bytes, box: _Box) -> None:
+        self._data = data
+        self._at, self._end = box
+
+    def number(self, size: int) -> int:
+        at, self._at = self._at, self._at + size
+        if self._at > self._end:
+            raise UnreadAvifError(_UNREAD)
+        return int.from_bytes(self._data[at : self._at], "big")
+
+
+def _coded_pixels(data: bytes) -> int:
+    """Return the most pixels that a frame of an AV1 picture may have."""
+    found = [_frame_pixels(unit) for kind, unit in _units(data) if kind == _SEQUENCE_HEADER]
+    if not found:
+        raise UnreadAvifError(_UNREAD)
+    return max(found)
+
+
+def _units(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield kind and content of the units that an AV1 stream consists of."""
+    at = 0
+    while at < len(data):
+        head = data[at]
+        at += 2 if head & 4 else 1
+        size = len(data) - at
+        if head & 2:
+            size, shift = 0, 0
+            while True:
+                byte = data[at]
+                at += 1
+                size |= (byte & 127) << shift
+                shift += 7
+                if not byte & 128:
+                    break
+                if shift > 28:
+                    raise UnreadAvifError(_UNREAD)
+        if at + size > len(data):
+            raise UnreadAvifError(_UNREAD)
+        yield head >> 3 & 15, data[at : at + size]
+        at += size
+
+
+class _Bits:
+    """Reads bits one after the other."""
+
+    def __init__(self, data: bytes) -> None:
+        self._value = int.from_bytes(data[:64], "big")
+        self._left = 8 * len(data[:64])
+
+    def number(self, count: int) -> int:
+        self._left -= count
+        if self._left < 0:
+            raise UnreadAvifError(_UNREAD)
+        return self._value >> self._left & ((1 << count) - 1)
+
+
+def _frame_pixels(unit: bytes) -> int:
+    """Return the product of the largest width and height that a sequence header allows.
+
+    Frames have a size of their own unless the header is the short one of still pictures. No decoder
+    has to hold that against the largest that is announced, so all that its bits can say counts.
+    """
+    bits = _Bits(unit)
+    bits.number(4)  # profile, and whether it is a still picture
+    short = bits.number(1)
+    if short:
+        bits.number(5)
+    else:
+        if bits.number(1):
+            raise UnreadAvifError(_UNREAD)  # times of frames, which pictures have not
+        delays = bits.number(1)
+        for _ in range(bits.number(5) + 1):
+            bits.number(12)
+            if bits.number(5) > 7:
+                bits.number(1)
+            if delays and bits.number(1):
+                bits.number(4)
+    wide, high = bits.number(4) + 1, bits.number(4) + 1
+    width, height = bits.number(wide) + 1, bits.number(high) + 1
+    return width * height if short else 1 << wide + high
