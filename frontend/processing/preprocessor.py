@@ -18,6 +18,7 @@ from vllm.multimodal.cache.base import MultiModalCache
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem
 from vllm.pooling_params import PoolingParams
 from vllm.renderers import BaseRenderer, renderer_from_config
+from vllm.renderers.chat_utils import load_chat_template
 from vllm.sampling_params import SamplingParams
 from vllm.tasks import SupportedTask
 from vllm.tokenizers import TokenizerLike
@@ -48,6 +49,7 @@ from frontend.processing.client_embeds import (
     deadly_embeds,
 )
 from frontend.processing.client_hashes import content_hash
+from frontend.processing.client_templates import ClientTemplates, take_templates
 from frontend.processing.media_processing import MediaProcessing
 from frontend.processing.pool import ProcessPool
 from frontend.processing.promises import Elsewhere, Promise, PromisedItem
@@ -158,8 +160,12 @@ class Preprocessor:
         self._processing: MediaProcessing | None = None
         self._takes_embeds = card.model.enable_mm_embeds
         self._deadly_embeds: frozenset[str] = frozenset()
+        self._templates: ClientTemplates | None = None
         with undo_on_error(self.renderer.shutdown):
             self.tokenizing = Tokenizing(self.renderer)
+            if serve_args.trust_request_chat_template:
+                default = load_chat_template(serve_args.chat_template)
+                self._templates = take_templates(self.renderer, default)
             replace_tokenizing(self.renderer, self.tokenizing)
             self.input_processor = InputProcessor(self.vllm_config, self.renderer)
             if is_mistral_tokenizer(self.renderer.tokenizer):
@@ -331,6 +337,8 @@ class Preprocessor:
             await self._processing.close()
         if self._pool is not None:
             await asyncio.to_thread(self._pool.close)
+        if self._templates is not None:
+            self._templates.close()
         self.tokenizing.close()
         self.renderer.shutdown()
 
