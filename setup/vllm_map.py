@@ -184,7 +184,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.renderers.params",
         ),
         "frontend/processing/preprocessor.py": ("vllm.renderers.chat_utils",),
-        "frontend/processing/template_server.py": ("vllm.renderers",),
+        "frontend/processing/template_server.py": ("vllm.renderers.hf",),
     },
     "input processor": {
         "frontend/processing/preprocessor.py": ("vllm.v1.engine", "vllm.v1.engine.input_processor"),

@@ -23,7 +23,7 @@ from vllm.renderers.params import ChatParams
 from common.errors import OverloadedError, RequestRejectedError
 from common.newest import keep_newest
 from common.python_command import python_command
-from common.renderer_patches import replace_messages
+from common.renderer_patches import replace_messages, replace_template
 from frontend.processing.template_orders import CPU_S, MEMORY_BYTES, OK, Order
 from frontend.vllm_errors import as_vllm_error
 
@@ -68,7 +68,7 @@ class ClientTemplates:
     def take_over(self) -> None:
         """Let no template of a client be parsed or rendered in this process."""
         replace_messages(self._renderer, self.render_now, self.render)
-        self._renderer._apply_chat_template_async = self._apply_template
+        replace_template(self._renderer, self._apply_template)
         self._thread.submit(self._start)
 
     def close(self) -> None:
