@@ -3,7 +3,8 @@
 FFmpeg is reached by two ways, PyAV and OpenCV. Either is told which containers it may open,
 and that it may open nothing else: no file, no address. What its tables claim is looked at first,
 and no single piece of memory may be larger than a medium may be. TorchCodec takes no such orders,
-so it is not used. Pillow is told which formats it may read.
+so it is not used. Pillow is told which formats it may read. Tensors that clients send are read by
+``common/tensor_files.py`` instead of PyTorch.
 
 Holds for the whole process, whoever calls the decoders: vLLM's loaders, its route for
 transcriptions, or a model's own code.
@@ -20,6 +21,7 @@ from typing import IO, Any, Final
 import av
 import cv2
 import numpy as np
+import torch
 from PIL import AvifImagePlugin, Image, ImageFile, PpmImagePlugin
 from vllm.multimodal import image
 from vllm.multimodal.media import ImageMediaIO, MediaWithBytes, audio
@@ -28,6 +30,7 @@ from vllm.multimodal.video_decoders import torchcodec
 from common.avif_size import avif_pixels
 from common.media_formats import AVIF, FFMPEG_FORMATS, IMAGE_FORMATS
 from common.media_tables import claims_too_much
+from common.tensor_files import load as load_tensor
 
 _NO_PROTOCOL: Final = "none"
 """The name of no protocol; OpenCV can't be given an empty list."""
@@ -46,6 +49,8 @@ MAX_FFMPEG_BYTES: Final = 320 << 20
 """Of one piece of FFmpeg's memory: the largest packet, or plane of a frame, that is ever let in."""
 
 _MAX_ALLOC: Final = "av_max_alloc"
+
+_TORCH_LOAD: Final[Any] = torch.load
 
 _VLLMS_LOAD: Final[Any] = ImageMediaIO.load_bytes
 _DEEP: Final = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
@@ -80,6 +85,7 @@ def guard_decoders() -> None:
     audio._torchcodec_import_exc = ImportError(_NO_TORCHCODEC)
     torchcodec.VideoDecoder = _Refusing
     av.open = _guarded_open
+    torch.load = _guarded_load
     ImageMediaIO.load_bytes = _load_deep
     cv2.VideoCapture = _guarded_capture  # type: ignore[assignment, misc] # its objects
     _limit_ffmpegs_memory()
@@ -146,3 +152,11 @@ def _guarded_open(file: Any, mode: str | None = None, *args: Any, **kwargs: Any)
         _check_tables(file)
         kwargs["container_options"] = {**(kwargs.get("container_options") or {}), **_OPTIONS}
     return _PYAV_OPEN(file, mode, *args, **kwargs)
+
+
+@wraps(_TORCH_LOAD)
+def _guarded_load(f: Any, *args: Any, **kwargs: Any) -> Any:
+    # Weights of models come from files by their path.
+    if isinstance(f, BytesIO) and kwargs.get("weights_only"):
+        return load_tensor(f.getvalue())
+    return _TORCH_LOAD(f, *args, **kwargs)

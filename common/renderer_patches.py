@@ -126,6 +126,11 @@ def replace_messages(
         setattr(renderer, name, ours)
 
 
+def replace_template(renderer: BaseRenderer, apply: Callable[..., Awaitable[Any]]) -> None:
+    """Replace how a renderer applies a chat template. Once."""
+    renderer._apply_chat_template_async = apply
+
+
 def _count_runs(processor: BaseMultiModalProcessor[Any], runs: HfProcessorRuns) -> None:
     """Where media are sorted for the Hugging Face processor: many models call it in ways of their
     own, some of them for each frame, but all of them sort first and call it for what is there. So

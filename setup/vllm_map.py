@@ -174,6 +174,16 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         ),
         "frontend/processing/preprocessor.py": ("vllm.utils.mistral",),
     },
+    "chat templates of clients": {
+        "frontend/processing/client_templates.py": (
+            "vllm.renderers",
+            "vllm.renderers.hf",
+            "vllm.renderers.inputs",
+            "vllm.renderers.params",
+        ),
+        "frontend/processing/preprocessor.py": ("vllm.renderers.chat_utils",),
+        "frontend/processing/template_server.py": ("vllm.renderers.hf",),
+    },
     "input processor": {
         "frontend/processing/preprocessor.py": ("vllm.v1.engine", "vllm.v1.engine.input_processor"),
     },

@@ -26,6 +26,7 @@ from vllm.multimodal.media import (
 
 from common.errors import OverloadedError, ThreadStuckError
 from common.telemetry import MEDIA_HELD_BYTES, MEDIA_HELD_PIXELS
+from common.tensor_files import TensorFileError
 from frontend.fetch.allowance import HeldBytes, current_allowance
 from frontend.fetch.data_url import has_scheme, is_data_url
 from frontend.fetch.decoders import MISLED_DECODER_ERRORS, limit_decoders
@@ -155,6 +156,8 @@ class FrontendMediaConnector(MediaConnector):
             ) from error
         except RefusedError as error:
             raise VLLMValidationError(f"Failed to load embeddings: {error.reason}") from error
+        except TensorFileError as error:
+            raise VLLMValidationError(f"Failed to load embeddings: {error}") from error
         except (OverloadedError, ThreadStuckError) as error:
             raise as_vllm_error(error) from error
         except (*MISLED_DECODER_ERRORS, MemoryError) as error:

@@ -82,7 +82,14 @@ def parse(part: Any) -> tuple[str, Any]:
         part = {"detail": "auto", **part}  # OpenAI's API has a default, and the type here none
     kind, content = _parse(part)
     wanted = WANTED.get(kind)
-    if content is not None and wanted is not None and not wanted.fits(content):
+    if wanted is None:
+        return kind, content
+    if content is None and (wanted is _TEXT or part.get("uuid") is None):
+        # Media may go by their name. vLLM leaves other parts out, and says so on its log alone.
+        raise VLLMValidationError(
+            f"a content part of type `{kind}` has no content", parameter="messages"
+        )
+    if content is not None and not wanted.fits(content):
         raise VLLMValidationError(
             f"`{kind}` of a content part has to be {wanted.words}, and is {_named(content)}",
             parameter="messages",

@@ -19,6 +19,7 @@ from vllm.multimodal.cache.base import MultiModalCache
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem
 from vllm.pooling_params import PoolingParams
 from vllm.renderers import BaseRenderer, renderer_from_config
+from vllm.renderers.chat_utils import load_chat_template
 from vllm.sampling_params import SamplingParams
 from vllm.tasks import SupportedTask
 from vllm.tokenizers import TokenizerLike
@@ -45,6 +46,7 @@ from frontend.media_processes import StartUp
 from frontend.processing.backends import Backend, OwnBackend, PoolBackend
 from frontend.processing.client_embeds import are_embeds, check_embeds
 from frontend.processing.client_hashes import content_hash
+from frontend.processing.client_templates import ClientTemplates, take_templates
 from frontend.processing.media_processing import MediaProcessing
 from frontend.processing.pool import ProcessPool
 from frontend.processing.renderer import build_config
@@ -151,12 +153,16 @@ class Preprocessor:
         self._takes_embeds = card.model.enable_mm_embeds
         limit_s = loader.policy.decode_timeout_s
         self._thread = WatchedThreads("processor", 1, limit_s)
+        self._templates: ClientTemplates | None = None
         with undo_on_error(self.renderer.shutdown):
             texts = partial(
                 WatchedThreads, "tokenizer", self.model_config.renderer_num_workers, limit_s
             )
             replace_threads(self.renderer, self._thread, texts)
             self.tokenizing = Tokenizing(self.renderer, limit_s)
+            if serve_args.trust_request_chat_template:
+                default = load_chat_template(serve_args.chat_template)
+                self._templates = take_templates(self.renderer, default)
             replace_tokenizing(self.renderer, self.tokenizing)
             self.input_processor = InputProcessor(self.vllm_config, self.renderer)
             if is_mistral_tokenizer(self.renderer.tokenizer):
@@ -319,6 +325,8 @@ class Preprocessor:
             await self._processing.close()
         if self._pool is not None:
             await asyncio.to_thread(self._pool.close)
+        if self._templates is not None:
+            self._templates.close()
         self.tokenizing.close()
         self.renderer.shutdown()
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)

@@ -77,6 +77,18 @@ def test_what_is_right_is_read_as_vllm_reads_it(kind: str) -> None:
     assert parse(good) == content_parts._parse(good)
 
 
+@pytest.mark.parametrize("kind", GOOD)
+def test_a_part_with_nothing_in_it_is_not_left_out(kind: str) -> None:
+    with pytest.raises((VLLMValidationError, ValidationError)):
+        parse({"type": kind})
+    with pytest.raises((VLLMValidationError, ValidationError)):
+        parse(part(kind, None))
+
+
+def test_media_may_go_by_their_name() -> None:
+    assert parse({"type": "image_url", "image_url": None, "uuid": "u"}) == ("image_url", None)
+
+
 def test_a_sentence_names_kind_and_type() -> None:
     for odd, said in (
         (

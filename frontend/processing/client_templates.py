@@ -1,0 +1,203 @@
+"""Chat templates that clients send (``--trust-request-chat-template``), rendered in a process.
+
+vLLM parses each on the event loop and renders it on the thread that all prompts need. Here either
+is done by :mod:`frontend.processing.template_server`, within limits on time and memory.
+"""
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from vllm.exceptions import VLLMValidationError
+from vllm.renderers import BaseRenderer
+from vllm.renderers.hf import HfRenderer
+from vllm.renderers.inputs import DictPrompt
+from vllm.renderers.params import ChatParams
+
+from common.errors import OverloadedError, RequestRejectedError
+from common.newest import keep_newest
+from common.python_command import python_command
+from common.renderer_patches import replace_messages, replace_template
+from frontend.processing.template_orders import CPU_S, MEMORY_BYTES, OK, Order
+from frontend.vllm_errors import as_vllm_error
+
+COMMAND: Final = python_command("frontend.processing.template_server")
+
+WAIT_S: Final = 10.0
+"""Seconds that a request waits for the templates of others."""
+
+STAND_INS: Final = {
+    "openai": "{% for message in messages %}{% for part in message['content'] %}"
+    "{{ part['text'] }}{% endfor %}{% endfor %}",
+    "string": "{% for message in messages %}{{ message['content'] }}{% endfor %}",
+}
+"""Templates that vLLM parses in the place of a client's, by the format that it finds in them."""
+
+RENDERED: Final = "mmrouter_prompt"
+_AS_RENDERED: Final = f"{{{{ {RENDERED} }}}}"
+
+_FORMATS_KEPT: Final = 128
+
+_own: Final[ContextVar[str | None]] = ContextVar("chat template of the request", default=None)
+
+
+class ClientTemplates:
+    """Renders the chats that bring a template. For one renderer and one event loop."""
+
+    def __init__(self, renderer: HfRenderer, default: str | None) -> None:
+        """
+        Args:
+            default: the template of chats that bring none, if it is not the model's.
+        """
+        self._renderer = renderer
+        self._default = default
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="templates")
+        self._turn = asyncio.Semaphore(1)
+        self._server: _Server | None = None
+        self._formats: dict[str, str] = {}
+        self._render_now = renderer.render_messages
+        self._render_later = renderer.render_messages_async
+        self._apply = renderer._apply_chat_template_async
+
+    def take_over(self) -> None:
+        """Let no template of a client be parsed or rendered in this process."""
+        replace_messages(self._renderer, self.render_now, self.render)
+        replace_template(self._renderer, self._apply_template)
+        self._thread.submit(self._start)
+
+    def close(self) -> None:
+        """End the process."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._server is not None:
+            self._server.close()
+
+    def render_now(self, messages: list[Any], params: ChatParams) -> tuple[list[Any], DictPrompt]:
+        """Render a chat that has no template of its own.
+
+        Raises:
+            VLLMValidationError: it has one, for which nobody can wait here.
+        """
+        if self._template_of(params) is not None:
+            raise VLLMValidationError("a chat template is not taken here: leave it out")
+        return self._render_now(messages, params)
+
+    async def render(self, messages: list[Any], params: ChatParams) -> tuple[list[Any], DictPrompt]:
+        """Render a chat, with the template that it brings.
+
+        Raises:
+            VLLMError: the template can't be rendered, or there is no time for it.
+        """
+        template = self._template_of(params)
+        if template is None:
+            return await self._render_later(messages, params)
+        options = {k: v for k, v in params.chat_template_kwargs.items() if k != "chat_template"}
+        stand_in = STAND_INS[await self._format(template)]
+        token = _own.set(template)
+        try:
+            return await self._render_later(
+                messages, replace(params, chat_template=stand_in, chat_template_kwargs=options)
+            )
+        finally:
+            _own.reset(token)
+
+    def _template_of(self, params: ChatParams) -> str | None:
+        template = params.get_apply_chat_template_kwargs().get("chat_template")
+        named = getattr(self._renderer.get_tokenizer(), "chat_template", None)
+        if template in (None, self._default) or (isinstance(named, dict) and template in named):
+            return None
+        return str(template)
+
+    async def _format(self, template: str) -> str:
+        found = self._formats.get(template)
+        if found is None:
+            found = await self._ask(Order(template, None, {}, {}))
+            keep_newest(self._formats, template, found, _FORMATS_KEPT)
+        return found
+
+    async def _apply_template(
+        self, model_config: Any, tokenizer: Any, conversation: list[Any], **options: Any
+    ) -> Any:
+        """In the place of the renderer's own, which still makes tokens of a prompt if asked to."""
+        template = _own.get()
+        if template is None:
+            return await self._apply(model_config, tokenizer, conversation, **options)
+        of_tokenizer = {k: options.pop(k) for k in ("tokenize", "return_dict") if k in options}
+        options.pop("chat_template")
+        order = Order(template, conversation, options, tokenizer.special_tokens_map)
+        prompt = {"chat_template": _AS_RENDERED, RENDERED: await self._ask(order)}
+        return await self._apply(model_config, tokenizer, conversation, **of_tokenizer, **prompt)
+
+    async def _ask(self, order: Order) -> str:
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await self._turn.acquire()
+        except TimeoutError as error:
+            busy = OverloadedError("too many chat templates of other requests are being rendered")
+            raise as_vllm_error(busy) from error
+        loop = asyncio.get_running_loop()
+        asking = loop.run_in_executor(self._thread, self._ask_server, order)
+        # Not before it is answered, also if its client has left.
+        asking.add_done_callback(lambda _: self._turn.release())
+        said = await asking
+        if not said:
+            costly = RequestRejectedError(
+                f"the chat template of the request takes more than {CPU_S} s or "
+                f"{MEMORY_BYTES >> 20} MiB to render"
+            )
+            raise as_vllm_error(costly) from costly
+        text = said[1:].decode("utf-8", "surrogatepass")
+        if said[:1] != OK:
+            raise VLLMValidationError(text, parameter="chat_template")
+        return text
+
+    def _ask_server(self, order: Order) -> bytes:
+        """In a thread. Nothing if the process could not answer."""
+        server = self._start()
+        try:
+            return server.ask(order)
+        except (EOFError, OSError):
+            server.close()
+            self._server = None
+            return b""
+
+    def _start(self) -> "_Server":
+        if self._server is None:
+            self._server = _Server()
+        return self._server
+
+
+class _Server:
+    """One run of the process."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._popen = subprocess.Popen(
+                [*COMMAND, str(theirs.fileno())], pass_fds=[theirs.fileno()]
+            )
+        self._connection: Connection[Order, bytes] = Connection(ours.detach())
+
+    def ask(self, order: Order) -> bytes:
+        self._connection.send(order)
+        return self._connection.recv_bytes()
+
+    def close(self) -> None:
+        self._popen.kill()
+        with contextlib.suppress(OSError):
+            self._connection.close()
+        self._popen.wait()
+
+
+def take_templates(renderer: BaseRenderer, default: str | None) -> ClientTemplates | None:
+    """Take over the chats of a renderer; None if templates mean nothing to it."""
+    if not isinstance(renderer, HfRenderer):
+        return None
+    templates = ClientTemplates(renderer, default)
+    templates.take_over()
+    return templates

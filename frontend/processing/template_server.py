@@ -1,0 +1,138 @@
+"""Render chat templates that clients send, each in a process of its own: ``template_server FD``.
+
+Jinja's sandbox keeps a template from the process, and not from its time and memory: 22 bytes of
+arithmetic hold the interpreter's lock for minutes, and no thread can be ended. A process can. This
+one imports once what rendering needs, and forks for each order that the frontend at the other end
+of the socket FD sends. It ends with that end.
+"""
+
+import logging
+import os
+import resource
+import signal
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from frontend.processing.template_orders import (
+    ALARM_S,
+    CPU_S,
+    MAX_REASON,
+    MAX_TEXT,
+    MEMORY_BYTES,
+    OK,
+    REFUSED,
+    Order,
+)
+
+
+class _Tokenizer:
+    """In the place of the model's: no more of it than rendering needs."""
+
+    def __init__(self, tokens: dict[str, Any]) -> None:
+        self._tokens = tokens
+
+    def get_chat_template(self, template: str, tools: object = None) -> str:
+        """Return the template itself."""
+        return template
+
+    def apply_chat_template(
+        self,
+        conversation: list[Any],
+        tools: list[Any] | None = None,
+        documents: list[Any] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = False,
+        return_dict: bool = False,
+        **options: Any,
+    ) -> str:
+        """Return the prompt."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        prompts, _ = render_jinja_template(
+            conversations=[conversation],
+            tools=tools,
+            documents=documents,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **(self._tokens | options),
+        )
+        return str(prompts[0])
+
+
+def answer(order: Order) -> bytes:
+    """Return the prompt, or the format of contents, or why there is none; the first byte says."""
+    from jinja2 import TemplateError
+    from vllm.exceptions import VLLMError
+    from vllm.renderers import hf
+
+    try:
+        if order.conversation is None:
+            return OK + hf._detect_content_format(order.template, default="string").encode()
+        tokenizer: Any = _Tokenizer(order.tokens)
+        model: Any = None  # only looked at where there is no template
+        prompt = hf.safe_apply_chat_template(
+            model,
+            tokenizer,
+            order.conversation,
+            chat_template=order.template,
+            tokenize=False,
+            **order.options,
+        )
+    except (TemplateError, MemoryError, RecursionError, TypeError, ValueError, VLLMError) as error:
+        reason = f"the chat template of the request failed: {str(error) or 'it takes too much'}"
+        return REFUSED + reason.encode(errors="replace")[:MAX_REASON]
+    said = prompt.encode("utf-8", "surrogatepass")
+    if len(said) > MAX_TEXT:
+        return REFUSED + b"the chat template makes a prompt that is too long"
+    return OK + said
+
+
+def _limit() -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    memory = pages * resource.getpagesize() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.alarm(ALARM_S)
+
+
+def _forked(order: Order) -> bytes:
+    """Return the answer of a process that ends after it; nothing if it ended before."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _limit()
+            with os.fdopen(writer, "wb") as file:
+                file.write(answer(order))
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as file:
+        said = file.read()
+    _, status = os.waitpid(pid, 0)
+    return said if status == 0 else b""
+
+
+def main(descriptor: int) -> None:
+    """Render for the frontend until it is gone."""
+    from transformers.utils import chat_template_utils  # noqa: F401  # children have it then
+    from vllm.renderers import hf  # noqa: F401
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the frontend
+    logging.disable()  # vLLM logs templates and what is wrong with them
+    connection: Connection[bytes, Order] = Connection(descriptor)
+    while True:
+        try:
+            connection.send_bytes(_forked(connection.recv()))
+        except (EOFError, ConnectionError):
+            return
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
