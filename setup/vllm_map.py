@@ -68,6 +68,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.serve.middleware.x_request_id",
             "vllm.envs",
         ),
+        "frontend/http/speech_threads.py": ("vllm.envs", "vllm.utils.async_utils"),
         "frontend/http/tools.py": ("vllm.reasoning", "vllm.tool_parsers"),
     },
     "command line": {
@@ -160,6 +161,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.multimodal.cache.base",
             "vllm.multimodal.processing",
             "vllm.renderers",
+            "vllm.utils.async_utils",
         ),
     },
     "chats with a Mistral tokenizer": {
@@ -217,14 +219,14 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "frontend/processing/vllm_cache.py": ("vllm.multimodal.cache.base", "vllm.utils.cache"),
     },
     "fetching and decoding of media": {
-        "frontend/fetch/connector.py": ("vllm.multimodal.media",),
+        "frontend/fetch/connector.py": ("vllm.multimodal.media", "vllm.multimodal.media.connector"),
         "frontend/fetch/decoded.py": ("vllm.multimodal.media",),
         "frontend/fetch/decoders.py": (
             "vllm.envs",
             "vllm.multimodal.media",
             "vllm.multimodal.media.audio",
         ),
-        "frontend/fetch/loader.py": ("vllm.multimodal.media", "vllm.multimodal.media.connector"),
+        "frontend/fetch/loader.py": ("vllm.envs", "vllm.multimodal.media"),
         "frontend/fetch/format_probe.py": ("vllm.multimodal.media",),
         "frontend/fetch/mode.py": ("vllm.multimodal.video",),
         "frontend/fetch/sound_limit.py": ("vllm.envs",),
