@@ -69,15 +69,15 @@ THREAD_STALLS = Counter(
     "mmrouter_thread_stalls",
     "Calls that kept a thread longer than a second and a quarter of one for each megapixel; the "
     "log says for which request",
-    ["threads"],
+    ["where"],
 )
 THREADS_REPLACED = Counter(
     "mmrouter_threads_replaced",
     "Threads that did not return within --media-decode-timeout and were replaced",
-    ["threads"],
+    ["where"],
 )
 STUCK_THREADS = Gauge(
-    "mmrouter_stuck_threads", "Threads that were replaced and have not returned", ["threads"]
+    "mmrouter_stuck_threads", "Threads that were replaced and have not returned", ["where"]
 )
 HF_PROCESSOR_RUNS = Gauge(
     "mmrouter_hf_processor_runs",

@@ -219,7 +219,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "frontend/processing/vllm_cache.py": ("vllm.multimodal.cache.base", "vllm.utils.cache"),
     },
     "fetching and decoding of media": {
-        "frontend/fetch/connector.py": ("vllm.multimodal.media", "vllm.multimodal.media.connector"),
+        "frontend/fetch/connector.py": ("vllm.multimodal.media", "vllm.multimodal.media.video"),
         "frontend/fetch/decoded.py": ("vllm.multimodal.media",),
         "frontend/fetch/decoders.py": (
             "vllm.envs",

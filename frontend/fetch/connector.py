@@ -4,7 +4,8 @@ Errors become vLLM's own here, so that users get a 400 or 422 with one sentence.
 names the place as the user wrote it, without what may be a secret.
 """
 
-from collections.abc import Callable, Coroutine
+import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,13 +17,15 @@ from vllm.exceptions import (
 )
 from vllm.multimodal.media import (
     MEDIA_CONNECTOR_REGISTRY,
+    AudioEmbeddingMediaIO,
     AudioMediaIO,
+    ImageEmbeddingMediaIO,
     ImageMediaIO,
     MediaConnector,
     MediaIO,
     VideoMediaIO,
-    connector,
 )
+from vllm.multimodal.media.video import VideoEmbeddingMediaIO
 
 from common.errors import OverloadedError, ThreadStuckError
 from common.telemetry import MEDIA_HELD_BYTES, MEDIA_HELD_PIXELS
@@ -71,8 +74,6 @@ class FrontendMediaConnector(MediaConnector):
         # a medium in the same way (mode.py), and none could leave this process.
         self.decoded_budget = self.download_budget = None
         self._loader = loader
-        # Of vLLM's module, for its methods that decode embeddings. Nobody watches its own threads.
-        connector.global_thread_pool = loader.pool
 
     async def load_from_url_async(
         self, url: str, media_io: MediaIO[Any], *, fetch_timeout: int | None = None
@@ -127,17 +128,17 @@ class FrontendMediaConnector(MediaConnector):
 
     async def fetch_image_embedding_async(self, data: str) -> torch.Tensor:
         """A tensor in base64; a 400 if it is none."""
-        return await self._tensor(super().fetch_image_embedding_async(data), data)
+        return await self._tensor(ImageEmbeddingMediaIO(), data)
 
     async def fetch_audio_embedding_async(self, data: str) -> torch.Tensor:
         """A tensor in base64; a 400 if it is none."""
-        return await self._tensor(super().fetch_audio_embedding_async(data), data)
+        return await self._tensor(AudioEmbeddingMediaIO(), data)
 
     async def fetch_video_embedding_async(self, data: str) -> torch.Tensor:
         """A tensor in base64; a 400 if it is none."""
-        return await self._tensor(super().fetch_video_embedding_async(data), data)
+        return await self._tensor(VideoEmbeddingMediaIO(), data)
 
-    async def _tensor(self, loading: Coroutine[Any, Any, torch.Tensor], data: str) -> torch.Tensor:
+    async def _tensor(self, media_io: MediaIO[torch.Tensor], data: str) -> torch.Tensor:
         policy = self._loader.policy
         nbytes = len(data) * 3 // 4
         try:
@@ -147,7 +148,8 @@ class FrontendMediaConnector(MediaConnector):
                 raise TooLargeError(policy.max_bytes)
             held = HeldBytes(allowance, self._loader.budgets.held)
             held.grow(nbytes)
-            tensor = await loading
+            loading = partial(media_io.load_base64, "", data)
+            tensor = await asyncio.get_running_loop().run_in_executor(self._loader.pool, loading)
             held.keep_with(tensor)
             return tensor
         except TooLargeError as error:
@@ -162,8 +164,6 @@ class FrontendMediaConnector(MediaConnector):
             raise as_vllm_error(error) from error
         except (*MISLED_DECODER_ERRORS, MemoryError) as error:
             raise VLLMValidationError("Failed to load embeddings: they are no tensor") from error
-        finally:
-            loading.close()
 
 
 def register(loader: MediaLoader) -> None:

@@ -46,7 +46,7 @@ class Tokenizing:
         self._renderer = renderer
         self._others = renderer._tokenize_prompt_async
         # One at a time: a megabyte of text takes 200 MB meanwhile.
-        self._own = WatchedThreads("tokenizer", 1, limit_s)
+        self._own = WatchedThreads("long texts", 1, limit_s)
         shared = isinstance(renderer.tokenizer, ThreadSafeHFTokenizerMixin)
         self._thread: Executor = self._own if shared else renderer._executor
         self._long = make_async(renderer._tokenize_prompt, executor=self._thread)

