@@ -108,10 +108,13 @@ class ClientTemplates:
 
     def _template_of(self, params: ChatParams) -> str | None:
         template = params.get_apply_chat_template_kwargs().get("chat_template")
-        named = getattr(self._renderer.get_tokenizer(), "chat_template", None)
-        if template in (None, self._default) or (isinstance(named, dict) and template in named):
+        if template is None:
             return None
-        return str(template)
+        text = str(template)  # as one among the options it may be any JSON
+        named = getattr(self._renderer.get_tokenizer(), "chat_template", None)
+        if text == self._default or (isinstance(named, dict) and text in named):
+            return None
+        return text
 
     async def _format(self, template: str) -> str:
         found = self._formats.get(template)
@@ -144,7 +147,7 @@ class ClientTemplates:
         asking = loop.run_in_executor(self._thread, self._ask_server, order)
         # Not before it is answered, also if its client has left.
         asking.add_done_callback(lambda _: self._turn.release())
-        said = await asking
+        said = await asyncio.shield(asking)
         if not said:
             costly = RequestRejectedError(
                 f"the chat template of the request takes more than {CPU_S} s or "

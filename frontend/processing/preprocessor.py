@@ -160,15 +160,15 @@ class Preprocessor:
             )
             replace_threads(self.renderer, self._thread, texts)
             self.tokenizing = Tokenizing(self.renderer, limit_s)
-            if serve_args.trust_request_chat_template:
-                default = load_chat_template(serve_args.chat_template)
-                self._templates = take_templates(self.renderer, default)
             replace_tokenizing(self.renderer, self.tokenizing)
             self.input_processor = InputProcessor(self.vllm_config, self.renderer)
             if is_mistral_tokenizer(self.renderer.tokenizer):
                 _take_over_mistral(self.renderer, loader)
             if self.renderer.mm_processor is not None:
                 self._take_over_media(serve_args, loader, arena, settings)
+            if serve_args.trust_request_chat_template:  # last: it starts a process
+                default = load_chat_template(serve_args.chat_template)
+                self._templates = take_templates(self.renderer, default)
 
     def _take_over_media(
         self,

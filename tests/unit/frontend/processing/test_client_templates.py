@@ -14,12 +14,14 @@ from vllm.renderers.params import ChatParams
 from common.card import WorkerCard
 from frontend.processing.client_templates import STAND_INS, ClientTemplates, take_templates
 from frontend.processing.renderer import build_renderer
+from tests.waiting import until
 
 ROLES = "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{% endfor %}"
 PARTS = (
     "{% for message in messages %}{% for part in message['content'] %}"
     "<{{ part['type'] }}:{{ part['text'] }}>{% endfor %}{% endfor %}"
 )
+SLOW = "{{ (3 ** 400000000) % 7 }}"
 CHAT: list[Any] = [
     {"role": "system", "content": "be \ud800 brief"},
     {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
@@ -69,7 +71,7 @@ async def test_prompts_are_vllms(
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_one_among_the_options_is_a_clients_too(ours: BaseRenderer) -> None:
-    options = {"tokenize": False, "chat_template": "{{ (3 ** 400000000) % 7 }}"}
+    options = {"tokenize": False, "chat_template": SLOW}
     with pytest.raises(VLLMValidationError, match="takes more than 2 s"):
         await ours.render_messages_async(CHAT, ChatParams(chat_template_kwargs=options))
 
@@ -119,6 +121,28 @@ async def test_a_client_that_leaves_keeps_nobody_waiting(ours: BaseRenderer) -> 
         each.cancel()
     await asyncio.gather(*leaving, return_exceptions=True)
     await ours.render_messages_async(CHAT, params)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_who_leaves_keeps_its_turn_until_the_process_is_free(
+    templates: ClientTemplates, ours: BaseRenderer
+) -> None:
+    """Or others would wait behind its template without an end to their waiting."""
+    slow = ChatParams(chat_template=SLOW, chat_template_kwargs={"tokenize": False})
+    leaving = asyncio.ensure_future(ours.render_messages_async(CHAT, slow))
+    await until(templates._turn.locked)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    assert templates._turn.locked()
+    params = ChatParams(chat_template=ROLES + "3", chat_template_kwargs={"tokenize": False})
+    await ours.render_messages_async(CHAT[1:], params)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_template_that_is_no_text_is_rendered_as_one(ours: BaseRenderer) -> None:
+    options = {"tokenize": False, "chat_template": ["x"]}
+    _, prompt = await ours.render_messages_async(CHAT, ChatParams(chat_template_kwargs=options))
+    assert "['x']" in str(prompt)
 
 
 def test_where_nobody_can_wait_none_is_taken(ours: BaseRenderer) -> None:
