@@ -15,10 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from frontend.app import serve
-from frontend.args import FrontendArgs
-from frontend.process import main as run_frontend
-from frontend.processes import Siblings
+from tests.beside_frontend import run_frontend_beside
 
 TICK_S = 0.001
 
@@ -53,16 +50,7 @@ class Watch:
 
 
 def main() -> None:
-    watch = Watch(Path(sys.argv.pop(1)))
-
-    async def watched(args: FrontendArgs, siblings: Siblings | None) -> None:
-        task = asyncio.create_task(watch.run())
-        try:
-            await serve(args, siblings)
-        finally:
-            task.cancel()
-
-    run_frontend(watched)
+    run_frontend_beside(Watch(Path(sys.argv.pop(1))).run)
 
 
 if __name__ == "__main__":

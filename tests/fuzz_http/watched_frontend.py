@@ -14,10 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from frontend.app import serve
-from frontend.args import FrontendArgs
-from frontend.process import main as run_frontend
-from frontend.processes import Siblings
+from tests.beside_frontend import run_frontend_beside
 
 TICK_S = 0.01
 LOOK_FOR_THREADS_S = 1.0
@@ -104,15 +101,7 @@ class Meter:
 
 def main() -> None:
     path = Path(sys.argv.pop(1))
-
-    async def watched(args: FrontendArgs, siblings: Siblings | None) -> None:
-        task = asyncio.create_task(Meter().run(path))
-        try:
-            await serve(args, siblings)
-        finally:
-            task.cancel()
-
-    run_frontend(watched)
+    run_frontend_beside(lambda: Meter().run(path))
 
 
 if __name__ == "__main__":
