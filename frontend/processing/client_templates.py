@@ -108,11 +108,9 @@ class ClientTemplates:
 
     def _template_of(self, params: ChatParams) -> str | None:
         template = params.get_apply_chat_template_kwargs().get("chat_template")
-        if template is None:
-            return None
-        text = str(template)  # as one among the options it may be any JSON
+        text = None if template is None else str(template)  # it may be any JSON
         named = getattr(self._renderer.get_tokenizer(), "chat_template", None)
-        if text == self._default or (isinstance(named, dict) and text in named):
+        if text in (None, self._default) or (isinstance(named, dict) and text in named):
             return None
         return text
 
@@ -143,8 +141,7 @@ class ClientTemplates:
         except TimeoutError as error:
             busy = OverloadedError("too many chat templates of other requests are being rendered")
             raise as_vllm_error(busy) from error
-        loop = asyncio.get_running_loop()
-        asking = loop.run_in_executor(self._thread, self._ask_server, order)
+        asking = asyncio.get_running_loop().run_in_executor(self._thread, self._ask_server, order)
         # Not before it is answered, also if its client has left.
         asking.add_done_callback(lambda _: self._turn.release())
         said = await asyncio.shield(asking)
