@@ -21,7 +21,7 @@ NEVER = 1000.0
 
 
 def metric(name: str) -> float:
-    return REGISTRY.get_sample_value(name, {"threads": "test"}) or 0.0
+    return REGISTRY.get_sample_value(name, {"where": "test"}) or 0.0
 
 
 def until(condition: Callable[[], object]) -> None:
