@@ -7,9 +7,9 @@ this module too.
 import sys
 
 from backend_worker.supervise import supervise
-from common.early_flags import leave_early
-from common.model_files import fault_of, model_in
-from common.vllm_platform import use_cpu_only
+from common.cli.early_flags import leave_early
+from common.vllm_compat.model_files import fault_of, model_in
+from common.vllm_compat.platform import use_cpu_only
 
 
 def _completion(shell: str) -> str:

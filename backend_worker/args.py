@@ -9,25 +9,25 @@ from typing import Final
 
 from vllm import AsyncEngineArgs
 
-from backend_worker.adapters import Adapters, read_adapter
+from backend_worker.engine.adapters import Adapters, read_adapter
 from backend_worker.settings import WorkerNixlSettings, WorkerSettings
-from common.command_line import CommandLine, ConfigSettings, flags_of, read_command_line
+from common.cli.command_line import CommandLine, ConfigSettings, flags_of, read_command_line
+from common.cli.flag_aliases import WORKER
+from common.cli.flag_settings import FlagSettings, Given, add_all
+from common.cli.process_settings import ProcessSettings
+from common.cli.settings_summary import summary
+from common.cli.shell_completion import completion_of
+from common.cli.vllm_command_line import VllmParser, pass_level_on, read_vllms
+from common.cli.vllm_flags import refusal_at_worker
 from common.discovery.base import Discovery
 from common.discovery.settings import DiscoverySettings
 from common.errors import ConfigurationError, NoDeviceError
-from common.flag_aliases import WORKER
-from common.flag_settings import FlagSettings, Given, add_all
 from common.identity import Incarnation, WorkerId
-from common.model_files import fault_of
-from common.process_settings import ProcessSettings
-from common.settings_summary import summary
-from common.shell_completion import completion_of
 from common.transfer.choice import TransferMode
 from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.settings import TransferSettings
-from common.vllm_command_line import VllmParser, pass_level_on, read_vllms
-from common.vllm_flags import refusal_at_worker
-from common.vllm_platform import check_device
+from common.vllm_compat.model_files import fault_of
+from common.vllm_compat.platform import check_device
 
 GROUPS: Final[tuple[type[FlagSettings], ...]] = (
     WorkerSettings,

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, field_validator
 
-from common.flag_settings import FlagSettings
+from common.cli.flag_settings import FlagSettings
 from common.transfer.settings import NixlSettings
 
 

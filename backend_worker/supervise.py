@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from backend_worker.engine_memory import remove_memory
+from backend_worker.engine.memory import remove_memory
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

@@ -14,16 +14,17 @@ import uvloop
 from pydantic import ValidationError
 
 from backend_worker.args import WorkerArgs, parse
-from backend_worker.engine import Engine
-from backend_worker.engine_config import prepare_environment, with_our_defaults
-from backend_worker.engine_memory import make_socket_directory, reap_memory
-from backend_worker.event_publisher import fleet_events
-from backend_worker.media_receiver import MediaReceiver
-from backend_worker.service import WorkerService
-from common.card import HostIdentity, WorkerCard, WorkerState
+from backend_worker.engine.config import prepare_environment, with_our_defaults
+from backend_worker.engine.memory import make_socket_directory, reap_memory
+from backend_worker.engine.vllm_engine import Engine
+from backend_worker.kv_events.event_publisher import fleet_events
+from backend_worker.plane.media_receiver import MediaReceiver
+from backend_worker.plane.service import WorkerService
+from common.aio.stop_signals import StopSignals
+from common.cli.settings_summary import log_settings
+from common.cli.vllm_command_line import configure_vllms_logging
 from common.discovery.base import CardPublisher
 from common.discovery.settings import check_place
-from common.engine_settings import environment_settings
 from common.errors import (
     ArenaUnavailableError,
     ConfigurationError,
@@ -32,20 +33,19 @@ from common.errors import (
     MmRouterError,
 )
 from common.fleet_key import FleetKey
-from common.fleet_sockets import check_address, check_bind
-from common.log_lines import configure_logging
-from common.settings_summary import log_settings
-from common.still_busy import still_busy
-from common.stop_signals import StopSignals
-from common.telemetry import enable_nvtx
-from common.tracing import exporting, prepare
+from common.observability.log_lines import configure_logging
+from common.observability.still_busy import still_busy
+from common.observability.telemetry import enable_nvtx
+from common.observability.trace_export import exporting, prepare
+from common.request_plane.card import HostIdentity, WorkerCard, WorkerState
+from common.request_plane.fleet_sockets import check_address, check_bind
 from common.transfer.arena import reap_orphans
 from common.transfer.choice import indispensable, wanted
 from common.transfer.nixl import NixlReceiver
 from common.transfer.nixl_processes import nixl_installed
 from common.transfer.registry import receivers
-from common.vllm_command_line import configure_vllms_logging
-from common.vllm_versions import INSTALLED
+from common.vllm_compat.engine_settings import environment_settings
+from common.vllm_compat.versions import INSTALLED
 
 logger = logging.getLogger("backend_worker")
 

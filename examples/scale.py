@@ -82,7 +82,11 @@ PROMPT_BYTES: Final = Constant(
     4.1, "bytes", "request plane, for each token of a prompt", "computed", "encoded",
 )  # fmt: skip
 SOCKETS: Final = Constant(
-    3, "", "sockets of a frontend for each worker", "measured", "`common/fleet_sockets.py`"
+    3,
+    "",
+    "sockets of a frontend for each worker",
+    "measured",
+    "`common/request_plane/fleet_sockets.py`",
 )
 DECISIONS_US: Final = ((10, 234), (100, 352), (1000, 717))
 """Workers, and the median time of a decision: docs/routing.md."""

@@ -2,8 +2,8 @@
 
 import sys
 
-from common.early_flags import leave_early
-from common.vllm_platform import use_cpu_only
+from common.cli.early_flags import leave_early
+from common.vllm_compat.platform import use_cpu_only
 from frontend.processes import run_processes
 
 

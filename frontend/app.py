@@ -8,19 +8,19 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from common.aio.stop_signals import StopSignals
+from common.aio.supervised import supervise
+from common.aio.undo import made_in_thread, undo_on_error
 from common.discovery.base import CardWatcher
 from common.errors import ConfigurationError, MmRouterError, TooManyStuckThreadsError
 from common.fleet_key import FleetKey
-from common.fleet_sockets import leaves_host
 from common.identity import Incarnation
-from common.loop_delay import measure_loop_delay
-from common.still_busy import still_busy
-from common.stop_signals import StopSignals
-from common.supervised import supervise
-from common.thread_watchdog import MAX_STUCK, WATCHDOG
-from common.tracing import enabled
-from common.undo import made_in_thread, undo_on_error
-from common.vllm_versions import INSTALLED
+from common.observability.loop_delay import measure_loop_delay
+from common.observability.still_busy import still_busy
+from common.observability.thread_watchdog import MAX_STUCK, WATCHDOG
+from common.observability.tracing import enabled
+from common.request_plane.fleet_sockets import leaves_host
+from common.vllm_compat.versions import INSTALLED
 from frontend.args import FrontendArgs
 from frontend.asgi import App
 from frontend.fetch import MediaAllowances, MediaLoader, register

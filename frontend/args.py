@@ -11,21 +11,21 @@ from pydantic import Field
 from vllm import envs
 from vllm.exceptions import VLLMError
 
-from common.command_line import CommandLine, ConfigSettings, flags_of, read_command_line
+from common.cli.command_line import CommandLine, ConfigSettings, flags_of, read_command_line
+from common.cli.flag_aliases import FRONTEND
+from common.cli.flag_settings import FlagSettings, Given, add_all
+from common.cli.process_settings import ProcessSettings
+from common.cli.settings_summary import summary
+from common.cli.shell_completion import completion_of
+from common.cli.vllm_command_line import VllmParser, pass_level_on, read_vllms
+from common.cli.vllm_flags import refusal_at_frontend
 from common.discovery.base import Discovery
 from common.discovery.settings import DiscoverySettings
 from common.errors import ConfigurationError
-from common.flag_aliases import FRONTEND
-from common.flag_settings import FlagSettings, Given, add_all
-from common.process_settings import ProcessSettings
-from common.settings_summary import summary
-from common.shell_completion import completion_of
 from common.transfer.choice import TransferMode
 from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.settings import NixlSettings, TransferSettings
-from common.vllm_command_line import VllmParser, pass_level_on, read_vllms
-from common.vllm_features import server_arguments
-from common.vllm_flags import refusal_at_frontend
+from common.vllm_compat.features import server_arguments
 from frontend.fetch import MediaSettings
 from frontend.http import HttpSettings, KeySettings, check_parsers, read_keys
 from frontend.processes import Plan, ProcessesSettings

@@ -9,7 +9,7 @@ from typing import Self
 
 from fastapi import FastAPI
 
-from common.card import WorkerCard
+from common.request_plane.card import WorkerCard
 from common.transfer.choice import TransferMode
 from frontend.args import FrontendArgs
 from frontend.fetch import MediaLoader

@@ -15,11 +15,11 @@ from typing import Generic, TypeVar
 from fastapi import FastAPI
 from starlette.routing import Match
 
+from common.aio.supervised import once
 from common.errors import MmRouterError
-from common.live_metrics import Row
-from common.still_busy import still_busy
-from common.supervised import once
-from common.telemetry import MODEL_LOADS, MODELS
+from common.observability.live_metrics import Row
+from common.observability.still_busy import still_busy
+from common.observability.telemetry import MODEL_LOADS, MODELS
 from frontend.asgi import App, Scope
 from frontend.http import ModelApp, ModelChoice, ReadinessGate, list_together
 from frontend.model import Model, Shared, Whole

@@ -3,7 +3,7 @@
 - ``frontend.svg``, ``router.svg``, ``transfer.svg``: the layers of an import contract of
   pyproject.toml, each module with the first sentence of its docstring
 - ``steps.svg``: the six steps of a request, from the docstrings of ``RequestRunner``
-- ``lifecycle.svg``: the states of a request, from ``common/lifecycle.py``
+- ``lifecycle.svg``: the states of a request, from ``common/request_plane/lifecycle.py``
 
 They follow light and dark, and load nothing. ``tests/unit/test_diagrams.py`` fails when one is old.
 """
@@ -17,7 +17,7 @@ from html import escape
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from common.lifecycle import FINAL, TRANSITIONS, Event, State
+from common.request_plane.lifecycle import FINAL, TRANSITIONS, Event, State
 
 ROOT: Final = Path(__file__).parents[1]
 FOLDERS: Final[Mapping[str, str]] = {

@@ -126,7 +126,7 @@ _METRICS = ("Counter", "Gauge", "Histogram", "QuickHistogram", "Asked")
 
 
 def _families(files: list[Source]) -> int:
-    tables = [file.tree for file in files if file.module == "common.telemetry"]
+    tables = [file.tree for file in files if file.module == "common.observability.telemetry"]
     return sum(
         isinstance(node, ast.Assign) and any(_calls(node.value, name) for name in _METRICS)
         for tree in tables

@@ -6,14 +6,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from common.lifecycle import MEANING, TRANSITIONS, Event, State
+from common.request_plane.lifecycle import MEANING, TRANSITIONS, Event, State
 
 _TEXT = """\
-<!-- Made by `make docs` from common/lifecycle.py: change that. -->
+<!-- Made by `make docs` from common/request_plane/lifecycle.py: change that. -->
 # The life of a request
 
-As the frontend sees it. `common/lifecycle.py` holds it as one table, which the frontend follows
-while it serves: what stands nowhere in the table is an error that names state and event.
+As the frontend sees it. `common/request_plane/lifecycle.py` holds it as one table, which the
+frontend follows while it serves: what stands nowhere in the table is an error that names state and
+event.
 [Faults](faults.md) says what happens when a worker is lost.
 
 ![The states of a request and what leads from one to another](diagrams/lifecycle.svg)

@@ -11,12 +11,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 
-from common import telemetry
-from common.live_metrics import Asked, QuickHistogram
+from common.observability import telemetry
+from common.observability.live_metrics import Asked, QuickHistogram
 
 _UNITS: Final = ("seconds", "bytes", "tokens", "pixels", "ratio")
 
-_BEGIN: Final = "<!-- Made by `make docs` from common/telemetry.py: change that. -->"
+_BEGIN: Final = "<!-- Made by `make docs` from common/observability/telemetry.py: change that. -->"
 _END: Final = "<!-- End of what is made. -->"
 
 

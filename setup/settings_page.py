@@ -10,9 +10,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from pydantic.fields import FieldInfo
 
 from backend_worker import args as worker
-from common import engine_arguments, vllm_flags
-from common.flag_aliases import FRONTEND
-from common.flag_settings import FlagSettings, default_of, range_of
+from common.cli import vllm_flags
+from common.cli.flag_aliases import FRONTEND
+from common.cli.flag_settings import FlagSettings, default_of, range_of
+from common.vllm_compat import engine_arguments
 from frontend import args as frontend
 
 _TEXT: Final = """\

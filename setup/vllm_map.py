@@ -59,7 +59,7 @@ VALUES: Final[Mapping[str, tuple[str, ...]]] = {
 
 SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "server assembly": {
-        "frontend/http/server.py": (
+        "frontend/http/server/vllm_server.py": (
             "vllm.entrypoints.launchers.api_server.app_state",
             "vllm.entrypoints.launchers.app",
             "vllm.entrypoints.launchers.launcher",
@@ -68,16 +68,16 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.serve.middleware.x_request_id",
             "vllm.envs",
         ),
-        "frontend/http/speech_threads.py": ("vllm.envs", "vllm.utils.async_utils"),
-        "frontend/http/tools.py": ("vllm.reasoning", "vllm.tool_parsers"),
+        "frontend/http/server/speech_threads.py": ("vllm.envs", "vllm.utils.async_utils"),
+        "frontend/http/server/tools.py": ("vllm.reasoning", "vllm.tool_parsers"),
     },
     "command line": {
         "backend_worker/args.py": ("vllm",),
-        "common/vllm_command_line.py": ("vllm.logger", "vllm.utils.argparse_utils"),
+        "common/cli/vllm_command_line.py": ("vllm.logger", "vllm.utils.argparse_utils"),
         "frontend/args.py": ("vllm.envs",),
     },
     "what versions do in different ways": {
-        "common/vllm_features.py": (
+        "common/vllm_compat/features.py": (
             "vllm.config",
             "vllm.engine.protocol",
             "vllm.entrypoints.common.cli_args",
@@ -93,33 +93,35 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     },
     "bodies of errors": {
         "frontend/asgi.py": ("vllm.entrypoints.serve.engine.protocol",),
-        "frontend/http/early_stream_errors.py": ("vllm.entrypoints.serve.engine.protocol",),
+        "frontend/http/streaming/early_stream_errors.py": (
+            "vllm.entrypoints.serve.engine.protocol",
+        ),
     },
     "events of streams": {
-        "frontend/http/stream_chunks.py": (
+        "frontend/http/streaming/stream_chunks.py": (
             "vllm.entrypoints.generate.base.protocol",
             "vllm.entrypoints.openai.chat_completion.protocol",
             "vllm.entrypoints.openai.chat_completion.serving",
             "vllm.entrypoints.openai.completion.protocol",
             "vllm.entrypoints.openai.completion.serving",
         ),
-        "frontend/http/keep_alive.py": (
+        "frontend/http/streaming/keep_alive.py": (
             "vllm.entrypoints.openai.chat_completion.api_router",
             "vllm.entrypoints.openai.completion.api_router",
             "vllm.entrypoints.serve.utils.sse_keep_alive",
         ),
-        "frontend/http/echo.py": ("vllm.entrypoints.openai.chat_completion.serving",),
-        "frontend/http/plain_deltas.py": (
+        "frontend/http/streaming/echo.py": ("vllm.entrypoints.openai.chat_completion.serving",),
+        "frontend/http/streaming/plain_deltas.py": (
             "vllm.entrypoints.generate.base.protocol",
             "vllm.parser.abstract_parser",
         ),
-        "frontend/http/plain_streams.py": (
+        "frontend/http/streaming/plain_streams.py": (
             "vllm.entrypoints.openai.chat_completion.protocol",
             "vllm.entrypoints.openai.chat_completion.serving",
             "vllm.entrypoints.openai.completion.protocol",
             "vllm.entrypoints.openai.completion.serving",
         ),
-        "frontend/http/straight_streams.py": (
+        "frontend/http/streaming/straight_streams.py": (
             "vllm.entrypoints.openai.chat_completion.api_router",
             "vllm.entrypoints.openai.completion.api_router",
         ),
@@ -133,10 +135,10 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         ),
     },
     "how pooling requests are served": {
-        "frontend/http/pooling.py": ("vllm.entrypoints.pooling.base.serving",),
+        "frontend/http/server/pooling.py": ("vllm.entrypoints.pooling.base.serving",),
     },
     "`EngineClient`": {
-        "frontend/http/server.py": ("vllm.engine.protocol",),
+        "frontend/http/server/vllm_server.py": ("vllm.engine.protocol",),
         "frontend/request/engine_client.py": (
             "vllm.engine.protocol",
             "vllm.renderers.inputs.preprocess",
@@ -147,16 +149,16 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "frontend/request/runner.py": ("vllm.engine.protocol", "vllm.v1.engine"),
     },
     "configuration and arguments, as cards have them": {
-        "common/engine_arguments.py": ("vllm", "vllm.config"),
-        "common/engine_settings.py": ("vllm", "vllm.config", "vllm.envs"),
+        "common/vllm_compat/engine_arguments.py": ("vllm", "vllm.config"),
+        "common/vllm_compat/engine_settings.py": ("vllm", "vllm.config", "vllm.envs"),
     },
     "renderer, configuration without a device": {
         "frontend/processing/preprocessor.py": ("vllm.config", "vllm.renderers"),
         "frontend/processing/renderer.py": ("vllm", "vllm.config", "vllm.envs", "vllm.renderers"),
     },
     "what is replaced on the renderer, on both sides": {
-        "common/decoded_media.py": ("vllm.multimodal.media",),
-        "common/renderer_patches.py": (
+        "common/media/decoded_media.py": ("vllm.multimodal.media",),
+        "common/vllm_compat/renderer_patches.py": (
             "vllm.inputs",
             "vllm.multimodal.cache.base",
             "vllm.multimodal.processing",
@@ -190,7 +192,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "frontend/processing/preprocessor.py": ("vllm.v1.engine", "vllm.v1.engine.input_processor"),
     },
     "media processor, its hashes": {
-        "backend_worker/render.py": (
+        "backend_worker/engine/render.py": (
             "vllm.multimodal.media",
             "vllm.multimodal.processing",
             "vllm.renderers",
@@ -237,7 +239,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         ),
     },
     "decoders, and what they may open": {
-        "common/decoder_guard.py": (
+        "common/media/decoder_guard.py": (
             "vllm.multimodal.image",
             "vllm.multimodal.media",
             "vllm.multimodal.media.audio",
@@ -247,21 +249,21 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "frontend/fetch/picture_limit.py": ("vllm.multimodal.image",),
     },
     "data-parallel ranks": {
-        "backend_worker/ranks.py": ("vllm.config",),
+        "backend_worker/engine/ranks.py": ("vllm.config",),
     },
     "configuration of the engine": {
-        "backend_worker/encodings.py": ("vllm.config",),
-        "backend_worker/host_encodings.py": (
+        "backend_worker/engine/encodings.py": ("vllm.config",),
+        "backend_worker/engine/host_encodings.py": (
             "vllm.config",
             "vllm.distributed.ec_transfer.ec_connector.base",
             "vllm.distributed.ec_transfer.ec_connector.cpu.connector",
             "vllm.v1.request",
         ),
-        "backend_worker/engine_config.py": ("vllm", "vllm.config", "vllm.usage.usage_lib"),
-        "common/encoder_width.py": ("vllm.config",),
+        "backend_worker/engine/config.py": ("vllm", "vllm.config", "vllm.usage.usage_lib"),
+        "common/vllm_compat/encoder_width.py": ("vllm.config",),
     },
     "engine, its media cache and statistics": {
-        "backend_worker/engine.py": (
+        "backend_worker/engine/vllm_engine.py": (
             "vllm",
             "vllm.envs",
             "vllm.multimodal.cache",
@@ -269,36 +271,39 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.v1.engine.async_llm",
             "vllm.v1.engine.exceptions",
         ),
-        "backend_worker/engine_statistics.py": (
+        "backend_worker/engine/statistics.py": (
             "vllm.config",
             "vllm.v1.metrics.loggers",
             "vllm.v1.metrics.stats",
         ),
-        "common/protocol.py": ("vllm.v1.metrics.stats",),
+        "common/request_plane/protocol.py": ("vllm.v1.metrics.stats",),
     },
     "where an engine leaves its outputs": {
-        "backend_worker/direct_outputs.py": (
+        "backend_worker/engine/direct_outputs.py": (
             "vllm.v1.engine.async_llm",
             "vllm.v1.engine.output_processor",
         ),
     },
     "the socket by which an engine's outputs come": {
-        "backend_worker/engine_outputs.py": (
+        "backend_worker/engine/outputs.py": (
             "vllm.utils.network_utils",
             "vllm.v1.engine.core_client",
         ),
     },
     "what engines are asked": {
-        "backend_worker/engine_calls.py": ("vllm.v1.engine.async_llm",),
+        "backend_worker/engine/calls.py": ("vllm.v1.engine.async_llm",),
     },
     "operations of engines": {
-        "backend_worker/engine_operations.py": ("vllm.v1.engine.async_llm",),
+        "backend_worker/engine/operations.py": ("vllm.v1.engine.async_llm",),
     },
     "detokenizer, for answers that go on elsewhere": {
         "frontend/request/resume.py": ("vllm.v1.engine", "vllm.v1.engine.detokenizer"),
     },
     "block hashing": {
-        "backend_worker/engine.py": ("vllm.utils.hashing", "vllm.v1.core.kv_cache_utils"),
+        "backend_worker/engine/vllm_engine.py": (
+            "vllm.utils.hashing",
+            "vllm.v1.core.kv_cache_utils",
+        ),
         "frontend/router/hashing/block_hasher.py": (
             "vllm.utils.hashing",
             "vllm.v1.core.kv_cache_utils",
@@ -308,18 +313,21 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "frontend/router/event_wire.py": ("vllm.distributed.kv_events",),
     },
     "KV events, published": {
-        "backend_worker/event_publisher.py": ("vllm.config", "vllm.distributed.kv_events"),
-        "backend_worker/event_snapshot.py": ("vllm.distributed.kv_events",),
+        "backend_worker/kv_events/event_publisher.py": (
+            "vllm.config",
+            "vllm.distributed.kv_events",
+        ),
+        "backend_worker/kv_events/event_snapshot.py": ("vllm.distributed.kv_events",),
     },
     "tensor encoding": {
         "common/transfer/codec.py": ("vllm.multimodal.inputs",),
-        "common/wire.py": ("vllm.v1.serial_utils",),
+        "common/request_plane/wire.py": ("vllm.v1.serial_utils",),
     },
     "version": {
-        "common/vllm_versions.py": ("vllm.version",),
+        "common/vllm_compat/versions.py": ("vllm.version",),
     },
     "platform": {
-        "common/vllm_platform.py": ("vllm.platforms",),
+        "common/vllm_compat/platform.py": ("vllm.platforms",),
     },
 }
 """Surface -> file -> modules of vLLM that it may import for that surface."""

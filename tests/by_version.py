@@ -1,14 +1,14 @@
 """What differs between the versions of vLLM that the tests run with (``make test VLLM=0.33``).
 
 Tests may ask which version is here, so that each version is held to what it is. The product never
-does: ``common/vllm_features.py`` goes by what is there.
+does: ``common/vllm_compat/features.py`` goes by what is there.
 """
 
 from typing import Final, TypeVar
 
 from packaging.version import Version
 
-from common.vllm_versions import INSTALLED
+from common.vllm_compat.versions import INSTALLED
 
 _T = TypeVar("_T")
 

@@ -10,7 +10,7 @@ from vllm import envs
 
 from backend_worker import args as worker
 from common import fleet_key
-from common.flag_settings import ENV_PREFIX
+from common.cli.flag_settings import ENV_PREFIX
 from frontend import args as frontend
 
 ROOT: Final = Path(__file__).parents[1]

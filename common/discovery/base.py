@@ -15,10 +15,10 @@ from types import TracebackType
 from typing import ClassVar, Final, NamedTuple, Self
 from urllib.parse import SplitResult
 
-from common.card import WorkerCard
 from common.errors import CardError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation, WorkerId
+from common.request_plane.card import WorkerCard
 
 RENEW_S: Final = 1.0
 """Also how long a frontend waits, when it starts, to see which workers live."""

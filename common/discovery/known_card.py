@@ -3,13 +3,13 @@
 import logging
 from dataclasses import dataclass
 
-from common.card import WorkerCard
 from common.discovery.base import CardChange, CardGone, CardPresent, CardRefused
 from common.discovery.seal import unseal
 from common.errors import CardError, CardKeyError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation, WorkerId
-from common.telemetry import MALFORMED_CARDS
+from common.observability.telemetry import MALFORMED_CARDS
+from common.request_plane.card import WorkerCard
 
 logger = logging.getLogger(__name__)
 

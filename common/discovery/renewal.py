@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from common.errors import DiscoveryError
-from common.telemetry import DISCOVERY_ERRORS
+from common.observability.telemetry import DISCOVERY_ERRORS
 
 logger = logging.getLogger(__name__)
 

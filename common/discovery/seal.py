@@ -9,10 +9,10 @@ import hmac
 import re
 from typing import Final
 
-from common.card import WorkerCard
 from common.errors import CardKeyError
 from common.fleet_key import FleetKey
-from common.fleet_sockets import check_card
+from common.request_plane.card import WorkerCard
+from common.request_plane.fleet_sockets import check_card
 
 _DOMAIN: Final = b"mmrouter card\0"
 _MAC: Final = re.compile(rb',"mac":"([0-9a-f]{64})"\}\Z')

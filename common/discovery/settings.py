@@ -9,11 +9,12 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
+from common.cli.flag_settings import FlagSettings
+from common.cli.settings_summary import without_secrets
 from common.discovery.base import Discovery
 from common.discovery.file import FileDiscovery
-from common.discovery.urls import BACKENDS, open_discovery, without_secrets
+from common.discovery.urls import BACKENDS, open_discovery
 from common.errors import ConfigurationError, DiscoveryError
-from common.flag_settings import FlagSettings
 
 
 def default_discovery_dir() -> Path:

@@ -1,9 +1,9 @@
 """Discovery is opened by URL; its scheme says which kind it is."""
 
-import re
 from typing import Final
 from urllib.parse import urlsplit
 
+from common.cli.settings_summary import without_secrets
 from common.discovery.base import Discovery
 from common.discovery.etcd import EtcdDiscovery
 from common.discovery.file import FileDiscovery
@@ -16,8 +16,6 @@ BACKENDS: Final[dict[str, type[Discovery]]] = {
     "kubernetes": KubernetesDiscovery,
 }
 """Every kind of discovery, by the scheme of its URLs."""
-
-_SECRET: Final = re.compile(r"(?<=//)[^/?#]*@|(?<=password=)[^&#]*")
 
 
 def open_discovery(url: str) -> Discovery:
@@ -37,8 +35,3 @@ def open_discovery(url: str) -> Discovery:
         raise ConfigurationError(
             f"discovery can't be at {without_secrets(url)!r}, it must be at {forms}: {error}"
         ) from error
-
-
-def without_secrets(url: str) -> str:
-    """A URL that may be shown, though a password was written where none belongs."""
-    return _SECRET.sub("***", url)

@@ -12,10 +12,10 @@ from typing import ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
+from common.aio.released import Released
 from common.errors import CorruptSegmentError
 from common.identity import MmHash
-from common.released import Released
-from common.telemetry import TENSOR_BYTES_RECEIVED, stage
+from common.observability.telemetry import TENSOR_BYTES_RECEIVED, stage
 from common.transfer.arena import Buffer
 from common.transfer.attachment import Attachment
 from common.transfer.handshake import TransferOffer, TransferReply

@@ -17,7 +17,7 @@ from common.errors import (
     TransferError,
 )
 from common.identity import MmHash
-from common.telemetry import TRANSFER_FALLBACKS
+from common.observability.telemetry import TRANSFER_FALLBACKS
 from common.transfer.base import MediaHandle, MmKwargsReceiver, MmKwargsSender, Received
 from common.transfer.handshake import TransferOffer, TransferReply
 from common.transfer.media_source import MediaSource

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from common.cache_partition import SHARED, Partition
+from common.media.cache_partition import SHARED, Partition
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from pydantic import (
     ValidationError,
 )
 
-from common.cache_partition import SHARED, Partition
 from common.errors import CorruptSegmentError
 from common.identity import MmHash
+from common.media.cache_partition import SHARED, Partition
 from common.transfer.arena import SegmentLayout
 
 Transport: TypeAlias = Literal["shm", "nixl", "inline", "reference"]

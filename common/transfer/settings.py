@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from common.flag_settings import FlagSettings
+from common.cli.flag_settings import FlagSettings
 from common.transfer.choice import TransferMode
 from common.transfer.nixl_processes import NixlNetwork, narrowed
 

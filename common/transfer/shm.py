@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from common.errors import ArenaUnavailableError
-from common.telemetry import ARENA_PAGES_RESTORED
+from common.observability.telemetry import ARENA_PAGES_RESTORED
 from common.transfer.arena import (
     HEADER_SIZE,
     SEGMENT_ALIGNMENT,

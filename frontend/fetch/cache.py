@@ -8,7 +8,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from common.telemetry import MEDIA_CACHE_BYTES
+from common.observability.telemetry import MEDIA_CACHE_BYTES
 from frontend.fetch.content import Content, Digest
 from frontend.fetch.decoded import weight
 from frontend.fetch.mode import Mode

@@ -28,8 +28,8 @@ from vllm.multimodal.media import (
 from vllm.multimodal.media.video import VideoEmbeddingMediaIO
 
 from common.errors import OverloadedError, ThreadStuckError
-from common.telemetry import MEDIA_HELD_BYTES, MEDIA_HELD_PIXELS
-from common.tensor_files import TensorFileError
+from common.media.tensor_files import TensorFileError
+from common.observability.telemetry import MEDIA_HELD_BYTES, MEDIA_HELD_PIXELS
 from frontend.fetch.allowance import HeldBytes, current_allowance
 from frontend.fetch.data_url import has_scheme, is_data_url
 from frontend.fetch.decoders import MISLED_DECODER_ERRORS, limit_decoders

@@ -9,7 +9,7 @@ from typing import NewType, Self
 
 from blake3 import blake3
 
-from common.cache_partition import SHARED, Partition
+from common.media.cache_partition import SHARED, Partition
 
 Digest = NewType("Digest", bytes)
 

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from blake3 import blake3
 from yarl import URL
 
-from common.cache_partition import SHARED, Partition
+from common.media.cache_partition import SHARED, Partition
 from frontend.fetch.cache import MediaCache
 from frontend.fetch.content import Content, Digest
 

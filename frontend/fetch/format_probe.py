@@ -13,7 +13,7 @@ import soundfile  # type: ignore[import-untyped] # it has no types
 from PIL import Image
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMediaIO
 
-from common.media_formats import AVIF, IMAGE_FORMATS
+from common.media.formats import AVIF, IMAGE_FORMATS
 from frontend.fetch.content import Content
 from frontend.fetch.decoders import decode
 from frontend.media_limits import FetchPolicy, MediaError

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import aiohttp
 from yarl import URL
 
-from common.undo import undo_on_error
+from common.aio.undo import undo_on_error
 from frontend.fetch.allowance import HeldBytes
 from frontend.fetch.resolver import CheckedResolver, Lookup, system_lookup
 from frontend.media_limits import (

@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field
 
-from common.flag_settings import FlagSettings
+from common.cli.flag_settings import FlagSettings
 from frontend.media_limits import FetchPolicy
 
 _FROM_VLLM = {

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, Generic, TypeVar
 
-from common.tracing import current, link_to
+from common.observability.tracing import current, link_to
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from common.errors import RequestRejectedError
-from common.telemetry import REQUESTS
+from common.observability.telemetry import REQUESTS
 from frontend.asgi import App, Receive, Scope, Send, error_answer, has_body, once_more, route_path
 from frontend.gate.judge import judge
 from frontend.gate.read import read

@@ -1,23 +1,28 @@
 """HTTP: the server, and who may ask how much of it."""
 
-from frontend.http.admin import AdminGuard
-from frontend.http.admission import Admission
-from frontend.http.api_keys import read_keys
-from frontend.http.drain import graceful_shutdown
-from frontend.http.early_stream_errors import EarlyStreamErrors
-from frontend.http.error_shapes import ErrorShapes
-from frontend.http.file_limit import attainable_files, files_needed, raise_file_limit
-from frontend.http.history import History, history_routes
-from frontend.http.manage import Management, manage_routes
-from frontend.http.merged_metrics import MergedMetrics
-from frontend.http.model_choice import ModelApp, ModelChoice
-from frontend.http.operate import Operating, operate_routes
-from frontend.http.pooling import PoolingLimits, limit_pooling
-from frontend.http.readiness_gate import ReadinessGate
-from frontend.http.request_context import RequestIds, Traced
-from frontend.http.retry_after import RetryAfter
-from frontend.http.scoring import tokenize_scores_aside
-from frontend.http.server import (
+from frontend.http.access.admin import AdminGuard
+from frontend.http.access.api_keys import read_keys
+from frontend.http.limits.admission import Admission
+from frontend.http.limits.file_limit import attainable_files, files_needed, raise_file_limit
+from frontend.http.limits.retry_after import RetryAfter
+from frontend.http.operator.history import History, history_routes
+from frontend.http.operator.manage import Management, manage_routes
+from frontend.http.operator.merged_metrics import MergedMetrics
+from frontend.http.operator.operate import Operating, operate_routes
+from frontend.http.operator.status import FleetStatus, Status, status_routes
+from frontend.http.operator.status_page import page_routes
+from frontend.http.operator.worker_metrics import worker_metrics_routes
+from frontend.http.server.drain import graceful_shutdown
+from frontend.http.server.error_shapes import ErrorShapes
+from frontend.http.server.model_choice import ModelApp, ModelChoice
+from frontend.http.server.pooling import PoolingLimits, limit_pooling
+from frontend.http.server.readiness_gate import ReadinessGate
+from frontend.http.server.request_context import RequestIds, Traced
+from frontend.http.server.scoring import tokenize_scores_aside
+from frontend.http.server.speech_threads import watch_speech
+from frontend.http.server.tools import check_parsers
+from frontend.http.server.uvicorn_server import Server
+from frontend.http.server.vllm_server import (
     build_vllm_app,
     list_together,
     replace_engine_routes,
@@ -25,12 +30,7 @@ from frontend.http.server import (
     uvicorn_config,
 )
 from frontend.http.settings import HttpSettings, KeySettings
-from frontend.http.speech_threads import watch_speech
-from frontend.http.status import FleetStatus, Status, status_routes
-from frontend.http.status_page import page_routes
-from frontend.http.tools import check_parsers
-from frontend.http.uvicorn_server import Server
-from frontend.http.worker_metrics import worker_metrics_routes
+from frontend.http.streaming.early_stream_errors import EarlyStreamErrors
 
 __all__ = [
     "AdminGuard",

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field
 
-from common.flag_settings import FlagSettings
+from common.cli.flag_settings import FlagSettings
 
 Positive = Annotated[float, Field(gt=0.0, le=1e9, allow_inf_nan=False)]
 

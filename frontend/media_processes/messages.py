@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from common.card import WorkerCard
 from common.identity import MmHash
-from common.log_lines import LogSetup
+from common.observability.log_lines import LogSetup
+from common.request_plane.card import WorkerCard
 from common.transfer.arena import ArenaOffer
 from frontend.media_limits import FetchPolicy
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from common.frames import FrameProtocol, Frames, frame
+from common.aio.frames import FrameProtocol, Frames, frame
 from frontend.processes.messages import Assigned, Attached, FromChild, Plan, Stop
 
 MEMBER: Final = "MMROUTER_MEMBER"

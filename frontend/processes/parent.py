@@ -17,15 +17,20 @@ from typing import Final
 
 from prometheus_client import REGISTRY, generate_latest
 
-from common.command_line import ConfigSettings, read_command_line
+from common.aio.stop_signals import StopSignals
+from common.aio.supervised import CALM_S, FIRST_PAUSE_S, LONGEST_PAUSE_S
+from common.cli.command_line import ConfigSettings, read_command_line
+from common.cli.flag_aliases import FRONTEND
+from common.cli.process_settings import ProcessSettings
+from common.cli.python_command import python_command
 from common.errors import ArenaUnavailableError, ConfigurationError
-from common.flag_aliases import FRONTEND
-from common.log_lines import configure_logging
-from common.process_settings import ProcessSettings
-from common.python_command import python_command
-from common.stop_signals import StopSignals
-from common.supervised import CALM_S, FIRST_PAUSE_S, LONGEST_PAUSE_S
-from common.telemetry import ARENA_BYTES, ARENA_BYTES_USED, PROCESS_RESTARTS, PROCESSES
+from common.observability.log_lines import configure_logging
+from common.observability.telemetry import (
+    ARENA_BYTES,
+    ARENA_BYTES_USED,
+    PROCESS_RESTARTS,
+    PROCESSES,
+)
 from common.transfer.arena import Arena, reap_orphans
 from common.transfer.shared_arena import ArenaKeeper
 from frontend.processes.child import MEMBER, Child

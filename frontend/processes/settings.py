@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from common.flag_settings import FlagSettings
+from common.cli.flag_settings import FlagSettings
 
 
 class ProcessesSettings(FlagSettings):

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from common.aio.frames import FrameProtocol, Frames, frame
+from common.aio.stop_signals import StopSignals
+from common.aio.supervised import note_failure
 from common.errors import ConfigurationError
-from common.frames import FrameProtocol, Frames, frame
-from common.open_questions import OpenQuestions
-from common.stop_signals import StopSignals
-from common.supervised import note_failure
-from common.telemetry import SILENT_PROCESSES
+from common.observability.telemetry import SILENT_PROCESSES
+from common.request_plane.open_questions import OpenQuestions
 from common.transfer.arena import ArenaOffer, reap_orphans
 from common.transfer.shared_arena import SharedArena
 from frontend.processes.child import MEMBER, hear_of_the_parent_otherwise

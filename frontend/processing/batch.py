@@ -13,9 +13,9 @@ from vllm.multimodal.processing import BaseMultiModalProcessor, ProcessorInputs,
 from vllm.multimodal.processing.processor import ResolvedPromptUpdate
 from vllm.utils.torch_utils import set_default_torch_num_threads
 
-from common.cache_partition import SHARED, Partition, hash_within
 from common.identity import MmHash
-from common.log_lines import current_request
+from common.media.cache_partition import SHARED, Partition, hash_within
+from common.observability.log_lines import current_request
 from frontend.fetch import Content
 from frontend.processing.errors import said_by_processor
 

@@ -20,10 +20,10 @@ from vllm.renderers.hf import HfRenderer
 from vllm.renderers.inputs import DictPrompt
 from vllm.renderers.params import ChatParams
 
+from common.aio.newest import keep_newest
+from common.cli.python_command import python_command
 from common.errors import OverloadedError, RequestRejectedError
-from common.newest import keep_newest
-from common.python_command import python_command
-from common.renderer_patches import replace_messages, replace_template
+from common.vllm_compat.renderer_patches import replace_messages, replace_template
 from frontend.processing.template_orders import CPU_S, MEMORY_BYTES, OK, Order
 from frontend.vllm_errors import as_vllm_error
 

@@ -7,9 +7,9 @@ from typing import Any
 import cloudpickle
 
 from common.errors import OverloadedError
-from common.hf_processor_runs import HfProcessorRuns
 from common.transfer.arena import Lease, ReservedSegment, SegmentLayout
 from common.transfer.codec import decode
+from common.vllm_compat.hf_processor_runs import HfProcessorRuns
 from frontend.fetch import RequestAllowance
 from frontend.media_limits import Budget, RefusedError, seconds_for
 from frontend.media_processes import (

@@ -19,8 +19,8 @@ from typing import Self
 from vllm.exceptions import VLLMClientError
 
 from common.errors import MmRouterError, OverloadedError
-from common.telemetry import PREPROCESSED
-from common.tracing import current, link_to
+from common.observability.telemetry import PREPROCESSED
+from common.observability.tracing import current, link_to
 from frontend.fetch import MISLED_DECODER_ERRORS
 from frontend.media_limits import RequestLimitError
 from frontend.processing.backends import Backend

@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
-from common.python_command import python_command
+from common.cli.python_command import python_command
 from frontend.media_processes import FORK
 from frontend.processing.errors import ProcessLostError
 

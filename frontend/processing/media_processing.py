@@ -12,11 +12,11 @@ from typing import Any
 
 from vllm.renderers import BaseRenderer
 
-from common.cache_partition import Partition
-from common.decoded_media import check_decoded
 from common.errors import MmRouterError, OverloadedError
-from common.hf_processor_runs import HfProcessorRuns
-from common.telemetry import PREPROCESS_WAITING, stage
+from common.media.cache_partition import Partition
+from common.media.decoded_media import check_decoded
+from common.observability.telemetry import PREPROCESS_WAITING, stage
+from common.vllm_compat.hf_processor_runs import HfProcessorRuns
 from frontend.fetch import MISLED_DECODER_ERRORS, DeferredMedium, arrived
 from frontend.processing.backends import Backend, Decodes
 from frontend.processing.batch import MediaOptions, Processed, may_defer

@@ -29,7 +29,7 @@ from vllm.renderers.mistral import MistralRenderer
 from vllm.renderers.params import ChatParams
 
 from common.errors import OverloadedError, ThreadStuckError
-from common.renderer_patches import replace_messages
+from common.vllm_compat.renderer_patches import replace_messages
 from frontend.fetch import DeferredMedium, for_user
 from frontend.media_limits import MediaError
 from frontend.processing.backends import Decodes

@@ -8,8 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 from common.errors import ConfigurationError
-from common.hf_processor_runs import HfProcessorRuns
-from common.telemetry import PREPROCESS_RESTARTS
+from common.observability.telemetry import PREPROCESS_RESTARTS
+from common.vllm_compat.hf_processor_runs import HfProcessorRuns
 from frontend.fetch import RequestAllowance
 from frontend.media_limits import Budget
 from frontend.media_processes import StartUp

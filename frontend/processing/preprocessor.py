@@ -27,20 +27,20 @@ from vllm.utils.mistral import is_mistral_tokenizer
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.input_processor import InputProcessor
 
-from common.cache_partition import hash_within
-from common.card import WorkerCard
-from common.encoder_width import embeds_width
+from common.aio.undo import undo_on_error
+from common.aio.watched_threads import WatchedThreads
 from common.errors import RequestRejectedError
-from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash, MmIdentifier
-from common.log_lines import log_setup
-from common.protocol import MediaPart
-from common.renderer_patches import replace_threads, replace_tokenizing
+from common.media.cache_partition import hash_within
+from common.observability.log_lines import log_setup
+from common.request_plane.card import WorkerCard
+from common.request_plane.protocol import MediaPart
+from common.request_plane.transfer_params import drop_transfer_params, names_encoder
 from common.transfer.arena import ArenaAccess
 from common.transfer.media_source import MediaSource
-from common.transfer_params import drop_transfer_params, names_encoder
-from common.undo import undo_on_error
-from common.watched_threads import WatchedThreads
+from common.vllm_compat.encoder_width import embeds_width
+from common.vllm_compat.hf_processor_runs import HfProcessorRuns
+from common.vllm_compat.renderer_patches import replace_threads, replace_tokenizing
 from frontend.fetch import MediaLoader
 from frontend.media_processes import StartUp
 from frontend.processing.backends import Backend, OwnBackend, PoolBackend

@@ -6,8 +6,8 @@ processed in batches.
 
 from collections.abc import Hashable, Iterator, Sequence
 
-from common.cache_partition import Partition
-from common.telemetry import PREPROCESSED
+from common.media.cache_partition import Partition
+from common.observability.telemetry import PREPROCESSED
 from frontend.fetch import for_user
 from frontend.media_limits import MediaError, RequestLimitError
 from frontend.processing.backends import Backend

@@ -16,9 +16,9 @@ from vllm.config import (
 )
 from vllm.renderers import BaseRenderer, renderer_from_config
 
-from common.card import ModelSettings, OutputSettings, WorkerCard
-from common.engine_settings import apply_environment, model_settings
 from common.errors import ConfigurationError
+from common.request_plane.card import ModelSettings, OutputSettings, WorkerCard
+from common.vllm_compat.engine_settings import apply_environment, model_settings
 
 NEEDS_MODEL_RUNNER = ("return_sampling_mask", "enable_trace_replay")
 """Settings that vLLM's configuration refuses where it would run models by its older runner."""

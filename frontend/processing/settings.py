@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field
 
-from common.flag_settings import FlagSettings
+from common.cli.flag_settings import FlagSettings
 
 
 class ArenaSettings(FlagSettings):

@@ -2,8 +2,8 @@
 
 from collections import OrderedDict
 
-from common.cache_partition import Partition
 from common.identity import MmHash
+from common.media.cache_partition import Partition
 from common.transfer.media_source import MediaSource
 from frontend.processing.batch import MediaOptions
 from frontend.processing.prompt_media import Shown

@@ -15,8 +15,8 @@ from vllm.renderers import BaseRenderer, TokenizeParams
 from vllm.tokenizers.hf import ThreadSafeHFTokenizerMixin
 from vllm.utils.async_utils import make_async
 
+from common.aio.watched_threads import WatchedThreads
 from common.errors import RequestRejectedError, ThreadStuckError
-from common.watched_threads import WatchedThreads
 from frontend.vllm_errors import as_vllm_error
 
 T = TypeVar("T")

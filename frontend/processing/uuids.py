@@ -15,8 +15,8 @@ from typing import Final, NewType
 
 from blake3 import blake3
 
-from common.cache_partition import Partition
 from common.identity import MmHash
+from common.media.cache_partition import Partition
 from frontend.processing.batch import MediaOptions
 from frontend.tenancy import Tenant
 

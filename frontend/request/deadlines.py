@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 from common.errors import DeadlineExceededError, OutputTimeoutError
 from common.identity import WorkerId
-from common.telemetry import DEADLINES_EXCEEDED
+from common.observability.telemetry import DEADLINES_EXCEEDED
 from frontend.request.settings import FaultSettings
 from frontend.workers import Answer
 

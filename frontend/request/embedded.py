@@ -2,7 +2,7 @@
 
 import torch
 
-from common.protocol import Submit
+from common.request_plane.protocol import Submit
 from frontend.router import PromptEmbeds
 
 

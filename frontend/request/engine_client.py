@@ -24,7 +24,7 @@ from common.errors import (
     MmRouterError,
     NotRoutedError,
 )
-from common.telemetry import REQUESTS
+from common.observability.telemetry import REQUESTS
 from frontend.processes import Siblings
 from frontend.processing import Preprocessor
 from frontend.request import batches

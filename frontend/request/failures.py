@@ -12,7 +12,7 @@ from common.errors import (
     WorkerLostError,
 )
 from common.identity import WorkerId
-from common.protocol import Failed, FailureKind
+from common.request_plane.protocol import Failed, FailureKind
 
 
 def failure(worker_id: WorkerId, failed: Failed) -> MmRouterError:

@@ -29,7 +29,7 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
 from common.errors import NotResumableError
-from common.protocol import Submit
+from common.request_plane.protocol import Submit
 
 _LONGEST_LETTER = 4
 """Tokens that a letter of UTF-8 may be spread over."""

@@ -22,7 +22,7 @@ from common.errors import (
     causes,
 )
 from common.identity import WorkerId
-from common.telemetry import RETRY_BUDGET_EXHAUSTED
+from common.observability.telemetry import RETRY_BUDGET_EXHAUSTED
 
 logger = logging.getLogger(__name__)
 

@@ -20,6 +20,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import TokenizerLike
 from vllm.v1.engine import EngineCoreRequest
 
+from common.aio.undo import undo_on_error
 from common.errors import (
     FleetBusyError,
     MmRouterError,
@@ -30,11 +31,10 @@ from common.errors import (
     WorkerGarbledError,
 )
 from common.identity import MmHash, RequestId, WorkerId
-from common.lifecycle import Event, Lifecycle
-from common.protocol import MOST_NEW_BLOCKS, Ack, Failed, Nack, Output, Submit
-from common.telemetry import MEDIA_ITEMS, REQUESTS, stage
+from common.observability.telemetry import MEDIA_ITEMS, REQUESTS, stage
+from common.request_plane.lifecycle import Event, Lifecycle
+from common.request_plane.protocol import MOST_NEW_BLOCKS, Ack, Failed, Nack, Output, Submit
 from common.transfer.base import MediaHandle
-from common.undo import undo_on_error
 from frontend.processing import MediaItem, ProcessedPrompt
 from frontend.request.deadlines import Deadlines
 from frontend.request.embedded import hashed_embeds, hashed_tokens

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from common.flag_settings import FlagSettings
+from common.cli.flag_settings import FlagSettings
 
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 

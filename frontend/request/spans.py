@@ -16,11 +16,11 @@ from typing import Final
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 
-from common import tracing
 from common.errors import MmRouterError
 from common.identity import RequestId, WorkerId
-from common.log_lines import current_request
-from common.tracing import Kind, Span, Value
+from common.observability import tracing
+from common.observability.log_lines import current_request
+from common.observability.tracing import Kind, Span, Value
 from frontend.asgi import arrived, engine_calls
 from frontend.router import Decision
 

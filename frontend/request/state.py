@@ -14,15 +14,15 @@ from vllm.tokenizers import TokenizerLike
 
 from common.errors import MmRouterError, WorkerGarbledError
 from common.identity import WorkerId
-from common.lifecycle import Event, Lifecycle, State
-from common.protocol import MOST_POOLED_BYTES, Output, Submit
-from common.telemetry import (
+from common.observability.telemetry import (
     INTER_TOKEN_LATENCY,
     MIGRATIONS,
     REQUEST_SECONDS,
     RETRIES,
     TIME_TO_FIRST_TOKEN,
 )
+from common.request_plane.lifecycle import Event, Lifecycle, State
+from common.request_plane.protocol import MOST_POOLED_BYTES, Output, Submit
 from frontend.asgi import arrived
 from frontend.processing import ProcessedPrompt
 from frontend.request.deadlines import Deadlines

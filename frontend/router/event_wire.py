@@ -190,8 +190,8 @@ def _stored(event: BlockStored, hashes: list[BlockHash], group: int, offloaded: 
         kind or "unnamed",
         offloaded,
         BlockHash(parent) if isinstance(parent, bytes) else None,
-        # vLLM leaves out blocks that a group skips, but not their tokens. Our workers' account
-        # of all that they hold (backend_worker/event_snapshot.py) has no tokens, and no gaps.
+        # vLLM leaves out blocks that a group skips, but not their tokens. Our workers' account of
+        # all that they hold (backend_worker/kv_events/event_snapshot.py) has no tokens, no gaps.
         not offloaded and len(event.token_ids) in (0, len(hashes) * event.block_size),
     )
 

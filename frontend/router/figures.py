@@ -3,7 +3,7 @@
 from collections import ChainMap
 from functools import partial
 
-from common.telemetry import BUSY_WORKERS, EJECTED_WORKERS, INDEX_RANKS
+from common.observability.telemetry import BUSY_WORKERS, EJECTED_WORKERS, INDEX_RANKS
 from frontend.router.events import show_figures
 from frontend.router.index import Knowledge
 from frontend.router.roster import Roster

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from common.errors import MmRouterError
 from common.identity import BlockHash, MmHash, RequestId, Target
-from common.telemetry import (
+from common.observability.telemetry import (
     DECISIONS,
     FIRST_TOKEN_ERROR,
     PREDICTED_CACHED_TOKENS,

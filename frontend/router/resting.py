@@ -1,7 +1,7 @@
 """Workers that say that they are paused or asleep: they get no request until they serve. No I/O."""
 
 from common.identity import WorkerId
-from common.operations import Condition
+from common.request_plane.operations import Condition
 
 
 class Resting:

@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+from common.aio.supervised import supervise
 from common.identity import Incarnation, MmHash, Target, WorkerId
-from common.step_sums import EngineSums, ShippingSums
-from common.supervised import supervise
+from common.request_plane.step_sums import EngineSums, ShippingSums
 from frontend.router.events import Feed, FeedMaker
 from frontend.router.hashing import BlockHasher, HashMemo, HashScheme, LoraKey
 from frontend.router.housekeeping import keep_house

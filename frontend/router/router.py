@@ -10,7 +10,7 @@ from typing import Final
 
 from common.errors import FleetBusyError, NoWorkerError
 from common.identity import BlockHash, WorkerId
-from common.telemetry import stage
+from common.observability.telemetry import stage
 from frontend.router.decision import CLIENT_ID_LENGTH, Considered, Decision, DecisionLog
 from frontend.router.drained import Drained
 from frontend.router.events import FeedMaker, ZmqFeeds

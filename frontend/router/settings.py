@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from common.flag_settings import FlagSettings
+from common.cli.flag_settings import FlagSettings
 from frontend.router.modes import RouterMode
 
 Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]

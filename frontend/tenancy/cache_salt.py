@@ -7,8 +7,8 @@ So it is taken from the parsed body, whichever of vLLM's routes it is for.
 from contextvars import ContextVar
 from typing import Final
 
-from common.cache_partition import Partition, partition_of
 from common.errors import SaltLostError
+from common.media.cache_partition import Partition, partition_of
 from frontend.tenancy.tenant import current_tenant
 
 current_salt: Final[ContextVar[str | None]] = ContextVar("cache_salt", default=None)

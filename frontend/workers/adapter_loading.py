@@ -14,10 +14,10 @@ from typing import Final, NamedTuple
 
 from vllm.lora.request import LoRARequest
 
-from common.card import Adapter
 from common.identity import Incarnation, WorkerId
-from common.operations import LoadLoraAdapter, Outcome
-from common.telemetry import ADAPTERS_LOADED
+from common.observability.telemetry import ADAPTERS_LOADED
+from common.request_plane.card import Adapter
+from common.request_plane.operations import LoadLoraAdapter, Outcome
 from frontend.router import LoraKey, Router
 from frontend.workers.adapters import key_of
 from frontend.workers.members import Member, Members

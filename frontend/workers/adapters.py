@@ -12,9 +12,9 @@ from typing import Final
 
 from vllm.lora.request import LoRARequest
 
-from common.card import Adapter, WorkerCard
+from common.aio.newest import keep_newest
 from common.identity import WorkerId
-from common.newest import keep_newest
+from common.request_plane.card import Adapter, WorkerCard
 from frontend.router import LoraKey
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import zmq
 
-from common.wire import Frame
+from common.request_plane.wire import Frame
 
 
 class Backlog:

@@ -2,10 +2,10 @@
 
 import asyncio
 
-from common.card import WorkerCard, check_compatible
 from common.errors import CardCodeError, CardIncompatibleError
 from common.fleet_key import FleetKey
-from common.fleet_sockets import check_card
+from common.request_plane.card import WorkerCard, check_compatible
+from common.request_plane.fleet_sockets import check_card
 
 
 class Contract:

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
-from common.protocol import Ack, Failed, Nack, Output
+from common.request_plane.protocol import Ack, Failed, Nack, Output
+from common.request_plane.wire import Frame
 from common.transfer.base import MediaHandle, join_frames
 from common.transfer.metadata import encode_metadata
-from common.wire import Frame
 
 Answer = Ack | Nack | Output | Failed
 

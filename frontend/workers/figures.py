@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from common.errors import WorkerBusyError, WorkerLostError
 from common.identity import WorkerId
-from common.telemetry import WORKER_PAGES_MISSING
+from common.observability.telemetry import WORKER_PAGES_MISSING
 from frontend.workers.members import Member, Roll
 
 ANSWER_S: Final = 2.0

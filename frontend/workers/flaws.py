@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm.logprobs import FlatLogprobs
 
-from common.protocol import Output
+from common.request_plane.protocol import Output
 
 
 def flaw_of(output: Output) -> str:

@@ -15,11 +15,11 @@ from collections.abc import Collection
 
 from vllm.lora.request import LoRARequest
 
-from common.card import WorkerCard, WorkerState
 from common.discovery.base import CardChange, CardGone, CardPresent, CardRefused
 from common.errors import CardError, NoWorkerError, WorkerLostError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation, WorkerId
+from common.request_plane.card import WorkerCard, WorkerState
 from frontend.router import Router
 from frontend.workers.adapter_loading import AdapterLoading
 from frontend.workers.adapters import Adapters

@@ -10,9 +10,9 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from common.card import WorkerCard, WorkerState
 from common.discovery.base import CardChange, CardGone, CardPresent, CardRefused
 from common.errors import CardError, CardIncompatibleError, CardModelError, CardNameError
+from common.request_plane.card import WorkerCard, WorkerState
 from frontend.workers.contract import Contract
 from frontend.workers.fleet import Fleet
 from frontend.workers.gauges import Gauges

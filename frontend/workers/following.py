@@ -3,10 +3,10 @@
 import logging
 from collections.abc import Callable
 
+from common.aio.supervised import supervise
 from common.discovery.base import CardChange, CardWatcher
 from common.errors import DiscoveryError
-from common.supervised import supervise
-from common.telemetry import INTERNAL_ERRORS
+from common.observability.telemetry import INTERNAL_ERRORS
 
 logger = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from common.live_metrics import Row
-from common.telemetry import RANK_LOAD, WORKERS
+from common.observability.live_metrics import Row
+from common.observability.telemetry import RANK_LOAD, WORKERS
 from frontend.workers.members import Members
 from frontend.workers.refusals import Refusals
 

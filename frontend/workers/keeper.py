@@ -9,12 +9,12 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 
-from common.card import WorkerState
+from common.aio.supervised import Work, once, supervise
 from common.errors import CardNameError, ConfigurationError, ProtocolError, WorkerLostError
 from common.fleet_key import FleetKey
-from common.fleet_sockets import frontend_context
 from common.identity import Incarnation
-from common.supervised import Work, once, supervise
+from common.request_plane.card import WorkerState
+from common.request_plane.fleet_sockets import frontend_context
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
 from frontend.workers.members import Member, Members, Name

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from common.aio.supervised import supervise
+from common.aio.undo import made_in_thread
 from common.errors import ConfigurationError, WorkerBusyError
-from common.supervised import supervise
 from common.transfer.base import LateSender, MmKwargsSender
 from common.transfer.choice import TransportChoice
 from common.transfer.handshake import TransferReply
 from common.transfer.metadata import Transport
-from common.undo import made_in_thread
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import msgspec
 
 from common.errors import ProtocolError
 from common.identity import RequestId
-from common.protocol import MOST_OUTPUTS, Failed, Output, Outputs, ToFrontend
-from common.wire import Codec
+from common.request_plane.protocol import MOST_OUTPUTS, Failed, Output, Outputs, ToFrontend
+from common.request_plane.wire import Codec
 
 
 class Missing(NamedTuple):

@@ -19,7 +19,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from common.card import WorkerCard
+from common.aio.supervised import Work, once
+from common.aio.undo import undo_on_error
 from common.errors import (
     DuplicateRequestError,
     ProtocolError,
@@ -34,10 +35,12 @@ from common.errors import (
     WorkerStalledError,
 )
 from common.identity import Incarnation, RequestId
-from common.loop_socket import LoopSocket
-from common.open_questions import OpenQuestions
-from common.operations import Operation
-from common.protocol import (
+from common.observability.telemetry import UNDECODABLE_MESSAGES
+from common.request_plane.card import WorkerCard
+from common.request_plane.loop_socket import LoopSocket
+from common.request_plane.open_questions import OpenQuestions
+from common.request_plane.operations import Operation
+from common.request_plane.protocol import (
     MOST_OPERATIONS,
     MOST_POOLED_BYTES,
     PING_INTERVAL_S,
@@ -66,11 +69,8 @@ from common.protocol import (
     ToWorker,
     Welcome,
 )
-from common.supervised import Work, once
-from common.telemetry import UNDECODABLE_MESSAGES
+from common.request_plane.wire import Codec, Frame
 from common.transfer.base import MediaHandle
-from common.undo import undo_on_error
-from common.wire import Codec, Frame
 from frontend.workers.backlog import Backlog
 from frontend.workers.dispatch import Answer, Dispatch, TakeOutput, is_last, ship
 from frontend.workers.flaws import flaw_of

@@ -7,13 +7,14 @@ import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+from common.aio.undo import made_in_thread, undo_on_error
 from common.errors import (
     ArenaUnavailableError,
     ConfigurationError,
     ProtocolError,
 )
 from common.identity import WorkerId
-from common.telemetry import (
+from common.observability.telemetry import (
     ARENA_BYTES,
     ARENA_BYTES_USED,
     ARENA_LEASES,
@@ -33,7 +34,6 @@ from common.transfer.choice import (
 from common.transfer.handshake import TransferOffer, TransferReply, namespace, parse_reply
 from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.registry import late_senders, senders
-from common.undo import made_in_thread, undo_on_error
 from frontend.processing import MediaItem
 from frontend.workers.late_transports import LateTransports, OfferTo, ReachedWorker
 

@@ -10,9 +10,9 @@ from typing import NamedTuple, Protocol
 
 from prometheus_client import Gauge
 
-from common.card import Adapter, WorkerCard
 from common.identity import Incarnation, WorkerId
-from common.protocol import Status
+from common.request_plane.card import Adapter, WorkerCard
+from common.request_plane.protocol import Status
 from frontend.workers.link import WorkerLink
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from common.errors import WorkerBusyError, WorkerLostError
 from common.identity import Incarnation, WorkerId
-from common.operations import Operation, Outcome
+from common.request_plane.operations import Operation, Outcome
 from frontend.workers.members import Member, Roll
 
 AT_ONCE: Final = 256

@@ -5,7 +5,7 @@ from typing import Final
 
 from common.errors import CardError, NoWorkerError
 from common.identity import WorkerId
-from common.telemetry import REFUSED_CARDS
+from common.observability.telemetry import REFUSED_CARDS
 from frontend.workers.members import Run
 
 REASONS: Final = 3

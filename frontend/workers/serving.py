@@ -11,12 +11,12 @@ from typing import Final
 
 from prometheus_client import Gauge
 
-from common.card import Adapter, WorkerCard, WorkerState
 from common.errors import WorkerLostError
-from common.held_adapter import HeldAdapter
 from common.identity import Target, WorkerId
-from common.protocol import Status
-from common.telemetry import HF_PROCESSOR_RUNS, RANK_REQUESTS, forget_worker
+from common.observability.telemetry import HF_PROCESSOR_RUNS, RANK_REQUESTS, forget_worker
+from common.request_plane.card import Adapter, WorkerCard, WorkerState
+from common.request_plane.held_adapter import HeldAdapter
+from common.request_plane.protocol import Status
 from frontend.router import EventSource, Reported, RoutableWorker, Router
 from frontend.workers.adapters import Adapters, key_of
 from frontend.workers.link import WorkerLink

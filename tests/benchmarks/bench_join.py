@@ -25,7 +25,7 @@ from vllm.distributed.kv_events import (
     KVEventBatch,
 )
 
-from backend_worker.event_publisher import fleet_events
+from backend_worker.kv_events.event_publisher import fleet_events
 from common.identity import BlockHash, Incarnation, Target, WorkerId
 from frontend.router.events import EventSource
 from frontend.router.hashing.block_hasher import none_hash_for

@@ -24,11 +24,11 @@ from vllm.renderers.params import ChatParams
 from vllm.sampling_params import SamplingParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from common.card import WorkerCard
 from common.identity import Incarnation, RequestId
-from common.protocol import Nack, Output, Submit
+from common.request_plane.card import WorkerCard
+from common.request_plane.protocol import Nack, Output, Submit
 from common.transfer.choice import TransferMode
-from common.vllm_features import server_arguments
+from common.vllm_compat.features import server_arguments
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing.preprocessor import Preprocessor, ProcessedPrompt

@@ -14,20 +14,20 @@ import uvloop
 from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.outputs import CompletionOutput, RequestOutput
 
-from backend_worker.adapters import Adapters
-from backend_worker.engine import Items, RankLoad
-from backend_worker.media_receiver import MediaReceiver
-from backend_worker.service import WorkerService
-from common.card import Capacity
+from backend_worker.engine.adapters import Adapters
+from backend_worker.engine.vllm_engine import Items, RankLoad
+from backend_worker.plane.media_receiver import MediaReceiver
+from backend_worker.plane.service import WorkerService
 from common.discovery.file import FileCardPublisher
 from common.errors import CorruptSegmentError, MediaMissingError
 from common.identity import Incarnation, MmHash, WorkerId
-from common.operations import Operation
-from common.protocol import Submit
-from common.step_sums import EngineSums
+from common.request_plane.card import Capacity
+from common.request_plane.operations import Operation
+from common.request_plane.protocol import Submit
+from common.request_plane.step_sums import EngineSums
 from common.transfer.media_source import MediaSource
 from common.transfer.registry import receivers
-from common.vllm_versions import INSTALLED
+from common.vllm_compat.versions import INSTALLED
 from tests.fakes.cards import make_card
 
 

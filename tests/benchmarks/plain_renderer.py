@@ -6,7 +6,7 @@ import uvloop
 from vllm.entrypoints.launchers.render.entry import run_launch_fastapi
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from common.vllm_features import server_arguments
+from common.vllm_compat.features import server_arguments
 
 if __name__ == "__main__":
     parser = FlexibleArgumentParser()

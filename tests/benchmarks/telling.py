@@ -4,7 +4,7 @@ import sys
 from contextlib import AbstractContextManager
 from functools import partial
 
-from common.still_busy import still_busy
+from common.observability.still_busy import still_busy
 
 
 def telling(what: str) -> AbstractContextManager[None]:

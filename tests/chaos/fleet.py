@@ -22,9 +22,9 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from common.card import WorkerCard
 from common.errors import MmRouterError
 from common.identity import Incarnation
+from common.request_plane.card import WorkerCard
 from tests.chaos.report import Report, ReportFile
 from tests.e2e.processes import (
     HttpServer,

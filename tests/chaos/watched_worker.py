@@ -26,9 +26,9 @@ def _watch(file: Path) -> None:
     """Answer signals from the moment when the engine is up."""
     from backend_worker import worker
     from backend_worker.args import WorkerArgs
-    from backend_worker.engine import Engine
-    from common.card import WorkerCard
+    from backend_worker.engine.vllm_engine import Engine
     from common.fleet_key import FleetKey
+    from common.request_plane.card import WorkerCard
     from tests.chaos.watched import watch
 
     make_card = worker.make_card

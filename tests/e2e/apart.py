@@ -18,12 +18,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from common import fleet_key
-from common.card import WorkerCard
 from common.discovery.seal import unseal
 from common.fleet_key import FleetKey
 from common.identity import Incarnation
-from common.protocol import PROTOCOL_VERSION, Hello, ToWorker
-from common.wire import Codec
+from common.request_plane.card import WorkerCard
+from common.request_plane.protocol import PROTOCOL_VERSION, Hello, ToWorker
+from common.request_plane.wire import Codec
 from tests.e2e.hosts import Host, Lan, obstacle, open_lan
 from tests.e2e.processes import ENGINE_FLAGS, SERVER_FLAGS, START_TIMEOUT_S, Process
 from tests.fakes.etcd import BINARIES, NO_ETCD, EtcdMember

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from common.card import WorkerCard
+from common.request_plane.card import WorkerCard
 from tests.e2e.forked import Forked, ForkServer
 from tests.ports import free_port
 

@@ -14,17 +14,17 @@ from pathlib import Path
 import aiohttp
 from vllm.outputs import CompletionOutput, RequestOutput
 
-from backend_worker.engine import Items
-from backend_worker.media_receiver import MediaReceiver
-from backend_worker.service import WorkerService
-from common.card import Capacity
+from backend_worker.engine.vllm_engine import Items
+from backend_worker.plane.media_receiver import MediaReceiver
+from backend_worker.plane.service import WorkerService
 from common.discovery.file import FileCardPublisher
 from common.errors import MediaMissingError
 from common.identity import Incarnation, WorkerId
-from common.protocol import Submit
+from common.request_plane.card import Capacity
+from common.request_plane.protocol import Submit
 from common.transfer.arena import reap_orphans
 from common.transfer.registry import receivers
-from common.vllm_versions import INSTALLED
+from common.vllm_compat.versions import INSTALLED
 from tests.benchmarks.fleet_clients import Cut, Outcome, Whole, ask, connections
 from tests.benchmarks.fleet_traffic import PICTURE, Ask, Message
 from tests.e2e.processes import HttpServer, shared_memory_of, start_frontend

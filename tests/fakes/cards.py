@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from common.card import (
+from common.identity import Incarnation, WorkerId
+from common.request_plane.card import (
     CacheSettings,
     Capacity,
     EngineSettings,
@@ -14,7 +15,6 @@ from common.card import (
     WorkerCard,
     WorkerState,
 )
-from common.identity import Incarnation, WorkerId
 
 
 def make_card(

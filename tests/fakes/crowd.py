@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from backend_worker.ledger import Account, Ledger
+from backend_worker.plane.ledger import Account, Ledger
 from common.identity import RequestId, WorkerId
 from frontend.router.router import Router
 from frontend.router.selection import Reported

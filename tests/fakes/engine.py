@@ -16,14 +16,14 @@ from vllm.outputs import (
     RequestOutput,
 )
 
-from backend_worker.adapters import Adapters
-from backend_worker.engine import Items, RankLoad
+from backend_worker.engine.adapters import Adapters
+from backend_worker.engine.vllm_engine import Items, RankLoad
 from common.errors import (
     CorruptSegmentError,
     MediaMissingError,
 )
 from common.identity import MmHash
-from common.operations import (
+from common.request_plane.operations import (
     LoadLoraAdapter,
     Operation,
     Pause,
@@ -33,10 +33,10 @@ from common.operations import (
     WakeUp,
     empties_media,
 )
-from common.protocol import (
+from common.request_plane.protocol import (
     Submit,
 )
-from common.step_sums import EngineSums
+from common.request_plane.step_sums import EngineSums
 from common.transfer.media_source import MediaSource
 
 Script = Callable[[Submit, Items], AsyncGenerator[RequestOutput | PoolingRequestOutput]]

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from backend_worker.media_receiver import MediaReceiver
-from backend_worker.service import WorkerService
-from common.card import WorkerCard
+from backend_worker.plane.media_receiver import MediaReceiver
+from backend_worker.plane.service import WorkerService
 from common.discovery.base import CardChange, CardGone, CardWatcher
 from common.identity import Incarnation, WorkerId
+from common.request_plane.card import WorkerCard
 from common.transfer.choice import TransferMode
 from common.transfer.registry import receivers
 from frontend.router.router import Router

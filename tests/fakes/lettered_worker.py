@@ -20,11 +20,11 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core import kv_cache_utils
 
 from backend_worker import worker
-from backend_worker.adapters import Adapters
-from backend_worker.engine import Items, RankLoad
-from backend_worker.engine_config import engine_config
-from common import engine_settings
-from common.card import (
+from backend_worker.engine.adapters import Adapters
+from backend_worker.engine.config import engine_config
+from backend_worker.engine.vllm_engine import Items, RankLoad
+from common.identity import WorkerId
+from common.request_plane.card import (
     CacheSettings,
     Capacity,
     EngineSettings,
@@ -33,11 +33,11 @@ from common.card import (
     OutputSettings,
     PrefixReuse,
 )
-from common.identity import WorkerId
-from common.operations import Operation, Pause, Resume, Sleep, WakeUp
-from common.protocol import Submit
-from common.step_sums import EngineSums
+from common.request_plane.operations import Operation, Pause, Resume, Sleep, WakeUp
+from common.request_plane.protocol import Submit
+from common.request_plane.step_sums import EngineSums
 from common.transfer.media_source import MediaSource
+from common.vllm_compat import engine_settings
 from tests.fakes.engine import no_rendering
 from tests.fakes.letters import letter, letter_tokens
 

@@ -12,8 +12,8 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 
 from common.identity import BlockHash, Incarnation, MmHash, RequestId, WorkerId
-from common.operations import Outcome, Sleep
-from common.protocol import (
+from common.request_plane.operations import Outcome, Sleep
+from common.request_plane.protocol import (
     Abort,
     Ack,
     AskFigures,
@@ -39,6 +39,7 @@ from common.protocol import (
     ToWorker,
     Welcome,
 )
+from common.request_plane.wire import Codec, Frame
 from common.transfer.arena.layout import ArenaOffer
 from common.transfer.handshake import TransferOffer, TransferReply
 from common.transfer.metadata import (
@@ -46,7 +47,6 @@ from common.transfer.metadata import (
     encode_metadata,
 )
 from common.transfer.nixl_offer import NixlOffer
-from common.wire import Codec, Frame
 
 R = RequestId("r")
 

@@ -12,12 +12,12 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, make_asgi_a
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from backend_worker.figures import OwnFigures
-from common.buckets import FIRST_TOKEN_S, STAGE_S
+from backend_worker.plane.figures import OwnFigures
 from common.discovery.base import CardPresent
 from common.identity import WorkerId
-from common.loop_delay import measure_loop_delay
-from frontend.http.worker_metrics import worker_metrics_routes
+from common.observability.buckets import FIRST_TOKEN_S, STAGE_S
+from common.observability.loop_delay import measure_loop_delay
+from frontend.http.operator.worker_metrics import worker_metrics_routes
 from frontend.processing.preprocessor import ProcessedPrompt
 from frontend.request.runner import GenerateRequest, RequestRunner
 from frontend.request.settings import FaultSettings

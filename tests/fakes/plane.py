@@ -13,10 +13,10 @@ from vllm.multimodal.inputs import (
 )
 from vllm.sampling_params import SamplingParams
 
-from backend_worker.media_receiver import MediaReceiver
-from backend_worker.service import WorkerService
+from backend_worker.plane.media_receiver import MediaReceiver
+from backend_worker.plane.service import WorkerService
 from common.identity import Incarnation, MmHash, RequestId, WorkerId
-from common.protocol import (
+from common.request_plane.protocol import (
     MediaPart,
     Status,
     Submit,

@@ -14,12 +14,12 @@ from vllm.lora.request import LoRARequest
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from backend_worker.engine import Items
-from backend_worker.media_receiver import MediaReceiver
-from backend_worker.service import WorkerService
+from backend_worker.engine.vllm_engine import Items
+from backend_worker.plane.media_receiver import MediaReceiver
+from backend_worker.plane.service import WorkerService
 from common.errors import MmRouterError
 from common.identity import Incarnation, WorkerId
-from common.protocol import Submit
+from common.request_plane.protocol import Submit
 from common.transfer.choice import TransferMode
 from common.transfer.reference import Render
 from common.transfer.registry import receivers

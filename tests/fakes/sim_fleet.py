@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from backend_worker.step_counter import StepCounter
+from backend_worker.engine.step_counter import StepCounter
 from common.identity import BlockHash, MmHash, WorkerId
 from frontend.router import Router, RouterSettings
 from frontend.router.decision import Decision

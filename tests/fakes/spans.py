@@ -8,8 +8,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import Sampler
 
-from common.otel import OtelTracer
-from common.tracing import install
+from common.observability.otel import OtelTracer
+from common.observability.tracing import install
 
 
 class Recorded:

@@ -15,7 +15,7 @@ import zmq
 import zmq.asyncio
 
 from common.fleet_key import FleetKey
-from common.fleet_sockets import frontend_context
+from common.request_plane.fleet_sockets import frontend_context
 
 
 class Ear:

@@ -14,19 +14,23 @@ from vllm.distributed.kv_events import EventPublisherFactory, KVEventBatch
 from zmq.utils import z85
 
 from backend_worker.args import parse
-from backend_worker.engine_config import with_our_defaults
-from backend_worker.event_publisher import FleetEventPublisher, FleetEventsConfig, fleet_events
-from backend_worker.media_receiver import MediaReceiver
-from backend_worker.service import WorkerService
+from backend_worker.engine.config import with_our_defaults
+from backend_worker.kv_events.event_publisher import (
+    FleetEventPublisher,
+    FleetEventsConfig,
+    fleet_events,
+)
+from backend_worker.plane.media_receiver import MediaReceiver
+from backend_worker.plane.service import WorkerService
 from common.errors import ConfigurationError, WorkerLostError
 from common.fleet_key import FleetKey, KeyPair, new
-from common.fleet_sockets import frontend_context
 from common.identity import Incarnation, WorkerId
-from common.protocol import PROTOCOL_VERSION, Hello, Ping, ToFrontend
-from common.telemetry import REFUSED_CONNECTIONS
+from common.observability.telemetry import REFUSED_CONNECTIONS
+from common.request_plane.fleet_sockets import frontend_context
+from common.request_plane.protocol import PROTOCOL_VERSION, Hello, Ping, ToFrontend
+from common.request_plane.wire import Codec, Frame
 from common.transfer.choice import TransferMode
 from common.transfer.registry import receivers
-from common.wire import Codec, Frame
 from frontend.router.events.subscriber import EventSource, ZmqFeeds
 from frontend.workers import link as worker_link
 from frontend.workers.link import WorkerLink

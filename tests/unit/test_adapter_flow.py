@@ -7,17 +7,17 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from common.card import Adapter
 from common.discovery.base import CardPresent
 from common.errors import NoWorkerError
-from common.held_adapter import HeldAdapter
 from common.identity import WorkerId
-from common.operations import Operation
-from common.protocol import RankStatus, Status
-from frontend.http.adapter_routes import adapter_routes
-from frontend.http.operate import Operating, operate_routes
-from frontend.http.status import FleetStatus, status_routes
-from frontend.http.status import Status as FrontendStatus
+from common.request_plane.card import Adapter
+from common.request_plane.held_adapter import HeldAdapter
+from common.request_plane.operations import Operation
+from common.request_plane.protocol import RankStatus, Status
+from frontend.http.operator.operate import Operating, operate_routes
+from frontend.http.operator.status import FleetStatus, status_routes
+from frontend.http.operator.status import Status as FrontendStatus
+from frontend.http.server.adapter_routes import adapter_routes
 from frontend.router import LoraKey
 from frontend.workers import Members
 from tests.fakes.fleet import Town, Worker

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from common.card import WorkerCard
 from common.errors import CardError, CorruptSegmentError, MmRouterError, ProtocolError
-from common.fleet_sockets import check_card
+from common.request_plane.card import WorkerCard
+from common.request_plane.fleet_sockets import check_card
 from common.transfer.handshake import TransferOffer, TransferReply, parse_offer, parse_reply
 from common.transfer.inline import InlineReceiver
 from common.transfer.metadata import (

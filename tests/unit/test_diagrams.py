@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from common.lifecycle import TRANSITIONS, Event, State
+from common.request_plane.lifecycle import TRANSITIONS, Event, State
 from setup.diagrams import ROOT, diagrams, lifecycle, steps
 
 

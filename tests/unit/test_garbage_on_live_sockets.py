@@ -13,11 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from vllm.sampling_params import SamplingParams
 
-from backend_worker.media_receiver import MediaReceiver
-from backend_worker.service import WorkerService
+from backend_worker.plane.media_receiver import MediaReceiver
+from backend_worker.plane.service import WorkerService
 from common.errors import WorkerLostError
 from common.identity import Incarnation, RequestId, WorkerId
-from common.protocol import (
+from common.observability.telemetry import INTERNAL_ERRORS, UNDECODABLE_MESSAGES
+from common.request_plane.protocol import (
     PROTOCOL_VERSION,
     Hello,
     Leave,
@@ -27,10 +28,9 @@ from common.protocol import (
     ToWorker,
     Welcome,
 )
-from common.telemetry import INTERNAL_ERRORS, UNDECODABLE_MESSAGES
+from common.request_plane.wire import Codec
 from common.transfer.handshake import TransferOffer, TransferReply
 from common.transfer.registry import receivers
-from common.wire import Codec
 from frontend.workers.link import WorkerLink
 from tests.fakes.cards import make_card
 from tests.fakes.damage import damaged_bytes, damaged_frames, hostile_frames, hostile_json

@@ -11,14 +11,14 @@ import zmq.asyncio
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
-from backend_worker import news
-from backend_worker import service as worker_service
-from backend_worker.engine import Items, RankLoad
-from backend_worker.media_receiver import MediaReceiver
-from backend_worker.service import WorkerService
+from backend_worker.engine.vllm_engine import Items, RankLoad
+from backend_worker.plane import news
+from backend_worker.plane import service as worker_service
+from backend_worker.plane.media_receiver import MediaReceiver
+from backend_worker.plane.service import WorkerService
 from common.errors import ProtocolError, WorkerGarbledError
 from common.identity import Incarnation, RequestId, WorkerId
-from common.protocol import (
+from common.request_plane.protocol import (
     PROTOCOL_VERSION,
     Failed,
     FailureKind,
@@ -30,10 +30,10 @@ from common.protocol import (
     ToFrontend,
     ToWorker,
 )
-from common.step_sums import EngineSums, ShippingSums, StepSums
+from common.request_plane.step_sums import EngineSums, ShippingSums, StepSums
+from common.request_plane.wire import Codec
 from common.transfer.handshake import TransferOffer
 from common.transfer.registry import receivers
-from common.wire import Codec
 from frontend.workers.dispatch import Answer
 from frontend.workers.link import WorkerLink
 from tests.fakes.cards import make_card

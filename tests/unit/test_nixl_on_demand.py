@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from backend_worker.media_receiver import MediaReceiver
-from backend_worker.service import WorkerService
+from backend_worker.plane.media_receiver import MediaReceiver
+from backend_worker.plane.service import WorkerService
 from common.errors import ArenaUnavailableError
 from common.identity import Incarnation, WorkerId
-from common.protocol import Ack
+from common.request_plane.protocol import Ack
 from common.transfer import handshake
 from common.transfer.arena.arena import Arena
 from common.transfer.arena.layout import ArenaOffer

@@ -10,15 +10,15 @@ import pytest
 from fastapi import FastAPI
 from vllm.sampling_params import SamplingParams
 
-from common.card import WorkerCard
 from common.discovery.base import CardPresent
 from common.errors import NoWorkerError, WorkerStalledError
 from common.identity import MmHash, RequestId, WorkerId
-from common.operations import Condition, Operation, ResetMmCache, Sleep
-from common.protocol import Failed, FailureKind, Operate, Submit
-from frontend.http.admin import AdminGuard
-from frontend.http.manage import Management, manage_routes
-from frontend.http.operate import Operating, operate_routes, vllms_routes
+from common.request_plane.card import WorkerCard
+from common.request_plane.operations import Condition, Operation, ResetMmCache, Sleep
+from common.request_plane.protocol import Failed, FailureKind, Operate, Submit
+from frontend.http.access.admin import AdminGuard
+from frontend.http.operator.manage import Management, manage_routes
+from frontend.http.operator.operate import Operating, operate_routes, vllms_routes
 from tests.fakes.engine import never
 from tests.fakes.fleet import Town, Worker, gone
 from tests.fakes.routing import prompt, request

@@ -8,13 +8,13 @@ import pytest
 import zmq.asyncio
 from vllm.sampling_params import SamplingParams
 
-from backend_worker import news
-from backend_worker import service as worker_service
-from backend_worker.media_receiver import MediaReceiver
-from backend_worker.service import WorkerService
+from backend_worker.plane import news
+from backend_worker.plane import service as worker_service
+from backend_worker.plane.media_receiver import MediaReceiver
+from backend_worker.plane.service import WorkerService
 from common.errors import ProtocolError, WorkerGarbledError
 from common.identity import BlockHash, Incarnation, MmHash, RequestId, Target, WorkerId
-from common.protocol import (
+from common.request_plane.protocol import (
     LONGEST_MM_HASH,
     MOST_COMING,
     MOST_NEW_BLOCKS,
@@ -28,9 +28,9 @@ from common.protocol import (
     Submit,
     ToFrontend,
 )
+from common.request_plane.wire import Codec
 from common.transfer.handshake import TransferOffer
 from common.transfer.registry import receivers
-from common.wire import Codec
 from frontend.router import Router
 from frontend.router.index import Knowledge
 from frontend.workers.dispatch import Answer

@@ -9,8 +9,8 @@ import zmq.asyncio
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
-from backend_worker.engine import Items
-from backend_worker.media_receiver import ReceivedMedia
+from backend_worker.engine.vllm_engine import Items
+from backend_worker.plane.media_receiver import ReceivedMedia
 from common.errors import (
     EngineFailedError,
     MediaMissingError,
@@ -19,7 +19,7 @@ from common.errors import (
     WorkerLostError,
 )
 from common.identity import Incarnation, MmHash, RequestId
-from common.protocol import (
+from common.request_plane.protocol import (
     Ack,
     Failed,
     FailureKind,

@@ -11,7 +11,7 @@ import zmq.asyncio
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
-from backend_worker.engine import Items
+from backend_worker.engine.vllm_engine import Items
 from common.errors import (
     SlowClientError,
     WorkerBusyError,
@@ -19,7 +19,7 @@ from common.errors import (
     WorkerStalledError,
 )
 from common.identity import Incarnation, RequestId, WorkerId
-from common.protocol import (
+from common.request_plane.protocol import (
     Ack,
     Failed,
     FailureKind,
@@ -43,7 +43,7 @@ MAX_REQUESTS = 60
 
 @pytest.fixture
 async def plane(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Plane]:
-    monkeypatch.setattr("backend_worker.service.SEND_QUEUE", 4)
+    monkeypatch.setattr("backend_worker.plane.service.SEND_QUEUE", 4)
     monkeypatch.setattr("frontend.workers.link.RECEIVE_QUEUE", 4)
     async with open_plane("shm", max_requests=MAX_REQUESTS) as plane:
         yield plane
@@ -184,7 +184,7 @@ async def test_the_outputs_of_one_step_travel_in_one_message(
 async def test_an_output_that_cannot_be_sent_ends_its_request_and_no_other(
     plane: Plane, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    monkeypatch.setattr("backend_worker.outbox.MOST_OUTPUTS", most)
+    monkeypatch.setattr("backend_worker.plane.outbox.MOST_OUTPUTS", most)
     step = asyncio.Event()
 
     async def half_a_letter(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:

@@ -14,10 +14,10 @@ from vllm.logprobs import Logprob
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
-from backend_worker import service as service_module
-from backend_worker.engine import Items
-from backend_worker.media_receiver import MediaReceiver
-from backend_worker.service import WorkerService
+from backend_worker.engine.vllm_engine import Items
+from backend_worker.plane import service as service_module
+from backend_worker.plane.media_receiver import MediaReceiver
+from backend_worker.plane.service import WorkerService
 from common.errors import (
     DuplicateRequestError,
     ProtocolError,
@@ -28,7 +28,7 @@ from common.errors import (
     WorkerLostError,
 )
 from common.identity import Incarnation, MmHash, RequestId, WorkerId
-from common.protocol import (
+from common.request_plane.protocol import (
     MOST_OUTPUTS,
     PROTOCOL_VERSION,
     Abort,
@@ -49,9 +49,9 @@ from common.protocol import (
     ToWorker,
     Welcome,
 )
+from common.request_plane.wire import Codec
 from common.transfer.handshake import TransferOffer, TransferReply
 from common.transfer.shm import ShmReceiver
-from common.wire import Codec
 from frontend.workers import link
 from frontend.workers.link import WorkerLink
 from tests.fakes.cards import make_card

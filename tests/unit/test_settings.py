@@ -7,8 +7,8 @@ import pytest
 from pydantic import Field
 
 from backend_worker import args as worker
+from common.cli.flag_settings import FlagSettings, add_all, range_of, unit_of
 from common.errors import ConfigurationError
-from common.flag_settings import FlagSettings, add_all, range_of, unit_of
 from frontend import args as frontend
 from frontend.http import HttpSettings
 from frontend.processing import ArenaSettings

@@ -10,12 +10,13 @@ import pytest
 import vllm
 
 from backend_worker import args as worker
-from common import engine_arguments, flag_aliases, vllm_flags
-from common.command_line import flags_of
-from common.config_file import ConfigFile
+from common.cli import flag_aliases, vllm_flags
+from common.cli.command_line import flags_of
+from common.cli.config_file import ConfigFile
+from common.cli.vllm_command_line import VllmParser, read_vllms
 from common.errors import ConfigurationError
-from common.vllm_command_line import VllmParser, read_vllms
-from common.vllm_features import server_arguments
+from common.vllm_compat import engine_arguments
+from common.vllm_compat.features import server_arguments
 from frontend import args as frontend
 from setup.vllm_map import ROOT
 from tests.by_version import NOT_HERE

@@ -21,8 +21,8 @@ from setup.vllm_map import (
 )
 from tests.by_version import since_033
 
-ENGINE = "backend_worker/engine.py"
-PATCHES = "common/renderer_patches.py"
+ENGINE = "backend_worker/engine/vllm_engine.py"
+PATCHES = "common/vllm_compat/renderer_patches.py"
 OLD = since_033({"vllm.transformers_utils.processors.cosmos3_edge"}, set[str]())
 """Modules that only tests import, of models that 0.33 takes from elsewhere or leaves out."""
 
@@ -110,19 +110,24 @@ def test_an_import_that_nobody_thought_about_is_found_out(
 
 
 def test_a_file_may_not_import_what_another_one_may(found: list[Import]) -> None:
-    (wrong,) = further(found, [*found, Import("common/wire.py", "vllm.renderers", "X")])
-    assert wrong.startswith("common/wire.py imports X of vllm.renderers")
+    (wrong,) = further(
+        found, [*found, Import("common/request_plane/wire.py", "vllm.renderers", "X")]
+    )
+    assert wrong.startswith("common/request_plane/wire.py imports X of vllm.renderers")
 
 
 def test_values_may_be_imported_anywhere(found: list[Import]) -> None:
-    (value,) = imports_of("from vllm.outputs import RequestOutput", "common/wire.py")
+    (value,) = imports_of("from vllm.outputs import RequestOutput", "common/request_plane/wire.py")
     assert not further(found, [*found, value])
 
 
 @pytest.mark.parametrize(
     ("module", "said"),
     [
-        ("vllm.v1.serial_utils", "common/wire.py does not import vllm.v1.serial_utils"),
+        (
+            "vllm.v1.serial_utils",
+            "common/request_plane/wire.py does not import vllm.v1.serial_utils",
+        ),
         ("vllm.pooling_params", "nobody imports the value PoolingParams of vllm.pooling_params"),
     ],
 )

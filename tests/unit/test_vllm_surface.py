@@ -55,14 +55,14 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.engine.input_processor import InputProcessor
 
-from common.card import ModelSettings
-from common.media_formats import IMAGE_FORMATS
-from common.vllm_versions import INSTALLED, SUPPORTED
+from common.media.formats import IMAGE_FORMATS
+from common.request_plane.card import ModelSettings
+from common.vllm_compat.versions import INSTALLED, SUPPORTED
 from frontend.args import parse
 from frontend.fetch import MediaLoader
 from frontend.fetch.connector import FrontendMediaConnector
 from frontend.fetch.mode import decoding_mode
-from frontend.http.admin import MANAGEMENT, is_for_admins
+from frontend.http.access.admin import MANAGEMENT, is_for_admins
 from frontend.processing.vllm_cache import StoreCache
 from frontend.request.engine_client import RoutedEngineClient
 from tests.by_version import since_033
@@ -169,7 +169,7 @@ def test_media_are_injected_as_before() -> None:
 def test_blocks_are_hashed_of_what_they_were() -> None:
     """Something else in them, and every hash is another: then nothing fails, and no block is ever
     found. See frontend/router/hashing/."""
-    # Whose number is 0 in our workers, see common/vllm_features.py.
+    # Whose number is 0 in our workers, see common/vllm_compat/features.py.
     ahead = since_033(["num_hash_lookahead_tokens"], [])
     assert parameters(get_request_block_hasher) == ["hash_block_size", "caching_hash_fn", *ahead]
     assert parameters(hash_block_tokens) == [
@@ -210,7 +210,7 @@ def test_every_field_of_an_event_was_thought_about() -> None:
 
 
 def test_vllms_event_publisher_is_what_ours_was_made_from() -> None:
-    """``backend_worker/event_publisher.py`` has a loop of its own in place of vLLM's."""
+    """``backend_worker/kv_events/event_publisher.py`` has a loop of its own in place of vLLM's."""
     assert parameters(ZmqEventPublisher.__init__) == [
         "self",
         "data_parallel_rank",
@@ -413,7 +413,7 @@ async def test_how_a_medium_is_decoded_has_a_key(kind: str) -> None:
 
 
 def test_decoders_are_where_they_are_guarded() -> None:
-    """See common/decoder_guard.py and frontend/fetch/video_limit.py."""
+    """See common/media/decoder_guard.py and frontend/fetch/video_limit.py."""
     assert "av.open(path)" in inspect.getsource(audio.load_audio_pyav)
     assert "AudioDecoder is None" in inspect.getsource(audio.load_audio_torchcodec)
     assert "VideoDecoder(" in inspect.getsource(

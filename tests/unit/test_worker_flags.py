@@ -13,16 +13,16 @@ from vllm import AsyncEngineArgs, envs
 from vllm.config import MultiModalConfig, VllmConfig
 
 from backend_worker import args as worker_args
-from backend_worker.engine_config import engine_config, with_our_defaults
-from common.card import WorkerCard, check_compatible
-from common.engine_arguments import IRRELEVANT, check_arguments
-from common.engine_settings import (
+from backend_worker.engine.config import engine_config, with_our_defaults
+from common.errors import CardIncompatibleError, ConfigurationError
+from common.request_plane.card import WorkerCard, check_compatible
+from common.vllm_compat.engine_arguments import IRRELEVANT, check_arguments
+from common.vllm_compat.engine_settings import (
     engine_settings,
     environment_settings,
     model_settings,
     output_settings,
 )
-from common.errors import CardIncompatibleError, ConfigurationError
 from frontend import args as frontend_args
 from frontend.processing.renderer import build_config
 from tests.demo_model import make_demo_model

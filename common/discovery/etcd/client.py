@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 import grpc
 from aetcd import rpc
 
+from common.aio.supervised import is_cancelled
 from common.errors import DiscoveryError
-from common.supervised import is_cancelled
 
 _Answer = TypeVar("_Answer")
 

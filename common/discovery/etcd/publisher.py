@@ -6,7 +6,7 @@ import secrets
 from functools import partial
 from typing import Final
 
-from common.card import WorkerCard
+from common.aio.supervised import is_cancelled, supervise
 from common.discovery.base import CardPublisher
 from common.discovery.etcd.client import EtcdClient, EtcdRefusedError
 from common.discovery.etcd.keys import key_of
@@ -15,8 +15,8 @@ from common.discovery.seal import seal
 from common.errors import DiscoveryError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation, WorkerId
-from common.supervised import is_cancelled, supervise
-from common.telemetry import DISCOVERY_ERRORS
+from common.observability.telemetry import DISCOVERY_ERRORS
+from common.request_plane.card import WorkerCard
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from common.discovery.etcd.keys import named_by
 from common.discovery.known_card import KnownCard
 from common.errors import DiscoveryError
 from common.fleet_key import FleetKey
-from common.telemetry import DISCOVERY_ERRORS
+from common.observability.telemetry import DISCOVERY_ERRORS
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from common.discovery.file.files import READ, Version, opened, write
 from common.errors import DiscoveryError
-from common.telemetry import DISCOVERY_ERRORS
+from common.observability.telemetry import DISCOVERY_ERRORS
 
 logger = logging.getLogger(__name__)
 

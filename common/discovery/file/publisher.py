@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from common.card import WorkerCard
+from common.aio.supervised import supervise
 from common.discovery.base import RENEW_S, CardPublisher
 from common.discovery.file.card_file import CardFile
 from common.discovery.file.files import CARD_NAME, UNFINISHED, Version, opened
@@ -18,7 +18,7 @@ from common.discovery.seal import seal
 from common.errors import DiscoveryError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation, WorkerId
-from common.supervised import supervise
+from common.request_plane.card import WorkerCard
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from common.discovery.file.files import Entry, Odd, Version, named_by, opened, r
 from common.discovery.known_card import KnownCard
 from common.errors import DiscoveryError
 from common.fleet_key import FleetKey
-from common.telemetry import DISCOVERY_ERRORS
+from common.observability.telemetry import DISCOVERY_ERRORS
 
 logger = logging.getLogger(__name__)
 

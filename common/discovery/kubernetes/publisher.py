@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Final
 
-from common.card import WorkerCard
+from common.aio.supervised import supervise
 from common.discovery.base import CardPublisher
 from common.discovery.kubernetes.client import KubernetesRefusedError, LeaseClient
 from common.discovery.kubernetes.leases import check_names, name_of, renewal, whole
@@ -19,8 +19,8 @@ from common.discovery.seal import seal
 from common.errors import DiscoveryError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation, WorkerId
-from common.supervised import supervise
-from common.telemetry import DISCOVERY_ERRORS
+from common.observability.telemetry import DISCOVERY_ERRORS
+from common.request_plane.card import WorkerCard
 
 logger = logging.getLogger(__name__)
 

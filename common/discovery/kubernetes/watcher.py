@@ -19,7 +19,7 @@ from common.discovery.kubernetes.client import KubernetesRefusedError, LeaseClie
 from common.discovery.kubernetes.leases import Lease
 from common.errors import DiscoveryError
 from common.fleet_key import FleetKey
-from common.telemetry import DISCOVERY_ERRORS
+from common.observability.telemetry import DISCOVERY_ERRORS
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from common.aio.released import Released
 from common.errors import ArenaUnavailableError
 from common.identity import MmHash
-from common.released import Released
 from common.transfer.arena.layout import ArenaOffer
 from common.transfer.arena.segment import (
     HEADER_SIZE,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from common.errors import ArenaUnavailableError
-from common.telemetry import ORPHANED_ARENAS
+from common.observability.telemetry import ORPHANED_ARENAS
 
 logger = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final, NamedTuple, TypeVar
 
+from common.aio.supervised import supervise
+from common.aio.undo import undo_on_error
 from common.errors import ArenaUnavailableError, TransferError, TransferTimeoutError
-from common.supervised import supervise
 from common.transfer.nixl.reading import NixlReading
 from common.transfer.nixl_offer import NixlOffer
-from common.undo import undo_on_error
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,9 @@ from typing import Final, Generic, TypeVar
 import msgspec
 import torch
 
+from common.aio.undo import undo_on_error
 from common.errors import ArenaUnavailableError, ConfigurationError
-from common.telemetry import INTERNAL_ERRORS, NIXL_RESTARTS
+from common.observability.telemetry import INTERNAL_ERRORS, NIXL_RESTARTS
 from common.transfer.nixl_processes import (
     Channel,
     NixlNetwork,
@@ -31,7 +32,6 @@ from common.transfer.nixl_processes import (
     Unusable,
     wait,
 )
-from common.undo import undo_on_error
 
 logger = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from common.aio.undo import undo_on_error
 from common.errors import ArenaUnavailableError, CorruptSegmentError
 from common.transfer.arena import HEAD_SIZE, HEADER_SIZE, check_head, check_header, copy_bytes
 from common.transfer.base import Received
@@ -17,7 +18,6 @@ from common.transfer.nixl.link import ReaderLink, Source
 from common.transfer.nixl.rooms import Room, Rooms, touched_memory
 from common.transfer.nixl_offer import NixlOffer
 from common.transfer.nixl_processes import NixlNetwork
-from common.undo import undo_on_error
 
 _PIECES_PER_ITEM: Final = 8
 """Reads of one item that go on at the same time: over TCP the bytes of a second one follow at once

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import ClassVar, Final
 
+from common.aio.undo import undo_on_error
 from common.errors import ArenaUnavailableError, ConfigurationError
 from common.identity import MmHash
 from common.transfer.arena import Arena, ArenaAccess, Lease
@@ -19,7 +20,6 @@ from common.transfer.metadata import NixlMetadata, Transport
 from common.transfer.nixl.process import NixlProcess
 from common.transfer.nixl_offer import NixlOffer
 from common.transfer.nixl_processes import FromServer, Leased, NixlNetwork, Serving, ToServer
-from common.undo import undo_on_error
 
 _SERVER: Final = "common.transfer.nixl_processes.server"
 

@@ -13,8 +13,8 @@ from itertools import count
 
 import msgspec
 
+from common.aio.frames import Frames, frame
 from common.errors import ArenaUnavailableError
-from common.frames import Frames, frame
 from common.transfer.shared_arena.messages import Answer, Forget, FromKeeper, GiveBack
 
 _LOST = "the process that keeps the arena is gone"

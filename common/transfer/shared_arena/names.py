@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
+from common.aio.newest import keep_newest
 from common.identity import MmHash
-from common.newest import keep_newest
 
 HASHES_KEPT: Final = 100_000
 """Media whose hash is remembered; the one asked for longest ago goes first."""

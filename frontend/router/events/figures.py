@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from common.identity import WorkerId
-from common.live_metrics import Row
-from common.telemetry import KV_EVENTS
+from common.observability.live_metrics import Row
+from common.observability.telemetry import KV_EVENTS
 from frontend.router.events.feed import Feed
 
 

@@ -17,11 +17,11 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
+from common.aio.supervised import CALM_S, FIRST_PAUSE_S, LONGEST_PAUSE_S
 from common.fleet_key import FleetKey
-from common.fleet_sockets import frontend_context
 from common.identity import Target
-from common.supervised import CALM_S, FIRST_PAUSE_S, LONGEST_PAUSE_S
-from common.telemetry import TASK_FAILURES
+from common.observability.telemetry import TASK_FAILURES
+from common.request_plane.fleet_sockets import frontend_context
 from frontend.router.event_wire import END_OF_REPLAY, SEQUENCE_BYTES
 from frontend.router.events.commands import Command, Replay
 from frontend.router.events.event_stream import EventStream

@@ -5,7 +5,7 @@ The only file that touches vLLM's hashing. A block hash is
 ``vllm.v1.core.kv_cache_utils.hash_block_tokens`` (0.32.0 and 0.33.0); the CBOR is
 written here directly, which takes a fraction of the time and is tested against vLLM.
 Workers see to it that no token after a block enters its hash, as vLLM 0.33 would have it
-(``common/vllm_features.py``).
+(``common/vllm_compat/features.py``).
 """
 
 import hashlib

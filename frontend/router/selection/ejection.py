@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from common.identity import Incarnation, RequestId, WorkerId
-from common.telemetry import EJECTIONS
+from common.observability.telemetry import EJECTIONS
 
 JITTER = 0.2
 """Times out differ by up to this share in either direction."""

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from common.identity import RequestId, Target, WorkerId
-from common.step_sums import EngineSums, ShippingSums
+from common.request_plane.step_sums import EngineSums, ShippingSums
 from frontend.router.selection.backlog import Backlog
 from frontend.router.selection.candidates import Candidates
 from frontend.router.selection.estimate import Estimate

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 
 from common.identity import Target, WorkerId
-from common.step_sums import EngineSums, ShippingSums, StepSums
+from common.request_plane.step_sums import EngineSums, ShippingSums, StepSums
 
 
 class Rates(NamedTuple):

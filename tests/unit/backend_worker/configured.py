@@ -3,7 +3,7 @@
 from vllm.config import VllmConfig
 
 from backend_worker.args import parse
-from backend_worker.engine_config import engine_config, with_our_defaults
+from backend_worker.engine.config import engine_config, with_our_defaults
 
 
 def ours(flags: list[str]) -> VllmConfig:

@@ -8,7 +8,8 @@ import pytest
 from vllm.lora.request import LoRARequest
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from backend_worker.adapters import (
+from backend_worker.args import parse
+from backend_worker.engine.adapters import (
     MOST_FOR_REQUESTS,
     MOST_FORMER,
     MOST_UNWANTED,
@@ -16,16 +17,15 @@ from backend_worker.adapters import (
     check_files,
     read_adapter,
 )
-from backend_worker.args import parse
-from common.card import MAX_ADAPTERS, Adapter
 from common.errors import (
     ConfigurationError,
     OperationRefusedError,
     RequestRejectedError,
     WorkerBusyError,
 )
-from common.operations import LoadLoraAdapter, UnloadLoraAdapter
-from common.vllm_features import server_arguments
+from common.request_plane.card import MAX_ADAPTERS, Adapter
+from common.request_plane.operations import LoadLoraAdapter, UnloadLoraAdapter
+from common.vllm_compat.features import server_arguments
 
 STORY, POEM = Adapter(name="story", path="/s"), Adapter(name="poem", path="org/poem")
 

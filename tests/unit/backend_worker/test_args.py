@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from backend_worker.args import parse
-from backend_worker.engine_config import with_our_defaults
+from backend_worker.engine.config import with_our_defaults
 from common.transfer.choice import TransferMode
 from common.transfer.nixl_processes.network import NixlNetwork
 

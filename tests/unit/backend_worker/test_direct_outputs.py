@@ -7,11 +7,10 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import async_llm
 
-from backend_worker import direct_outputs
-from backend_worker.direct_outputs import DirectCollector, take_outputs
-from backend_worker.engine import Items
+from backend_worker.engine.direct_outputs import DirectCollector, take_outputs
+from backend_worker.engine.vllm_engine import Items, direct_outputs
 from common.identity import RequestId
-from common.protocol import Failed, FailureKind, Output, Outputs, Submit, ToFrontend
+from common.request_plane.protocol import Failed, FailureKind, Output, Outputs, Submit, ToFrontend
 from tests.fakes.engine import output
 from tests.fakes.plane import Plane, collect, open_plane
 from tests.waiting import until

@@ -10,10 +10,10 @@ from vllm.outputs import PoolingOutput, PoolingRequestOutput, RequestError
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
-from backend_worker import engine_calls
+from backend_worker.engine import calls as engine_calls
 from common.errors import EngineFailedError, RequestRejectedError, WorkerBusyError
 from common.identity import RequestId
-from common.protocol import Submit
+from common.request_plane.protocol import Submit
 from tests.fakes.engine import output, pooled
 
 PARAMS = PoolingParams(task="embed")

@@ -15,8 +15,8 @@ from vllm.entrypoints.launchers.api_server import entry
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from backend_worker.engine_config import ON_PURPOSE, prepare_environment
-from common.vllm_features import server_arguments
+from backend_worker.engine.config import ON_PURPOSE, prepare_environment
+from common.vllm_compat.features import server_arguments
 from tests.unit.backend_worker.configured import ours
 
 DRAWN = {

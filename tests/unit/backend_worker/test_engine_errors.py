@@ -15,7 +15,7 @@ from vllm.renderers import BaseRenderer
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from backend_worker.engine import Engine
+from backend_worker.engine.vllm_engine import Engine
 from common.errors import (
     EngineFailedError,
     EngineGoneError,
@@ -25,7 +25,7 @@ from common.errors import (
     WorkerBusyError,
 )
 from common.identity import MmHash, RequestId
-from common.protocol import MediaPart, Submit
+from common.request_plane.protocol import MediaPart, Submit
 from tests.fakes.engine import output
 
 CAT = MmHash("cat")

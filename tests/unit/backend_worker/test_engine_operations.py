@@ -10,10 +10,10 @@ from vllm.config import ProfilerConfig
 from vllm.exceptions import ProfilerAlreadyActiveError
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from backend_worker.engine_config import with_our_defaults
-from backend_worker.engine_operations import operate, refuses
+from backend_worker.engine.config import with_our_defaults
+from backend_worker.engine.operations import operate, refuses
 from common.errors import OperationRefusedError
-from common.operations import (
+from common.request_plane.operations import (
     Operation,
     Pause,
     ReleaseKvCacheMemory,

@@ -13,8 +13,8 @@ from vllm.v1.engine.core_client import AsyncMPClient, BackgroundResources, MPCli
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from backend_worker import engine_outputs
-from backend_worker.engine_outputs import EngineOutputs
+from backend_worker.engine import outputs as engine_outputs
+from backend_worker.engine.outputs import EngineOutputs
 from tests.waiting import until
 
 

@@ -8,8 +8,8 @@ from vllm.config import VllmConfig
 from vllm.v1.metrics.loggers import StatLoggerManager
 from vllm.v1.metrics.stats import IterationStats, SchedulerIterationDetails, SchedulerStats
 
-from backend_worker.engine_statistics import StatsBoard
-from common.step_sums import EngineSums, StepSums
+from backend_worker.engine.statistics import StatsBoard
+from common.request_plane.step_sums import EngineSums, StepSums
 
 CONFIG = cast(VllmConfig, None)
 """Not looked at."""

@@ -11,7 +11,7 @@ import zmq.asyncio
 from vllm.config import KVEventsConfig
 from vllm.distributed.kv_events import EventPublisherFactory, KVCacheEvent, KVEventBatch
 
-from backend_worker.event_publisher import FleetEventPublisher, fleet_events
+from backend_worker.kv_events.event_publisher import FleetEventPublisher, fleet_events
 from frontend.router.event_wire import END_OF_REPLAY, decode_batch
 from frontend.router.events.subscriber import ZmqFeeds
 from frontend.router.worker import EventSource

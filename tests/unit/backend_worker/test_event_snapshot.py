@@ -13,8 +13,8 @@ from vllm.distributed.kv_events import (
     KVEventBatch,
 )
 
-from backend_worker.event_snapshot import fold, retell
-from backend_worker.held_blocks import HeldBlocks
+from backend_worker.kv_events.event_snapshot import fold, retell
+from backend_worker.kv_events.held_blocks import HeldBlocks
 from common.identity import Target, WorkerId
 from frontend.router.event_wire import Stored, decode_batch
 from frontend.router.index.indexes import BlockIndexes

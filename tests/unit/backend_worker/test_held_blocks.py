@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend_worker.held_blocks import MOST_IN_RUN, Hash, HeldBlocks, Kind, Shelf
+from backend_worker.kv_events.held_blocks import MOST_IN_RUN, Hash, HeldBlocks, Kind, Shelf
 
 SHELF = Shelf(0, offloaded=False)
 TIER = Shelf(0, offloaded=True)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from backend_worker.ledger import Account, Entry, Ledger, Share
+from backend_worker.plane.ledger import Account, Entry, Ledger, Share
 
 
 @pytest.fixture

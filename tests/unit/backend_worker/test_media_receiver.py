@@ -5,7 +5,7 @@ import threading
 import pytest
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
-from backend_worker.media_receiver import MediaReceiver, ReceivedMedia
+from backend_worker.plane.media_receiver import MediaReceiver, ReceivedMedia
 from common.errors import CorruptSegmentError
 from common.transfer.base import Received
 from common.transfer.registry import receivers

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from backend_worker import operations
-from backend_worker.engine_state import EngineState
-from backend_worker.operations import Operations
-from backend_worker.session import Session
+from backend_worker.engine.state import EngineState
+from backend_worker.plane import operations
+from backend_worker.plane.operations import Operations
+from backend_worker.plane.session import Session
 from common.errors import EngineGoneError, OperationRefusedError, WorkerBusyError
-from common.operations import (
+from common.request_plane.operations import (
     LONGEST_MESSAGE,
     Condition,
     LoadLoraAdapter,
@@ -29,7 +29,7 @@ from common.operations import (
     StartProfile,
     WakeUp,
 )
-from common.protocol import Operated
+from common.request_plane.protocol import Operated
 from tests.fakes.engine import ScriptedEngine
 from tests.waiting import until
 

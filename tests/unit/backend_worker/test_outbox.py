@@ -5,11 +5,11 @@ import pytest
 from vllm.logprobs import FlatLogprobs, Logprob
 from vllm.outputs import CompletionOutput
 
-from backend_worker import outbox as module
-from backend_worker.outbox import Outbox
+from backend_worker.plane import outbox as module
+from backend_worker.plane.outbox import Outbox
 from common.errors import ProtocolError
 from common.identity import RequestId
-from common.protocol import Output, Outputs
+from common.request_plane.protocol import Output, Outputs
 from tests.waiting import until
 
 

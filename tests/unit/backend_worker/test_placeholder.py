@@ -1,8 +1,8 @@
 """The place of a media item in a prompt, on its way to the engine."""
 
-from backend_worker.media_input import _placeholder
+from backend_worker.engine.media_input import _placeholder
 from common.identity import MmHash
-from common.protocol import MediaPart
+from common.request_plane.protocol import MediaPart
 
 
 def test_a_placeholder_with_holes_keeps_them() -> None:

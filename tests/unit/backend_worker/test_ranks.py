@@ -7,9 +7,9 @@ from transformers import Qwen3Config, Qwen3MoeConfig
 from vllm.config import VllmConfig
 
 from backend_worker.args import parse
-from backend_worker.ranks import check_launch, served_ranks
-from common.engine_arguments import check_arguments
+from backend_worker.engine.ranks import check_launch, served_ranks
 from common.errors import ConfigurationError
+from common.vllm_compat.engine_arguments import check_arguments
 
 SIZE_4 = "--data-parallel-size=4"
 NO_FILES = ("--skip-tokenizer-init", "--load-format=dummy")  # models have a configuration only

@@ -18,8 +18,8 @@ from vllm.model_executor.models.voxtral import VoxtralMultiModalProcessor
 from vllm.multimodal.processing import BaseMultiModalProcessor
 from vllm.renderers import BaseRenderer
 
-from backend_worker import render
-from backend_worker.render import LocalRenderer
+from backend_worker.engine import render
+from backend_worker.engine.render import LocalRenderer
 from common.errors import CorruptSegmentError
 from common.transfer.media_source import MediaSource
 from tests.clips import sound

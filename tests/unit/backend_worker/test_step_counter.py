@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from backend_worker.step_counter import LONGEST_STEP_MS, ShippingCounter, StepCounter
-from common.step_sums import ShippingSums, StepSums
+from backend_worker.engine.step_counter import LONGEST_STEP_MS, ShippingCounter, StepCounter
+from common.request_plane.step_sums import ShippingSums, StepSums
 
 
 def test_steps_by_kind() -> None:

@@ -14,10 +14,10 @@ import pytest
 
 from backend_worker import worker
 from backend_worker.args import parse
-from common.card import WorkerCard, WorkerState
 from common.discovery.base import CardPublisher
 from common.errors import ConfigurationError, DiscoveryError
 from common.identity import Incarnation, WorkerId
+from common.request_plane.card import WorkerCard, WorkerState
 from tests.fakes.cards import make_card
 from tests.waiting import until
 

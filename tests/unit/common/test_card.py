@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from common.card import CARD_VERSION, WorkerCard, check_compatible
 from common.errors import CardError, CardIncompatibleError
+from common.request_plane.card import CARD_VERSION, WorkerCard, check_compatible
 from tests.fakes.cards import make_card
 
 

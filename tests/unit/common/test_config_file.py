@@ -7,11 +7,11 @@ from typing import ClassVar
 import pytest
 from pydantic import Field
 
-from common.command_line import ConfigSettings, read_command_line
-from common.config_file import ConfigFile, unknown
+from common.cli.command_line import ConfigSettings, read_command_line
+from common.cli.config_file import ConfigFile, unknown
+from common.cli.flag_aliases import FRONTEND
+from common.cli.flag_settings import FlagSettings
 from common.errors import ConfigurationError
-from common.flag_aliases import FRONTEND
-from common.flag_settings import FlagSettings
 
 
 class Odd(FlagSettings):

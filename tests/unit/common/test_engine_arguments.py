@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from vllm import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from common import engine_arguments, engine_environment
-from common.card import WorkerCard
+from common.request_plane.card import WorkerCard
+from common.vllm_compat import engine_arguments, engine_environment
 from tests.by_version import NOT_HERE
 
 PROCESSING = (

@@ -7,9 +7,9 @@ import pytest
 from transformers import Glm4MoeConfig, LlamaConfig
 
 from backend_worker.args import parse
-from backend_worker.engine_config import engine_config, with_our_defaults
-from common.card import PrefixReuse
-from common.engine_settings import prefix_reuse
+from backend_worker.engine.config import engine_config, with_our_defaults
+from common.request_plane.card import PrefixReuse
+from common.vllm_compat.engine_settings import prefix_reuse
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
 MTP = {"method": "mtp", "num_speculative_tokens": 1}

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from common.config_file import ConfigFile
+from common.cli.config_file import ConfigFile
+from common.cli.flag_aliases import FRONTEND, WORKER
 from common.errors import ConfigurationError
-from common.flag_aliases import FRONTEND, WORKER
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 
 from common.errors import CardKeyError, ConfigurationError
 from common.fleet_key import FleetKey, new
-from common.fleet_sockets import check_address, check_bind, check_card, leaves_host
+from common.request_plane.fleet_sockets import check_address, check_bind, check_card, leaves_host
 from tests.fakes.cards import make_card
 
 

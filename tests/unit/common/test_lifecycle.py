@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ProtocolError
-from common.lifecycle import FINAL, MEANING, TRANSITIONS, Event, Lifecycle, State
+from common.request_plane.lifecycle import FINAL, MEANING, TRANSITIONS, Event, Lifecycle, State
 from setup.lifecycle_page import page
 
 DOCS = Path(__file__).parents[3] / "docs"

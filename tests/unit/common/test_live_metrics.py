@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
-from common.live_metrics import Asked, Described, QuickHistogram, Row
+from common.observability.live_metrics import Asked, Described, QuickHistogram, Row
 
 EDGES = (0.01, 0.5, 1.0, 10.0)
 

@@ -13,8 +13,9 @@ import uvicorn
 from vllm import logger as vllms_logger
 from vllm.config.logging import LoggingConfig
 
-from common import log_lines
-from common.log_lines import (
+from common.cli.vllm_command_line import adopt_servers_lines, configure_vllms_logging
+from common.observability import log_lines
+from common.observability.log_lines import (
     JsonLines,
     LogFormat,
     LogLevel,
@@ -26,8 +27,7 @@ from common.log_lines import (
     current_request,
     log_setup,
 )
-from common.tracing import span_of_request
-from common.vllm_command_line import adopt_servers_lines, configure_vllms_logging
+from common.observability.tracing import span_of_request
 from tests.fakes.spans import recorded_spans
 
 # vLLM's formatter asks for a module by its old name.

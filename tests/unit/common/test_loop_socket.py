@@ -9,7 +9,7 @@ import uvloop
 import zmq
 import zmq.asyncio
 
-from common.loop_socket import LoopReader, LoopSocket
+from common.request_plane.loop_socket import LoopReader, LoopSocket
 from tests.waiting import until
 
 

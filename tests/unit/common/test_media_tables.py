@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMediaIO
 
-from common.decoder_guard import MAX_FFMPEG_BYTES, guard_decoders
-from common.media_tables import claims_too_much
+from common.media.decoder_guard import MAX_FFMPEG_BYTES, guard_decoders
+from common.media.tables import claims_too_much
 from frontend.fetch.content import Content
 from frontend.fetch.decoders import decode
 from frontend.media_limits.errors import RefusedError
@@ -88,7 +88,7 @@ OPENERS = {
 WATCHED = """
 import sys
 from io import BytesIO
-from common.decoder_guard import guard_decoders
+from common.media.decoder_guard import guard_decoders
 from tests.hostile_films import hostile
 
 guard_decoders()

@@ -1,6 +1,6 @@
 """Tables that keep what was put into them last."""
 
-from common.newest import keep_newest
+from common.aio.newest import keep_newest
 
 
 def test_the_oldest_go_and_what_comes_again_is_new() -> None:

@@ -14,10 +14,11 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from prometheus_client import REGISTRY
 
-from common import otel, tracing
 from common.errors import ConfigurationError
-from common.telemetry import stage
-from common.tracing import exporting, prepare, span_of_request
+from common.observability import otel, tracing
+from common.observability.telemetry import stage
+from common.observability.trace_export import exporting, prepare
+from common.observability.tracing import span_of_request
 from tests.fakes.collector import Collector, attributes, grpc_collector, http_collector
 from tests.waiting import until
 
@@ -152,7 +153,7 @@ def test_without_the_package_a_flag_is_refused_and_nothing_else(
     real = builtins.__import__
 
     def without(name: str, *args: Any, **more: Any) -> Any:
-        if name.startswith(("opentelemetry", "common.otel")):
+        if name.startswith(("opentelemetry", "common.observability.otel")):
             raise ImportError(f"No module named {name!r}")
         return real(name, *args, **more)
 

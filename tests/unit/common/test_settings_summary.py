@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from common.command_line import ConfigSettings, read_command_line
+from common.cli.command_line import ConfigSettings, read_command_line
+from common.cli.flag_aliases import FRONTEND
+from common.cli.flag_settings import Given
+from common.cli.process_settings import ProcessSettings
+from common.cli.settings_summary import shown, summary
 from common.discovery.settings import DiscoverySettings
-from common.flag_aliases import FRONTEND
-from common.flag_settings import Given
-from common.process_settings import ProcessSettings
-from common.settings_summary import shown, summary
 
 
 def test_each_value_says_who_gave_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,15 +5,15 @@ import sys
 
 SCRIPT = """
 import asyncio, logging
-from common.log_lines import current_request
-from common.stalled_loop import watch_for_stalls
-from common.telemetry import EVENT_LOOP_STALLS
+from common.observability.log_lines import current_request
+from common.observability.stalled_loop import watch_for_stalls
+from common.observability.telemetry import EVENT_LOOP_STALLS
 
 class Lines(logging.Handler):
     def emit(self, record):
         print(record.getMessage(), flush=True)
 
-logging.getLogger("common.stalled_loop").addHandler(Lines())
+logging.getLogger("common.observability.stalled_loop").addHandler(Lines())
 
 def count():
     return EVENT_LOOP_STALLS._value.get()

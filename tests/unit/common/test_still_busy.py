@@ -5,7 +5,7 @@ import queue
 
 import pytest
 
-from common.still_busy import still_busy
+from common.observability.still_busy import still_busy
 
 
 def test_it_is_said_again_and_again_and_no_more_at_the_end() -> None:

@@ -3,9 +3,9 @@ import logging
 
 import pytest
 
-from common import supervised
-from common.supervised import note_failure, once, supervise
-from common.telemetry import TASK_FAILURES
+from common.aio import supervised
+from common.aio.supervised import note_failure, once, supervise
+from common.observability.telemetry import TASK_FAILURES
 
 
 def failures(task: str = "t") -> float:
@@ -22,7 +22,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         asked.append(seconds)
         await real(0)
 
-    monkeypatch.setattr("common.supervised.asyncio.sleep", sleep)
+    monkeypatch.setattr("common.aio.supervised.asyncio.sleep", sleep)
     return asked
 
 
@@ -47,7 +47,7 @@ async def test_after_a_calm_time_pauses_are_short_again(
     pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr("common.supervised.time.monotonic", lambda: now)
+    monkeypatch.setattr("common.aio.supervised.time.monotonic", lambda: now)
     tries = 0
 
     async def work() -> None:

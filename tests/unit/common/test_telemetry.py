@@ -7,8 +7,8 @@ import pytest
 from prometheus_client import REGISTRY, generate_latest
 from vllm.v1.metrics.buckets import histogram_buckets
 
-from common import buckets, telemetry
-from common.live_metrics import Asked
+from common.observability import buckets, telemetry
+from common.observability.live_metrics import Asked
 from setup.metrics_page import Declared, declared
 
 METRICS = declared()

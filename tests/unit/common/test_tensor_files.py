@@ -11,8 +11,8 @@ import pytest
 import torch
 from vllm.multimodal.media import AudioEmbeddingMediaIO, ImageEmbeddingMediaIO
 
-from common.decoder_guard import guard_decoders
-from common.tensor_files import MAX_RECORDS, TensorFileError, load
+from common.media.decoder_guard import guard_decoders
+from common.media.tensor_files import MAX_RECORDS, TensorFileError, load
 
 
 def saved(value: object, **options: bool) -> bytes:
@@ -100,7 +100,7 @@ def test_it_takes_no_memory(tmp_path: Path) -> None:
     # A process of its own, since what a process may have can't be raised again.
     program = f"""
 import resource, pathlib
-from common.tensor_files import TensorFileError, load
+from common.media.tensor_files import TensorFileError, load
 files = [file.read_bytes() for file in sorted(pathlib.Path({str(tmp_path)!r}).iterdir())]
 had = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for data in files:

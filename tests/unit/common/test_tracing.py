@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as any_
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 
-from common import telemetry
 from common.errors import ConfigurationError
-from common.telemetry import stage
-from common.tracing import (
+from common.observability import telemetry
+from common.observability.telemetry import stage
+from common.observability.tracing import (
     LONGEST_STATE,
     TraceHeaders,
     clean,

@@ -10,7 +10,7 @@ from vllm.renderers import BaseRenderer
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from common.errors import OperationRefusedError
-from common.vllm_features import (
+from common.vllm_compat.features import (
     forget_evicted_media,
     hash_blocks_by_their_own_tokens,
     profiler_options,

@@ -12,10 +12,10 @@ from concurrent.futures import wait
 import pytest
 from prometheus_client import REGISTRY
 
+from common.aio.watched_threads import WatchedThreads
 from common.errors import ThreadStuckError
-from common.log_lines import current_request
-from common.thread_watchdog import WATCHDOG, WatchedCall, allow
-from common.watched_threads import WatchedThreads
+from common.observability.log_lines import current_request
+from common.observability.thread_watchdog import WATCHDOG, WatchedCall, allow
 
 NEVER = 1000.0
 
@@ -184,7 +184,7 @@ def test_shutting_down_leaves_undone_what_has_not_begun(hung: Hung) -> None:
 
 EXITS = """
 import threading
-from common.watched_threads import WatchedThreads
+from common.aio.watched_threads import WatchedThreads
 threads = WatchedThreads("test", 1, 0.0)
 print(type(threads.submit(threading.Event().wait).exception()).__name__)
 """

@@ -12,7 +12,7 @@ from vllm.v1.metrics.stats import RequestStateStats
 
 from common.errors import ProtocolError
 from common.identity import Incarnation, MmHash, RequestId, WorkerId
-from common.protocol import (
+from common.request_plane.protocol import (
     Abort,
     Ack,
     Failed,
@@ -33,7 +33,7 @@ from common.protocol import (
     ToWorker,
     Welcome,
 )
-from common.wire import Codec, Frame
+from common.request_plane.wire import Codec, Frame
 
 R = RequestId("r")
 H = MmHash("h")

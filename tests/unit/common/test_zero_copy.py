@@ -5,7 +5,7 @@ import sys
 
 SCRIPT = """
 import zmq
-from common.fleet_sockets import frontend_context
+from common.request_plane.fleet_sockets import frontend_context
 from tests.open_files import open_files
 
 def eventfds():

@@ -18,11 +18,11 @@ from prometheus_client.metrics import MetricWrapperBase
 from vllm.entrypoints.launchers.app import build_app
 
 from backend_worker.args import WorkerArgs
-from common import telemetry
 from common.discovery.urls import BACKENDS, open_discovery
+from common.observability import telemetry
 from frontend import args as frontend_args
 from frontend.args import FrontendArgs
-from frontend.http.api_keys import OPEN
+from frontend.http.access.api_keys import OPEN
 from tests.deployment import DEPLOY, Parsed, make_keys, parsed, unknown
 from tests.kustomize import Object, render
 

@@ -17,7 +17,7 @@ import vllm.v1.metrics.loggers
 import yaml
 from prometheus_client import REGISTRY, generate_latest
 
-from frontend.http.admin import is_for_admins
+from frontend.http.access.admin import is_for_admins
 from setup.metrics_page import declared, with_table
 from tests.deployment import DEPLOY
 from tests.fakes.monitored import Monitored, monitored

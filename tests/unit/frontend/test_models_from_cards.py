@@ -12,10 +12,10 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client import REGISTRY
 
-from common.card import WorkerCard
 from common.discovery.base import CardPresent
 from common.errors import ConfigurationError
 from common.identity import Incarnation
+from common.request_plane.card import WorkerCard
 from common.transfer.choice import TransferMode
 from frontend.args import parse
 from frontend.http import PoolingLimits, ReadinessGate

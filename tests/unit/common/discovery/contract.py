@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from common.card import WorkerCard, WorkerState
 from common.discovery.base import (
     CardChange,
     CardGone,
@@ -21,7 +20,8 @@ from common.discovery.base import (
 from common.errors import CardKeyError
 from common.fleet_key import FleetKey, new
 from common.identity import Incarnation, WorkerId
-from common.telemetry import DISCOVERY_ERRORS
+from common.observability.telemetry import DISCOVERY_ERRORS
+from common.request_plane.card import WorkerCard, WorkerState
 from tests.fakes.cards import make_card
 from tests.waiting import until
 

@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 
 from common.errors import CorruptSegmentError, StaleSegmentError
-from common.telemetry import STAGE_FAILURES, STAGE_SECONDS
+from common.observability.telemetry import STAGE_FAILURES, STAGE_SECONDS
 from common.transfer.base import MediaHandle, Received, Turns, join_frames
 from common.transfer.inline import InlineReceiver, InlineSender
 from common.transfer.metadata import ShmMetadata

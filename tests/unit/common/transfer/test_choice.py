@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 
 from common.errors import ArenaUnavailableError
-from common.telemetry import TRANSFER_FALLBACKS
+from common.observability.telemetry import TRANSFER_FALLBACKS
 from common.transfer.arena.arena import Arena
 from common.transfer.choice import (
     ReceiverSet,

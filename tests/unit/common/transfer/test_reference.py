@@ -3,7 +3,7 @@ from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from common.errors import CorruptSegmentError, NoEncodedFormError
 from common.identity import MmHash
-from common.telemetry import TRANSFER_FALLBACKS
+from common.observability.telemetry import TRANSFER_FALLBACKS
 from common.transfer.choice import SenderSet, TransferMode, choose_transport
 from common.transfer.inline import InlineSender
 from common.transfer.media_source import MediaSource

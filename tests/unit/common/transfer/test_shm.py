@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import ArenaUnavailableError, CorruptSegmentError, StaleSegmentError
 from common.identity import MmHash
-from common.telemetry import ARENA_PAGES_RESTORED
+from common.observability.telemetry import ARENA_PAGES_RESTORED
 from common.transfer import shm
 from common.transfer.arena.arena import Arena
 from common.transfer.arena.mapping import ArenaMapping

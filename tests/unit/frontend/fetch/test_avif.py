@@ -7,8 +7,8 @@ import pytest
 from PIL import Image, features
 from vllm.multimodal.media import ImageMediaIO, MediaWithBytes
 
-from common.avif_size import UnreadAvifError, avif_pixels
-from common.media_formats import AVIF, IMAGE_FORMATS
+from common.media.avif_size import UnreadAvifError, avif_pixels
+from common.media.formats import AVIF, IMAGE_FORMATS
 from frontend.fetch.content import Content
 from frontend.fetch.decoders import decode, limit_decoders
 from frontend.fetch.picture_limit import picture_pixels

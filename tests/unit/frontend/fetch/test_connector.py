@@ -19,7 +19,7 @@ from vllm.exceptions import VLLMUnprocessableEntityError, VLLMValidationError
 from vllm.multimodal.hasher import MultiModalHasher
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector, MediaWithBytes
 
-from common.decoder_guard import guard_decoders
+from common.media.decoder_guard import guard_decoders
 from frontend.fetch.allowance import RequestAllowance, _current
 from frontend.fetch.connector import CONNECTOR_NAME, FrontendMediaConnector, register
 from frontend.fetch.deferred import arrived

@@ -13,7 +13,7 @@ from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMedi
 from vllm.multimodal.media.audio import load_audio
 from vllm.multimodal.parse import MultiModalDataParser
 
-from common.media_formats import IMAGE_FORMATS, name_of_unread
+from common.media.formats import IMAGE_FORMATS, name_of_unread
 from frontend.fetch.content import Content
 from frontend.fetch.decoders import decode, limit_decoders
 from frontend.media_limits import FetchPolicy, RefusedError

@@ -14,8 +14,8 @@ from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMedi
 from vllm.multimodal.media.audio import load_audio
 from vllm.multimodal.video_decoders import torchcodec
 
-from common.decoder_guard import guard_decoders
-from common.media_formats import is_known_container
+from common.media.decoder_guard import guard_decoders
+from common.media.formats import is_known_container
 from frontend.fetch.content import Content
 from frontend.fetch.decoders import decode
 from frontend.media_limits.errors import RefusedError

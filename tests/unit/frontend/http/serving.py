@@ -11,9 +11,9 @@ from typing import Any
 
 from frontend.args import parse
 from frontend.asgi import App
-from frontend.http.server import uvicorn_config
+from frontend.http.server.uvicorn_server import Server
+from frontend.http.server.vllm_server import uvicorn_config
 from frontend.http.settings import HttpSettings
-from frontend.http.uvicorn_server import Server
 from tests.waiting import until
 
 

@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse
 
 from frontend.args import parse
 from frontend.asgi import Receive, Scope, Send
-from frontend.http.admin import MANAGEMENT, AdminGuard, is_for_admins
+from frontend.http.access.admin import MANAGEMENT, AdminGuard, is_for_admins
 from frontend.http.settings import HttpSettings
 from tests.unit.frontend.http.serving import post, serving
 

@@ -7,10 +7,10 @@ import pytest
 
 from common.errors import OverloadedError
 from frontend.asgi import Message, Receive, Scope, Send
-from frontend.http.admission import Admission
-from frontend.http.file_limit import raise_file_limit
+from frontend.http.limits.admission import Admission
+from frontend.http.limits.file_limit import raise_file_limit
+from frontend.http.limits.tenant_quota import TenantQuota
 from frontend.http.settings import HttpSettings
-from frontend.http.tenant_quota import TenantQuota
 from frontend.tenancy.tenant import EVERYBODY, Tenant, current_tenant
 from tests.waiting import until
 

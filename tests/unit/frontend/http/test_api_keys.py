@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse
 from common.errors import ConfigurationError
 from frontend.args import parse
 from frontend.asgi import Message, Receive, Scope, Send
-from frontend.http.api_keys import OPEN, ApiKeyGuard, read_keys
+from frontend.http.access.api_keys import OPEN, ApiKeyGuard, read_keys
 from frontend.tenancy.tenant import EVERYBODY, current_tenant
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from frontend.http.call_places import CallPlaces
+from frontend.http.limits.call_places import CallPlaces
 from frontend.request import FaultSettings, batches
 from frontend.request.deadlines import Deadlines
 from frontend.tenancy import EVERYBODY, Tenant

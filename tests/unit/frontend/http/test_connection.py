@@ -17,11 +17,11 @@ from cryptography.x509.oid import NameOID
 
 from common.errors import ConfigurationError
 from frontend.asgi import App, Message, Receive, Scope, Send
-from frontend.http import connection
-from frontend.http.admission import Admission
-from frontend.http.retry_after import RetryAfter
+from frontend.http.limits import connection
+from frontend.http.limits.admission import Admission
+from frontend.http.limits.retry_after import RetryAfter
+from frontend.http.server.tls_refresh import TlsRefresh
 from frontend.http.settings import HttpSettings
-from frontend.http.tls_refresh import TlsRefresh
 from frontend.tenancy.cache_salt import current_salt
 from tests.unit.frontend.http.serving import post, serving, with_body
 from tests.waiting import until

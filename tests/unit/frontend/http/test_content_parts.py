@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 from vllm.exceptions import VLLMValidationError
 
-from common.vllm_features import reader_of_parts
-from frontend.http import content_parts
-from frontend.http.content_parts import WANTED, parse
+from common.vllm_compat.features import reader_of_parts
+from frontend.http.limits import content_parts
+from frontend.http.limits.content_parts import WANTED, parse
 
 WRONG: list[Any] = [
     True, 7, 1.5, -1, 10**300, [], ["x"], [None], [{}], [[]],

@@ -16,9 +16,9 @@ from common.errors import NoWorkerError
 from frontend.app import guarded
 from frontend.args import parse
 from frontend.asgi import App
-from frontend.http.admission import Admission
-from frontend.http.readiness_gate import ReadinessGate
-from frontend.http.server import _drop_doubles
+from frontend.http.limits.admission import Admission
+from frontend.http.server.readiness_gate import ReadinessGate
+from frontend.http.server.vllm_server import _drop_doubles
 from frontend.http.settings import HttpSettings
 from tests.unit.frontend.http.serving import Reply, Serving, post, serving, with_body
 from tests.waiting import until

@@ -35,16 +35,16 @@ from vllm.parser.parser_manager import ParserManager
 from vllm.sampling_params import RequestOutputKind
 from vllm.utils.async_utils import merge_async_iterators
 
-from backend_worker.engine import Items
+from backend_worker.engine.vllm_engine import Items
 from common.errors import EngineGoneError, OverloadedError
-from common.protocol import Output, Submit
+from common.request_plane.protocol import Output, Submit
 from frontend.asgi import App, Message, Receive, Scope, Send
-from frontend.http import plain_deltas, plain_streams
-from frontend.http.connection import WRITE_NOW
-from frontend.http.early_stream_errors import EarlyStreamErrors
-from frontend.http.keep_alive import with_comments
+from frontend.http.limits.connection import WRITE_NOW
 from frontend.http.settings import HttpSettings
-from frontend.http.straight_streams import StraightStream
+from frontend.http.streaming import plain_deltas, plain_streams
+from frontend.http.streaming.early_stream_errors import EarlyStreamErrors
+from frontend.http.streaming.keep_alive import with_comments
+from frontend.http.streaming.straight_streams import StraightStream
 from frontend.media_limits.budget import Budget, Reservation
 from frontend.processing.preprocessor import ProcessedPrompt
 from frontend.request.direct_events import DirectEvents

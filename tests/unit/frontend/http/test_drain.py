@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from frontend.asgi import Receive, Scope, Send
-from frontend.http import drain
-from frontend.http.readiness_gate import ReadinessGate
+from frontend.http.server import drain
+from frontend.http.server.readiness_gate import ReadinessGate
 from frontend.http.settings import HttpSettings
 from tests.unit.frontend.http.serving import serving, with_body
 from tests.waiting import until

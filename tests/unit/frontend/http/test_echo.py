@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 
-from frontend.http.echo import with_text
+from frontend.http.streaming.echo import with_text
 
 PARTS = [{"type": "text", "text": "one"}, {"type": "image"}, {"type": "text", "text": "two"}]
 

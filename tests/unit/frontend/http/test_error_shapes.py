@@ -13,8 +13,8 @@ from common.errors import NoWorkerError
 from frontend.app import guarded
 from frontend.args import parse
 from frontend.asgi import error_answer
-from frontend.http.admission import Admission
-from frontend.http.readiness_gate import ReadinessGate
+from frontend.http.limits.admission import Admission
+from frontend.http.server.readiness_gate import ReadinessGate
 from frontend.http.settings import HttpSettings
 from tests.unit.frontend.http.serving import Reply, post, serving, with_body
 

@@ -16,7 +16,7 @@ from prometheus_client import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from frontend.http.exposition import (
+from frontend.http.operator.exposition import (
     LONGEST_LINE,
     ExpositionError,
     Family,

@@ -7,8 +7,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from common.telemetry import INTER_TOKEN_LATENCY, TIME_TO_FIRST_TOKEN
-from frontend.http.history import STEPS, History, Totals, history_routes, read_totals
+from common.observability.telemetry import INTER_TOKEN_LATENCY, TIME_TO_FIRST_TOKEN
+from frontend.http.operator.history import STEPS, History, Totals, history_routes, read_totals
 from frontend.processes import Siblings
 
 

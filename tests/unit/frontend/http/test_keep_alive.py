@@ -11,8 +11,8 @@ from vllm.entrypoints.openai.chat_completion import api_router as chat
 from vllm.entrypoints.openai.completion import api_router as completion
 from vllm.entrypoints.serve.utils.sse_keep_alive import SSE_KEEP_ALIVE_COMMENT as COMMENT
 
-from frontend.http import keep_alive, straight_streams
-from frontend.http.keep_alive import with_comments
+from frontend.http.streaming import keep_alive, straight_streams
+from frontend.http.streaming.keep_alive import with_comments
 from frontend.request import DirectEvents, current_events
 from frontend.request import direct_events as direct
 from tests.waiting import until

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from frontend.http.merged_metrics import merge
+from frontend.http.operator.merged_metrics import merge
 
 ODD = 'a "quoted" {brace} \\ back\nslash, and=equals # HELP no'
 

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse
 
 from frontend.asgi import Receive, Scope, Send
 from frontend.fetch import deferring
-from frontend.http.model_choice import ModelApp, ModelChoice
+from frontend.http.server.model_choice import ModelApp, ModelChoice
 from tests.waiting import until
 
 JSON = {"content-type": "application/json"}

@@ -10,10 +10,10 @@ from starlette.responses import JSONResponse, StreamingResponse
 
 from common.errors import FleetBusyError, OverloadedError
 from frontend.asgi import App, overload_answer
-from frontend.http.admission import Admission
-from frontend.http.early_stream_errors import EarlyStreamErrors
-from frontend.http.retry_after import RetryAfter
+from frontend.http.limits.admission import Admission
+from frontend.http.limits.retry_after import RetryAfter
 from frontend.http.settings import HttpSettings
+from frontend.http.streaming.early_stream_errors import EarlyStreamErrors
 from tests.waiting import until
 
 ERROR = (

@@ -13,9 +13,9 @@ from vllm.parser.abstract_parser import DelegatingParser
 from vllm.parser.parser_manager import ParserManager
 from vllm.tool_parsers import ToolParserManager
 
-from common.vllm_features import makers_of_messages
-from frontend.http import plain_deltas
-from frontend.http.stream_chunks import quick_message
+from common.vllm_compat.features import makers_of_messages
+from frontend.http.streaming import plain_deltas
+from frontend.http.streaming.stream_chunks import quick_message
 
 PIECES = ["", "a", " b", "<", "<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]"]
 PIECES += ['{"name": "f", ', '"arguments": {}}', "\n\n", "<|python_tag|>", "é", "[", "]"]

@@ -3,7 +3,7 @@ import pytest
 from fastapi import FastAPI
 
 from common.errors import NoWorkerError
-from frontend.http.readiness_gate import ReadinessGate
+from frontend.http.server.readiness_gate import ReadinessGate
 
 
 def nobody() -> None:

@@ -8,10 +8,10 @@ import httpx
 import pytest
 from fastapi import FastAPI, HTTPException
 
-from common.log_lines import LogFormat, LogLevel, LogSetup, current_request
-from common.telemetry import stage
+from common.observability.log_lines import LogFormat, LogLevel, LogSetup, current_request
+from common.observability.telemetry import stage
 from frontend.asgi import App, Message, Scope
-from frontend.http.request_context import RequestIds, Traced
+from frontend.http.server.request_context import RequestIds, Traced
 from frontend.request.spans import new_request_id
 from tests.fakes.spans import Recorded, recorded_spans
 

@@ -13,10 +13,10 @@ from fastapi import FastAPI
 
 from common.errors import NoWorkerError
 from frontend.asgi import App, Message, Receive, Scope, Send
-from frontend.http.admission import Admission
-from frontend.http.api_keys import ApiKeyGuard
-from frontend.http.readiness_gate import ReadinessGate
-from frontend.http.retry_after import RetryAfter
+from frontend.http.access.api_keys import ApiKeyGuard
+from frontend.http.limits.admission import Admission
+from frontend.http.limits.retry_after import RetryAfter
+from frontend.http.server.readiness_gate import ReadinessGate
 from frontend.http.settings import HttpSettings
 from tests.unit.frontend.http.serving import serving
 from tests.waiting import until

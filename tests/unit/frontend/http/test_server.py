@@ -13,7 +13,7 @@ from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 from vllm.exceptions import VLLMValidationError
 
-from frontend.http.server import _handle_errors
+from frontend.http.server.vllm_server import _handle_errors
 
 
 def stumble(request: Request) -> None:

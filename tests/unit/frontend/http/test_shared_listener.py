@@ -11,9 +11,9 @@ import pytest
 
 from frontend.args import parse
 from frontend.asgi import App, Receive, Scope, Send
-from frontend.http.server import uvicorn_config
+from frontend.http.server.uvicorn_server import Server
+from frontend.http.server.vllm_server import uvicorn_config
 from frontend.http.settings import HttpSettings
-from frontend.http.uvicorn_server import Server
 from frontend.processes.connection_counts import ConnectionCounts
 from frontend.processes.listeners import listen
 from tests.certificates import Authority

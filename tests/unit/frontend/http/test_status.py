@@ -3,7 +3,7 @@
 from typing import Any
 
 from common.identity import WorkerId
-from frontend.http.status import RankView, ShareView, WorkerView, merged_workers
+from frontend.http.operator.status import RankView, ShareView, WorkerView, merged_workers
 
 
 def share(number: int) -> ShareView:

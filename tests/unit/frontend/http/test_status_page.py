@@ -12,9 +12,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from frontend.http import AdminGuard, page_routes, status_page
-from frontend.http.history import STEP_S, STEPS
-from frontend.http.status_page import PAGE
+from frontend.http import AdminGuard, page_routes
+from frontend.http.operator import status_page
+from frontend.http.operator.history import STEP_S, STEPS
+from frontend.http.operator.status_page import PAGE
 from frontend.router.selection.selector import Costs
 
 NODE = shutil.which("node")

@@ -14,9 +14,9 @@ from vllm.entrypoints.openai.chat_completion import api_router as chat
 from vllm.entrypoints.openai.completion import api_router as completion
 
 from frontend.asgi import App, Message, Receive, Scope, Send
-from frontend.http import straight_streams
-from frontend.http.early_stream_errors import EarlyStreamErrors
-from frontend.http.straight_streams import StraightStream
+from frontend.http.streaming import straight_streams
+from frontend.http.streaming.early_stream_errors import EarlyStreamErrors
+from frontend.http.streaming.straight_streams import StraightStream
 
 EVENTS = ["data: é\n\n", "data: 2\n\n", "data: 3\n\n", "data: [DONE]\n\n"]
 ERROR = 'data: {"error": {"message": "no room", "type": "Busy", "param": null, "code": 503}}\n\n'

@@ -25,9 +25,9 @@ from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMValidationEr
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 
-from common.vllm_features import makers_of_messages
-from frontend.http import stream_chunks
-from frontend.http.stream_chunks import (
+from common.vllm_compat.features import makers_of_messages
+from frontend.http.streaming import stream_chunks
+from frontend.http.streaming.stream_chunks import (
     STANDS_FOR,
     ChatChoice,
     ChatChunk,

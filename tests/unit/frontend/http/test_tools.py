@@ -12,7 +12,7 @@ from vllm.renderers.online_renderer import OnlineRenderer
 
 from common.errors import ConfigurationError
 from frontend.args import parse
-from frontend.http.tools import check_parsers, say_where_tool_flags_go
+from frontend.http.server.tools import check_parsers, say_where_tool_flags_go
 
 
 def arguments(**changes: object) -> Namespace:

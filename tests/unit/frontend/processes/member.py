@@ -14,8 +14,8 @@ import os
 import sys
 from pathlib import Path
 
+from common.aio.stop_signals import StopSignals
 from common.identity import MmHash
-from common.stop_signals import StopSignals
 from common.transfer.arena import EncodedItem
 from frontend.processes import Plan, Siblings
 

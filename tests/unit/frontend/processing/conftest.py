@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from vllm.renderers import BaseRenderer
 
-from common.card import WorkerCard
+from common.request_plane.card import WorkerCard
 from common.transfer.arena.arena import Arena
 from frontend.args import parse
 from frontend.processing.renderer import build_renderer

@@ -13,8 +13,8 @@ from vllm.multimodal.inputs import (
     PlaceholderRange,
 )
 
-from common.encoder_width import embeds_width
 from common.errors import RequestRejectedError
+from common.vllm_compat.encoder_width import embeds_width
 from frontend.processing.client_embeds import check_embeds
 from tests.families.makers import MAKERS
 

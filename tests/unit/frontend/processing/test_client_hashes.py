@@ -13,10 +13,10 @@ from vllm.inputs import mm_input, tokens_input
 from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 from vllm.sampling_params import SamplingParams
 
-from common.cache_partition import hash_within, partition_of
-from common.card import WorkerCard
 from common.errors import RequestRejectedError, SaltLostError
 from common.identity import MmHash
+from common.media.cache_partition import hash_within, partition_of
+from common.request_plane.card import WorkerCard
 from common.transfer.arena.arena import Arena
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.policy import FetchPolicy

@@ -11,7 +11,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.renderers import BaseRenderer, hf
 from vllm.renderers.params import ChatParams
 
-from common.card import WorkerCard
+from common.request_plane.card import WorkerCard
 from frontend.processing.client_templates import STAND_INS, ClientTemplates, take_templates
 from frontend.processing.renderer import build_renderer
 from tests.waiting import until

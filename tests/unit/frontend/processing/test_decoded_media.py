@@ -12,10 +12,10 @@ from vllm.exceptions import VLLMValidationError
 from vllm.multimodal.media import MediaWithBytes
 from vllm.renderers import BaseRenderer
 
-from common.card import WorkerCard
-from common.decoded_media import check_decoded, check_options
-from common.hf_processor_runs import HfProcessorRuns
-from common.renderer_patches import patch_renderer
+from common.media.decoded_media import check_decoded, check_options
+from common.request_plane.card import WorkerCard
+from common.vllm_compat.hf_processor_runs import HfProcessorRuns
+from common.vllm_compat.renderer_patches import patch_renderer
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing.backends import OwnBackend

@@ -19,12 +19,12 @@ from vllm.multimodal.media import ImageMediaIO
 from vllm.renderers import BaseRenderer
 from vllm.utils.import_utils import PlaceholderModule
 
-from backend_worker.render import LocalRenderer, partitioned_hashes
-from common.card import WorkerCard
+from backend_worker.engine.render import LocalRenderer, partitioned_hashes
 from common.errors import MmRouterError, OverloadedError
-from common.hf_processor_runs import HfProcessorRuns
-from common.renderer_patches import patch_renderer
+from common.request_plane.card import WorkerCard
 from common.transfer.arena.arena import Arena
+from common.vllm_compat.hf_processor_runs import HfProcessorRuns
+from common.vllm_compat.renderer_patches import patch_renderer
 from frontend.fetch.deferred import DeferredMedium
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.errors import RefusedError, RequestLimitError

@@ -16,7 +16,7 @@ from vllm.exceptions import VLLMUnprocessableEntityError, VLLMValidationError
 from vllm.renderers import BaseRenderer
 from vllm.renderers.params import ChatParams
 
-from common.card import WorkerCard
+from common.request_plane.card import WorkerCard
 from frontend.args import parse
 from frontend.fetch.connector import CONNECTOR_NAME, register
 from frontend.fetch.loader import MediaLoader

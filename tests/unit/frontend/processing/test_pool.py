@@ -17,15 +17,15 @@ from vllm import envs
 from vllm.multimodal.media import AudioMediaIO
 from vllm.renderers import BaseRenderer
 
-from common.card import WorkerCard
 from common.errors import ArenaFullError, OverloadedError
-from common.hf_processor_runs import HfProcessorRuns
 from common.identity import MmHash
-from common.log_lines import LogFormat, LogLevel, LogSetup, current_request
+from common.observability.log_lines import LogFormat, LogLevel, LogSetup, current_request
+from common.request_plane.card import WorkerCard
 from common.transfer.arena.access import Lease, ReservedSegment
 from common.transfer.arena.arena import Arena
 from common.transfer.arena.segment import SegmentLayout
 from common.transfer.codec import encode
+from common.vllm_compat.hf_processor_runs import HfProcessorRuns
 from frontend.fetch.allowance import RequestAllowance
 from frontend.fetch.content import Content
 from frontend.media_limits.budget import Budget, MediaBudgets

@@ -15,17 +15,17 @@ from starlette.requests import Request
 from vllm import AsyncEngineArgs
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 
-from backend_worker.engine import Items
-from common.card import WorkerCard
-from common.engine_settings import model_settings
+from backend_worker.engine.vllm_engine import Items
 from common.errors import EngineGoneError, MediaMissingError
 from common.identity import MmHash
-from common.protocol import Submit
+from common.request_plane.card import WorkerCard
+from common.request_plane.protocol import Submit
+from common.vllm_compat.engine_settings import model_settings
 from frontend.args import parse
 from frontend.fetch.connector import CONNECTOR_NAME, register
 from frontend.fetch.loader import MediaLoader
-from frontend.http.pooling import PoolingLimits, inputs_of, limit_pooling
-from frontend.http.server import build_vllm_app
+from frontend.http.server.pooling import PoolingLimits, inputs_of, limit_pooling
+from frontend.http.server.vllm_server import build_vllm_app
 from frontend.http.settings import HttpSettings
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing.preprocessor import Preprocessor

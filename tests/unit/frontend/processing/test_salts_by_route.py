@@ -14,18 +14,18 @@ from starlette.requests import Request
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
 
-from common.cache_partition import hash_within, partition_of
-from common.card import Adapter, WorkerCard
 from common.errors import MmRouterError
 from common.identity import MmHash, RequestId, WorkerId
+from common.media.cache_partition import hash_within, partition_of
+from common.request_plane.card import Adapter, WorkerCard
 from common.transfer.arena.arena import Arena
 from frontend.args import parse
 from frontend.asgi import App
 from frontend.fetch.connector import CONNECTOR_NAME, register
 from frontend.fetch.loader import MediaLoader
 from frontend.gate import BodyGate
-from frontend.http.api_keys import ApiKeyGuard
-from frontend.http.server import build_vllm_app, share_adapters
+from frontend.http.access.api_keys import ApiKeyGuard
+from frontend.http.server.vllm_server import build_vllm_app, share_adapters
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing.preprocessor import Preprocessor, ProcessedPrompt
 from frontend.processing.settings import PreprocessSettings

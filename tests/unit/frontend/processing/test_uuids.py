@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from common.cache_partition import SHARED, Partition, partition_of
 from common.identity import MmHash
+from common.media.cache_partition import SHARED, Partition, partition_of
 from frontend.processing.batch import MediaOptions
 from frontend.processing.uuids import MediaNames, Namespace, check_uuids
 from frontend.tenancy.tenant import Tenant

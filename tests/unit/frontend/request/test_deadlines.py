@@ -7,7 +7,7 @@ import pytest
 
 from common.errors import DeadlineExceededError, OutputTimeoutError
 from common.identity import RequestId, WorkerId
-from common.protocol import Ack
+from common.request_plane.protocol import Ack
 from frontend.request.deadlines import Deadlines
 from frontend.request.settings import FaultSettings
 from frontend.workers.dispatch import Answer

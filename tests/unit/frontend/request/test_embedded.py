@@ -8,7 +8,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.request import Request
 
 from common.identity import RequestId
-from common.protocol import Submit
+from common.request_plane.protocol import Submit
 from frontend.request.embedded import hashed_embeds, hashed_tokens
 from frontend.router.hashing.block_hasher import BlockHasher, none_hash_for
 

@@ -17,7 +17,7 @@ from vllm.sampling_params import (
 
 from common.errors import NotResumableError
 from common.identity import RequestId
-from common.protocol import Submit
+from common.request_plane.protocol import Submit
 from frontend.request.resume import (
     Beginning,
     Continuation,
@@ -250,8 +250,8 @@ def test_text_that_does_not_follow_from_the_tokens_is_an_error() -> None:
 
 
 def test_a_continuation_travels() -> None:
-    from common.protocol import ToWorker
-    from common.wire import Codec
+    from common.request_plane.protocol import ToWorker
+    from common.request_plane.wire import Codec
 
     model = ScriptedModel(ANSWER)
     generated = GeneratedSoFar()

@@ -24,9 +24,9 @@ from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
-from backend_worker import service as service_module
-from backend_worker.engine import Items
-from backend_worker.service import WorkerService
+from backend_worker.engine.vllm_engine import Items
+from backend_worker.plane import service as service_module
+from backend_worker.plane.service import WorkerService
 from common.errors import (
     EngineGoneError,
     NoWorkerError,
@@ -36,8 +36,8 @@ from common.errors import (
     causes,
 )
 from common.identity import Incarnation, MmHash, WorkerId
-from common.operations import Condition
-from common.protocol import Nack, Submit, ToFrontend
+from common.request_plane.operations import Condition
+from common.request_plane.protocol import Nack, Submit, ToFrontend
 from frontend.request import retry, runner
 from frontend.request.deadlines import Deadlines
 from frontend.request.resume import sampling_of

@@ -11,12 +11,12 @@ from vllm.exceptions import GracefulHTTPError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tracing import SpanAttributes
 
-from backend_worker.request import WorkerRequest
+from backend_worker.plane.request import WorkerRequest
 from common.errors import EngineFailedError, EngineGoneError
 from common.identity import RequestId, WorkerId
-from common.log_lines import current_request
-from common.protocol import Submit
-from common.tracing import span_of_request
+from common.observability.log_lines import current_request
+from common.observability.tracing import span_of_request
+from common.request_plane.protocol import Submit
 from frontend.request import spans as names
 from frontend.request.settings import FaultSettings
 from frontend.request.spans import new_request_id

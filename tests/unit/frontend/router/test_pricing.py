@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from backend_worker.step_counter import StepCounter
+from backend_worker.engine.step_counter import StepCounter
 from common.identity import WorkerId
-from common.step_sums import EngineSums
+from common.request_plane.step_sums import EngineSums
 from frontend.router import Router, RouterSettings
 from frontend.router.selection import Reported
 from tests.fakes.routing import Clock, image, prompt, request, worker

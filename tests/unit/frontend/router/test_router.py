@@ -13,7 +13,11 @@ import pytest
 
 from common.errors import ConfigurationError, NoWorkerError, RequestRejectedError
 from common.identity import Incarnation, MmHash, RequestId, Target, WorkerId
-from common.telemetry import DECISIONS, PREDICTED_CACHED_TOKENS, REALISED_CACHED_TOKENS
+from common.observability.telemetry import (
+    DECISIONS,
+    PREDICTED_CACHED_TOKENS,
+    REALISED_CACHED_TOKENS,
+)
 from frontend.router.decision import DecisionLog
 from frontend.router.events.subscriber import EventSource
 from frontend.router.hashing import LoraKey, PromptEmbeds

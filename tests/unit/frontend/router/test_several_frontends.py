@@ -2,7 +2,7 @@
 
 import pytest
 
-from backend_worker.news import NEWS_PAUSE_S
+from backend_worker.plane.news import NEWS_PAUSE_S
 from tests.fakes.crowd import Crowd, Telling
 
 AT_ONCE = Telling(NEWS_PAUSE_S)

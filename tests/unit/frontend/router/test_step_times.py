@@ -5,9 +5,9 @@ from itertools import repeat
 
 import pytest
 
-from backend_worker.step_counter import StepCounter
+from backend_worker.engine.step_counter import StepCounter
 from common.identity import Target, WorkerId
-from common.step_sums import EngineSums, ShippingSums, StepSums
+from common.request_plane.step_sums import EngineSums, ShippingSums, StepSums
 from frontend.router.selection.step_times import ENOUGH_STEPS, GUESS, StepTimes
 
 A, B, C = (WorkerId(name) for name in "abc")

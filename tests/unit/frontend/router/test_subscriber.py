@@ -14,7 +14,7 @@ import zmq.asyncio
 from prometheus_client import REGISTRY
 from vllm.distributed.kv_events import KVCacheEvent, KVEventBatch, ZmqEventPublisher
 
-from common.telemetry import TASK_FAILURES
+from common.observability.telemetry import TASK_FAILURES
 from frontend.router.events import subscriber as events
 from frontend.router.events.commands import Command
 from frontend.router.events.event_stream import EventStream

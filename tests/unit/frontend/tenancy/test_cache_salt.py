@@ -10,13 +10,13 @@ import pytest_asyncio
 from fastapi import FastAPI
 from starlette.requests import Request
 
-from common.cache_partition import SHARED, hash_within, partition_of
 from common.errors import SaltLostError
 from common.identity import MmHash
+from common.media.cache_partition import SHARED, hash_within, partition_of
 from frontend.args import parse
 from frontend.asgi import App
 from frontend.gate import BodyGate, take_parsed_bodies
-from frontend.http.api_keys import ApiKeyGuard
+from frontend.http.access.api_keys import ApiKeyGuard
 from frontend.tenancy.cache_salt import current_partition, current_salt, salt_of_blocks
 from tests.unit.frontend.http.asking import asking
 

@@ -10,7 +10,7 @@ import asyncio
 import resource
 
 from common.discovery.base import CardPresent
-from common.telemetry import TASK_FAILURES
+from common.observability.telemetry import TASK_FAILURES
 from tests.fakes.cards import make_card
 from tests.fakes.fleet import Town, gone
 from tests.open_files import open_files

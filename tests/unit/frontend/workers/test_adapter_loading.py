@@ -6,10 +6,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from vllm.lora.request import LoRARequest
 
-from common.card import Adapter
 from common.discovery.base import CardPresent
 from common.identity import Incarnation, WorkerId
-from common.operations import LoadLoraAdapter, Operation, Outcome, Pause, UnloadLoraAdapter
+from common.request_plane.card import Adapter
+from common.request_plane.operations import (
+    LoadLoraAdapter,
+    Operation,
+    Outcome,
+    Pause,
+    UnloadLoraAdapter,
+)
 from common.transfer.choice import TransferMode
 from frontend.router import LoraKey
 from frontend.router.router import Router

@@ -8,9 +8,9 @@ import pytest
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 
-from common.card import Adapter, WorkerCard
 from common.identity import WorkerId
-from frontend.http.server import share_adapters
+from common.request_plane.card import Adapter, WorkerCard
+from frontend.http.server.vllm_server import share_adapters
 from frontend.workers.adapters import Adapters
 from tests.fakes.cards import make_card
 

@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, Gauge
 
-from backend_worker import figures as worker_figures
-from backend_worker.figures import OwnFigures
-from backend_worker.session import Session
+from backend_worker.plane import figures as worker_figures
+from backend_worker.plane.figures import OwnFigures
+from backend_worker.plane.session import Session
 from common.discovery.base import CardPresent
 from common.errors import WorkerBusyError
 from common.identity import WorkerId
-from common.protocol import MOST_FIGURES_BYTES, AskFigures, Figures
-from common.telemetry import DECISIONS, WORKER_PAGES_MISSING
-from frontend.http.worker_metrics import joined_pages
+from common.observability.telemetry import DECISIONS, WORKER_PAGES_MISSING
+from common.request_plane.protocol import MOST_FIGURES_BYTES, AskFigures, Figures
+from frontend.http.operator.worker_metrics import joined_pages
 from frontend.workers import figures, serving
 from frontend.workers.members import Members
 from tests.fakes.fleet import Town, gone

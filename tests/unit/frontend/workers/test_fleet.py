@@ -12,8 +12,7 @@ from prometheus_client import REGISTRY
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
-from backend_worker.engine import Items
-from common.card import Adapter, HostIdentity, WorkerCard, WorkerState
+from backend_worker.engine.vllm_engine import Items
 from common.discovery.base import CardGone, CardPresent, CardRefused
 from common.errors import (
     CardError,
@@ -23,8 +22,9 @@ from common.errors import (
     WorkerLostError,
 )
 from common.identity import BlockHash, Incarnation, MmHash, RequestId, Target, WorkerId
-from common.protocol import Coming, Output, RankStatus, Status, Submit, Terms
-from common.telemetry import INTERNAL_ERRORS, REFUSED_CARDS, TASK_FAILURES
+from common.observability.telemetry import INTERNAL_ERRORS, REFUSED_CARDS, TASK_FAILURES
+from common.request_plane.card import Adapter, HostIdentity, WorkerCard, WorkerState
+from common.request_plane.protocol import Coming, Output, RankStatus, Status, Submit, Terms
 from common.transfer.handshake import TransferReply
 from frontend.router import LoraKey, RoutingRequest
 from frontend.router.selection.ejection import Circuit
@@ -397,7 +397,7 @@ async def test_a_mistake_of_ours_about_one_card_keeps_no_other_worker_out(
 
 
 async def test_discovery_that_fails_is_followed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("common.supervised.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("common.aio.supervised.FIRST_PAUSE_S", 0.01)
     town = Town()
     try:
         town.news.fail(RuntimeError("a mistake"))

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from common.card import WorkerCard, WorkerState
 from common.discovery.base import CardPresent, CardRefused
 from common.errors import CardError, ConfigurationError, NoWorkerError
 from common.identity import Incarnation, WorkerId
+from common.request_plane.card import WorkerCard, WorkerState
 from frontend.workers.members import Run
 from tests.fakes.fleet import City, Worker, gone
 from tests.waiting import until

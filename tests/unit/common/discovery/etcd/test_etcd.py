@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from common.card import WorkerState
 from common.discovery.base import CardPresent, CardPublisher, CardRefused
 from common.discovery.etcd import EtcdDiscovery, client, watcher
 from common.discovery.etcd.client import EtcdAccess
 from common.discovery.etcd.publisher import EtcdCardPublisher
 from common.errors import CardError, DiscoveryError
 from common.identity import Incarnation, WorkerId
+from common.request_plane.card import WorkerState
 from tests.certificates import Authority
 from tests.fakes.cards import make_card
 from tests.fakes.etcd import BINARIES, NO_ETCD, EtcdMember, etcd_cluster

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from common.card import WorkerCard, WorkerState
 from common.discovery.base import CardChange, CardGone, CardPresent, CardRefused
 from common.discovery.file import LEASE_S, FileCardPublisher, FileCardWatcher, files
 from common.errors import CardError, CardKeyError, DiscoveryError
 from common.fleet_key import FleetKey, new
 from common.identity import Incarnation, WorkerId
-from common.telemetry import MALFORMED_CARDS
+from common.observability.telemetry import MALFORMED_CARDS
+from common.request_plane.card import WorkerCard, WorkerState
 from tests.fakes.cards import make_card
 from tests.open_files import open_files
 from tests.unit.common.discovery.contract import RENEW_S, counted, gone, watching

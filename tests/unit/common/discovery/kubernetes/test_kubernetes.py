@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from common.card import WorkerCard, WorkerState
 from common.discovery.base import CardPresent, CardPublisher, CardRefused
 from common.discovery.kubernetes import KubernetesDiscovery, access, client, discovery, watcher
 from common.discovery.kubernetes.leases import CARD, WORKER, name_of
@@ -19,6 +18,7 @@ from common.discovery.kubernetes.watcher import KubernetesCardWatcher
 from common.discovery.urls import open_discovery
 from common.errors import ConfigurationError, DiscoveryError
 from common.identity import Incarnation, WorkerId
+from common.request_plane.card import WorkerCard, WorkerState
 from tests.certificates import Authority
 from tests.fakes.cards import make_card
 from tests.fakes.kubernetes import ApiServer, api_server

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ArenaUnavailableError
-from common.telemetry import ORPHANED_ARENAS
+from common.observability.telemetry import ORPHANED_ARENAS
 from common.transfer.arena import file as arena_file
 from common.transfer.arena.file import NAME_PATTERN, create, new_name, reap_orphans
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from common.errors import ArenaUnavailableError, ConfigurationError, CorruptSegmentError
-from common.telemetry import NIXL_RESTARTS
+from common.observability.telemetry import NIXL_RESTARTS
 from common.transfer import pages
 from common.transfer.arena.arena import Arena
 from common.transfer.arena.file import SHARED_MEMORY

@@ -1,0 +1,1 @@
+"""vLLM's engine: its configuration, its calls, its outputs and its media."""

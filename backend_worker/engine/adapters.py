@@ -1,0 +1,279 @@
+"""The LoRA adapters of a worker: read from ``--lora-modules`` and loaded before it serves, or
+loaded and let go by operators while it does.
+
+Requests name an adapter; which files that means the worker knows by itself.
+"""
+
+import argparse
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
+from vllm.lora.request import LoRARequest
+
+from common.aio.newest import keep_newest
+from common.errors import (
+    ConfigurationError,
+    OperationRefusedError,
+    RequestRejectedError,
+    WorkerBusyError,
+)
+from common.request_plane.card import MAX_ADAPTERS, Adapter
+from common.request_plane.operations import (
+    LoadLoraAdapter,
+    UnloadLoraAdapter,
+    has_adapter_already,
+    has_no_adapter,
+    has_the_models_name,
+)
+
+MOST_FORMER: Final = 64
+"""Adapters that are remembered when they have gone."""
+
+MOST_FOR_REQUESTS: Final = 64
+"""Adapters that were loaded since requests needed them: they stay, and each takes memory."""
+
+MOST_UNWANTED: Final = 4096
+"""Names that are remembered since an operator has let them go."""
+
+
+def read_adapter(text: str) -> Adapter:
+    """One value of ``--lora-modules``, as ``vllm serve`` takes it: ``name=path`` or JSON.
+
+    Raises:
+        ArgumentTypeError: it is neither.
+    """
+    name, equals, path = text.partition("=")
+    try:
+        if equals and not text.lstrip().startswith("{"):
+            adapter = Adapter(name=name, path=path)
+        else:
+            adapter = Adapter.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or text
+        raise argparse.ArgumentTypeError(
+            f"{text} is neither name=path nor JSON with name and path: {where}: {first['msg']}"
+        ) from error
+    return _placed(adapter)
+
+
+def _placed(adapter: Adapter) -> Adapter:
+    """With the whole path, which frontends hash too."""
+    if Path(adapter.path).is_dir():
+        return adapter.model_copy(update={"path": str(Path(adapter.path).absolute())})
+    return adapter
+
+
+class Adapters:
+    """Adapters that the engine has.
+
+    Attributes:
+        known: in the order in which they came.
+        slots: how many the engine computes with at once.
+        changes: how often ``known`` has changed since the start.
+        active: those that were used last, as many as there are slots; the last one last. vLLM
+            keeps those by the same rule, and tells nobody.
+    """
+
+    def __init__(self, known: Sequence[Adapter] = ()) -> None:
+        self.known = tuple(known)
+        self.slots = 1
+        self.changes = 0
+        self.active: tuple[str, ...] = ()
+        self._ids = itertools.count(1)
+        self._requests = {adapter.name: self._request(adapter) for adapter in known}
+        self._former: dict[tuple[str, str], LoRARequest] = {}
+        self._unwanted: dict[str, None] = {}
+        self._for_requests: set[str] = set()
+
+    def _request(self, adapter: Adapter) -> LoRARequest:
+        return LoRARequest(
+            lora_name=adapter.name,
+            lora_int_id=next(self._ids),
+            lora_path=adapter.path,
+            base_model_name=adapter.base_model_name,
+            is_3d_lora_weight=adapter.is_3d_lora_weight,
+        )
+
+    def check(self, *, enabled: bool, taken: Sequence[str]) -> None:
+        """Refuse what can't be served, before anything is loaded.
+
+        Args:
+            enabled: whether the engine takes adapters.
+            taken: names of the model.
+
+        Raises:
+            ConfigurationError: says what is wrong.
+        """
+        if self.known and not enabled:
+            raise ConfigurationError("--lora-modules needs --enable-lora")
+        if len(self._requests) < len(self.known):
+            raise ConfigurationError("--lora-modules: two adapters have the same name")
+        for name in self._requests:
+            if name in taken:
+                raise ConfigurationError(f"--lora-modules: {name} is the name of the model")
+
+    async def load(self, add: Callable[[LoRARequest], Awaitable[object]]) -> None:
+        """Have the engine load all of them.
+
+        Args:
+            add: lets the engine load one.
+
+        Raises:
+            ConfigurationError: one can't be loaded.
+            EngineGoneError: the engine died meanwhile.
+        """
+        for name, request in self._requests.items():
+            try:
+                loaded = await add(request)
+            except (ValueError, RuntimeError) as error:  # whatever an engine says of its files
+                raise ConfigurationError(f"adapter {name} can't be loaded: {error}") from error
+            if not loaded:
+                raise ConfigurationError(f"adapter {name} can't be loaded")
+            self._used(name)
+
+    def _wanted(self, wanted: LoadLoraAdapter, taken: Sequence[str]) -> Adapter:
+        """What there is to be loaded.
+
+        Raises:
+            OperationRefusedError: it can't be.
+        """
+        name = wanted.lora_name
+        if wanted.for_request:
+            self._check_for_request(wanted)
+        try:
+            adapter = Adapter(
+                name=name,
+                path=wanted.lora_path,
+                base_model_name=wanted.base_model_name,
+                is_3d_lora_weight=wanted.is_3d_lora_weight,
+            )
+        except ValidationError as error:
+            raise OperationRefusedError(f"adapter {name!r}: {error.errors()[0]['msg']}") from error
+        if name in taken:
+            raise OperationRefusedError(has_the_models_name(name))
+        known = name in self._requests
+        if known and not wanted.load_inplace:
+            raise OperationRefusedError(has_adapter_already(name))
+        if not known and len(self.known) >= MAX_ADAPTERS:
+            raise OperationRefusedError(f"it has {MAX_ADAPTERS} adapters already")
+        return _placed(adapter)
+
+    def _is_there(self, wanted: LoadLoraAdapter) -> bool:
+        """Whether nothing is left to do: another frontend was first, or a request was before an
+        operator, whose adapter it is then."""
+        name, own = wanted.lora_name, self._requests.get(wanted.lora_name)
+        if own is None or own.lora_path != wanted.lora_path or wanted.load_inplace:
+            return False
+        if not wanted.for_request:
+            if name not in self._for_requests:
+                return False
+            self._for_requests.discard(name)
+        return True
+
+    def _check_for_request(self, wanted: LoadLoraAdapter) -> None:
+        """Raises OperationRefusedError for what only operators may have loaded."""
+        name = wanted.lora_name
+        if name in self._unwanted:
+            raise OperationRefusedError(f"adapter {name} was let go here by an operator")
+        if not Path(wanted.lora_path).is_absolute():
+            raise OperationRefusedError(f"adapter {name} is at no absolute path")
+        if len(self._for_requests) >= MOST_FOR_REQUESTS:
+            raise OperationRefusedError(f"it has loaded {MOST_FOR_REQUESTS} for requests already")
+
+    async def add(
+        self,
+        wanted: LoadLoraAdapter,
+        add: Callable[[LoRARequest], Awaitable[object]],
+        taken: Sequence[str],
+    ) -> None:
+        """Have the engine load another one.
+
+        Args:
+            add: lets the engine load it.
+            taken: names of the model.
+
+        Raises:
+            OperationRefusedError: it can't be, and nothing was done.
+            Exception: whatever the engine says of its files.
+        """
+        if self._is_there(wanted):
+            return
+        adapter = self._wanted(wanted, taken)
+        name, known = adapter.name, self._requests.get(adapter.name)
+        request = self._request(adapter)
+        if known is not None:
+            request.lora_int_id, request.load_inplace = known.lora_int_id, True
+        if not await add(request):
+            raise RuntimeError(f"adapter {name} can't be loaded")
+        request.load_inplace = False  # or each request would read its files
+        if known is not None:
+            self._remember(known, request)
+        self._requests[name] = request
+        self._unwanted.pop(name, None)
+        if wanted.for_request:
+            self._for_requests.add(name)
+        else:
+            self._for_requests.discard(name)
+        self.known = (*(each for each in self.known if each.name != name), adapter)
+        self.changes += 1
+        self._used(name)
+
+    def forget(self, unwanted: UnloadLoraAdapter) -> None:
+        """Offer it no longer, and load it for no request. The engine keeps it for requests that
+        run, and drops it for others when there is no room, as it does below vLLM's own server.
+
+        Raises:
+            OperationRefusedError: it is not here.
+        """
+        name = unwanted.lora_name
+        keep_newest(self._unwanted, name, None, MOST_UNWANTED)
+        self._for_requests.discard(name)
+        gone = self._requests.pop(name, None)
+        if gone is None:
+            raise OperationRefusedError(has_no_adapter(name))
+        self._remember(gone, gone)
+        self.known = tuple(each for each in self.known if each.name != name)
+        self.active = tuple(each for each in self.active if each != name)
+        self.changes += 1
+
+    def _remember(self, gone: LoRARequest, instead: LoRARequest) -> None:
+        """Frontends may have sent requests for it before they heard that it goes."""
+        keep_newest(self._former, (gone.lora_name, gone.lora_path), instead, MOST_FORMER)
+
+    def _used(self, name: str) -> None:
+        if self.active[-1:] != (name,):
+            others = (each for each in self.active if each != name)
+            self.active = (*others, name)[-self.slots :]
+
+    def named(self, asked: LoRARequest | None) -> LoRARequest | None:
+        """The engine's own of what a frontend asks for.
+
+        Raises:
+            RequestRejectedError: there is no such adapter here.
+        """
+        if asked is None:
+            return None
+        name, path = asked.lora_name, asked.lora_path
+        own = self._requests.get(name)
+        if own is not None and own.lora_path == path:
+            self._used(name)
+            return own
+        if (former := self._former.get((name, path))) is None:
+            raise RequestRejectedError("this worker has no such adapter")
+        return former
+
+
+def check_files(adapter: LoRARequest) -> None:
+    """Blocks. An engine that has dropped an adapter reads it again for a request, and ends if it
+    can't.
+
+    Raises:
+        WorkerBusyError: its files are gone from this host.
+    """
+    path = Path(adapter.lora_path)
+    if path.is_absolute() and not (path / "adapter_config.json").is_file():
+        raise WorkerBusyError(f"the files of adapter {adapter.lora_name} are gone from {path}")

@@ -1,0 +1,115 @@
+"""How a worker's engine is configured: as ``vllm serve`` configures its own for the same flags,
+but for what stands in ``ON_PURPOSE``.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from vllm import AsyncEngineArgs
+from vllm.config import KVEventsConfig, VllmConfig
+from vllm.usage.usage_lib import UsageContext
+
+from backend_worker.engine import encodings
+from backend_worker.engine.ranks import check_launch
+from common.vllm_compat.engine_arguments import check_arguments, check_configuration
+from common.vllm_compat.features import hash_blocks_by_their_own_tokens
+
+USAGE: Final = UsageContext.OPENAI_API_SERVER
+"""As whom vLLM sees a worker. It chooses the sizes of batches by that, where nobody gave them."""
+
+ON_PURPOSE: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "cache_config.prefix_caching_hash_algo": "frontends make the same hashes, which they could "
+        "not of Python's pickles; what the user gives stays",
+        "kv_events_config": "they tell frontends what is cached; what the user gives stays",
+        "model_config.multimodal_config.enable_mm_embeds": "what the user gives: vLLM lets clients "
+        "send embeddings wherever there is a connector, and they can end an engine",
+        "model_config.multimodal_config.allow_missing_mm_embeddings": "as above",
+        "ec_transfer_config.ec_connector": "one of ours, whose memory is found and removed if the "
+        "engine is killed, and which does not end the engine when a medium has no room",
+        "ec_transfer_config.ec_connector_module_path": "as above",
+        "ec_transfer_config.ec_connector_extra_config": "as above",
+        "profiler_config.ignore_frontend": "vLLM starts and stops this process's profiler in any "
+        "threads: PyTorch's second one kills it",
+        "scheduler_config.encoder_cache_size": "with --encoder-cache-tokens, for which vLLM has "
+        "no flag",
+        "speculative_config.disable_lookahead_block_hashes": "frontends hash a prompt's blocks by "
+        "themselves, without what comes after",
+        "parallel_config._api_process_count": "a worker is one process; with several ranks "
+        "`vllm serve` starts a server for each",
+        "parallel_config._api_process_rank": "as above",
+    }
+)
+"""Fields of vLLM's configuration that are others in a worker than in ``vllm serve``: the reason."""
+
+
+def prepare_environment(host: str) -> None:
+    """Set what vLLM reads from the environment, unless the user did. Before anything
+    else: engine processes inherit it.
+
+    Args:
+        host: address on which KV events are served.
+    """
+    os.environ.setdefault("VLLM_HOST_IP", host)
+    # Whole block hashes in events: 64 bits of them could be another image's.
+    os.environ.setdefault("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "0")
+    # As `vllm serve` does. Else vLLM forks the engine on a GPU, from a process whose renderer warms
+    # up in a thread meanwhile: a lock that the thread holds stays locked in the engine, and what
+    # CUDA has initialised here can't be used there.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+
+
+def with_our_defaults(args: AsyncEngineArgs, given: frozenset[str]) -> AsyncEngineArgs:
+    """The engine arguments with what routing needs, unless the user said otherwise.
+
+    Args:
+        args: as vLLM's own parser made them; changed in place and returned.
+        given: names of the arguments that the user gave.
+    """
+    for name in ("model", "tokenizer", "hf_config_path", "generation_config"):
+        # The frontend reads them too, from another working directory perhaps, and the
+        # model's name enters every media hash.
+        value = getattr(args, name)
+        if value not in (None, "auto", "vllm") and Path(value).is_dir():
+            setattr(args, name, str(Path(value).absolute()))
+    if "prefix_caching_hash_algo" not in given:
+        args.prefix_caching_hash_algo = "sha256_cbor"
+    args.profiler_config.ignore_frontend = True
+    if "kv_events_config" not in given:
+        args.kv_events_config = KVEventsConfig(
+            enable_kv_cache_events=True,
+            publisher="zmq",
+            endpoint="tcp://*:0",
+            replay_endpoint="tcp://*:0",
+        )
+    return args
+
+
+def engine_config(args: AsyncEngineArgs, encoder_cache_tokens: int = 0) -> VllmConfig:
+    """What vLLM makes of them.
+
+    Args:
+        encoder_cache_tokens: media tokens whose encodings are kept at least; vLLM keeps those of as
+            many as a step prefills.
+
+    Raises:
+        ConfigurationError: an argument that frontends can't follow, or a launch under
+            which the ranks can't be served.
+        Whatever vLLM raises of arguments that are wrong.
+    """
+    check_arguments(args)
+    config = args.create_engine_config(USAGE)
+    check_configuration(config)
+    check_launch(config)
+    hash_blocks_by_their_own_tokens(config)
+    media = config.model_config.multimodal_config
+    if media is not None:
+        media.enable_mm_embeds = args.enable_mm_embeds
+        media.allow_missing_mm_embeddings = False
+    encodings.take_over(config)
+    scheduler = config.scheduler_config
+    scheduler.encoder_cache_size = max(scheduler.encoder_cache_size, encoder_cache_tokens)
+    return config

@@ -1,0 +1,451 @@
+"""The one file of the worker that touches vLLM's engine.
+
+Starts an AsyncLLM, says what it resolved to (for the card), gives it prompts whose
+media are already processed, and reads how busy it is. Knows no sockets.
+"""
+
+import asyncio
+import contextlib
+import copy
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from vllm import AsyncEngineArgs, envs
+from vllm.envs import enable_envs_cache
+from vllm.exceptions import (
+    GenerationError,
+    GracefulHTTPError,
+    RetryableRequestError,
+    VLLMClientError,
+)
+from vllm.inputs import EngineInput, embeds_input, tokens_input
+from vllm.multimodal.cache import MultiModalProcessorOnlyCache
+from vllm.multimodal.inputs import MultiModalKwargsItem
+from vllm.utils.gc_utils import freeze_gc_heap
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from backend_worker.engine import direct_outputs
+from backend_worker.engine import outputs as engine_outputs
+from backend_worker.engine.adapters import Adapters
+from backend_worker.engine.calls import AnyOutput, ask, check, check_form, has_failed
+from backend_worker.engine.config import USAGE, engine_config
+from backend_worker.engine.encodings import kept_tokens
+from backend_worker.engine.media_input import encoded, media_input
+from backend_worker.engine.operations import operate, refuses
+from backend_worker.engine.ranks import served_ranks
+from backend_worker.engine.render import LocalRenderer, partitioned_hashes
+from backend_worker.engine.statistics import StatsBoard
+from common.errors import (
+    ConfigurationError,
+    EngineFailedError,
+    EngineGoneError,
+    MediaMissingError,
+    RequestRejectedError,
+    WorkerBusyError,
+)
+from common.identity import MmHash, WorkerId
+from common.observability import telemetry
+from common.request_plane.card import (
+    CacheSettings,
+    Capacity,
+    EngineSettings,
+    KvEventSource,
+    ModelSettings,
+    OutputSettings,
+    PrefixReuse,
+)
+from common.request_plane.operations import LoadLoraAdapter, Operation, UnloadLoraAdapter
+from common.request_plane.protocol import MediaPart, Submit
+from common.request_plane.step_sums import EngineSums
+from common.vllm_compat.engine_settings import (
+    engine_settings,
+    model_settings,
+    output_settings,
+    prefix_reuse,
+)
+from common.vllm_compat.features import forget_evicted_media
+from common.vllm_compat.hf_processor_runs import HfProcessorRuns
+from common.vllm_compat.renderer_patches import patch_renderer
+
+SHUTDOWN_S = 10.0
+"""How long engine processes may take to clean up after themselves."""
+
+ALIVE_CHECK_S = 0.5
+"""How often it is looked whether an engine that was asked something has died."""
+
+_Answer = TypeVar("_Answer")
+
+Items = Mapping[MmHash, MultiModalKwargsItem]
+
+
+@dataclass(frozen=True)
+class RankLoad:
+    """How busy the engine of one rank is; the units are those of
+    ``common.request_plane.protocol.RankStatus``."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+
+
+async def answered(llm: AsyncLLM, call: Awaitable[_Answer]) -> _Answer:
+    """An engine's answer. vLLM would wait for ever for that of an engine that died.
+
+    Raises:
+        EngineGoneError: it died.
+    """
+    asking = asyncio.ensure_future(call)
+    try:
+        while not (await asyncio.wait({asking}, timeout=ALIVE_CHECK_S))[0]:
+            if llm.errored:
+                raise EngineGoneError("the worker's engine died")
+        return await asking
+    except EngineDeadError as error:
+        raise EngineGoneError("the worker's engine died") from error
+    finally:
+        asking.cancel()
+
+
+class Engine:
+    """An AsyncLLM that takes prompts with processed media."""
+
+    def __init__(
+        self,
+        args: AsyncEngineArgs,
+        llm: AsyncLLM,
+        stats: StatsBoard,
+        worker_id: WorkerId,
+        adapters: Adapters,
+    ) -> None:
+        self.adapters = adapters
+        self._stats = stats
+        self._args = args
+        self._llm = llm
+        self._ranks = served_ranks(llm.vllm_config.parallel_config)
+        self._hf_runs = HfProcessorRuns(side="worker", worker_id=worker_id)
+        patch_renderer(llm.renderer, runs=self._hf_runs, hashes=partitioned_hashes)
+        self._cache = llm.renderer.mm_processor_cache
+        # A cache that keeps the tensors themselves (more than one rank behind one
+        # AsyncLLM) must not keep views of memory that the frontend will reuse.
+        self._copies_items = isinstance(self._cache, MultiModalProcessorOnlyCache)
+
+    @classmethod
+    async def start(
+        cls,
+        args: AsyncEngineArgs,
+        worker_id: WorkerId,
+        adapters: Adapters,
+        encoder_cache_tokens: int = 0,
+    ) -> "Engine":
+        """Start the engine processes and wait until they can serve.
+
+        Args:
+            encoder_cache_tokens: see :func:`engine_config`.
+
+        Raises:
+            ConfigurationError: an argument that frontends can't follow, a launch under
+                which the ranks can't be served, or an adapter that can't be loaded.
+            EngineGoneError: the engine died right after it had started.
+            Whatever vLLM raises when a model can't be loaded: the caller ends.
+        """
+        adapters.check(enabled=args.enable_lora, taken=_served_names(args))
+        show_steps = args.enable_logging_iteration_details
+        args.enable_logging_iteration_details = True  # else the engine says nothing of its steps
+        config = engine_config(args, encoder_cache_tokens)
+        stats = StatsBoard(show_steps=show_steps)
+        direct_outputs.install()
+        engine_outputs.install()
+        llm = AsyncLLM.from_vllm_config(
+            config,
+            usage_context=USAGE,
+            stat_loggers=[stats],
+            enable_log_requests=args.enable_log_requests,
+            disable_log_stats=args.disable_log_stats,
+        )
+        try:
+            # Joins the warm-up, drops its dummy items.
+            await answered(llm, llm.reset_mm_cache())
+            if config.lora_config is not None:
+                adapters.slots = config.lora_config.max_loras
+            await adapters.load(lambda adapter: answered(llm, llm.add_lora(adapter)))
+        except (EngineGoneError, ConfigurationError):
+            llm.shutdown()
+            raise
+        # As vLLM does it in its engine's process, not in this one: its variables are read from
+        # the environment at each token, and what was loaded is looked through for garbage.
+        enable_envs_cache()
+        freeze_gc_heap()
+        return cls(args, llm, stats, worker_id, adapters)
+
+    @property
+    def errored(self) -> bool:
+        """True once the engine died; no request can succeed any more."""
+        return self._llm.errored
+
+    @property
+    def hf_processor_runs(self) -> int:
+        """Calls of the HF processor in this worker; 0 if every item was transferred."""
+        return self._hf_runs.total
+
+    def local_renderer(self) -> LocalRenderer:
+        """Processes media here, for when they are not transferred."""
+        return LocalRenderer(self._llm.renderer)
+
+    async def supported_tasks(self) -> list[str]:
+        """vLLM's task names, for example ``generate``.
+
+        Raises:
+            EngineGoneError: the engine died.
+        """
+        return list(await answered(self._llm, self._llm.get_supported_tasks()))
+
+    def served_model_names(self) -> list[str]:
+        """Names under which users ask for the model."""
+        return _served_names(self._args)
+
+    def model_settings(self) -> ModelSettings:
+        """What a frontend needs to make the same tokens and media hashes."""
+        return model_settings(self._llm.model_config)
+
+    def output_settings(self) -> OutputSettings:
+        """What a frontend needs to treat answers alike."""
+        return output_settings(self._llm.vllm_config)
+
+    def engine_settings(self) -> EngineSettings:
+        """What must be the same on all workers."""
+        return engine_settings(self._args)
+
+    def cache_settings(self) -> CacheSettings:
+        """What a frontend needs to make the same block hashes."""
+        config = self._llm.vllm_config.cache_config
+        hash_function = get_hash_fn_by_name(config.prefix_caching_hash_algo)
+        return CacheSettings(
+            block_size=config.block_size
+            * self._llm.vllm_config.parallel_config.decode_context_parallel_size,
+            hash_algorithm=config.prefix_caching_hash_algo,
+            none_hash=hash_function(resolve_none_hash_seed(hash_function)).hex(),
+            enable_prefix_caching=bool(config.enable_prefix_caching),
+        )
+
+    def prefix_reuse(self) -> PrefixReuse:
+        """How much it takes from its KV cache."""
+        return prefix_reuse(self._llm.vllm_config)
+
+    def capacity(self) -> Capacity:
+        """Size of one rank."""
+        config = self._llm.vllm_config
+        return Capacity(
+            # vLLM adds up those of the ranks behind an AsyncLLM.
+            num_blocks=(config.cache_config.num_gpu_blocks or 0) // len(self.ranks),
+            max_num_seqs=config.scheduler_config.max_num_seqs,
+            max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
+            encoder_cache_tokens=kept_tokens(config),
+        )
+
+    @property
+    def ranks(self) -> list[int]:
+        """The data-parallel ranks behind this AsyncLLM, by their numbers in the whole group."""
+        return self._ranks
+
+    def kv_event_sources(self) -> list[KvEventSource]:
+        """Where the ranks publish KV events, as bound. Empty if they don't."""
+        return [
+            KvEventSource(
+                rank=rank,
+                endpoint=source.endpoint,
+                replay_endpoint=source.replay_endpoint,
+                topic=source.topic,
+                buffer_steps=source.buffer_steps,
+            )
+            for rank, source in sorted(self._llm.get_kv_event_sources().items())
+        ]
+
+    def holds(self, mm_hash: MmHash) -> bool:
+        """Whether a prompt may name this item without bringing its tensors."""
+        return self._cache is not None and self._cache.is_cached_item(mm_hash)
+
+    def load(self) -> dict[int, RankLoad]:
+        """How busy each rank is. Ranks are missing that keep no statistics."""
+        return {
+            rank: RankLoad(
+                running=stats.num_running_reqs,
+                waiting=stats.num_waiting_reqs,
+                kv_usage=min(max(stats.kv_cache_usage, 0.0), 1.0),
+            )
+            for rank, stats in self._stats.latest().items()
+        }
+
+    def steps(self) -> list[EngineSums]:
+        """What the steps of each rank add up to, since the start; zeros without statistics."""
+        return self._stats.steps()
+
+    async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[AnyOutput]:
+        """Run a request, also one that pools. Closing the iterator aborts it in the engine.
+
+        Args:
+            submit: the request; every media part is in ``items`` or held.
+            items: tensors of the parts that came along.
+
+        Raises:
+            MediaMissingError: a part is neither in ``items`` nor held, or the
+                engine turned out to have evicted it. No output was produced.
+            RequestRejectedError: the engine finds the request invalid, or its answer is too large.
+            WorkerBusyError: the engine's admission control is full, an operator ended it, or the
+                engine is paused and takes nothing.
+            EngineFailedError: the engine failed on it.
+            EngineGoneError: the engine is dead.
+        """
+        # From here to the first output nothing may suspend before AsyncLLM has
+        # sent the request: its media cache mirrors the engine's only if both see
+        # requests in the same order.
+        forget_evicted_media(self._llm.renderer)
+        prompt = self._engine_input(submit, items)
+        cached = [part.mm_hash for part in submit.media if self.holds(part.mm_hash)]
+        adapter, rank = self.adapters.named(submit.lora_request), self._local_rank(submit.rank)
+        outputs = ask(self._llm, submit, prompt, adapter, rank)
+        produced = False
+        try:
+            async for output in outputs:
+                if not produced:
+                    self._check_evicted(output, cached)
+                    if self._llm.vllm_config.kv_transfer_config is None:
+                        check_form(output, submit)
+                    produced = True
+                check(output)
+                yield output
+        except VLLMClientError as error:
+            raise RequestRejectedError(str(error)) from error
+        except GracefulHTTPError as error:
+            raise WorkerBusyError(error.message) from error
+        except RetryableRequestError as error:
+            raise WorkerBusyError(str(error)) from error
+        except GenerationError as error:
+            raise EngineFailedError(f"the engine failed: {error}") from error
+        except EngineDeadError as error:
+            raise EngineGoneError("the worker's engine died") from error
+        except EngineGenerateError as error:
+            raise EngineFailedError(f"the engine failed: {error.__cause__ or error}") from error
+        finally:
+            await outputs.aclose()
+
+    async def settled(self) -> None:
+        """Wait until the engine has taken everything that was sent to it before.
+
+        An aborted request's tensors may still be in a socket, and their memory
+        must not change under it. A round trip on the same ordered channel proves
+        that they arrived.
+        """
+        # Nobody is left to read them; or its ranks differ in the answer, but it came.
+        with contextlib.suppress(EngineGoneError, RuntimeError):
+            await answered(self._llm, self._llm.is_sleeping())
+
+    def refuses(self, operation: Operation) -> str:
+        """Why it never does what an operator wants; empty if it does."""
+        if isinstance(operation, LoadLoraAdapter | UnloadLoraAdapter):
+            return self._refuses_adapters()
+        return refuses(self._llm, operation)
+
+    def _refuses_adapters(self) -> str:
+        if not self._args.enable_lora:
+            return "the worker runs without --enable-lora"
+        if not envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING:
+            return "the worker runs without VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+        return ""
+
+    @property
+    def loads_adapters(self) -> bool:
+        """Whether it loads some while it serves."""
+        return not self._refuses_adapters()
+
+    async def operate(self, operation: Operation) -> None:
+        """Do what an operator wants, however long it takes.
+
+        Raises:
+            OperationRefusedError: it can't be done now, and nothing was done.
+            EngineGoneError: the engine is dead.
+            Exception: vLLM's, of what failed.
+        """
+        match operation:
+            case LoadLoraAdapter():
+                adding = self.adapters.add(operation, self._llm.add_lora, self.served_model_names())
+                await answered(self._llm, adding)
+            case UnloadLoraAdapter():
+                self.adapters.forget(operation)
+            case _:
+                await answered(self._llm, operate(self._llm, operation))
+
+    async def rests(self) -> bool:
+        """Whether it is paused or asleep.
+
+        Raises:
+            EngineGoneError: the engine is dead.
+        """
+        return await answered(self._llm, self._llm.is_sleeping())
+
+    def shutdown(self) -> None:
+        """Stop the engine processes. Blocks until they are gone."""
+        self._llm.shutdown(timeout=SHUTDOWN_S)
+
+    def _check_evicted(self, first: AnyOutput, cached: list[MmHash]) -> None:
+        """Raises MediaMissingError if a request failed since the engine had evicted its media."""
+        if has_failed(first):
+            # AsyncLLM drops what its engine misses from its own cache, some day.
+            forget_evicted_media(self._llm.renderer)
+            missing = [mm_hash for mm_hash in cached if not self.holds(mm_hash)]
+            if missing:
+                raise MediaMissingError(missing, "engine_evicted")
+
+    def _local_rank(self, rank: int | None) -> int | None:
+        """The number of a rank among those behind this AsyncLLM, which vLLM asks for."""
+        return None if rank is None else self._ranks.index(rank)
+
+    def _engine_input(self, submit: Submit, items: Items) -> EngineInput:
+        if submit.prompt_embeds is not None:
+            return embeds_input(
+                submit.prompt_embeds,
+                prompt_token_ids=submit.prompt_token_ids,
+                is_token_ids=submit.prompt_is_token_ids,
+                cache_salt=submit.cache_salt,
+            )
+        token_ids = submit.prompt_token_ids or []
+        if not submit.media:
+            return tokens_input(token_ids, cache_salt=submit.cache_salt)
+        # By position, the order in which the engine's side of the cache sees them.
+        sent = self._inject(submit.media, items)
+        prompt = media_input(token_ids, submit.media, sent, submit.cache_salt)
+        return encoded(prompt) if self._llm.model_config.is_encoder_decoder else prompt
+
+    @telemetry.stage("inject")
+    def _inject(self, parts: list[MediaPart], items: Items) -> list[MultiModalKwargsItem | None]:
+        """What goes to the engine for each part: tensors, an address, or None."""
+        missing = [p.mm_hash for p in parts if p.mm_hash not in items and not self.holds(p.mm_hash)]
+        if missing:
+            raise MediaMissingError(missing, "not_held")
+        sent: list[MultiModalKwargsItem | None] = []
+        for part in parts:
+            item = items.get(part.mm_hash)
+            if item is not None:
+                slot = [copy.deepcopy(item) if self._copies_items else item]
+                self._llm.input_processor.inject_into_mm_cache(
+                    {part.modality: [part.mm_hash]}, {part.modality: slot}
+                )
+                sent.append(slot[0])
+            elif self._cache is not None and self.holds(part.mm_hash):
+                sent.append(self._cache.get_and_update_item(None, part.mm_hash)[0])
+            else:
+                # Injecting an earlier part of this very prompt evicted it. The
+                # engine won't see what was injected: forget it here as well.
+                for earlier in parts[: len(sent)]:
+                    if self._cache is not None:
+                        self._cache.invalidate(earlier.mm_hash)
+                raise MediaMissingError([part.mm_hash], "evicted")
+        return sent
+
+
+def _served_names(args: AsyncEngineArgs) -> list[str]:
+    names = args.served_model_name or args.model
+    return [names] if isinstance(names, str) else list(names)

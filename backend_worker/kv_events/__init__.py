@@ -1,0 +1,1 @@
+"""KV events: published, logged, replayed and summed up."""

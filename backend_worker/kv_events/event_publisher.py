@@ -1,0 +1,194 @@
+"""The one file that touches how vLLM publishes KV events.
+
+vLLM's publisher runs in the engine's process, knows no encryption, and replays the last batches
+only: a reader that comes later never learns what was stored before. Ours is the same one, which
+puts the fleet key on its sockets if there is one, and can tell all that the engine holds
+(``event_log.py``). Endpoints, numbering and buffer stay vLLM's.
+"""
+
+import dataclasses
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from queue import Empty, Queue
+from typing import Literal
+
+import msgspec
+import zmq
+from vllm.config import KVEventsConfig, config
+from vllm.distributed.kv_events import EventPublisherFactory, KVEventBatch, ZmqEventPublisher
+
+from backend_worker.kv_events.event_log import LEAST_KEPT, EventLog, Message
+from backend_worker.kv_events.event_replays import LARGEST_REQUEST, QUEUED, Replays
+from common.errors import ConfigurationError
+from common.fleet_key import FleetKey
+from common.observability.telemetry import TASK_FAILURES
+from common.request_plane.fleet_sockets import Gate, check_bind
+
+logger = logging.getLogger(__name__)
+
+_NAME = "mmrouter"
+
+_IDLE_S = 0.1
+"""How long a question may wait, in seconds, while the engine does nothing."""
+
+_BUSY_S = 0.001
+"""The same while readers are answered. The engine's other threads run meanwhile."""
+
+_LIVE_FIRST = 16
+"""Batches published, if so many wait, before readers get their turn."""
+
+_PAUSE_S = 0.1
+"""After an error that nobody expected, in seconds."""
+
+
+@config
+class FleetEventsConfig(KVEventsConfig):
+    """vLLM's settings of KV events for our publisher, and the file with the key, if any.
+
+    An engine process that unpickles it imports this module, and so knows the publisher.
+    """
+
+    publisher: Literal["null", "zmq", "mmrouter"] = "mmrouter"
+    key_file: str = ""
+
+
+class _Publishing:
+    """Gives batches their numbers, as vLLM does, and sends and keeps them."""
+
+    def __init__(
+        self,
+        queue: "Queue[KVEventBatch | None]",
+        numbers: Iterator[int],
+        socket: "zmq.Socket[bytes]",
+        topic: bytes,
+        kept: deque[Message],
+        log: EventLog,
+    ) -> None:
+        self._queue = queue
+        self._numbers = numbers
+        self._socket = socket
+        self._topic = topic
+        self._kept = kept
+        self._log = log
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def turn(self, wait: float) -> bool:
+        """Publish some batches. Whether all is over.
+
+        Args:
+            wait: for the first, in seconds.
+        """
+        for _ in range(_LIVE_FIRST):
+            try:
+                batch = self._queue.get(timeout=wait)
+            except Empty:
+                return False
+            if batch is None:  # the end
+                return True
+            self._publish(batch)
+            wait = 0.0
+        return False
+
+    def _publish(self, batch: KVEventBatch) -> None:
+        number = next(self._numbers)
+        published = None
+        try:
+            payload = self._encode(batch)
+            self._socket.send_multipart((self._topic, number.to_bytes(8, "big"), payload))
+            self._kept.append((number, payload))
+            published = payload
+        finally:
+            self._log.published(number, published, batch)
+            self._queue.task_done()
+
+
+class FleetEventPublisher(ZmqEventPublisher):
+    """vLLM's publisher, which also tells newcomers what they missed."""
+
+    def __init__(
+        self, data_parallel_rank: int, *, key_file: str, buffer_steps: int, **settings: object
+    ) -> None:
+        """
+        Args:
+            key_file: of the fleet's key; empty if there is none.
+            settings: of vLLM's publisher.
+
+        Raises:
+            ConfigurationError: the key can't be read.
+        """
+        self._key = FleetKey.read(Path(key_file)) if key_file else None
+        kept = max(buffer_steps, LEAST_KEPT)
+        super().__init__(data_parallel_rank, buffer_steps=kept, **settings)
+
+    def _socket_setup(self) -> None:
+        # vLLM's own context is shared by sockets that must stay plain.
+        self._ctx: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        # Before they are bound: later is too late for those who connect. vLLM gives the live
+        # socket a limit of its own.
+        self._ctx.setsockopt(zmq.SNDHWM, QUEUED)
+        self._ctx.setsockopt(zmq.MAXMSGSIZE, LARGEST_REQUEST)
+        self._gate = Gate(self._ctx, self._key)
+        super()._socket_setup()
+
+    def _publisher_thread(self) -> None:
+        """Publish, and answer readers, until the end."""
+        queue = self._event_queue
+        log = EventLog(self._buffer)
+        topic = self._topic_bytes
+        replays = None if self._replay is None else Replays(self._replay, topic, log)
+        publishing = _Publishing(queue, self._seq_gen, self._pub, topic, self._buffer, log)
+        while self._running or queue.qsize() > 0:
+            try:
+                busy = replays is not None and replays.turn()
+                if publishing.turn(_BUSY_S if busy else _IDLE_S):
+                    return
+            except Exception:  # logged with its trace, and counted; live events must go on
+                TASK_FAILURES.labels("KV events publisher").inc()
+                logger.exception("publishing KV events failed")
+                time.sleep(_PAUSE_S)
+
+    def shutdown(self) -> None:
+        """Stop publishing and free the ports."""
+        super().shutdown()
+        self._gate.close()
+        self._ctx.destroy(linger=0)
+
+
+EventPublisherFactory.register_publisher(_NAME, FleetEventPublisher)
+
+
+def fleet_events(
+    events: KVEventsConfig | None, key: FleetKey | None, key_file: Path | None
+) -> KVEventsConfig | None:
+    """The settings of KV events as a worker with or without a key may use them.
+
+    Raises:
+        ConfigurationError: they leave this host and there is no key, or the publisher is
+            a third party's, which has none.
+    """
+    if events is None or not events.enable_kv_cache_events or events.publisher == "null":
+        return events
+    for endpoint in (events.endpoint, events.replay_endpoint):
+        if endpoint is not None:
+            check_bind(_bound(endpoint), key)
+    if events.publisher != "zmq":
+        if key_file is None:
+            return events
+        raise ConfigurationError(
+            f"the KV event publisher {events.publisher!r} knows no fleet key; use zmq"
+        )
+    settings = dataclasses.asdict(events) | {"publisher": _NAME}
+    return FleetEventsConfig(
+        **settings, key_file="" if key_file is None else str(key_file.absolute())
+    )
+
+
+def _bound(endpoint: str) -> str:
+    """Where vLLM will bind an endpoint: a free port means this node's own address."""
+    if endpoint == "tcp://*:0":
+        return f"tcp://{os.environ.get('VLLM_HOST_IP', '*')}:0"
+    return endpoint

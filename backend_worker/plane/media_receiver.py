@@ -1,0 +1,166 @@
+"""Getting the media of a request: by whichever transport each item came.
+
+Knows neither the engine nor the request plane's sockets.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from vllm.multimodal.inputs import MultiModalKwargsItem
+
+from backend_worker.engine.step_counter import ShippingCounter
+from common.errors import (
+    ConfigurationError,
+    MediaMissingError,
+    TransferError,
+)
+from common.identity import MmHash
+from common.observability.telemetry import TRANSFER_FALLBACKS
+from common.transfer.attachment import Attachment
+from common.transfer.base import MmKwargsReceiver, Received
+from common.transfer.choice import ReceiverSet
+from common.transfer.handshake import TransferOffer, TransferReply, namespace
+from common.transfer.metadata import TransferMetadata, decode_metadata
+
+logger = logging.getLogger(__name__)
+
+
+_RELEASED_AT_ONCE: Final = 16 << 20
+"""Bytes to look through on the event loop: a quarter of a millisecond."""
+
+
+class ReceivedMedia:
+    """Media that a request has in hand until the engine has taken it."""
+
+    def __init__(self) -> None:
+        self._received: dict[MmHash, Received] = {}
+
+    @property
+    def items(self) -> Mapping[MmHash, MultiModalKwargsItem]:
+        """The tensors, valid until :meth:`give_back`."""
+        return {mm_hash: received.item for mm_hash, received in self._received.items()}
+
+    def add(self, received: Received) -> None:
+        """Keep an item; another of that hash is released."""
+        if previous := self._received.pop(received.mm_hash, None):
+            previous.release()
+        self._received[received.mm_hash] = received
+
+    def verify(self) -> None:
+        """Check, once the engine has taken the tensors, that they were still ours.
+
+        Raises:
+            StaleSegmentError: the engine may have taken another item's bytes.
+        """
+        for received in self._received.values():
+            received.verify()
+
+    async def give_back(self) -> None:
+        """Give all memory back, in a thread if that takes long. May be called more than once."""
+        received = list(self._received.values())
+        self._received.clear()
+        if sum(each.checked for each in received) > _RELEASED_AT_ONCE:
+            await asyncio.to_thread(_release, received)
+        else:
+            _release(received)
+
+
+def _release(received: Sequence[Received]) -> None:
+    for each in received:
+        each.release()
+
+
+class MediaReceiver:
+    """The transports by which frontends can reach this worker.
+
+    Attributes:
+        shipping: how long tensors took to arrive.
+    """
+
+    def __init__(self, receivers: Sequence[MmKwargsReceiver[Any]]) -> None:
+        """
+        Args:
+            receivers: one of each transport that this worker has, in the order in which it
+                tries what is offered.
+        """
+        self._ends = tuple(receivers)
+        self.shipping = ShippingCounter()
+        self._receivers = ReceiverSet(receivers)
+
+    def terms(self, offer: TransferOffer) -> TransferReply:
+        """What to answer to an offer before anything of it was tried."""
+        reply = TransferReply(
+            same_ipc=offer.ipc == namespace("ipc") != "",
+            same_loopback=offer.loopback == namespace("net") != "",
+        )
+        for end in self._ends:
+            reply = end.add_prospects(reply)
+        return reply
+
+    async def attach(self, offer: TransferOffer) -> tuple[TransferReply, Attachment]:
+        """Try what a frontend offers, in our order; the first that works is used.
+
+        Cancelling it leaves nothing behind.
+
+        Returns:
+            What to answer, and the session's hold on the frontend's memory, to be detached
+            once the session and its requests have ended.
+        """
+        terms = self.terms(offer)
+        refusals: list[str] = []
+        for end in self._ends:
+            try:
+                accepted = await end.accept(offer, terms)
+            except (TransferError, ConfigurationError) as error:
+                refusals.append(str(error))
+                continue
+            if accepted is not None:
+                reply = accepted.reply.model_copy(update={"refusals": tuple(refusals)})
+                return reply, accepted.attachment
+        missing = [each for each in offer.transports if each not in self._receivers]
+        refusals += [f"this worker runs without {name.upper()}" for name in missing]
+        refusals += filter(None, (end.obstacle(terms) for end in self._ends))
+        return terms.model_copy(update={"refusals": tuple(refusals)}), Attachment()
+
+    async def receive(
+        self, shipments: Sequence[bytes], frames: Sequence[memoryview], into: ReceivedMedia
+    ) -> None:
+        """Receive every shipped item, side by side.
+
+        Args:
+            shipments: transfer metadata, one per item.
+            frames: media frames of the message that brought them.
+            into: gets what could be received, also when others fail.
+
+        Raises:
+            CorruptSegmentError: some metadata is malformed, so it names no item.
+            MediaMissingError: names the items that did not arrive and the first
+                reason. Cancellation leaves nothing behind but what is in ``into``.
+        """
+        failed: dict[MmHash, TransferError] = {}
+        described = [decode_metadata(shipment) for shipment in shipments]
+        began = time.perf_counter()
+
+        async def receive(metadata: TransferMetadata) -> None:
+            try:
+                into.add(await self._receivers.receive(metadata, frames))
+            except TransferError as error:
+                TRANSFER_FALLBACKS.labels(metadata.transport, type(error).__name__).inc()
+                logger.warning("media item not received: %s", error)
+                failed[metadata.mm_hash] = error
+
+        async with asyncio.TaskGroup() as group:
+            for metadata in described:
+                group.create_task(receive(metadata))
+        if failed:
+            raise MediaMissingError(failed, type(next(iter(failed.values()))).__name__)
+        # What is processed here has another size than what is routed on.
+        shipped = sum(each.nbytes for each in described if each.transport != "reference")
+        self.shipping.add(shipped, (time.perf_counter() - began) * 1e3)
+
+    async def close(self) -> None:
+        """Unmap everything. Tensors still in use stay valid."""
+        await self._receivers.close()

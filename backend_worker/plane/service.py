@@ -1,0 +1,491 @@
+"""The worker's end of the request plane: one ROUTER socket, a session per frontend.
+
+The loops that serve all frontends wait for none of them, nor for the engine: what takes
+time is a task aside. What goes wrong with a message ends one request or one session.
+"""
+
+import asyncio
+import itertools
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Final
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from backend_worker.plane.figures import OwnFigures
+from backend_worker.plane.media_receiver import MediaReceiver
+from backend_worker.plane.news import News
+from backend_worker.plane.operations import Operations
+from backend_worker.plane.outbox import FULL_PAUSE_S, Outbox
+from backend_worker.plane.request import ServingEngine, WorkerRequest, sendable
+from backend_worker.plane.session import Session
+from common.aio.supervised import note_failure, stop_tasks, supervise
+from common.errors import (
+    ConfigurationError,
+    EngineGoneError,
+    ProtocolError,
+)
+from common.fleet_key import FleetKey
+from common.identity import Incarnation, RequestId, WorkerId
+from common.observability.loop_delay import measure_loop_delay
+from common.observability.telemetry import INTERNAL_ERRORS, UNDECODABLE_MESSAGES
+from common.request_plane.fleet_sockets import REFUSALS, Gate, count_refusals
+from common.request_plane.loop_socket import LoopSocket
+from common.request_plane.protocol import (
+    PING_INTERVAL_S,
+    PROTOCOL_VERSION,
+    SESSION_TIMEOUT_S,
+    Abort,
+    Ack,
+    AskFigures,
+    Failed,
+    FailureKind,
+    Goodbye,
+    Hello,
+    Leave,
+    Offer,
+    Operate,
+    Status,
+    Submit,
+    Supply,
+    Terms,
+    ToFrontend,
+    ToWorker,
+    Welcome,
+)
+from common.request_plane.wire import About, Codec, Frame
+from common.transfer.attachment import Attachment
+from common.transfer.handshake import TransferOffer, parse_offer
+
+logger = logging.getLogger(__name__)
+
+SEND_QUEUE = 1000
+"""Messages that may wait for one frontend. Requests wait when it is full, and the engine
+merges their outputs meanwhile; other frontends don't notice."""
+
+CLOSE_S = 10.0
+"""How long the engine may take to let go of the requests of a worker that closes."""
+
+LINGER_MS = 2000
+"""How long last outputs and goodbyes have to leave."""
+
+NO_SESSION: Final = (
+    "it has no session for this frontend: the worker was restarted, or has ended the session; "
+    "this frontend connects again"
+)
+"""Told to whoever speaks without a session."""
+
+SILENT: Final = (
+    f"the worker heard nothing from this frontend for {SESSION_TIMEOUT_S:.0f} s, so it ended the "
+    "session: this frontend was starved of CPU, stopped, or cut off; the worker and its engine go "
+    "on, and this frontend connects again"
+)
+"""Told to a frontend that went silent. It reads this once it runs again."""
+
+ATTACH_S = SESSION_TIMEOUT_S / 3
+"""How long a new session waits for its memory. NIXL may need longer, and the frontend doesn't
+wait for ever: the session then begins without, and gets it when it is there."""
+
+YIELD_EVERY = 16
+"""Messages read before others on the event loop get their turn."""
+
+MAX_FRAME_BYTES = 4 << 30
+"""A frame holds at most one tensor of one media item. A sender of more is cut off."""
+
+
+class WorkerService:
+    """Serves the request plane until cancelled."""
+
+    def __init__(
+        self,
+        engine: ServingEngine,
+        media_receiver: MediaReceiver,
+        worker_id: WorkerId,
+        incarnation: Incarnation,
+        endpoint: str,
+        key: FleetKey | None = None,
+        max_requests: int = 1024,
+    ) -> None:
+        """
+        Args:
+            endpoint: ZMQ address to bind, port 0 or ``*`` for any free one.
+            key: only frontends that have it are answered.
+            max_requests: requests of all frontends taken at once.
+
+        Raises:
+            ConfigurationError: the address can't be bound.
+        """
+        self._engine = engine
+        self._media_receiver = media_receiver
+        self._loops: list[asyncio.Task[None]] = []
+        self._asides: set[asyncio.Task[None]] = set()
+        self._ending: dict[Session, asyncio.Task[None]] = {}
+        self._closed = False
+        self._worker_id = worker_id
+        self._incarnation = incarnation
+        self._codec: Codec[ToWorker] = Codec(ToWorker)
+        self._sessions: dict[bytes, Session] = {}
+        self._operations = Operations(engine, self._send, self._tell_all, self._leave_to_others)
+        self._news = News(engine, self._operations, media_receiver.shipping)
+        self._figures = OwnFigures(self._send)
+        self._draining = False
+        self._max_requests = max_requests
+        self._context = zmq.asyncio.Context()
+        self._gate = Gate(self._context, key)
+        options = {
+            zmq.ROUTER_MANDATORY: 1,  # who went away must not look like one that is slow
+            zmq.SNDHWM: SEND_QUEUE,
+            zmq.LINGER: 0,
+            zmq.MAXMSGSIZE: MAX_FRAME_BYTES,
+        }
+        self._socket = LoopSocket(self._context, zmq.ROUTER, options, REFUSALS)
+        try:
+            self._socket.plain.bind(endpoint)
+        except zmq.ZMQError as error:
+            self._gate.close()
+            self._context.destroy()
+            raise ConfigurationError(f"can't bind request endpoint {endpoint}: {error}") from error
+
+    @property
+    def endpoint(self) -> str:
+        """The bound address, with the real port."""
+        return str(self._socket.plain.getsockopt_string(zmq.LAST_ENDPOINT))
+
+    async def run(self) -> None:
+        """Serve until cancelled or closed, or until the engine dies.
+
+        Raises:
+            EngineGoneError: the engine died; the worker should end.
+        """
+        if self._closed:
+            return
+        async with asyncio.TaskGroup() as group:
+            self._loops = [
+                group.create_task(supervise(task, work, fatal=(EngineGoneError,)), name=task)
+                for task, work in (
+                    ("request plane", self._receive),
+                    ("request plane clock", self._keep_time),
+                    ("request plane news", lambda: self._news.tell(self._with_news)),
+                    ("loop delay", measure_loop_delay),
+                    ("strangers", lambda: count_refusals(self._socket.monitor, "request plane")),
+                )
+            ]
+
+    async def close(self) -> None:
+        """Stop serving, abort what runs, close every session, free the port. The second and
+        later calls do nothing.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        # Before the sockets go: pyzmq reads and writes by a pointer that is freed with them,
+        # and may by then be another socket's.
+        await stop_tasks(self._loops)
+        await stop_tasks(self._asides)
+        for session in list(self._sessions.values()):
+            # Whoever dies closes the connection without a word.
+            goodbye = "" if self._engine.errored else "the worker is shutting down"
+            await self._end_session(session, goodbye)
+        if self._ending:
+            _, hanging = await asyncio.wait(self._ending.values(), timeout=CLOSE_S)
+            if hanging:
+                logger.warning("the engine did not let go of %d requests", self.active_requests)
+        await self._media_receiver.close()
+        self._gate.close()
+        self._socket.close(LINGER_MS)
+        self._context.destroy(linger=LINGER_MS)
+
+    async def drain(self) -> None:
+        """Take no more requests, and wait until those that are here have ended."""
+        self._draining = True
+        tasks = [
+            request.task
+            for session in self._sessions.values()
+            for request in session.requests.values()
+        ]
+        if tasks:
+            await asyncio.wait(tasks)
+
+    @property
+    def active_requests(self) -> int:
+        """Requests that have not ended, those of sessions that have included."""
+        return sum(len(each.requests) for each in (*self._sessions.values(), *self._ending))
+
+    async def _receive(self) -> None:
+        for count in itertools.count(1):
+            address, *parts = await self._socket.receive()
+            frames = [part.buffer for part in parts]
+            session = self._sessions.get(address.bytes)
+            if session is not None:
+                session.last_heard = time.monotonic()
+            try:
+                message, media = self._codec.decode(frames)
+                await self._handle(address.bytes, session, message, media)
+            except ProtocolError as error:
+                UNDECODABLE_MESSAGES.labels("worker").inc()
+                await self._not_understood(session, self._codec.about(frames), error)
+            except Exception:
+                # Our own mistake. Others go on, and this frontend must hear of it.
+                INTERNAL_ERRORS.labels("worker_session").inc()
+                logger.exception("a message could not be handled")
+                if session is not None:
+                    await self._end_session(session, "the worker made a mistake")
+            if count % YIELD_EVERY == 0:
+                await asyncio.sleep(0)
+
+    async def _handle(
+        self,
+        address: bytes,
+        session: Session | None,
+        message: ToWorker,
+        media: Sequence[memoryview],
+    ) -> None:
+        """Act on a message, without waiting for anybody: what takes time goes aside."""
+        if isinstance(message, Hello):
+            self._aside(self._open_session(address, message))
+            return
+        if session is None:
+            await self._send_now(address, Goodbye(NO_SESSION))
+            return
+        match message:
+            case Submit():
+                if message.request_id in session.requests:
+                    self._fail(session, message.request_id, "a request of this id is running")
+                    return
+                if message.rank not in (None, *self._news.ledger.ranks):
+                    self._fail(session, message.request_id, f"there is no rank {message.rank}")
+                    return
+                if refusal := self._refusal():
+                    self._aside(self._refuse(session, message.request_id, refusal))
+                    return
+                self._begin(session, message, media)
+            case Supply():
+                request = session.requests.get(message.request_id)
+                if request is not None:
+                    request.supply(message, media)
+            case Abort():
+                request = session.requests.get(message.request_id)
+                if request is not None:
+                    request.abort()
+            case Leave():
+                await self._end_session(session)
+            case Offer():
+                self._aside(self._renew_offer(session, parse_offer(message.offer)))
+            case Operate(number, operation):
+                self._aside(self._operations.answer(session, number, operation))
+            case AskFigures(number):  # and a Ping says no more than that it came
+                self._aside(self._figures.tell(session, number))
+
+    async def _not_understood(
+        self, session: Session | None, about: About, error: ProtocolError
+    ) -> None:
+        """Somebody waits for what a message asked for: say that it won't come."""
+        if session is None:
+            logger.warning("message of a stranger ignored: %s", error)
+            return
+        logger.warning("message of frontend %s: %s", session.frontend_id, error)
+        if about.type == Submit.__struct_config__.tag and about.request_id:
+            self._fail(session, RequestId(about.request_id), str(error))
+        else:
+            await self._end_session(session, f"a message can't be read: {error}")
+
+    def _begin(self, session: Session, submit: Submit, media: Sequence[memoryview]) -> None:
+        rank = self._news.ledger.least_busy() if submit.rank is None else submit.rank
+        prompt_tokens = submit.prompt_tokens
+        # Media tokens stand in the prompt, so it counts each token twice at most.
+        prefill_tokens = min(submit.prefill_tokens, 2 * prompt_tokens)
+        request = WorkerRequest(
+            msgspec.structs.replace(submit, rank=rank),
+            self._engine,
+            self._media_receiver,
+            partial(self._send, session),
+            session.outbox,
+            partial(self._news.status, session),
+            session.account.started(rank, prefill_tokens, prompt_tokens),
+            self._operations.admit,
+        )
+        others = (other for other in self._sessions.values() if other is not session)
+        self._news.spread(submit, rank, others)
+        session.requests[submit.request_id] = request
+        request.start(media, lambda: session.requests.pop(submit.request_id, None))
+
+    def _refusal(self) -> str:
+        """Why no request is taken now; empty if one is."""
+        if self._engine.errored:
+            return "its engine died"  # not of this one
+        if self._draining:
+            return "it is draining"
+        if self.active_requests >= self._max_requests:
+            return f"it has {self._max_requests} requests already"
+        return self._operations.state.refusal
+
+    def _leave_to_others(self, reason: str) -> None:
+        for session in self._sessions.values():
+            for request in session.requests.values():
+                request.leave(reason)
+
+    async def _refuse(self, session: Session, request_id: RequestId, reason: str) -> None:
+        """Nothing of the request was touched, so another worker may have it."""
+        await self._send(session, Ack(request_id, []))
+        await self._send(session, Failed(request_id, FailureKind.BUSY, reason))
+
+    def _fail(self, session: Session, request_id: RequestId, reason: str) -> None:
+        """A request was not taken. Without an Ack: one of its id may run and hold memory."""
+        logger.warning("request %s refused: %s", request_id, reason)
+        failed = Failed(request_id, FailureKind.PROTOCOL, sendable(reason))
+        self._aside(self._send(session, failed))
+
+    def _aside(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Run what the loops must not wait for; what goes wrong there is counted."""
+        task = asyncio.create_task(work)
+        self._asides.add(task)
+        task.add_done_callback(self._asides.discard)
+        task.add_done_callback(partial(note_failure, "request plane aside"))
+        return task
+
+    async def _open_session(self, address: bytes, hello: Hello) -> None:
+        if hello.version != PROTOCOL_VERSION:
+            await self._send_now(
+                address,
+                Goodbye(
+                    f"frontend speaks request plane version {hello.version}, "
+                    f"this worker version {PROTOCOL_VERSION}"
+                ),
+            )
+            return
+        try:
+            offer = parse_offer(hello.offer)
+        except ProtocolError as error:
+            UNDECODABLE_MESSAGES.labels("worker").inc()
+            logger.warning("hello of frontend %s refused: %s", hello.frontend_id, error)
+            await self._send_now(address, Goodbye(sendable(str(error))))
+            return
+        late = False
+        try:
+            async with asyncio.timeout(ATTACH_S):
+                reply, attachment = await self._media_receiver.attach(offer)
+        except TimeoutError:
+            late = True
+            reply, attachment = self._media_receiver.terms(offer), Attachment()
+        except Exception as error:
+            await self._send_now(address, Goodbye(sendable(f"internal error: {error!r}")))
+            raise
+        if previous := self._sessions.get(address):
+            await self._end_session(previous)
+        outbox = Outbox(lambda outputs: self._send_now(address, outputs), self._aside)
+        now, account = time.monotonic(), self._news.ledger.open()
+        session = Session(address, hello.frontend_id, attachment, now, account, outbox)
+        self._sessions[address] = session
+        logger.info("frontend %s connected", hello.frontend_id)
+        await self._send(
+            session,
+            Welcome(
+                PROTOCOL_VERSION,
+                self._worker_id,
+                self._incarnation,
+                reply.model_dump_json().encode(),
+            ),
+        )
+        await self._tell(session)
+        if late:
+            await self._renew_offer(session, offer)
+
+    async def _renew_offer(self, session: Session, offer: TransferOffer) -> None:
+        """Try what a frontend offers now. Its requests go on meanwhile."""
+        async with session.renewing:
+            reply, attachment = await self._media_receiver.attach(offer)
+            if session.ended:
+                attachment.detach()
+                return
+            former, session.attachment = session.attachment, attachment
+            former.detach()
+        await self._send(session, Terms(reply.model_dump_json().encode()))
+
+    async def _end_session(self, session: Session, reason: str = "") -> None:
+        """Take nothing more from a frontend and tell it nothing more. Waits for nobody.
+
+        Args:
+            reason: told to the frontend, unless it left by itself.
+        """
+        if session.ended:
+            return
+        if reason:
+            await session.outbox.send()  # what was said before comes before the end
+        session.ended = True
+        session.outbox.close()
+        if self._sessions.get(session.address) is session:
+            del self._sessions[session.address]
+        if reason:
+            await self._send_now(session.address, Goodbye(sendable(reason)))
+        ending = self._ending[session] = asyncio.create_task(self._wind_up(session))
+        ending.add_done_callback(lambda _: self._ending.pop(session, None))
+        ending.add_done_callback(partial(note_failure, "request plane session end"))
+
+    async def _wind_up(self, session: Session) -> None:
+        """Stop what a session runs, however long the engine takes, and let go of its memory."""
+        requests = list(session.requests.values())
+        for request in requests:
+            request.abort()
+        if requests:
+            await asyncio.wait([request.task for request in requests])
+        session.attachment.detach()
+        logger.info("frontend %s disconnected", session.frontend_id)
+
+    async def _keep_time(self) -> None:
+        while True:
+            await asyncio.sleep(PING_INTERVAL_S)
+            if self._engine.errored:
+                raise EngineGoneError("the engine died")
+            silent_since = time.monotonic() - SESSION_TIMEOUT_S
+            for session in list(self._sessions.values()):
+                if session.last_heard < silent_since:
+                    logger.warning(
+                        "frontend %s was silent for %.0f s: its session is ended and its requests "
+                        "are aborted",
+                        session.frontend_id,
+                        SESSION_TIMEOUT_S,
+                    )
+                    await self._end_session(session, SILENT)
+                else:
+                    await self._tell(session)
+
+    def _with_news(self) -> list[Callable[[], Awaitable[None]]]:
+        return [partial(self._tell, one) for one in self._sessions.values() if one.account.has_news]
+
+    def _tell_all(self) -> None:
+        for session in () if self._closed else self._sessions.values():
+            self._aside(self._tell(session))
+
+    async def _tell(self, session: Session) -> None:
+        await self._send(session, self._news.status(session))
+
+    async def _send(self, session: Session, message: ToFrontend) -> None:
+        """Send behind outputs that wait, once there is room; a Status waits for none."""
+        while not session.ended and not (
+            await session.outbox.send() and await self._send_now(session.address, message)
+        ):
+            if isinstance(message, Status):
+                session.untold(message)
+                return
+            await asyncio.sleep(FULL_PAUSE_S)
+
+    async def _send_now(self, address: bytes, message: ToFrontend) -> bool:
+        """Send if there is room; says whether there was. Never waits."""
+        frames: list[Frame] = self._codec.encode(message)
+        try:
+            self._socket.send([address, *frames], copy=True)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            # The frontend's socket is gone for good: a new one has another address.
+            logger.debug("%s undeliverable", type(message).__name__)
+            if session := self._sessions.get(address):
+                session.last_heard = -math.inf  # so it ends when the clock ticks next
+        return True

@@ -1,0 +1,1 @@
+"""Tasks, threads, signals and cleanup that outlive one call."""

@@ -1,0 +1,149 @@
+"""Thread pool whose calls end: a thread that does not return in time is replaced.
+
+Only the call that the thread was at fails. Python can't end a thread, so a stuck one stays; the
+owner of the process decides how many may: see
+:data:`common.observability.thread_watchdog.WATCHDOG`.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, Final, ParamSpec, TypeVar
+
+from common.errors import ThreadStuckError
+from common.observability.log_lines import current_request
+from common.observability.thread_watchdog import STALL_S, WATCHDOG
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+STOP_S: Final = 5.0
+"""Seconds that :meth:`WatchedThreads.shutdown` waits at most."""
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A call that waits for a thread, or is in one.
+
+    Attributes:
+        request: our id of the request that it works for.
+    """
+
+    future: "Future[Any]"
+    work: Callable[[], Any]
+    request: str
+
+
+class WatchedThreads(Executor):
+    """As ``ThreadPoolExecutor``, with a time limit for each call.
+
+    Threads are daemons, so a stuck one does not keep the process from exiting.
+    """
+
+    def __init__(self, name: str, count: int, limit_s: float, stall_s: float = STALL_S) -> None:
+        """
+        Args:
+            name: of the threads, in metrics and log lines: a short constant.
+            count: threads at most, without stuck ones.
+            limit_s: seconds that a call may take, beside those that it is allowed on the way
+                (:func:`common.observability.thread_watchdog.allow`).
+            stall_s: seconds after which a call is logged.
+        """
+        self._name = name
+        self._count = count
+        self._limit_s = limit_s
+        self._stall_s = stall_s
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._changing = threading.Lock()
+        self._threads: set[threading.Thread] = set()
+        self._closed = False
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        """Run a function in one of the threads.
+
+        The future raises what the function raises, and ThreadStuckError if it does not return.
+
+        Raises:
+            RuntimeError: the threads were shut down.
+        """
+        future: Future[T] = Future()
+        with self._changing:
+            if self._closed:
+                raise RuntimeError(f"the {self._name} threads were shut down")
+            self._tasks.put(_Task(future, partial(fn, *args, **kwargs), current_request.get()))
+            if len(self._threads) < self._count:
+                self._start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the threads once they have nothing to do.
+
+        Args:
+            wait: for threads that are in a call, for at most ``STOP_S`` seconds.
+            cancel_futures: leave undone what no thread is at.
+        """
+        with self._changing:
+            threads = set() if self._closed else set(self._threads)
+            self._closed = True
+            if cancel_futures:
+                self._cancel()
+            for _ in threads:
+                self._tasks.put(None)
+        deadline = time.monotonic() + STOP_S
+        for thread in threads if wait else ():
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._serve, name=f"{self._name} thread", daemon=True)
+        thread.start()
+        self._threads.add(thread)
+
+    def _cancel(self) -> None:
+        try:
+            while True:
+                task = self._tasks.get_nowait()
+                if task is not None:
+                    task.future.cancel()
+        except Empty:
+            return
+
+    def _serve(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            if task.future.set_running_or_notify_cancel() and not self._run(task):
+                return  # another thread has taken the place of this one
+            del task  # or it would hold what it worked on until the next one comes
+
+    def _run(self, task: _Task) -> bool:
+        """Run a task; return False if it was given up meanwhile."""
+        current_request.set(task.request)
+        give_up = partial(self._replace, threading.current_thread(), task)
+        call = WATCHDOG.begin(self._name, self._limit_s, give_up, self._stall_s)
+        try:
+            result = task.work()
+        except BaseException as error:  # noqa: BLE001 # raised where the future is waited for
+            in_time = WATCHDOG.end(call)
+            if in_time:
+                task.future.set_exception(error)
+            # The error refers to this frame, and would keep alive what the frame refers to.
+            del task, give_up, call
+            return in_time
+        in_time = WATCHDOG.end(call)
+        if in_time:
+            task.future.set_result(result)
+        return in_time
+
+    def _replace(self, thread: threading.Thread, task: _Task) -> None:
+        """Fail a task whose thread does not return, and start another thread."""
+        with self._changing:
+            self._threads.discard(thread)
+            if not self._closed:
+                with suppress(
+                    RuntimeError
+                ):  # no thread is to be had now: the next task tries again
+                    self._start()
+        task.future.set_exception(ThreadStuckError(self._name))

@@ -1,0 +1,1 @@
+"""Command lines: flags declared once, ``--config``, help, and what a shell completes."""

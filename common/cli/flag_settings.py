@@ -1,0 +1,265 @@
+"""Settings are declared once: name, type, default, unit, range and help.
+
+``--router-temperature`` is ``MMROUTER_ROUTER_TEMPERATURE``, and ``router-temperature`` in the
+file of ``--config``: the flag wins over the environment, that over the file, and that over the
+default. An empty variable counts as unset, and so does a key with nothing behind it; an empty path
+is refused. The name of a field ends with its unit; seconds are left out of the flag, so
+``timeout_s`` is ``--timeout``.
+"""
+
+import argparse
+import os
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, TypeAlias, get_args
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+
+from common.cli.config_file import EMPTY, ConfigFile, is_empty
+from common.errors import ConfigurationError
+
+ENV_PREFIX: Final = "MMROUTER_"
+
+_UNITS: Final = {
+    "s": "s",
+    "mb": "MiB",
+    "gb": "GiB",
+    "pixels": "pixels",
+    "megapixels": "megapixels",
+    "tokens": "tokens",
+    "blocks": "blocks",
+}
+"""By the last word of a field's name."""
+
+
+Layer: TypeAlias = Literal["flag", "environment", "file"]
+"""Who says something, the first of them first."""
+
+
+class Given(NamedTuple):
+    """What somebody said.
+
+    Attributes:
+        where: a flag, a variable, or a file and its key.
+    """
+
+    layer: Layer
+    where: str
+    value: object
+
+
+class FlagSettings(BaseModel):
+    """A group of settings; each field's description is its help.
+
+    Attributes:
+        flag_group: title of the group in the help.
+        flag_prefix: what the flags begin with, ``router-`` for example.
+        not_flags: fields that are set by other means.
+        variables: fields without a flag, and the environment variable of each.
+        alternatives: fields of which one may be given. A flag of one beats the variables of all,
+            and these what the file says.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    flag_group: ClassVar[str]
+    flag_prefix: ClassVar[str] = ""
+    not_flags: ClassVar[frozenset[str]] = frozenset()
+    variables: ClassVar[Mapping[str, str]] = {}
+    alternatives: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def flag(cls, field: str) -> str:
+        """The command-line flag of a field."""
+        return "--" + cls.flag_prefix + field.removesuffix("_s").replace("_", "-")
+
+    @classmethod
+    def variable(cls, field: str) -> str:
+        """The environment variable of a field."""
+        own_name = ENV_PREFIX + cls.flag(field).removeprefix("--").replace("-", "_").upper()
+        return cls.variables.get(field, own_name)
+
+    @classmethod
+    def declared(cls) -> dict[str, FieldInfo]:
+        """The fields that a user may set, by name."""
+        return {
+            name: field for name, field in cls.model_fields.items() if name not in cls.not_flags
+        }
+
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        """Add a flag for each field that has one to a parser."""
+        group = parser.add_argument_group(cls.flag_group)
+        for name, field in cls.declared().items():
+            if name in cls.variables:
+                continue
+            options: dict[str, Any] = {"metavar": "VALUE"}
+            if field.annotation is bool:
+                options = {"action": argparse.BooleanOptionalAction}
+            elif isinstance(field.default, StrEnum):
+                options = {"metavar": f"{{{','.join(type(field.default))}}}"}
+            default = default_of(name, field)
+            facts = "; ".join(filter(None, (default and f"default {default}", cls.variable(name))))
+            group.add_argument(
+                cls.flag(name),
+                dest=cls._destination(name),
+                default=None,
+                help=f"{field.description} ({facts})".replace("%", "%%"),
+                **options,
+            )
+
+    @classmethod
+    def from_args(
+        cls,
+        args: argparse.Namespace,
+        environ: Mapping[str, str] | None = None,
+        others: Mapping[str, tuple[str, object]] | None = None,
+    ) -> Self:
+        """Settings from parsed flags, then the environment, then the file, then defaults.
+
+        Args:
+            args: what a parser with :meth:`add_arguments` returned; as ``config_file`` the file.
+            environ: ``os.environ`` unless given.
+            others: fields that are no flags of ours: where each value stood, and the value.
+
+        Raises:
+            ConfigurationError: a value is unusable; the message names where it stood.
+        """
+        given = cls.given(args, environ)
+        found = dict(others or {}) | {name: (one.where, one.value) for name, one in given.items()}
+        try:
+            return cls.model_validate({name: value for name, (_, value) in found.items()})
+        except ValidationError as error:
+            raise ConfigurationError(cls._sentence(error, found)) from error
+
+    @classmethod
+    def given(
+        cls, args: argparse.Namespace, environ: Mapping[str, str] | None = None
+    ) -> dict[str, Given]:
+        """What was said about each field, by whoever comes first. Arguments as above.
+
+        Raises:
+            ConfigurationError: somebody gave two alternatives, an empty path, or what is no value.
+        """
+        environ = os.environ if environ is None else environ
+        file: ConfigFile | None = getattr(args, "config_file", None)
+        found: dict[str, Given] = {}
+        for layer in (cls._flags(args), cls._variables(environ), cls._in_file(file)):
+            for name, one in layer.items():
+                # It would be the working directory.
+                if is_empty(one.value) and _is_path(cls.declared()[name]):
+                    raise ConfigurationError(f"{one.where} {EMPTY}")
+            settled = cls.alternatives if cls.alternatives & found.keys() else frozenset[str]()
+            new = {name: one for name, one in layer.items() if name not in found.keys() | settled}
+            if len(both := sorted(cls.alternatives & new.keys())) > 1:
+                names = " and ".join(new[name].where for name in both)
+                raise ConfigurationError(f"{names} say the same thing: give one")
+            found |= new
+        return found
+
+    @classmethod
+    def _flags(cls, args: argparse.Namespace) -> dict[str, Given]:
+        values = {name: getattr(args, cls._destination(name), None) for name in cls.declared()}
+        return {
+            name: Given("flag", cls.flag(name), value)
+            for name, value in values.items()
+            if value is not None
+        }
+
+    @classmethod
+    def _variables(cls, environ: Mapping[str, str]) -> dict[str, Given]:
+        variables = {name: cls.variable(name) for name in cls.declared()}
+        return {
+            name: Given("environment", variable, value)
+            for name, variable in variables.items()
+            if (value := environ.get(variable))
+        }
+
+    @classmethod
+    def _in_file(cls, file: ConfigFile | None) -> dict[str, Given]:
+        found: dict[str, Given] = {}
+        for name, field in cls.declared().items():
+            key = cls.flag(name).removeprefix("--")
+            value = file.values.get(key) if file and name not in cls.variables else None
+            if value is None or file is None:
+                continue
+            if isinstance(value, bool) and field.annotation is not bool:
+                # Pydantic would take it for 0 or 1, and YAML makes one of a bare `off`.
+                said = str(value).lower()
+                raise ConfigurationError(
+                    f"{file.path}: {key}={said} is unusable: it is no switch, so put it in quotes "
+                    "if that is meant"
+                )
+            found[name] = Given("file", f"{file.path}: {key}", value)
+        return found
+
+    @classmethod
+    def shown(cls, field: str, value: object) -> str:
+        """A value as a message may show it."""
+        return repr(value)
+
+    @classmethod
+    def _sentence(cls, error: ValidationError, found: Mapping[str, tuple[str, object]]) -> str:
+        first = error.errors()[0]
+        reason = first["msg"].removeprefix("Value error, ")
+        if not first["loc"]:
+            return reason
+        field = str(first["loc"][0])
+        source, value = found[field]
+        return f"{source}={cls.shown(field, value)} is unusable: {reason}"
+
+    @classmethod
+    def _destination(cls, field: str) -> str:
+        return cls.flag_prefix.replace("-", "_") + field
+
+
+def add_all(parser: argparse.ArgumentParser, groups: Iterable[type[FlagSettings]]) -> None:
+    """Add the flags of several groups to a parser."""
+    for group in groups:
+        group.add_arguments(parser)
+
+
+def _is_path(field: FieldInfo) -> bool:
+    return Path in (field.annotation, *get_args(field.annotation))
+
+
+def unit_of(field: str) -> str:
+    """The unit of a field by its name; empty if it has none."""
+    return _UNITS.get(field.rpartition("_")[2], "")
+
+
+def range_of(field: FieldInfo) -> str:
+    """Which numbers a field takes, for example ``> 0, <= 1``; empty for any."""
+    bounds = []
+    for each in field.metadata:
+        match each:
+            case Gt(gt=bound):
+                bounds.append(f"> {_number(bound)}")
+            case Ge(ge=bound):
+                bounds.append(f">= {_number(bound)}")
+            case Lt(lt=bound):
+                bounds.append(f"< {_number(bound)}")
+            case Le(le=bound):
+                bounds.append(f"<= {_number(bound)}")
+    return ", ".join(bounds)
+
+
+def default_of(name: str, field: FieldInfo) -> str:
+    """A field's default with its unit, as help shows it; empty if there is none."""
+    match default := field.get_default(call_default_factory=True):
+        case None:
+            return ""
+        case bool():
+            return "on" if default else "off"
+        case float():
+            return f"{_number(default)} {unit_of(name)}".rstrip()
+        case _:
+            return f"{default} {unit_of(name)}".rstrip()
+
+
+def _number(value: Any) -> str:
+    """As somebody would write it, and exactly."""
+    return str(int(value)) if value == int(value) else str(value)

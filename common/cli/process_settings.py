@@ -1,0 +1,66 @@
+"""What every process of the fleet is told: its log, its trace, its key, its way out."""
+
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from pydantic import Field, field_validator
+
+from common.cli.flag_settings import FlagSettings
+from common.fleet_key import FleetKey
+from common.observability.log_lines import LogFormat, LogLevel, LogSetup
+
+Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+
+class ProcessSettings(FlagSettings):
+    """Shared by frontends and workers."""
+
+    flag_group: ClassVar[str] = "process"
+
+    fleet_key_file: Path | None = Field(
+        None,
+        description="secret file of the fleet, from `python -m common.fleet_key new PATH`; with "
+        "it workers and frontends encrypt what they say, and answer nobody else",
+    )
+    drain_timeout_s: Seconds = Field(
+        60.0, description="how long requests may take to finish after SIGTERM"
+    )
+    nvtx: bool = Field(False, description="emit NVTX ranges around the stages of a request")
+    log_level: LogLevel = Field(
+        LogLevel.INFO,
+        description="level of log lines, as a flag or in the file vLLM's too, whose variable is "
+        "VLLM_LOGGING_LEVEL",
+    )
+
+    log_format: LogFormat = Field(
+        LogFormat.TEXT, description="log lines as text, or one JSON object each"
+    )
+    otlp_traces_endpoint: str | None = Field(
+        None,
+        description="collector of OpenTelemetry to which spans of requests go, for example "
+        "http://localhost:4317; at a worker the engine's too",
+    )
+
+    @field_validator("otlp_traces_endpoint")
+    @classmethod
+    def _names_one(cls, endpoint: str | None) -> str | None:
+        if endpoint is not None and not endpoint.strip():
+            raise ValueError("it is empty, which would be OpenTelemetry's own default")
+        return endpoint
+
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _as_vllm_writes_it(cls, level: object) -> object:
+        return level.lower() if isinstance(level, str) else level
+
+    def fleet_key(self) -> FleetKey | None:
+        """The fleet's key, None if it has none.
+
+        Raises:
+            ConfigurationError: the file can't be used.
+        """
+        return None if self.fleet_key_file is None else FleetKey.read(self.fleet_key_file)
+
+    def log_setup(self, process: str) -> LogSetup:
+        """How a process of this name logs."""
+        return LogSetup(self.log_level, self.log_format, process)

@@ -1,0 +1,115 @@
+"""What is in force and who said so, as lines for the log at start. Secrets are left out."""
+
+import dataclasses
+import logging
+import re
+from argparse import Namespace
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Final
+
+from common.cli.flag_settings import FlagSettings, Given, unit_of
+from common.cli.vllm_command_line import SECRETS
+
+_HOLDS_SECRET: Final = re.compile(r"key|token|secret|password|credential|auth", re.IGNORECASE)
+"""In the names of fields of structured arguments, if their values are text."""
+
+_URL_SECRET: Final = re.compile(r"(?<=//)[^/?#]*@|(?<=password=)[^&#]*")
+
+LONGEST: Final = 300
+"""Characters of a value of vLLM's."""
+
+
+def log_settings(logger: logging.Logger, lines: Iterable[str]) -> None:
+    """Log what is in force."""
+    for line in lines:
+        logger.info("in force, %s", line)
+
+
+def without_secrets(url: str) -> str:
+    """Return a URL that may be shown, though a password was written where none belongs."""
+    return _URL_SECRET.sub("***", url)
+
+
+def summary(
+    ours: Namespace,
+    groups: Iterable[type[FlagSettings]],
+    vllms: Mapping[str, Given],
+    defaults: Mapping[str, object],
+) -> list[str]:
+    """A line for each group of settings, and one for vLLM's arguments.
+
+    Args:
+        ours: parsed flags of ours.
+        vllms: arguments of vLLM's that were given, by name.
+        defaults: those of them that have a default of ours.
+
+    Raises:
+        ConfigurationError: a value of ours is unusable.
+    """
+    lines = [_group(group, ours) for group in groups]
+    given = [
+        f"{_key(name)}={'***' if name in SECRETS else _short(shown(one.value))} ({one.layer})"
+        for name, one in vllms.items()
+    ]
+    left = [f"{_key(name)}={shown(value)}" for name, value in defaults.items() if name not in vllms]
+    lines.append(_line("vLLM", given, left))
+    return lines
+
+
+def _group(group: type[FlagSettings], ours: Namespace) -> str:
+    given = group.given(ours)
+    made = group.from_args(ours)
+    said, left = [], []
+    for name in group.declared():
+        where = group.variable(name) if name in group.variables else group.flag(name)[2:]
+        value = getattr(made, name)
+        unit = unit_of(name) if isinstance(value, int | float) else ""
+        text = f"{where}={shown(value)}{unit and ' ' + unit}"
+        if name in given:
+            said.append(f"{text} ({given[name].layer})")
+        elif value is not None:
+            left.append(text)
+    return _line(group.flag_group, said, left)
+
+
+def _line(name: str, given: list[str], defaults: list[str]) -> str:
+    parts = [", ".join(given), f"by default {', '.join(defaults)}" if defaults else ""]
+    return f"{name}: {'; '.join(filter(None, parts)) or 'nothing'}"
+
+
+def shown(value: object, name: str = "") -> str:
+    """A value as a log may show it.
+
+    Args:
+        name: of the field whose value it is.
+    """
+    match value:
+        case bool():
+            return "on" if value else "off"
+        case float():
+            return f"{value:g}" if float(f"{value:g}") == value else str(value)
+        case Enum():
+            return str(value.value)
+        case Mapping():
+            fields = (f"{key}: {shown(one, str(key))}" for key, one in value.items())
+            return f"{{{', '.join(fields)}}}"
+        case list() | tuple() | set() | frozenset():
+            return f"[{', '.join(shown(one, name) for one in value)}]"
+        case _ if dataclasses.is_dataclass(value):
+            known = dataclasses.fields(value)
+            said = {one.name: getattr(value, one.name) for one in known}
+            set_by = {one.name for one in known if said[one.name] not in (None, one.default)}
+            return shown({name: said[name] for name in said if name in set_by})
+        case str() if _HOLDS_SECRET.search(name):
+            return "***"
+        case _:
+            return without_secrets(str(value))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def _key(name: str) -> str:
+    return name.replace("_", "-")

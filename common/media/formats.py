@@ -1,0 +1,139 @@
+"""Which encoded media are let in: an explicit list, told by their leading bytes.
+
+FFmpeg takes a file for whatever its content looks like, and some of its formats are texts
+that name other files and addresses (ffconcat, HLS, DASH, SDP), which it then opens. All that
+are let in here are binary and complete in themselves.
+"""
+
+import re
+from typing import Final
+
+from PIL import features
+
+AVIF: Final = "AVIF"
+
+IMAGE_FORMATS: Final = (
+    *([AVIF] if features.check("avif") else []),
+    "BMP",
+    "DIB",
+    "GIF",
+    "ICO",
+    "JPEG",
+    "PNG",
+    "PPM",
+    "QOI",
+    "TIFF",
+    "WEBP",
+)
+"""Pillow's names. It goes by leading bytes itself, once it is told the list. Left out of what
+vLLM allows is what reads other formats inside of itself without a limit, what hardly
+anybody sends, and JPEG 2000: the picture inside may be far larger than the header says, and is
+decoded before anybody can tell. For AVIF, which Pillow may lack,
+:mod:`common.media.avif_size` tells."""
+
+FFMPEG_FORMATS: Final = (
+    "aac",
+    "ac3",
+    "aiff",
+    "amr",
+    "asf",
+    "au",
+    "avi",
+    "caf",
+    "eac3",
+    "flac",
+    "flv",
+    "gif",
+    "ivf",
+    "matroska",
+    "mov",
+    "mp3",
+    "mpeg",
+    "mpegts",
+    "mpegvideo",
+    "mxf",
+    "ogg",
+    "w64",
+    "wav",
+    "wv",
+)
+"""FFmpeg's names of the containers that it may open. WebM is its ``matroska``; MP4, M4A and
+3GP are its ``mov``."""
+
+_LEADING: Final = (
+    b"\x1a\x45\xdf\xa3",  # Matroska, WebM
+    b"\x00\x00\x01\xb3",  # MPEG video
+    b"\x00\x00\x01\xba",  # MPEG program stream
+    b"\x06\x0e\x2b\x34",  # MXF
+    b"\x0b\x77",  # AC-3
+    b"\x30\x26\xb2\x75\x8e\x66\xcf\x11",  # ASF
+    b"#!AMR",
+    b".snd",
+    b"ADIF",
+    b"DKIF",  # IVF
+    b"FLV\x01",
+    b"GIF87a",
+    b"GIF89a",
+    b"OggS",
+    b"caff",
+    b"fLaC",
+    b"riff\x2e\x91\xcf\x11",  # Wave64
+    b"wvpk",
+)
+WEB_PAGE: Final = "a web page (HTML)"
+_NOT_READ: Final = (
+    (re.compile(rb".{4}ftypavi[fs]", re.DOTALL), AVIF),
+    (re.compile(rb".{4}ftyp(?:hei[cfms]|hev[cmsx])", re.DOTALL), "HEIC"),
+    (re.compile(rb".{4}ftyp(?:mif1|msf1)", re.DOTALL), "HEIF"),
+    (re.compile(rb"\x00\x00\x00\x0cjP  |\xff\x4f\xff\x51"), "JPEG 2000"),
+    (re.compile(rb"\x00\x00\x00\x0cJXL |\xff\x0a"), "JPEG XL"),
+    (re.compile(rb"8BPS"), "a Photoshop file"),
+    (re.compile(rb"%PDF-"), "PDF"),
+    (re.compile(rb"%!PS"), "PostScript"),
+    (re.compile(rb"MThd"), "MIDI"),
+    (re.compile(rb"\.RMF|\.ra\xfd"), "RealMedia"),
+    (re.compile(rb"#EXTM3U|ffconcat"), "a playlist"),
+    (re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<(?:!doctype )?svg", re.IGNORECASE), "SVG"),
+    (re.compile(rb"\s*<(?:!doctype\s+html|html|head|body)", re.IGNORECASE), WEB_PAGE),
+)
+"""Leading bytes of formats that clients send and no decoder here may read."""
+_HEAD: Final = 1024
+_KINDS_OF_RIFF: Final = (b"WAVE", b"AVI ", b"AVIX")
+_FIRST_BOXES: Final = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")
+_TS_PACKET: Final = 188
+_MOST_PADDING: Final = 4096
+_MOST_TAGS: Final = 8
+
+
+def is_known_container(data: bytes) -> bool:
+    """Whether sound or video begins as one of the containers that are let in does."""
+    start = _after_tags(data)
+    if start > 0:
+        data = data[start : start + _MOST_PADDING].lstrip(b"\0")
+    head = data[: 2 * _TS_PACKET + 1]
+    return (
+        head.startswith(_LEADING)
+        or (head[:4] in (b"RIFF", b"RIFX", b"RF64") and head[8:12] in _KINDS_OF_RIFF)
+        or (head[:4] == b"FORM" and head[8:12] in (b"AIFF", b"AIFC"))
+        or head[4:8] in _FIRST_BOXES
+        or (len(head) > 1 and head[0] == 0xFF and head[1] & 0xE0 == 0xE0)  # MP3, AAC
+        or (head[:1] == b"G" and all(head[at : at + 1] == b"G" for at in (188, 376)))  # MPEG-TS
+    )
+
+
+def name_of_unread(data: bytes) -> str | None:
+    """Return the name of a file's format if it is known and not let in, else None."""
+    head = data[:_HEAD]
+    return next((name for begins, name in _NOT_READ if begins.match(head)), None)
+
+
+def _after_tags(data: bytes) -> int:
+    """Where the medium itself begins: FFmpeg looks behind ID3 tags, and so do we."""
+    start = 0
+    for _ in range(_MOST_TAGS):
+        tag = data[start : start + 10]
+        if len(tag) < 10 or tag[:3] != b"ID3" or any(byte & 0x80 for byte in tag[6:]):
+            break
+        size = tag[6] << 21 | tag[7] << 14 | tag[8] << 7 | tag[9]
+        start += 10 + size + (10 if tag[5] & 0x10 else 0)
+    return start

@@ -1,0 +1,192 @@
+"""Log lines of all our processes: text, or one JSON object each, with the request they are about.
+
+Our own lines are to have nothing that users wrote, nor where their media are: whoever logs sees to
+that. vLLM's and the HTTP server's lines in our processes get the same form, unless the user
+configures vLLM's; they do quote users, so :class:`Reserved` leaves of those about a request what
+can't be a user's. docs/operations.md says what that does not cover.
+"""
+
+import json
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from common.errors import causes
+from common.observability import tracing
+
+OURS: Final = ("common", "frontend", "backend_worker", "mmrouter")
+"""Loggers of this project."""
+
+current_request: Final[ContextVar[str]] = ContextVar("request", default="")
+"""Our id of the request that the code works on; empty if it is none's."""
+
+
+class LogLevel(StrEnum):
+    """Of log lines, as vLLM has them too."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    CRITICAL = "critical"
+
+
+class LogFormat(StrEnum):
+    """What a line looks like."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+@dataclass(frozen=True)
+class LogSetup:
+    """How a process logs.
+
+    Attributes:
+        process: its name, in each line.
+    """
+
+    level: LogLevel
+    form: LogFormat
+    process: str
+
+    def formatter(self) -> logging.Formatter:
+        """What makes its lines."""
+        return JsonLines(self.process) if self.form is LogFormat.JSON else TextLines(self.process)
+
+
+class TextLines(logging.Formatter):
+    """``INFO 05:12:44 [frontend 4f1e…] frontend.app: message``, with the id of the request."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__("%(levelname)s %(asctime)s %(place)s %(name)s: %(message)s", "%H:%M:%S")
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See logging."""
+        request = current_request.get()
+        record.place = f"[{self._process} {request}]" if request else f"[{self._process}]"
+        return super().format(record)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Lines but the first are indented: what a library quotes may have been written to look
+        like a line of its own."""
+        return super().formatMessage(record).replace("\r", "\\r").replace("\n", "\n    ")
+
+
+class JsonLines(logging.Formatter):
+    """One object per line: ``time``, ``level``, ``logger``, ``process``, ``message``; where there
+    is such, ``request_id``, ``trace_id``, ``span_id`` and ``exception``."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See logging."""
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = {
+            "time": f"{seconds}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "process": self._process,
+            "message": record.getMessage(),
+        }
+        if request := current_request.get():
+            line["request_id"] = request
+        if (span := tracing.current()) is not None:
+            line["trace_id"] = span.trace_id
+            line["span_id"] = span.span_id
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        elif record.exc_text:
+            line["exception"] = record.exc_text
+        return json.dumps(line)
+
+
+class Reserved(logging.Filter):
+    """Takes out of a line about a request whatever may be its user's: text that was put into the
+    message, and the words of an error, whose type and place are left. Numbers stay.
+
+    Threads to which vLLM gives a part of a request know nothing of it, so their lines all count.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See logging; all lines pass."""
+        if not current_request.get() and record.threadName == threading.main_thread().name:
+            return True
+        if record.name == "uvicorn.access":
+            _cut_query(record)
+            return True
+        if isinstance(record.args, tuple):
+            record.args = tuple(_unless_text(each) for each in record.args)
+        elif record.args:
+            record.args = {key: _unless_text(each) for key, each in record.args.items()}
+        if record.exc_info and isinstance(record.exc_info[1], BaseException):
+            record.exc_text = "".join(
+                f"{''.join(traceback.format_tb(error.__traceback__))}{type(error).__name__}\n"
+                for error in causes(record.exc_info[1])
+            ).rstrip()
+            record.exc_info = None
+        return True
+
+
+def _unless_text(value: object) -> object:
+    return value if isinstance(value, int | float) else "…"
+
+
+def _cut_query(record: logging.LogRecord) -> None:
+    """Of uvicorn's client, method, path with its query, version and status."""
+    if isinstance(record.args, tuple) and len(record.args) == 5:
+        client, method, path, version, status = record.args
+        record.args = (client, method, str(path).partition("?")[0], version, status)
+
+
+_in_force: LogSetup | None = None
+
+
+def log_setup() -> LogSetup | None:
+    """How this process logs; None if nobody has said so yet."""
+    return _in_force
+
+
+def configure_logging(setup: LogSetup) -> None:
+    """Send our log lines to stderr, each naming the process it comes from; and those of libraries
+    that have no say of their own, from warnings on.
+    """
+    global _in_force
+    _in_force = setup
+    handler = logging.StreamHandler()
+    handler.setFormatter(setup.formatter())
+    for package in OURS:
+        logger = logging.getLogger(package)
+        logger.setLevel(setup.level.upper())
+        logger.addHandler(handler)
+        logger.propagate = False
+    if not logging.root.handlers:
+        logging.root.addHandler(handler)
+
+
+def adopt(loggers: Iterable[str]) -> None:
+    """Give other loggers' lines the form of ours; their levels and streams stay."""
+    if _in_force is None:
+        return
+    for handler in _handlers(loggers):
+        handler.setFormatter(_in_force.formatter())
+
+
+def reserve(loggers: Iterable[str]) -> None:
+    """Take what users wrote out of other loggers' lines; see :class:`Reserved`."""
+    for handler in _handlers(loggers):
+        if not any(isinstance(each, Reserved) for each in handler.filters):
+            handler.addFilter(Reserved())
+
+
+def _handlers(loggers: Iterable[str]) -> list[logging.Handler]:
+    return [handler for name in loggers for handler in logging.getLogger(name).handlers]

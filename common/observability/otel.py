@@ -1,0 +1,315 @@
+"""Spans by OpenTelemetry, sent to a collector by OTLP. Imported only by who asks for traces.
+
+As ``vllm serve`` has it: the endpoint is a flag, and OpenTelemetry's own variables say the rest
+(``OTEL_SERVICE_NAME``, ``OTEL_EXPORTER_OTLP_TRACES_PROTOCOL``, ``OTEL_TRACES_SAMPLER`` and so on).
+The provider is our own and not the process's, which vLLM sets for the spans of its engine.
+
+Spans are exported by a thread. A collector that is slow or gone costs the spans, which are counted,
+and a few seconds at the end of the process, which are limited.
+"""
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import Span as SdkSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from common.errors import ConfigurationError
+from common.observability.telemetry import SPANS
+from common.observability.tracing import LONGEST_STATE, Kind, Span, Value, install
+
+logger = logging.getLogger(__name__)
+
+CLOSE_S: Final = 3.0
+"""How long the end of a process may wait for a collector."""
+
+_PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_GRPC: Final = "grpc"
+_HTTP: Final = "http/protobuf"
+_QUEUE: Final = 2048
+"""Spans that wait for export, as OpenTelemetry has it unless OTEL_BSP_MAX_QUEUE_SIZE says else."""
+
+_KINDS: Final = {
+    Kind.INTERNAL: trace.SpanKind.INTERNAL,
+    Kind.SERVER: trace.SpanKind.SERVER,
+    Kind.CLIENT: trace.SpanKind.CLIENT,
+}
+_W3C: Final = TraceContextTextMapPropagator()
+
+
+class OtelSpan:
+    """See :class:`common.observability.tracing.Span`."""
+
+    __slots__ = ("_ended", "_span", "_sums", "_tracer")
+
+    def __init__(self, tracer: trace.Tracer, span: trace.Span) -> None:
+        self._tracer = tracer
+        self._span = span
+        self._sums: dict[str, int] = {}
+        self._ended = False
+
+    @property
+    def recording(self) -> bool:
+        return self._span.is_recording()
+
+    @property
+    def trace_id(self) -> str:
+        return f"{self._span.get_span_context().trace_id:032x}"
+
+    @property
+    def span_id(self) -> str:
+        return f"{self._span.get_span_context().span_id:016x}"
+
+    def child(
+        self,
+        name: str,
+        kind: Kind = Kind.INTERNAL,
+        attributes: Mapping[str, Value] | None = None,
+    ) -> "OtelSpan":
+        context = trace.set_span_in_context(self._span, Context())
+        span = self._tracer.start_span(name, context, _KINDS[kind], attributes)
+        return OtelSpan(self._tracer, span)
+
+    def set(self, attributes: Mapping[str, Value]) -> None:
+        self._span.set_attributes(attributes)
+
+    def add(self, name: str, amount: int) -> None:
+        self._sums[name] = self._sums.get(name, 0) + amount
+        self._span.set_attribute(name, self._sums[name])
+
+    def event(self, name: str, attributes: Mapping[str, Value]) -> None:
+        self._span.add_event(name, attributes)
+
+    def link(self, other: Span) -> None:
+        if isinstance(other, OtelSpan) and other is not self:
+            self._span.add_link(other._span.get_span_context())
+
+    def headers(self) -> dict[str, str]:
+        carrier: dict[str, str] = {}
+        _W3C.inject(carrier, trace.set_span_in_context(self._span, Context()))
+        if len(carrier.get("tracestate", "")) > LONGEST_STATE:  # a sampler's, say
+            del carrier["tracestate"]
+        return carrier
+
+    def rename(self, name: str) -> None:
+        self._span.update_name(name)
+
+    def end(self, error: str | None = None) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        if error is not None:
+            self._span.set_attribute("error.type", error)
+            self._span.set_status(trace.StatusCode.ERROR)
+        self._span.end()
+
+
+class OtelTracer:
+    """See :class:`common.observability.tracing.Tracer`."""
+
+    def __init__(self, provider: trace.TracerProvider) -> None:
+        self._tracer = provider.get_tracer("mmrouter")
+
+    def begin(self, name: str, kind: Kind, headers: Mapping[str, str]) -> OtelSpan:
+        """See the protocol."""
+        context = _W3C.extract(headers, Context())
+        return OtelSpan(self._tracer, self._tracer.start_span(name, context, _KINDS[kind]))
+
+
+class BoundedProcessor(SpanProcessor):
+    """Hands spans to an exporter in a thread, as many at most as OpenTelemetry's own would hold,
+    and counts what becomes of each.
+    """
+
+    def __init__(self, exporter: SpanExporter, most: int | None = None) -> None:
+        """
+        Args:
+            most: spans that may wait or be under way.
+        """
+        self._most = _queue_size() if most is None else most
+        self._pending = 0
+        self._lock = threading.Lock()
+        self._batches = BatchSpanProcessor(
+            _CountingExporter(exporter, self._left),
+            max_queue_size=self._most,
+            max_export_batch_size=min(self._most, 512),
+        )
+        os.register_at_fork(after_in_child=self._forget)
+
+    def on_start(self, span: SdkSpan, parent_context: Context | None = None) -> None:
+        """Nothing."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Take a span, or drop it; returns at once."""
+        if span.context is None or not span.context.trace_flags.sampled:
+            return
+        with self._lock:
+            room = self._pending < self._most
+            self._pending += room
+        if room:
+            self._batches.on_end(span)
+        else:
+            SPANS.labels("dropped").inc()
+
+    def shutdown(self) -> None:
+        """Export what waits; blocks for as long as the collector lets it."""
+        self._batches.shutdown()  # type: ignore[no-untyped-call]
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        """Export what waits."""
+        return bool(self._batches.force_flush(timeout_millis))
+
+    def _left(self, count: int) -> None:
+        with self._lock:
+            self._pending -= count
+
+    def _forget(self) -> None:
+        """A forked child has none of its parent's spans, whose queue it empties."""
+        self._lock = threading.Lock()
+        self._pending = 0
+
+
+class _CountingExporter(SpanExporter):
+    def __init__(self, exporter: SpanExporter, left: Callable[[int], None]) -> None:
+        self._exporter = exporter
+        self._left = left
+        self._failing = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = SpanExportResult.FAILURE
+        try:
+            result = self._exporter.export(spans)
+        finally:  # an error goes to OpenTelemetry's thread, which passes over it
+            self._left(len(spans))
+            done = result is SpanExportResult.SUCCESS
+            SPANS.labels("exported" if done else "failed").inc(len(spans))
+            self._say(failing=not done)
+        return result
+
+    def _say(self, *, failing: bool) -> None:
+        if failing and not self._failing:
+            logger.warning("the collector does not take spans: see mmrouter_spans_total")
+        elif self._failing and not failing:
+            logger.info("the collector takes spans again")
+        self._failing = failing
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        return self._exporter.force_flush(timeout_millis)
+
+
+class Export:
+    """The tracing of this process, until :meth:`close`."""
+
+    def __init__(self, endpoint: str, instance: str) -> None:
+        """
+        Args:
+            endpoint: where the collector is.
+            instance: which process of its role this is; becomes ``service.instance.id``.
+        """
+        # Each of an exporter's retries would be a line; we say it once.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+        try:
+            exporter = _exporter(endpoint)
+        except (ValueError, OSError) as error:
+            where = _shown(endpoint)
+            raise ConfigurationError(f"spans can't be exported to {where}: {error}") from error
+        self._provider = _provider(exporter, instance)
+        install(OtelTracer(self._provider))
+        logger.info("spans go to %s", _shown(endpoint))
+
+    def close(self, limit_s: float = CLOSE_S) -> None:
+        """Export what is left, for so long at most. vLLM's exporter in this process, if there is
+        one, gets the same time: at exit it would take 30 s if nobody answers it.
+        """
+        install(None)
+        ends = [threading.Thread(target=self._provider.shutdown, daemon=True)]
+        vllms = trace.get_tracer_provider()
+        if isinstance(vllms, TracerProvider):
+            atexit.unregister(vllms.shutdown)
+            ends.append(threading.Thread(target=vllms.shutdown, daemon=True))
+        for thread in ends:
+            thread.start()
+        until = time.monotonic() + limit_s
+        for thread in ends:
+            thread.join(max(0.0, until - time.monotonic()))
+        if any(thread.is_alive() for thread in ends):
+            logger.warning("the collector has not taken the last spans within %g s", limit_s)
+
+
+def prepare_environment(endpoint: str, role: str) -> None:
+    """Let all exporters of this process and its children be alike.
+
+    Raises:
+        ConfigurationError: there is no exporter for that.
+    """
+    # vLLM knows the first name only, and grpc unless it is set.
+    protocol = next((said for name in _PROTOCOLS if (said := os.environ.get(name))), _GRPC)
+    if protocol not in (_GRPC, _HTTP):
+        raise ConfigurationError(
+            f"spans can't be sent by {protocol!r}: OTEL_EXPORTER_OTLP_TRACES_PROTOCOL is {_GRPC}, "
+            f"the default, or {_HTTP}"
+        )
+    if protocol == _HTTP and not endpoint.startswith(("http://", "https://")):
+        raise ConfigurationError(
+            f"--otlp-traces-endpoint={_shown(endpoint)} is no URL for {_HTTP}, which is like "
+            "http://HOST:4318/v1/traces"
+        )
+    os.environ[_PROTOCOLS[0]] = protocol
+    if "service.name" not in OTELResourceDetector().detect().attributes:
+        os.environ["OTEL_SERVICE_NAME"] = f"mmrouter-{role}"
+    _provider(None, "").shutdown()
+
+
+def _shown(endpoint: str) -> str:
+    """Without a password."""
+    return endpoint.rpartition("@")[2]
+
+
+def _exporter(endpoint: str) -> SpanExporter:
+    """The exporter that vLLM makes of an endpoint. Raises ValueError or OSError if it can't."""
+    if os.environ[_PROTOCOLS[0]] == _HTTP:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        return OTLPSpanExporter(endpoint)
+    from opentelemetry.exporter.otlp.proto.grpc import trace_exporter
+    from opentelemetry.exporter.otlp.proto.grpc.exporter import InvalidCompressionValueException
+
+    insecure = not endpoint.startswith("https://")
+    try:
+        return trace_exporter.OTLPSpanExporter(endpoint, insecure=insecure)
+    except InvalidCompressionValueException as error:  # no ValueError, unlike all others
+        raise ValueError(str(error)) from error
+
+
+def _provider(exporter: SpanExporter | None, instance: str) -> TracerProvider:
+    """A provider as OpenTelemetry's variables want it.
+
+    Raises:
+        ConfigurationError: one of them is unusable.
+    """
+    resource = Resource.create({"service.instance.id": instance})
+    try:
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        if exporter is not None:
+            provider.add_span_processor(BoundedProcessor(exporter))
+    except ValueError as error:
+        raise ConfigurationError(f"an OTEL_ variable is unusable: {error}") from error
+    return provider
+
+
+def _queue_size() -> int:
+    said = os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", "")
+    return int(said) if said.isascii() and said.isdigit() and int(said) > 0 else _QUEUE

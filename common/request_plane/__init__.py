@@ -1,0 +1,1 @@
+"""The request plane: cards, messages, frames and sockets between frontends and workers."""

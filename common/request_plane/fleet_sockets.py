@@ -1,0 +1,195 @@
+"""Who may talk to a fleet's ZMQ sockets: contexts that put the fleet key on every socket.
+
+With a key all traffic is CURVE: encrypted, the worker proves itself to the frontend, and
+the frontend to the worker. A stranger gets no answer, whichever protocol he speaks.
+Without a key sockets are plain and must not leave loopback.
+"""
+
+import ipaddress
+import logging
+import socket
+from typing import Any
+
+import zmq
+import zmq.asyncio
+from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils.monitor import recv_monitor_message
+
+from common.errors import CardKeyError, ConfigurationError
+from common.fleet_key import FleetKey
+from common.observability.telemetry import REFUSED_CONNECTIONS
+from common.request_plane.card import WorkerCard
+
+logger = logging.getLogger(__name__)
+
+_DOMAIN = "mmrouter"
+
+_MAX_SOCKETS = 65_536
+"""A link takes three. ZeroMQ's own limit is 1,023, and beyond it no worker can be connected to."""
+
+REFUSALS = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+"""Events of a socket's monitor that stand for a connection which was refused."""
+
+
+def frontend_context(key: FleetKey | None) -> zmq.asyncio.Context:
+    """A context whose sockets connect to workers that have the key."""
+    _prepare_zero_copy()
+    context = zmq.asyncio.Context()
+    context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
+    # libzmq starts its threads with the first socket, and ends the process if that fails for
+    # want of file handles. Later sockets only fail.
+    context.socket(zmq.DEALER).close(linger=0)
+    if key is not None:
+        context.setsockopt(zmq.CURVE_SERVERKEY, key.worker.public)
+        context.setsockopt(zmq.CURVE_PUBLICKEY, key.frontend.public)
+        context.setsockopt(zmq.CURVE_SECRETKEY, key.frontend.secret)
+    return context
+
+
+def _prepare_zero_copy() -> None:
+    """Let pyzmq make now what it makes, once a process, for the first frame that is sent without a
+    copy: a thread, and sockets by which it hears that the frame has left.
+
+    That first frame may be media that can't travel otherwise, in the middle of a fault; a
+    frontend that has no file handle left then could not send it.
+    """
+    zmq.Frame(b"", copy=False)
+
+
+class Gate:
+    """Lets only frontends with the key into sockets that are bound in a context.
+
+    Args:
+        context: gets the key as a default of every socket made from now on.
+        key: without one everybody is let in.
+    """
+
+    def __init__(self, context: zmq.Context[Any], key: FleetKey | None) -> None:
+        self._authenticator: ThreadAuthenticator | None = None
+        if key is None:
+            return
+        # CURVE alone would let in whoever knows the public key of workers.
+        self._authenticator = ThreadAuthenticator(context)
+        self._authenticator.configure_curve_callback(_DOMAIN, _OneKey(key.frontend.public))
+        self._authenticator.start()
+        context.setsockopt(zmq.CURVE_SERVER, 1)
+        context.setsockopt(zmq.CURVE_PUBLICKEY, key.worker.public)
+        context.setsockopt(zmq.CURVE_SECRETKEY, key.worker.secret)
+        # Without the authenticator nobody is let in, rather than everybody.
+        context.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN.encode())
+        context.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+    def close(self) -> None:
+        """Stop. The context is the caller's, and is closed after this."""
+        if self._authenticator is not None:
+            self._authenticator.stop()
+            self._authenticator = None
+
+
+class _OneKey:
+    """pyzmq's credentials provider: the key of the fleet's frontends and no other."""
+
+    def __init__(self, public: bytes) -> None:
+        self._public = public
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        return key == self._public
+
+
+async def count_refusals(monitor: zmq.asyncio.Socket, socket: str) -> None:
+    """Count strangers until cancelled, and log the first.
+
+    Args:
+        monitor: of the socket that is bound, for :data:`REFUSALS`.
+        socket: what to call it in the metric and on the log.
+    """
+    first = True
+    while True:
+        await recv_monitor_message(monitor)
+        REFUSED_CONNECTIONS.labels(socket).inc()
+        if first:
+            first = False
+            logger.warning(
+                "a connection to the %s without the fleet's key was refused; "
+                "further ones are only counted",
+                socket,
+            )
+
+
+def leaves_host(endpoint: str) -> bool:
+    """Whether a ZMQ endpoint can be reached from, or is on, another host."""
+    scheme, _, address = endpoint.partition("://")
+    if scheme in ("ipc", "inproc"):
+        return False
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host != "localhost"
+
+
+def check_bind(endpoint: str, key: FleetKey | None) -> None:
+    """Refuse to serve beyond this host without a key.
+
+    Raises:
+        ConfigurationError: says how to get one.
+    """
+    if key is None and leaves_host(endpoint):
+        raise ConfigurationError(
+            f"{endpoint} leaves this host, where anybody could read prompts and answers: make a "
+            "key with `python -m common.fleet_key new PATH` and give it to every worker and "
+            "frontend with --fleet-key-file, or stay on 127.0.0.1"
+        )
+
+
+def check_address(endpoint: str) -> None:
+    """Refuse an address that is not this host's, or a port in use, before seconds or minutes are
+    spent on an engine.
+
+    Raises:
+        ConfigurationError: says which.
+    """
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    if not endpoint.startswith("tcp://") or host == "*":
+        return
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port) if port.isdigit() else 0)
+        with socket.socket(found[0][0]) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(found[0][4])
+    except OSError as error:  # that of a name that means nothing is one
+        raise ConfigurationError(
+            f"can't bind request endpoint {endpoint}: {error.strerror}; --worker-host must be an "
+            "address of this host, and --worker-port free"
+        ) from error
+
+
+def check_card(card: WorkerCard, key: FleetKey | None) -> None:
+    """Refuse a worker with which we share no key, before anything is said to it.
+
+    Raises:
+        CardKeyError: says what to do.
+    """
+    ours = None if key is None else key.fingerprint
+    if card.fleet_key != ours:
+        raise CardKeyError(
+            f"worker {card.worker_id} refused: it {_has(card.fleet_key)}, this frontend "
+            f"{_has(ours)}; start both with the same --fleet-key-file"
+        )
+    endpoints = [card.request_endpoint]
+    for source in card.kv_event_sources:
+        endpoints += [source.endpoint, source.replay_endpoint or "inproc://none"]
+    for endpoint in endpoints:
+        if key is None and leaves_host(endpoint):
+            raise CardKeyError(
+                f"worker {card.worker_id} refused: {endpoint} leaves this host, and without "
+                "--fleet-key-file prompts and answers could be read on the way"
+            )
+
+
+def _has(fingerprint: str | None) -> str:
+    return "has no fleet key" if fingerprint is None else f"has the fleet key {fingerprint}"

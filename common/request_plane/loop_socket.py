@@ -1,0 +1,164 @@
+"""ZMQ sockets that an event loop reads in the turn in which something has come.
+
+pyzmq's own socket for asyncio takes three turns of the loop, a future and a dozen calls for each
+message; with many engines, each of whose steps is a message, that was a fifth of a frontend's time.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+import zmq
+import zmq.asyncio
+
+from common.aio.undo import undo_on_error
+from common.request_plane.wire import Frame
+
+
+class LoopReader:
+    """Receives what comes to a socket. One task at a time does."""
+
+    def __init__(self, plain: zmq.Socket[bytes]) -> None:
+        self._plain = plain
+        self._fd = int(plain.getsockopt(zmq.FD))
+        self._watching: asyncio.AbstractEventLoop | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self._stopped = False
+
+    def look(self) -> bool:
+        """Whether something has come that was not received; whoever waits for it is woken.
+
+        Called after each send too: ZMQ takes notice of what has come when it sends or is asked, and
+        then its file handle does not tell of it any more.
+        """
+        there = bool(int(self._plain.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        if there and self._reader is not None:
+            self._wake()
+        return there
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether somebody waits for what comes."""
+        return self._reader is not None
+
+    async def receive(self) -> list[zmq.Frame]:
+        """The frames of the next message. Does not wait if there is one, so whoever receives many
+        lets others have a turn now and then.
+
+        Raises:
+            zmq.ZMQError: it was stopped before.
+        """
+        if self._stopped:
+            # A shadow's pointer may be another socket's by now: ZMQ has freed what it was for.
+            raise zmq.ZMQError(zmq.ENOTSOCK)
+        if not self.look():
+            await self._wait()
+        while True:
+            try:
+                return self._plain.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:  # ZMQ had news of another kind
+                await self._wait()
+
+    def stop(self) -> None:
+        """Nothing is received any more. Whoever waits is cancelled, also if he was woken already,
+        unless the event loop is closed and nobody can be told.
+        """
+        self._stopped = True
+        self._unwatch()
+        if self._reader is not None and not self._reader.get_loop().is_closed():
+            self._reader.cancel()
+
+    async def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._watching is not loop:
+            self._unwatch()
+            loop.add_reader(self._fd, self._wake)
+            self._watching = loop
+        own = self._reader = loop.create_future()
+        try:
+            await own
+        finally:
+            if self._reader is own:  # whoever was cancelled may come here after the next began
+                self._reader = None
+        if self._stopped:  # after it was woken, and before its turn
+            raise asyncio.CancelledError
+
+    def _wake(self) -> None:
+        if self._reader is None:
+            self._unwatch()  # until somebody waits: the loop would call again in every turn
+        elif not self._reader.done():
+            self._reader.set_result(None)
+
+    def _unwatch(self) -> None:
+        if self._watching is not None and not self._watching.is_closed():
+            self._watching.remove_reader(self._fd)
+        self._watching = None
+
+
+class LoopSocket:
+    """Receives as :class:`LoopReader` does, and sends without ever waiting.
+
+    Attributes:
+        plain: the socket itself, to be bound or connected.
+        monitor: tells of its connections.
+    """
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        kind: int,
+        options: Mapping[zmq.SocketOption, int],
+        monitored: int,
+    ) -> None:
+        """
+        Args:
+            kind: such as ``zmq.DEALER``.
+            monitored: the events of connections for which :attr:`monitor` is asked.
+
+        Raises:
+            zmq.ZMQError: there is no file handle for it.
+        """
+        # By way of the context, which gives its sockets the fleet's key.
+        made: Any = context.socket(kind, socket_class=cast(Any, zmq.Socket))
+        self.plain: Final[zmq.Socket[bytes]] = made
+        with undo_on_error(self.plain.close):
+            for option, value in options.items():
+                self.plain.setsockopt(option, value)
+            self._reader = LoopReader(self.plain)
+            # Its messages are few and far between, so pyzmq's own class will do.
+            self.monitor: Any = self.plain.get_monitor_socket(monitored)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return bool(self.plain.closed)
+
+    @property
+    def readable(self) -> bool:
+        """Whether something has come that was not received."""
+        return self._reader.look()
+
+    async def receive(self) -> list[zmq.Frame]:
+        """The frames of the next message; see :meth:`LoopReader.receive`."""
+        return await self._reader.receive()
+
+    def send(self, frames: Sequence[Frame | zmq.Frame], *, copy: bool = False) -> None:
+        """Send, or raise zmq.Again if there is no room.
+
+        Args:
+            copy: of small frames a copy is cheaper than to hear when they have left.
+        """
+        try:
+            self.plain.send_multipart(frames, zmq.NOBLOCK, copy=copy)
+        finally:
+            if self._reader.waited_for:
+                self._reader.look()
+
+    def close(self, linger_ms: int) -> None:
+        """Close it, after so long at most if something has not left yet. Later calls do nothing."""
+        self._reader.stop()
+        if self.plain.closed:
+            return
+        self.plain.disable_monitor()
+        self.monitor.close(linger=0)
+        self.plain.close(linger=linger_ms)

@@ -1,0 +1,482 @@
+"""The messages of the request plane. No I/O, no sockets, no engine.
+
+A frontend opens a session with :class:`Hello`; the worker answers
+:class:`Welcome` or :class:`Goodbye` with a reason. Then, per request:
+
+    frontend                         worker
+    Submit ────────────────────────▶
+            ◀──────────────────────── Nack     media it lacks   (any number of times)
+    Supply ────────────────────────▶
+            ◀──────────────────────── Ack      engine has the media, leases may end
+            ◀──────────────────────── Outputs  until one of its own says finished
+            ◀──────────────────────── Failed   instead, at any point; it is the last
+    Abort  ────────────────────────▶           answered by Ack (if still owed) and Failed
+
+and, about the worker itself:
+
+    AskFigures ────────────────────▶
+            ◀──────────────────────── Figures  unless it is still answering another one
+    Operate ───────────────────────▶
+            ◀──────────────────────── Operated when it is done, or at once why it is not
+
+What the engine says of several requests in one step comes in one :class:`Outputs`.
+Every request ends with exactly one finished :class:`Output` or one
+:class:`Failed`, and before it one :class:`Ack`, so that a frontend knows when
+memory it leased is free again. :class:`Ping` and :class:`Status` flow at all times;
+silence longer than :data:`SESSION_TIMEOUT_S` ends the session on either side.
+
+No message is passed over, since an answer would be missing or have a hole. A
+:class:`Submit` that can't be read, or has the id of a request that runs, is answered by
+:class:`Failed` alone; an answer that can't be read ends its request. Any other message
+that can't be read ends the session. Who has no session is told nothing but that.
+:mod:`common.request_plane.lifecycle` has the states of a request, and what may happen in which.
+
+vLLM's own types ride inside, so sampling parameters and log probabilities need no
+translation. Tensors of inline media travel as further frames of the same message.
+"""
+
+from collections.abc import Collection
+from enum import StrEnum
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+import torch
+from vllm.logprobs import FlatLogprobs, Logprob
+from vllm.lora.request import LoRARequest
+from vllm.outputs import CompletionOutput
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import SamplingParams
+from vllm.v1.metrics.stats import RequestStateStats
+
+from common.errors import ProtocolError
+from common.identity import BlockHash, Incarnation, MmHash, RequestId, WorkerId
+from common.observability.tracing import TraceHeaders
+from common.request_plane.card import LONGEST_NAME, MAX_ADAPTERS
+from common.request_plane.held_adapter import HeldAdapter
+from common.request_plane.operations import LONGEST_MESSAGE, Condition, Operation, Outcome
+from common.request_plane.step_sums import EngineSums, ShippingSums
+
+PROTOCOL_VERSION = 10
+
+PING_INTERVAL_S = 1.0
+"""How often each side says that it is alive."""
+
+SESSION_TIMEOUT_S = 15.0
+"""Silence after which the other side is taken for dead."""
+
+
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+"""Requests or tokens: no more than any machine has."""
+
+Moment: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
+"""Seconds since the epoch; neither infinite nor no number."""
+
+Fraction: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+"""From 0 to 1; neither infinite nor no number."""
+
+
+MOST_NEW_BLOCKS = 256
+"""Blocks of one prompt that are told ahead of KV events; a prefix is what the others need."""
+
+MOST_NEW_MEDIA = 64
+"""Media items of one prompt that are told."""
+
+LONGEST_MM_HASH = 256
+"""Characters of one of them: twice as many as the longest hash of vLLM has."""
+
+MOST_RANKS = 4096
+"""Whose steps one :class:`Status` tells of; more than any card names."""
+
+MOST_COMING = 64
+"""Prompts told of in one :class:`Status`."""
+
+NewBlocks: TypeAlias = Annotated[
+    list[Annotated[BlockHash, msgspec.Meta(min_length=1, max_length=64)]],
+    msgspec.Meta(max_length=MOST_NEW_BLOCKS),
+]
+"""Hashes of the blocks of a prompt that its rank does not hold yet, the first ones."""
+
+NewMedia: TypeAlias = Annotated[
+    list[Annotated[MmHash, msgspec.Meta(max_length=LONGEST_MM_HASH)]],
+    msgspec.Meta(max_length=MOST_NEW_MEDIA),
+]
+"""Media items of a prompt, the first ones."""
+
+
+MOST_OUTPUTS = 128
+"""Outputs of one message: what a frontend decodes and hands out before others get their turn."""
+
+MOST_POOLED_BYTES = 256 << 20
+"""Of one pooled answer. Vectors of 4,096 numbers for each of 16,000 tokens have as many."""
+
+MOST_OPERATIONS = 8
+"""Of one frontend that are not answered yet. A worker does one at a time, and refuses others."""
+
+MOST_FIGURES_BYTES = 4 << 20
+"""Of a worker's page of metrics. One of vLLM's engine has some 100 kB."""
+
+
+class FailureKind(StrEnum):
+    """Why a request failed on a worker, as far as the frontend must act on it."""
+
+    INVALID = "invalid"  # the engine refused it: the user's mistake
+    BUSY = "busy"  # the engine's admission control refused it: another may not
+    MEDIA = "media"  # its media could not be had
+    ENGINE = "engine"  # the engine failed on it
+    ENGINE_DEAD = "engine_dead"  # the engine is gone: no request can succeed here
+    ABORTED = "aborted"  # the frontend asked for it
+    LATE = "late"  # its time was over
+    PROTOCOL = "protocol"  # the worker could not read it, or has one of that id already
+
+
+class MediaPart(msgspec.Struct, frozen=True, array_like=True):
+    """One media item's place in the prompt.
+
+    Attributes:
+        modality: vLLM's name, for example ``image``.
+        mm_hash: which item.
+        offset: first prompt token of its placeholder.
+        length: tokens of its placeholder.
+        is_embed: one byte (0 or 1) per placeholder token, or None for all ones.
+    """
+
+    modality: str
+    mm_hash: MmHash
+    offset: int
+    length: int
+    is_embed: bytes | None
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """Opens a session.
+
+    Attributes:
+        offer: transfer offer of this frontend, as ``common.transfer`` encodes it.
+    """
+
+    version: int
+    frontend_id: Incarnation
+    offer: bytes
+
+
+class Offer(msgspec.Struct, frozen=True, tag="offer"):
+    """The frontend offers other transports than when it said Hello; answered with
+    :class:`Terms`.
+
+    Attributes:
+        offer: as in :class:`Hello`.
+    """
+
+    offer: bytes
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """One ``generate`` or ``encode`` call.
+
+    Attributes:
+        sampling_params: of what is to be generated; None if nothing is.
+        pooling_params: of what is to be pooled; None if nothing is. A request has one of both.
+        media: every media item of the prompt, by position.
+        shipments: transfer metadata of the items that come along, each once.
+        prompt_token_ids: the prompt; None if all of it is given as embeddings.
+        prompt_embeds: (tokens, hidden) for prompts given as embeddings.
+        prompt_is_token_ids: which of its places are tokens, if some of them are embeddings.
+        rank: on which it runs, by the card's numbers; None for any.
+        trace_headers: of the frontend's span, or of the client's if it has none.
+        timeout_s: seconds after which nobody wants an answer; None if there is no such.
+        prefill_tokens: what it counts as load until its first output, in the frontend's
+            estimate: tokens that are not cached, and media tokens to encode.
+        new_blocks: what other frontends are told of it.
+    """
+
+    request_id: RequestId
+    prompt_token_ids: list[int] | None
+    sampling_params: SamplingParams | None
+    media: list[MediaPart]
+    shipments: list[bytes]
+    prompt_text: str | None = None
+    prompt_embeds: torch.Tensor | None = None
+    prompt_is_token_ids: list[bool] | None = None
+    cache_salt: str | None = None
+    lora_request: LoRARequest | None = None
+    priority: int = 0
+    rank: int | None = None
+    session_id: str | None = None
+    trace_headers: TraceHeaders | None = None
+    reasoning_ended: bool | None = None
+    reasoning_parser_kwargs: dict[str, Any] | None = None  # opaque to us: vLLM's own
+    timeout_s: float | None = None
+    prefill_tokens: Count = 0
+    new_blocks: NewBlocks = []
+    pooling_params: PoolingParams | None = None
+
+    def __post_init__(self) -> None:
+        if (self.sampling_params is None) == (self.pooling_params is None):
+            raise ValueError("a request has either sampling_params or pooling_params")
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How long its prompt is, in tokens or in embeddings that stand for them."""
+        if self.prompt_token_ids is None and self.prompt_embeds is not None:
+            return len(self.prompt_embeds)
+        return len(self.prompt_token_ids or ())
+
+
+class Supply(msgspec.Struct, frozen=True, tag="supply"):
+    """The media a :class:`Nack` asked for."""
+
+    request_id: RequestId
+    shipments: list[bytes]
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Stop a request. Unknown ids are ignored: it may have ended meanwhile."""
+
+    request_id: RequestId
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """The frontend is alive."""
+
+
+class AskFigures(msgspec.Struct, frozen=True, tag="ask_figures"):
+    """The frontend wants the worker's own metrics.
+
+    Attributes:
+        number: comes back with the answer.
+    """
+
+    number: Count
+
+
+class Operate(msgspec.Struct, frozen=True, tag="operate"):
+    """An operator wants something of the worker's engine. One operation at a time is taken, of all
+    frontends; it goes on if the session ends.
+
+    Attributes:
+        number: comes back with the answer.
+    """
+
+    number: Count
+    operation: Operation
+
+
+class Leave(msgspec.Struct, frozen=True, tag="leave"):
+    """The frontend ends the session; whatever it still has here is aborted."""
+
+
+ToWorker: TypeAlias = Hello | Offer | Submit | Supply | Abort | Ping | AskFigures | Operate | Leave
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """The session is open.
+
+    Attributes:
+        reply: the worker's answer to the transfer offer, as ``common.transfer``
+            encodes it.
+    """
+
+    version: int
+    worker_id: WorkerId
+    incarnation: Incarnation
+    reply: bytes
+
+
+class Terms(msgspec.Struct, frozen=True, tag="terms"):
+    """The worker's answer to an :class:`Offer`.
+
+    Attributes:
+        reply: as in :class:`Welcome`.
+    """
+
+    reply: bytes
+
+
+class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
+    """The worker refuses or ends the session, in a sentence."""
+
+    reason: str
+
+
+class Ack(msgspec.Struct, frozen=True, tag="ack"):
+    """The engine has taken the media of a request.
+
+    Attributes:
+        held: which of them it now keeps, so they need not be sent again.
+    """
+
+    request_id: RequestId
+    held: list[MmHash]
+
+
+class Nack(msgspec.Struct, frozen=True, tag="nack"):
+    """The worker cannot get at these items; the request waits for a Supply.
+
+    Attributes:
+        reason: ``not_held`` or the name of the transfer error.
+    """
+
+    request_id: RequestId
+    missing: list[MmHash]
+    reason: str
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True):
+    """One ``RequestOutput`` or ``PoolingRequestOutput`` of the engine, without what the frontend
+    knows.
+
+    Attributes:
+        outputs: what was generated; none if something was pooled.
+        pooled: of any shape, at most :data:`MOST_POOLED_BYTES`; None if something was generated.
+        metrics: only if it is finished; before, nobody asks for them.
+    """
+
+    request_id: RequestId
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: list[dict[int, Logprob] | None] | FlatLogprobs | None = None
+    metrics: RequestStateStats | None = None
+    num_cached_tokens: int | None = None
+    num_cache_creation_tokens: int | None = None
+    kv_transfer_params: dict[str, Any] | None = None  # opaque to us: the connector's
+    pooled: torch.Tensor | None = None
+
+
+class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
+    """What the engine says of several requests, in the order in which it said it."""
+
+    outputs: Annotated[list[Output], msgspec.Meta(max_length=MOST_OUTPUTS)]
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The request ended without an answer."""
+
+    request_id: RequestId
+    kind: FailureKind
+    message: str
+
+
+class RankStatus(msgspec.Struct, frozen=True, array_like=True):
+    """How busy one rank is: its engine over all frontends, and what others have there.
+
+    Others are all frontends but the one that is told, which knows its own requests. Theirs
+    are counted as it counts its own, so that the sum is right without comparing.
+
+    Attributes:
+        rank: by the card's numbers.
+        running: requests the engine is computing.
+        waiting: requests queued in the engine.
+        kv_usage: fraction of KV blocks in use.
+        others_active: requests that others sent and that have not ended.
+        others_prefill_tokens: :attr:`Submit.prefill_tokens` of those without an output.
+        others_decode_tokens: prompt tokens of those with one.
+    """
+
+    rank: Count
+    running: Count
+    waiting: Count
+    kv_usage: Fraction
+    others_active: Count
+    others_prefill_tokens: Count
+    others_decode_tokens: Count
+
+
+class Coming(msgspec.Struct, frozen=True, array_like=True):
+    """A prompt that another frontend sent. KV events will say the same once it is computed.
+
+    Attributes:
+        rank: where it runs, by the card's numbers.
+        new_blocks: as in :class:`Submit`.
+        media: its items.
+    """
+
+    rank: Count
+    new_blocks: NewBlocks
+    media: NewMedia
+
+
+class Status(msgspec.Struct, frozen=True, tag="status"):
+    """The worker is alive, and how busy it is. Comes once a second, soon after what other
+    frontends have here has changed, and with the end of a request.
+
+    Attributes:
+        ranks: each rank of the card once.
+        hf_processor_runs: calls of the HF processor since start.
+        coming: what others sent since the last one, oldest first. Where they send much at
+            once the oldest are left out: KV events tell of them.
+        condition: whether requests are taken.
+        blocks_emptied: when an operator had KV blocks forgotten, in seconds since the epoch by the
+            worker's clock; 0 if none did. KV events tell it only with the engine's next step.
+        media_emptied: how often an operator had media forgotten.
+        stands_still: requests that are here get no output until an operator says so.
+        steps: what those of each rank add up to; mostly of none: every two seconds is enough.
+        shipping: the same of media that arrived.
+        adapters: those that it has, if they have changed since it said so last or are others than
+            those on its card.
+        active_adapters: those of them that its engine used last, as many as it computes with at
+            once, if that has changed.
+    """
+
+    ranks: list[RankStatus]
+    hf_processor_runs: Count
+    coming: Annotated[list[Coming], msgspec.Meta(max_length=MOST_COMING)] = []
+    condition: Condition = Condition.SERVING
+    blocks_emptied: Moment = 0.0
+    media_emptied: Count = 0
+    stands_still: bool = False
+    steps: Annotated[list[EngineSums], msgspec.Meta(max_length=MOST_RANKS)] = []
+    shipping: ShippingSums | None = None
+    adapters: Annotated[list[HeldAdapter], msgspec.Meta(max_length=MAX_ADAPTERS)] | None = None
+    active_adapters: (
+        Annotated[
+            list[Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]],
+            msgspec.Meta(max_length=MAX_ADAPTERS),
+        ]
+        | None
+    ) = None
+
+    def check(self, ranks: Collection[int]) -> None:
+        """Refuse what is not about just these ranks.
+
+        Raises:
+            ProtocolError: names both.
+        """
+        told = sorted(one.rank for one in self.ranks)
+        if told != sorted(ranks):
+            raise ProtocolError(f"a status is of ranks {told}, the card of {sorted(ranks)}")
+        of = [*(each.rank for each in self.coming), *(each.rank for each in self.steps)]
+        for rank in of:
+            if rank not in ranks:
+                raise ProtocolError(f"a status tells of rank {rank}, which is not on the card")
+        if not all(each.legible for each in self.adapters or ()):
+            raise ProtocolError("a status names an adapter with characters that can't be printed")
+
+
+class Figures(msgspec.Struct, frozen=True, tag="figures"):
+    """The worker's own metrics: vLLM's of its engine, and ours.
+
+    Attributes:
+        number: of the question.
+        page: in Prometheus's text format; empty if it was too large to be sent.
+    """
+
+    number: Count
+    page: Annotated[bytes, msgspec.Meta(max_length=MOST_FIGURES_BYTES)]
+
+
+class Operated(msgspec.Struct, frozen=True, tag="operated"):
+    """What became of an :class:`Operate`.
+
+    Attributes:
+        number: of the question.
+        message: why it was not done, in a sentence; empty if it was.
+    """
+
+    number: Count
+    outcome: Outcome
+    message: Annotated[str, msgspec.Meta(max_length=LONGEST_MESSAGE)] = ""
+
+
+ToFrontend: TypeAlias = (
+    Welcome | Terms | Goodbye | Ack | Nack | Outputs | Failed | Status | Figures | Operated
+)

@@ -1,0 +1,120 @@
+"""Messages to ZMQ frames and back. Knows the encoding, not the sockets.
+
+A message is one MessagePack frame, followed by the frames its tensors need and,
+for :class:`Submit` and :class:`Supply`, the frames of inline media. vLLM's encoder
+is used because vLLM's types ride in the messages; its pickle fallback is refused
+in both directions, whatever the environment says.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import msgspec
+import torch
+from vllm.exceptions import VLLMValidationError
+from vllm.v1.serial_utils import CUSTOM_TYPE_RAW_VIEW, MsgpackDecoder, MsgpackEncoder
+
+from common.errors import ProtocolError
+
+Frame: TypeAlias = bytes | bytearray | memoryview
+
+
+class About(msgspec.Struct, frozen=True):
+    """What can be read of a message that can't be read as a whole.
+
+    Attributes:
+        type: its tag; empty if it has none.
+        request_id: which request it is about; empty if that can't be told.
+    """
+
+    type: str = ""
+    request_id: str = ""
+
+
+class _StrictEncoder(MsgpackEncoder):
+    def enc_hook(self, obj: Any) -> Any:
+        encoded = super().enc_hook(obj)
+        if isinstance(encoded, msgspec.msgpack.Ext) and encoded.code != CUSTOM_TYPE_RAW_VIEW:
+            raise TypeError(f"objects of type {type(obj).__name__} don't travel")
+        return encoded
+
+
+class _StrictDecoder(MsgpackDecoder):
+    def ext_hook(self, code: int, data: memoryview) -> Any:
+        if code != CUSTOM_TYPE_RAW_VIEW:
+            raise ProtocolError(f"extension type {code} is not accepted")
+        return data
+
+    def _decode_tensor(self, arr: list[object]) -> torch.Tensor:
+        # As no encoder of ours sends them; PyTorch warns, once, of memory that is not writable.
+        if isinstance(arr[2], bytes):
+            raise ProtocolError("a tensor's bytes are neither a frame nor a raw view")
+        return super()._decode_tensor(arr)
+
+
+M = TypeVar("M")
+
+
+class Codec(Generic[M]):
+    """Encodes any message and decodes those of one direction.
+
+    Not thread-safe, like the encoder beneath it: one per event loop.
+    """
+
+    def __init__(self, incoming: Any) -> None:
+        """
+        Args:
+            incoming: the union of messages this side receives, for example
+                :data:`common.request_plane.protocol.ToWorker`.
+        """
+        self._encoder = _StrictEncoder()
+        self._decoder = _StrictDecoder(incoming)
+        self._about = msgspec.msgpack.Decoder(About)
+
+    def encode(self, message: msgspec.Struct, media_frames: Sequence[Frame] = ()) -> list[Frame]:
+        """The frames of a message, media frames last. Copies no tensor.
+
+        Raises:
+            ProtocolError: the message holds something that has no encoding.
+        """
+        try:
+            frames: list[Frame] = list(self._encoder.encode(message))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise ProtocolError(f"{type(message).__name__} can't be sent: {error}") from error
+        count = len(frames).to_bytes(4, "little")
+        return [count, *frames, *media_frames]
+
+    def decode(self, frames: Sequence[memoryview]) -> tuple[M, Sequence[memoryview]]:
+        """The message and the media frames that followed it.
+
+        Raises:
+            ProtocolError: the frames are not a message of this direction.
+        """
+        if len(frames) < 2 or len(frames[0]) != 4:
+            raise ProtocolError(f"{len(frames)} frames are not a message")
+        count = int.from_bytes(frames[0], "little")
+        if not 1 <= count < len(frames):
+            raise ProtocolError(f"a message of {count} frames came in {len(frames) - 1}")
+        try:
+            message: M = self._decoder.decode(frames[1 : 1 + count])
+        except (
+            msgspec.DecodeError,  # includes ValidationError
+            AssertionError,
+            AttributeError,
+            IndexError,
+            KeyError,
+            TypeError,
+            ValueError,
+            OverflowError,
+            RuntimeError,
+            VLLMValidationError,  # of sampling parameters
+        ) as error:
+            raise ProtocolError(f"undecodable message: {error}") from error
+        return message, frames[1 + count :]
+
+    def about(self, frames: Sequence[memoryview]) -> About:
+        """What a message that :meth:`decode` refused was about, as far as that can be told."""
+        try:
+            return self._about.decode(frames[1])
+        except (msgspec.DecodeError, IndexError, ValueError, RecursionError):
+            return About()

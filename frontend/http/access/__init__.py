@@ -1,0 +1,1 @@
+"""Who may use the API and who may manage the frontend."""

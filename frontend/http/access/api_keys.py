@@ -1,0 +1,130 @@
+"""Who may use the HTTP API: vLLM's API keys, in front of every route but a few.
+
+vLLM's own check, which stays in force, guards ``/v1`` and its like only; others of its
+routes generate too (``/invocations``), and ours tell what users asked for.
+"""
+
+import hashlib
+import logging
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+
+from common.errors import ConfigurationError
+from frontend.asgi import App, Receive, Scope, Send, has_body, route_path
+from frontend.http.operator.status_page import PAGE
+from frontend.tenancy import EVERYBODY, Tenant, current_tenant, tenants_apart
+
+logger = logging.getLogger(__name__)
+
+OPEN: Final = PAGE | {
+    "/health",
+    "/ping",
+    "/ready",
+    "/readyz",
+    "/livez",
+    "/metrics",
+    "/version",
+}
+"""Paths for probes, scrapers and the status page, which say nothing of any request."""
+
+
+def read_keys(path: Path, what: str = "API") -> list[str]:
+    """The keys in a file: one a line, empty lines and those after ``#`` left out.
+
+    Args:
+        what: kind of the keys, for messages.
+
+    Raises:
+        ConfigurationError: it can't be read or holds none, which would let everybody in.
+    """
+    try:
+        lines = path.read_text().splitlines()
+        mode = path.stat().st_mode
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"the {what} keys in {path} can't be read: {error}") from error
+    keys = [key for line in lines if (key := line.strip()) and not key.startswith("#")]
+    if not keys:
+        raise ConfigurationError(f"{path} holds no {what} key")
+    # The group may read, as with the fleet key: that is how Kubernetes mounts secrets.
+    if mode & 0o037:
+        logger.warning("the %s keys in %s are open to other users: chmod 600 %s", what, path, path)
+    return keys
+
+
+class Keys:
+    """Some keys, by their digests."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def shown_by(self, scope: Scope) -> Tenant | None:
+        """The one that a request shows, by its digest; None if it shows none of these."""
+        kind, _, key = Headers(scope=scope).get("Authorization", "").partition(" ")
+        digest = hashlib.sha256(key.encode()).digest()
+        # All are compared, so that the time says nothing.
+        matches = [secrets.compare_digest(digest, each) for each in self._digests]
+        return Tenant(digest.hex()) if kind.lower() == "bearer" and any(matches) else None
+
+
+def with_bearer(scope: Scope) -> Scope:
+    """Return the request with a key in Anthropic's header, ``x-api-key``, where all others have it.
+
+    vLLM's own check looks there only. A request with ``Authorization`` stays as it is.
+    """
+    headers = Headers(scope=scope)
+    key = headers.get("x-api-key")
+    if key is None or "authorization" in headers:
+        return scope
+    bearer = (b"authorization", f"Bearer {key}".encode("latin-1"))
+    return {**scope, "headers": [*scope["headers"], bearer]}
+
+
+class ApiKeyGuard:
+    """Passes on what carries one of the keys, or goes to an open path, and says whose it is."""
+
+    def __init__(
+        self, app: App, keys: Sequence[str], root_path: str = "", *, isolate: bool = False
+    ) -> None:
+        """
+        Args:
+            keys: at least one.
+            root_path: prefix under which a proxy serves the app.
+            isolate: whether no two keys share anything that is kept.
+        """
+        self._isolate = isolate
+        self._app = app
+        self._root_path = root_path
+        self._keys = Keys(keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection, or answer 401."""
+        tenant = self._tenant(scope)
+        if tenant is not None:
+            current_tenant.set(tenant)
+            tenants_apart.set(self._isolate)
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            refusal = JSONResponse({"error": "Unauthorized"}, 401)
+            if has_body(scope):
+                refusal.headers["connection"] = "close"  # it isn't read
+            await refusal(scope, receive, send)
+
+    def _tenant(self, scope: Scope) -> Tenant | None:
+        """Whose request it is, None if it is nobody's."""
+        if scope["type"] not in ("http", "websocket"):
+            return EVERYBODY
+        tenant = self._keys.shown_by(scope)
+        if tenant is not None:
+            return tenant
+        if has_body(scope):
+            return None  # strangers have nothing to say
+        path = route_path(scope, self._root_path).rstrip("/")
+        # A browser asks what it may send before it sends a key.
+        return EVERYBODY if path in OPEN or scope.get("method") == "OPTIONS" else None

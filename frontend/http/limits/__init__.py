@@ -1,0 +1,1 @@
+"""What connections, bodies and requests may take."""

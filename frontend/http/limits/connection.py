@@ -1,0 +1,383 @@
+"""A client's connection: how long its heads may take, and how slowly it may read its answers.
+
+The one file that touches the inside of uvicorn, which has no limit for any of this.
+"""
+
+import asyncio
+import logging
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
+from http import HTTPStatus
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from starlette.datastructures import Headers
+from uvicorn.logging import TRACE_LOG_LEVEL
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from common.observability.telemetry import CONNECTIONS_CUT
+from frontend.asgi import RETRY_AFTER_S, error_answer, has_body
+from frontend.http.settings import HttpSettings
+
+logger = logging.getLogger(__name__)
+
+MOST_PIPELINED: Final = 128
+"""Requests that are parsed on one connection before those before them are answered."""
+
+MOST_AHEAD: Final = 64 << 10
+"""Bytes behind a request that are read while it is worked on, to see whether its client leaves."""
+
+LINGER_S: Final = 1.0
+"""How long a connection stays open for a client that still sends what will not be read. Closed
+at once, it would be reset, and the client might lose the answer that tells why."""
+
+WRITE_NOW: Final = "mmrouter.write_now"
+"""In the scope of a request: sends a piece of an answer that has begun, from anywhere on the event
+loop and without waiting. Takes the piece and says whether it was sent; if not, nothing was."""
+
+LEAST_TAKEN: Final = 256 << 10
+"""Bytes that a client must take within ``--send-timeout``, if there are so many for it."""
+
+
+RefusalHeaders: TypeAlias = Callable[[str | None], Mapping[str, str]]
+"""Headers of an answer that the app is not asked for, by the page's origin if that is known."""
+
+
+class HeadLimits(NamedTuple):
+    """How large the head of a request may be.
+
+    Attributes:
+        most_bytes: of a request line with its headers, and of what stands between two pieces of a
+            body.
+        most_headers: trailers included.
+    """
+
+    most_bytes: int = 64 << 10
+    most_headers: int = 256
+
+    @property
+    def refusal(self) -> tuple[HTTPStatus, str]:
+        """The answer to one that is larger."""
+        size = f"{self.most_bytes >> 10} KiB" if self.most_bytes >= 1024 else f"{self.most_bytes} B"
+        return (
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+            f"the head is larger than {size} or has more than {self.most_headers} headers",
+        )
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's protocol with an end to every wait for the client."""
+
+    def __init__(
+        self,
+        *args: Any,
+        settings: HttpSettings,
+        limits: HeadLimits,
+        refusal_headers: RefusalHeaders,
+        idle: "Idle",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._idle = idle
+        self._settings = settings
+        self._limits = limits
+        self._refusal_headers = refusal_headers
+        self._running: RequestResponseCycle | None = None
+        self._in_head = False  # some of a head is here
+        self._in_body = False
+        self._ahead = bytearray()  # what is behind the request that is worked on
+        self._aimless = 0  # bytes since the parser last got anywhere
+        self._headers = self._header_bytes = 0
+        self._refusal = HTTPStatus.BAD_REQUEST, "this is no HTTP request"
+        self._lingering = False
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._send_timer: asyncio.TimerHandle | None = None
+        self._linger_timer: asyncio.TimerHandle | None = None
+        self._unsent = self._taken = 0
+
+    # What the transport tells.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin, unless there are too many already."""
+        super().connection_made(transport)
+        # Writing is paused as soon as a client is behind, not some 64 KiB later. With TLS it is
+        # paused at the limit, without it beyond.
+        transport.set_write_buffer_limits(high=1 if self.scheme == "https" else 0, low=0)
+        full = len(self.connections) > self._settings.max_connections
+        if full and not self._close_an_idle_one():
+            self._refuse(
+                HTTPStatus.SERVICE_UNAVAILABLE, "this frontend has too many connections", "too many"
+            )
+        else:
+            self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of everything, also of a request that others wait behind."""
+        self._idle.pop(self, None)
+        super().connection_lost(exc)
+        cycle = self._running
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.pipeline.clear()
+        self._ahead.clear()
+        self._unset_keepalive_if_required()
+        for timer in (self._head_timer, self._send_timer, self._linger_timer):
+            if timer is not None:
+                timer.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, unless nothing is read any more."""
+        self._idle.pop(self, None)
+        if self._lingering or self.transport.is_closing():
+            return
+        if self._busy() and self._running is not None and not self._running.more_body:
+            self._ahead += data
+            if len(self._ahead) > MOST_AHEAD:
+                self.flow.pause_reading()
+            return
+        self._aimless += len(data)
+        if not self._in_body:
+            self._expect_head()  # also if it is but another empty line before one
+        super().data_received(data)
+        if self.pipeline:
+            self.flow.resume_reading()  # or nobody would see its client leave
+        if self._in_head:
+            self._expect_head()
+        if self._aimless > self._limits.most_bytes:
+            self._refuse(*self._limits.refusal, "head")
+
+    def pause_writing(self) -> None:
+        """The client is behind with reading."""
+        super().pause_writing()
+        self._unsent = self.transport.get_write_buffer_size()
+        if self._send_timer is None:
+            self._taken = 0
+            self._watch_reader()
+
+    def resume_writing(self) -> None:
+        """The client has caught up, for now: it is watched to the end of its time."""
+        super().resume_writing()
+        self._taken += self._unsent
+
+    # What the parser tells.
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        if len(self.pipeline) >= MOST_PIPELINED:
+            self._refusal = HTTPStatus.TOO_MANY_REQUESTS, "too many requests at once"
+            raise ValueError("pipelined")
+        self._in_head = True
+        self._headers = self._header_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """Some of the request line."""
+        self._count(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer after the body."""
+        self._headers += 1
+        self._count(name + value)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head is here."""
+        self._in_head, self._in_body, self._aimless = False, True, 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        if self.parser.should_upgrade() and has_body({"headers": self.headers}):
+            # The parser takes it for another protocol's.
+            self._refusal = HTTPStatus.BAD_REQUEST, "a request with Upgrade can't have a body"
+            raise ValueError("upgrade")
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Some of the body."""
+        self._aimless = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is here as a whole."""
+        self._in_body, self._aimless = False, 0
+        super().on_message_complete()
+
+    # What a request does.
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        cycle.transport = SimpleNamespace(  # type: ignore[assignment] # all that it uses of one
+            write=self.transport.write,
+            is_closing=lambda: self._lingering or self.transport.is_closing(),
+            close=self._close,
+        )
+        if self.logger.getEffectiveLevel() > TRACE_LOG_LEVEL:  # or uvicorn logs every piece
+            write_now = partial(self._write_now, weakref.ref(cycle))  # which has the scope
+            cycle.scope[WRITE_NOW] = write_now  # type: ignore[typeddict-unknown-key]
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        """The next request may come, if this one was read to its end."""
+        if self._running is not None and self._running.more_body:
+            self._close()
+        if self._lingering:
+            self.server_state.total_requests += 1
+            return
+        super().on_response_complete()
+        if self._in_head:
+            self._expect_head()
+        if self._ahead:
+            data, self._ahead = self._ahead, bytearray()
+            self.data_received(bytes(data))
+        elif self.timeout_keep_alive_task is not None and not self._in_head:
+            self._idle[self] = None
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no request, in vLLM's shape."""
+        self._refuse(*self._refusal, "parser")
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing: clients may try, and uvicorn's lines are about what is not installed."""
+
+    # Ours.
+
+    def _write_now(self, running: weakref.ref[RequestResponseCycle], piece: bytes) -> bool:
+        cycle = running()
+        if (
+            cycle is None
+            or self.flow.write_paused
+            or not cycle.chunked_encoding
+            or cycle.response_complete
+            or cycle.disconnected
+            or cycle.transport.is_closing()
+        ):
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        return True
+
+    def _close_an_idle_one(self) -> bool:
+        """Make room by closing the one that has been idle for longest, if there is any. At once, so
+        that connections that are closing don't add up.
+        """
+        longest = next(iter(self._idle), None)
+        if longest is None:
+            return False
+        del self._idle[longest]
+        CONNECTIONS_CUT.labels("idle").inc()
+        longest.transport.abort()
+        return True
+
+    def _count(self, some: bytes) -> None:
+        self._header_bytes += len(some)
+        limits = self._limits
+        if self._header_bytes > limits.most_bytes or self._headers > limits.most_headers:
+            self._refusal = limits.refusal
+            raise ValueError("head")
+
+    def _expect_head(self) -> None:
+        if self._head_timer is None and not self.transport.is_closing() and not self._lingering:
+            self._head_timer = self.loop.call_later(self._settings.head_timeout_s, self._head_late)
+
+    def _head_late(self) -> None:
+        self._head_timer = None
+        if self._busy():
+            return  # it is looked at again after that
+        if self._in_head:
+            message = f"the head did not arrive within {self._settings.head_timeout_s:g} s"
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT, message, "head timeout")
+        else:
+            self.transport.close()  # nothing was begun
+
+    def _busy(self) -> bool:
+        return self._running is not None and not self._running.response_complete
+
+    def _refuse(self, status: HTTPStatus, message: str, reason: str) -> None:
+        """Answer without asking the app, and close."""
+        if self.transport.is_closing() or self._lingering:
+            return
+        CONNECTIONS_CUT.labels(reason).inc()
+        cycle = self._running
+        if cycle is not None and not cycle.response_complete:
+            if cycle.response_started:
+                self.transport.abort()  # what is being sent can't be answered over
+                return
+            cycle.disconnected = True
+            cycle.message_event.set()
+        answer = error_answer(message, status)
+        if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):
+            answer.headers["retry-after"] = str(RETRY_AFTER_S)
+        answer.headers["connection"] = "close"
+        origin = Headers(raw=self.headers or []).get("origin")
+        answer.headers.update(self._refusal_headers(origin))
+        head = b"".join(b"%b: %b\r\n" % header for header in answer.raw_headers)
+        self.transport.write(STATUS_LINE[status] + head + b"\r\n" + answer.body)
+        if status is HTTPStatus.SERVICE_UNAVAILABLE:
+            self.transport.close()  # at once: there are too many
+        else:
+            self._linger()
+
+    def _close(self) -> None:
+        """Close after what was written; if the client is still sending, a moment later."""
+        if self._running is not None and self._running.more_body:
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self) -> None:
+        """Say that nothing more will come, and read without looking until the client is done."""
+        if self._lingering or self.transport.is_closing():
+            return
+        self._lingering = True
+        self.pipeline.clear()
+        self._ahead.clear()
+        self._unset_keepalive_if_required()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self._linger_timer = self.loop.call_later(LINGER_S, self.transport.abort)
+
+    def _watch_reader(self) -> None:
+        self._send_timer = self.loop.call_later(self._settings.send_timeout_s, self._check_reader)
+
+    def _check_reader(self) -> None:
+        self._send_timer = None
+        if not self.flow.write_paused:
+            return
+        left = self.transport.get_write_buffer_size()
+        if self._taken + self._unsent - left >= LEAST_TAKEN:
+            self._unsent, self._taken = left, 0
+            self._watch_reader()
+            return
+        CONNECTIONS_CUT.labels("slow reader").inc()
+        logger.info("a client did not read its answer: its connection is closed")
+        self.transport.abort()
+
+
+Idle: TypeAlias = dict[Connection, None]
+"""Connections that were used and wait for a next request, those first that have for longest."""
+
+
+def connections(
+    settings: HttpSettings, limits: HeadLimits, refusal_headers: RefusalHeaders
+) -> Callable[..., asyncio.Protocol]:
+    """What makes the connections of a server, for ``uvicorn.Config(http=...)``."""
+    idle: Idle = {}
+
+    def make(*args: Any, **kwargs: Any) -> asyncio.Protocol:
+        return Connection(
+            *args,
+            settings=settings,
+            limits=limits,
+            refusal_headers=refusal_headers,
+            idle=idle,
+            **kwargs,
+        )
+
+    return make

@@ -1,0 +1,1 @@
+"""Routes for operators: status, metrics, history and operations."""

@@ -1,0 +1,148 @@
+"""What the queries and bodies of operations may say: one function each, from it to the operation.
+
+Names and values are those of vLLM's routes. Two defaults are others: requests that run are waited
+for rather than ended.
+"""
+
+from collections.abc import Callable, Mapping
+from inspect import signature
+from types import MappingProxyType
+from typing import Annotated, Final, TypeAlias
+
+from fastapi import HTTPException, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from common.request_plane.operations import (
+    LoadLoraAdapter,
+    Operation,
+    Pause,
+    PauseMode,
+    ReleaseKvCacheMemory,
+    ReloadWeights,
+    ResetEncoderCache,
+    ResetMmCache,
+    ResetPrefixCache,
+    Resume,
+    Sleep,
+    StartProfile,
+    StopProfile,
+    Tag,
+    UnloadLoraAdapter,
+    WakeUp,
+)
+
+Read: TypeAlias = Callable[..., Operation]
+"""From the parameters of a request, as FastAPI finds them by its signature."""
+
+Level = Annotated[int, Query(ge=0, le=2)]
+Mode = Annotated[PauseMode, Query()]
+Flag = Annotated[bool, Query()]
+
+
+class Profile(BaseModel):
+    """How a profile is taken; without it, as ``--profiler-config`` says."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    profile_prefix: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+    delay_iterations: int | None = Field(None, ge=0, le=1 << 31)
+    max_iterations: int | None = Field(None, ge=0, le=1 << 31)
+    profiler_kwargs: (
+        dict[
+            Annotated[str, Field(max_length=128)],
+            bool | int | float | Annotated[str, Field(max_length=4096)],
+        ]
+        | None
+    ) = Field(None, max_length=64)
+
+
+class Loading(BaseModel):
+    """A LoRA adapter to be loaded; fields are vLLM's."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    lora_name: str = Field(min_length=1, max_length=128)
+    lora_path: str = Field(min_length=1, max_length=4096)
+    load_inplace: bool = False
+    is_3d_lora_weight: bool = False
+
+
+class Unloading(BaseModel):
+    """A LoRA adapter to be let go."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    lora_name: str = Field(min_length=1, max_length=128)
+
+
+def _load_lora_adapter(adapter: Loading) -> Operation:
+    return LoadLoraAdapter(**adapter.model_dump())
+
+
+def _unload_lora_adapter(adapter: Unloading) -> Operation:
+    return UnloadLoraAdapter(adapter.lora_name)
+
+
+def _sleep(level: Level = 1, mode: Mode = "wait") -> Operation:
+    return Sleep(level, mode)
+
+
+def _pause(mode: Mode = "wait", clear_cache: Flag = True) -> Operation:
+    return Pause(mode, clear_cache)
+
+
+def _wake_up(tags: Annotated[list[Tag] | None, Query()] = None) -> Operation:
+    return WakeUp(None if not tags else list(dict.fromkeys(tags)))
+
+
+def _reset_prefix_cache(
+    reset_running_requests: Flag = False, reset_external: Flag = False
+) -> Operation:
+    return ResetPrefixCache(reset_running_requests, reset_external)
+
+
+def _start_profile(profile: Profile | None = None) -> Operation:
+    return StartProfile(**({} if profile is None else profile.model_dump()))
+
+
+def _plain(kind: Callable[[], Operation]) -> Read:
+    def read() -> Operation:
+        return kind()
+
+    return read
+
+
+READS: Final[Mapping[str, Read]] = MappingProxyType(
+    {
+        "sleep": _sleep,
+        "wake_up": _wake_up,
+        "release_kv_cache_memory": _plain(ReleaseKvCacheMemory),
+        "pause": _pause,
+        "resume": _plain(Resume),
+        "reset_prefix_cache": _reset_prefix_cache,
+        "reset_mm_cache": _plain(ResetMmCache),
+        "reset_encoder_cache": _plain(ResetEncoderCache),
+        "start_profile": _start_profile,
+        "stop_profile": _plain(StopProfile),
+        "reload_weights": _plain(ReloadWeights),
+        "load_lora_adapter": _load_lora_adapter,
+        "unload_lora_adapter": _unload_lora_adapter,
+    }
+)
+"""By operation."""
+
+
+def refuse_unknown(request: Request, read: Read, *more: str) -> None:
+    """A misspelt parameter must not leave an engine to a default.
+
+    Args:
+        more: names of parameters besides those of the operation.
+
+    Raises:
+        HTTPException: 422, naming it.
+    """
+    known = {*signature(read).parameters, *more}
+    for name in request.query_params:
+        if name not in known:
+            allowed = ", ".join(sorted(known - {"profile", "adapter"})) or "none"
+            raise HTTPException(422, f"there is no parameter {name!r}; there is: {allowed}")

@@ -1,0 +1,453 @@
+"""What the frontend knows, as JSON for people and tests: workers and decisions."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, TypeAdapter
+
+from common.identity import Target, WorkerId
+from common.request_plane.protocol import RankStatus
+from frontend.processes import Siblings
+from frontend.router import Knowledge, Roster, Router, TargetLoad
+from frontend.workers import Fleet, MediaSender, Member, Refusals
+
+
+class ShareView(BaseModel):
+    """What somebody has on a rank: requests, and tokens as routing counts them.
+
+    Attributes:
+        prefill_tokens: to compute, of requests without an output.
+        decode_tokens: prompt tokens of requests with one.
+    """
+
+    requests: int
+    prefill_tokens: int
+    decode_tokens: int
+
+
+class RankView(BaseModel):
+    """What the router knows of one rank.
+
+    Attributes:
+        busy: it has so much to do that it gets no new requests.
+        index: what is known of its cache: exact, degraded or approximate.
+        reason: why it is not exact, and how much is known meanwhile.
+        blocks: that it holds as far as its events were applied.
+        own: what this frontend has there.
+        others: what others have there, as the worker reported last.
+        running, waiting, kv_usage: of its engine, as the worker reported last; None before
+            its first report.
+    """
+
+    rank: int
+    busy: bool
+    index: str
+    reason: str
+    blocks: int
+    own: ShareView
+    others: ShareView
+    running: int | None
+    waiting: int | None
+    kv_usage: float | None
+
+
+class IndexView(BaseModel):
+    """What is known of the caches of all workers together.
+
+    Attributes:
+        ranks: of all workers that requests may go to.
+        exact, degraded, approximate: how many of them are known how well.
+        exact_share: of all ranks; 1 if there are none.
+        blocks: that they hold as far as their events were applied.
+    """
+
+    ranks: int
+    exact: int
+    degraded: int
+    approximate: int
+    exact_share: float
+    blocks: int
+
+
+class ProcessView(BaseModel):
+    """How one process of the frontend stands with a worker; the fields are a worker's."""
+
+    process: str
+    connected: bool
+    transport: str | None
+    circuit: str
+    active_requests: int
+
+
+class AdapterView(BaseModel):
+    """A LoRA adapter that a worker has.
+
+    Attributes:
+        active: it is among those that the engine used last, as many as it computes with at once.
+    """
+
+    name: str
+    path: str
+    active: bool
+
+
+class WorkerView(BaseModel):
+    """One worker with a card that fits.
+
+    Where the frontend has several processes, it is connected if it is to all of them, and in any
+    other respect as the process has it that has it worst.
+
+    Attributes:
+        model: the first of the names under which it serves its model.
+        transport: how media travel to it; None while it is not connected.
+        circuit: closed, open or half-open; errors and stalls open it for a while.
+        circuit_reason: why it is not closed.
+        drained: by an operator; it gets no requests from any process that says so.
+        condition: serving, paused or asleep, as the worker reported last; None before its first
+            report. Only one that serves gets requests.
+        media: items that it holds as far as this frontend knows, most of all processes.
+        active_requests: of this frontend.
+        running, waiting, hf_processor_runs: over all ranks, and kv_usage of the fullest, as
+            the worker reported last; None before its first report.
+        adapters: that it has, on its card or loaded since.
+        processes: how each process stands with it; only where there are several.
+    """
+
+    worker_id: WorkerId
+    incarnation: str
+    model: str = ""
+    state: str
+    connected: bool
+    request_endpoint: str
+    transport: str | None
+    circuit: str
+    circuit_reason: str
+    drained: bool = False
+    condition: str | None = None
+    ranks: list[RankView]
+    media: int = 0
+    active_requests: int
+    running: int | None
+    waiting: int | None
+    kv_usage: float | None
+    hf_processor_runs: int | None
+    adapters: list[AdapterView] = []
+    processes: list[ProcessView] = []
+
+
+class RefusedView(BaseModel):
+    """A worker whose card does not fit, and why."""
+
+    worker_id: WorkerId
+    reason: str
+
+
+def _reports(member: Member) -> list[RankStatus]:
+    return [] if member.status is None else member.status.ranks
+
+
+def _share(load: TargetLoad) -> ShareView:
+    return ShareView(
+        requests=load.active,
+        prefill_tokens=load.prefill_tokens,
+        decode_tokens=load.decode_tokens,
+    )
+
+
+def _rank_view(router: Router, member: Member, rank: int) -> RankView:
+    target = Target(member.card.worker_id, rank)
+    state = router.roster.state(target)
+    own, others = router.load.shares(target)
+    report = next((one for one in _reports(member) if one.rank == rank), None)
+    return RankView(
+        rank=rank,
+        busy=target in router.load.busy(),
+        index=state.knowledge.value,
+        reason=state.reason,
+        blocks=router.roster.blocks(target),
+        own=_share(own),
+        others=_share(others),
+        running=None if report is None else report.running,
+        waiting=None if report is None else report.waiting,
+        kv_usage=None if report is None else report.kv_usage,
+    )
+
+
+class Status:
+    """What this process knows."""
+
+    def __init__(
+        self,
+        fleets: Iterable[Fleet],
+        media_sender: MediaSender,
+        refusals: Iterable[Refusals] = (),
+    ) -> None:
+        """
+        Args:
+            fleets: of all models, asked each time.
+            refusals: of workers that no fleet looks at.
+        """
+        self._fleets = fleets
+        self._media_sender = media_sender
+        self._refusals = refusals
+
+    def workers(self) -> list[WorkerView]:
+        """Workers whose cards fit."""
+        return [
+            self._view(fleet.router, member)
+            for fleet in self._fleets
+            for member in fleet.members.shown()
+        ]
+
+    def refused(self) -> list[RefusedView]:
+        """Workers whose cards don't fit."""
+        return [
+            RefusedView(worker_id=worker_id, reason=reason)
+            for refusals in (*(fleet.refusals for fleet in self._fleets), *self._refusals)
+            for worker_id, reason in refusals.by_worker().items()
+        ]
+
+    def decisions(self, wanted: "Wanted") -> list[dict[str, Any]]:
+        """Routing decisions: those of one response, or the last ones, newest first."""
+        logs = [fleet.router.decisions for fleet in self._fleets]
+        if wanted.request_id is not None:
+            return [each.as_json() for log in logs for each in log.find(wanted.request_id)]
+        found = [each for log in logs for each in log.last(wanted.last)]
+        if len(logs) > 1:
+            found.sort(key=lambda decision: decision.time, reverse=True)
+        return [decision.as_json() for decision in found[: wanted.last]]
+
+    def index(self) -> IndexView:
+        """How much of the fleet's caches is known."""
+        return _index_view([fleet.router.roster for fleet in self._fleets])
+
+    def _view(self, router: Router, member: Member) -> WorkerView:
+        card, link, status = member.card, member.link, member.status
+        circuit, circuit_reason = router.ejection.circuit(card.worker_id)
+        return WorkerView(
+            worker_id=card.worker_id,
+            incarnation=card.incarnation,
+            model=card.served_model_names[0],
+            state=card.state,
+            connected=link is not None,
+            request_endpoint=card.request_endpoint,
+            transport=self._media_sender.transport(card.worker_id),
+            circuit=circuit,
+            circuit_reason=circuit_reason,
+            drained=router.drained.has(card.worker_id, card.incarnation),
+            condition=None if status is None else status.condition,
+            ranks=[_rank_view(router, member, rank) for rank in card.ranks],
+            media=router.media.count(card.worker_id),
+            active_requests=0 if link is None else link.active_requests,
+            running=None if status is None else sum(one.running for one in status.ranks),
+            waiting=None if status is None else sum(one.waiting for one in status.ranks),
+            kv_usage=None if status is None else max(one.kv_usage for one in status.ranks),
+            hf_processor_runs=None if status is None else status.hf_processor_runs,
+            adapters=[
+                AdapterView(
+                    name=each.name, path=each.path, active=each.name in member.active_adapters
+                )
+                for each in member.adapters
+            ],
+        )
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Which decisions somebody wants to see.
+
+    Attributes:
+        request_id: id of a response of the API; None for the last ones.
+    """
+
+    request_id: str | None
+    last: int
+
+
+_workers = TypeAdapter(list[WorkerView])
+_refused = TypeAdapter(list[RefusedView])
+_index = TypeAdapter(IndexView)
+
+
+class FleetStatus:
+    """What all processes of this frontend know."""
+
+    def __init__(self, own: Status, siblings: Siblings | None) -> None:
+        """
+        Args:
+            own: what this one knows; it is told to the others too.
+            siblings: the others, if there are any.
+        """
+        self._own = own
+        self._siblings = siblings
+        if siblings is not None:
+            siblings.tell("workers", lambda _: _workers.dump_json(own.workers()))
+            siblings.tell("refused", lambda _: _refused.dump_json(own.refused()))
+            siblings.tell("index", lambda _: _index.dump_json(own.index()))
+            wanted = msgspec.json.Decoder(Wanted)
+            siblings.tell(
+                "decisions", lambda said: msgspec.json.encode(own.decisions(wanted.decode(said)))
+            )
+
+    async def workers(self) -> list[WorkerView]:
+        """Workers whose cards fit."""
+        if self._siblings is None:
+            return self._own.workers()
+        told = {self._siblings.name: self._own.workers()}
+        for name, body in await self._siblings.ask("workers"):
+            told[name] = _workers.validate_json(body)
+        return merged_workers(told)
+
+    async def refused(self) -> list[RefusedView]:
+        """Workers whose cards don't fit."""
+        found = self._own.refused()
+        if self._siblings is not None:
+            for _, body in await self._siblings.ask("refused"):
+                found += [each for each in _refused.validate_json(body) if each not in found]
+        return found
+
+    async def index(self) -> IndexView:
+        """How much of the fleet's caches the process knows that knows least."""
+        told = [self._own.index()]
+        if self._siblings is not None:
+            told += [_index.validate_json(body) for _, body in await self._siblings.ask("index")]
+        return min(told, key=lambda one: one.exact_share)
+
+    async def decisions(self, wanted: Wanted) -> list[dict[str, Any]]:
+        """Routing decisions, each with the process that made it where there are several."""
+        found = self._own.decisions(wanted)
+        if self._siblings is None:
+            return found
+        for each in found:
+            each["process"] = self._siblings.name
+        for name, body in await self._siblings.ask("decisions", msgspec.json.encode(wanted)):
+            found += [each | {"process": name} for each in msgspec.json.decode(body)]
+        oldest_first = wanted.request_id is not None
+        found.sort(key=lambda each: each["time"], reverse=not oldest_first)
+        return found if oldest_first else found[: wanted.last]
+
+
+_CIRCUITS = ("closed", "half-open", "open")
+_KNOWLEDGE = ("exact", "degraded", "approximate")
+
+
+def merged_workers(told: dict[str, list[WorkerView]]) -> list[WorkerView]:
+    """What all processes say of workers, one view for each.
+
+    Args:
+        told: by process; the first is the one that was asked.
+    """
+    by_worker: dict[tuple[str, str], dict[str, WorkerView]] = {}
+    for name, views in told.items():
+        for view in views:
+            by_worker.setdefault((view.worker_id, view.incarnation), {})[name] = view
+    return [_merged(views, len(told)) for views in by_worker.values()]
+
+
+def _merged(views: dict[str, WorkerView], processes: int) -> WorkerView:
+    each = list(views.values())
+    worst = max(each, key=lambda view: _CIRCUITS.index(view.circuit))
+    reports = [view for view in each if view.running is not None]
+    return (reports or each)[0].model_copy(
+        update={
+            "connected": len(each) == processes and all(view.connected for view in each),
+            "transport": next((view.transport for view in each if view.transport), None),
+            "circuit": worst.circuit,
+            "circuit_reason": worst.circuit_reason,
+            "drained": any(view.drained for view in each),
+            "ranks": [
+                _merged_rank(ranks) for ranks in zip(*(view.ranks for view in each), strict=True)
+            ],
+            "media": max(view.media for view in each),
+            "active_requests": sum(view.active_requests for view in each),
+            "processes": [
+                ProcessView(
+                    process=name,
+                    connected=view.connected,
+                    transport=view.transport,
+                    circuit=view.circuit,
+                    active_requests=view.active_requests,
+                )
+                for name, view in sorted(views.items())
+            ],
+        }
+    )
+
+
+def _merged_rank(ranks: tuple[RankView, ...]) -> RankView:
+    """Of all processes; to a worker each of them is a frontend, and the others' own is theirs."""
+    worst = max(ranks, key=lambda rank: _KNOWLEDGE.index(rank.index))
+    own = [rank.own for rank in ranks]
+    ours, rest = _sum(own), _sum([one for one in own if one is not worst.own])
+    busy = any(rank.busy for rank in ranks)
+    others = _sum([worst.others, rest], sign=-1)
+    return worst.model_copy(update={"busy": busy, "own": ours, "others": others})
+
+
+def _sum(shares: list[ShareView], sign: int = 1) -> ShareView:
+    """The first and all others added to it, or taken from it as far as there is any."""
+    total = ShareView(requests=0, prefill_tokens=0, decode_tokens=0)
+    for position, one in enumerate(shares):
+        factor = sign if position else 1
+        total = ShareView(
+            requests=max(0, total.requests + factor * one.requests),
+            prefill_tokens=max(0, total.prefill_tokens + factor * one.prefill_tokens),
+            decode_tokens=max(0, total.decode_tokens + factor * one.decode_tokens),
+        )
+    return total
+
+
+def status_routes(status: FleetStatus, *, several: bool) -> APIRouter:
+    """The routes under ``/mmrouter``.
+
+    Args:
+        several: whether the frontend has several processes.
+    """
+    api = APIRouter(prefix="/mmrouter", tags=["mmrouter"])
+    hidden = None if several else {"__all__": {"processes"}}
+
+    @api.get("/workers", response_model_exclude=hidden)
+    async def workers() -> list[WorkerView]:
+        """Workers whose cards fit."""
+        return await status.workers()
+
+    @api.get("/workers/refused")
+    async def refused() -> list[RefusedView]:
+        """Workers whose cards don't fit."""
+        return await status.refused()
+
+    @api.get("/index")
+    async def index() -> IndexView:
+        """How much of the fleet's caches is known."""
+        return await status.index()
+
+    @api.get("/decisions")
+    async def decisions(
+        request_id: str | None = Query(None, description="id of a response of the API"),
+        last: int = Query(50, ge=1, le=1000),
+    ) -> list[dict[str, Any]]:
+        """Routing decisions: those of one response, or the last ones, newest first.
+
+        Clients may choose ids, so one id can be that of several responses.
+        """
+        return await status.decisions(Wanted(request_id, last))
+
+    return api
+
+
+def _index_view(rosters: list[Roster]) -> IndexView:
+    knowledge: Counter[Knowledge] = Counter()
+    for roster in rosters:
+        knowledge.update(roster.knowledge())
+    ranks = sum(knowledge.values())
+    exact = knowledge[Knowledge.EXACT]
+    return IndexView(
+        ranks=ranks,
+        exact=exact,
+        degraded=knowledge[Knowledge.DEGRADED],
+        approximate=knowledge[Knowledge.APPROXIMATE],
+        exact_share=exact / ranks if ranks else 1.0,
+        blocks=sum(roster.blocks(target) for roster in rosters for target in roster.targets()),
+    )

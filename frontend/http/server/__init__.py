@@ -1,0 +1,1 @@
+"""vLLM's OpenAI app, the server that runs it, and the routes that differ here."""

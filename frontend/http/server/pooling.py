@@ -1,0 +1,207 @@
+"""Pooling requests: embeddings, scores, classes, rewards. Rendered like all others, within limits.
+
+The one file that reaches into vLLM's serving classes for them. They would render on the thread on
+which all prompts become tokens, and fetch media there, or on the event loop.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from typing import Any, Final, TypeAlias
+
+from fastapi import FastAPI, Request, Response
+from vllm.entrypoints.pooling.base.serving import PoolingBaseServing
+
+from common.errors import OverloadedError, RequestRejectedError
+from frontend.http.limits.call_places import CallPlaces
+from frontend.http.limits.tenant_quota import TenantQuota
+from frontend.http.settings import HttpSettings
+from frontend.tenancy import current_tenant
+from frontend.vllm_errors import as_vllm_error
+
+Vllms: TypeAlias = Any
+"""An object of vLLM's: a request, its context, what reads the one and fills the other."""
+
+Rendered: TypeAlias = dict[str, Vllms]
+"""vLLM's ``PoolingEngineInput``, and before that what it is made of."""
+
+_SERVINGS: Final = (
+    "serving_pooling",
+    "serving_embedding",
+    "serving_classification",
+    "serving_scores",
+)
+"""Where vLLM's app keeps them; None of what its model is not for."""
+
+_INPUTS: Final = (
+    ("input",),
+    ("messages",),
+    ("data_1", "data_2"),
+    ("query", "documents"),
+    ("texts", "images", "inputs"),
+)
+"""The fields in which vLLM's requests have their inputs, those of one request together."""
+
+_ONE_IN_A_LIST: Final = ("input", "messages")
+"""May be lists and one input all the same: tokens, or a conversation."""
+
+
+class PoolingLimits:
+    """What all pooling requests of a frontend share."""
+
+    def __init__(self, settings: HttpSettings, *, several_keys: bool) -> None:
+        """
+        Args:
+            several_keys: there is more than one API key, so none may take everything.
+        """
+        self._most = settings.max_pooling_inputs
+        self._calls = CallPlaces(settings.max_inflight, settings.max_inflight)
+        share = settings.key_share if several_keys else 1.0
+        inputs = max(self._most, settings.pooling_inputs)
+        self._inputs = TenantQuota(
+            "inputs to be pooled", inputs, max(self._most, int(inputs * share))
+        )
+        memory = settings.pooling_memory_bytes
+        self._memory = TenantQuota("bytes of pooled answers", memory, int(memory * share))
+
+    @contextmanager
+    def admitted(self, inputs: int) -> Iterator[None]:
+        """A request is worked on, in the context of this task.
+
+        Raises:
+            RequestRejectedError: it has too many inputs.
+            OverloadedError: all requests together have.
+        """
+        if inputs > self._most:
+            raise RequestRejectedError(
+                f"the request has {inputs} inputs, more than the {self._most} of "
+                "--max-pooling-inputs: send several requests"
+            )
+        tenant = current_tenant.get()
+        kept = 0
+
+        def keep(nbytes: int) -> None:
+            nonlocal kept
+            self._memory.take(tenant, nbytes)
+            kept += nbytes
+
+        self._inputs.take(tenant, inputs)
+        try:
+            with self._calls.of_request(tenant, keep):
+                yield
+        finally:
+            self._inputs.give_back(tenant, inputs)
+            self._memory.give_back(tenant, kept)
+
+
+class LimitedServing:
+    """One of vLLM's serving classes, as its routes call it."""
+
+    def __init__(self, serving: PoolingBaseServing, limits: PoolingLimits) -> None:
+        self._serving = serving
+        self._limits = limits
+
+    async def __call__(self, asked: Vllms, raw_request: Request | None = None) -> Response:
+        """Answer a request.
+
+        Raises:
+            VLLMError: it is refused.
+        """
+        try:
+            with self._limits.admitted(inputs_of(asked)):
+                self._serving.engine_client.check_admission()
+                return await self._serving(asked, raw_request)
+        except (OverloadedError, RequestRejectedError) as error:
+            raise as_vllm_error(error) from error
+
+
+def limit_pooling(app: FastAPI, limits: PoolingLimits) -> None:
+    """Let the pooling routes of vLLM's app render as we do, and within limits."""
+    PoolingBaseServing._preprocessing = _preprocessing
+    for name in _SERVINGS:
+        if (serving := getattr(app.state, name, None)) is not None:
+            setattr(app.state, name, LimitedServing(serving, limits))
+
+
+def inputs_of(asked: Vllms) -> int:
+    """How many inputs a request has, at least; takes no longer for many."""
+    return max(sum(_count(asked, name) for name in names) for names in _INPUTS)
+
+
+def _count(asked: Vllms, name: str) -> int:
+    value = getattr(asked, name, None)
+    if not isinstance(value, (list, tuple)):
+        return 0 if value is None else 1
+    if name in _ONE_IN_A_LIST and value and not isinstance(value[0], (str, list, tuple)):
+        return 1
+    return len(value)
+
+
+async def _preprocessing(_: PoolingBaseServing, processor: Vllms, context: Vllms) -> None:
+    """For the place of vLLM's own method: nothing that waits for anybody is in a thread that others
+    need."""
+    loop = asyncio.get_running_loop()
+    executor: Executor = processor._executor  # where its tokenizer is used, which is for one thread
+    asked = await loop.run_in_executor(executor, processor.get_request_factory_online, context)
+    if not asked:
+        raise ValueError("You must pass at least one prompt")
+    context.engine_inputs = await _together(_render(processor, executor, each) for each in asked)
+
+
+async def _together(works: Iterable[Awaitable[Rendered]]) -> list[Rendered]:
+    """All of it, in order. If one fails the others are cancelled."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _render(processor: Vllms, executor: Executor, asked: Rendered) -> Rendered:
+    """What the processor's own ``render`` does, as other requests are rendered."""
+    renderer = processor.renderer
+    options = {
+        "tok_params": asked["tok_params"],
+        "prompt_extras": asked["prompt_extras"],
+        "skip_mm_cache": asked["skip_mm_cache"],
+    }
+    if "conversations" in asked:
+        _, (prompt,) = await renderer.render_chat_async(
+            [asked["conversations"]], asked["chat_params"], **options
+        )
+    elif "prompts" in asked:
+        (prompt,) = await renderer.render_cmpl_async([asked["prompts"]], **options)
+    else:  # a query and a document
+        loop = asyncio.get_running_loop()
+        half = _HalfRendering(processor)
+        rendered: Rendered = await loop.run_in_executor(executor, half.render, asked)
+        prompt = await renderer.process_for_engine_async(*rendered["prompts"])
+        return {**rendered, "prompts": prompt}
+    return {
+        "prompts": prompt,
+        "params": asked["params"],
+        "lora_requests": asked["lora_requests"],
+        "priorities": asked["priorities"],
+    }
+
+
+class _HalfRendering:
+    """Stands for a processor and for its renderer, so that media are left as they are."""
+
+    def __init__(self, processor: Vllms) -> None:
+        self._processor = processor
+        self.renderer = self
+
+    def render(self, asked: Rendered) -> Rendered:
+        """The processor's own, without the last step."""
+        rendered: Rendered = type(self._processor).render(self, asked)
+        return rendered
+
+    def process_for_engine(self, prompt: Vllms, arrival_time: float) -> tuple[Vllms, float]:
+        """The last step, which others do."""
+        return prompt, arrival_time
+
+    def __getattr__(self, name: str) -> Vllms:
+        return getattr(self._processor, name)

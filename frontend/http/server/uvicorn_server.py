@@ -1,0 +1,192 @@
+"""uvicorn's server, but for signals, and for sockets that several processes listen on."""
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections.abc import Callable, Iterator
+from socket import socket
+from typing import Final
+
+import uvicorn
+
+from common.aio.supervised import supervise
+from frontend.http.server.tls_refresh import TlsRefresh
+from frontend.processes import Siblings
+
+logger = logging.getLogger(__name__)
+
+TLS_HANDSHAKE_S: Final = 60.0
+"""asyncio's own."""
+
+DEFERENCE_S: Final = 0.003
+"""How long a process with more connections than another leaves the next one to that."""
+
+
+class Server(uvicorn.Server):
+    """Leaves signals to us: uvicorn would raise them again before we have cleaned up."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        siblings: Siblings | None = None,
+        *,
+        refresh_tls: bool = False,
+    ) -> None:
+        """
+        Args:
+            siblings: accept from their sockets, in fairness to them; None to listen as configured.
+            refresh_tls: follow changes of the certificate's files.
+        """
+        super().__init__(config)
+        self._refresh_tls = refresh_tls
+        self._refreshing: asyncio.Task[None] | None = None
+        self._siblings = siblings
+        self._shared: list[SharedListener] = []
+        self._accepts = False
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Nothing; the process has its own handlers."""
+        yield
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        """Listen, or begin to accept."""
+        if self._refresh_tls:
+            work = TlsRefresh(self.config).run
+            self._refreshing = asyncio.create_task(supervise("TLS files", work), name="TLS files")
+        siblings = self._siblings
+        if siblings is None:
+            await super().startup(sockets)
+            return
+        await super().startup(sockets=[])
+        self._shared = [
+            SharedListener(each, self._connection, self.config.ssl, siblings.another_has_fewer)
+            for each in siblings.listeners
+        ]
+        self.servers.extend(self._shared)  # type: ignore[arg-type] # closed and waited for only
+        if siblings.alone:  # or when there is somebody to serve them
+            self.accept()
+
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        """See uvicorn."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.gather(self._refreshing, return_exceptions=True)
+        await super().shutdown(sockets)
+
+    def accept(self) -> None:
+        """Take connections from now on. The second and later calls do nothing."""
+        if not self.should_exit:
+            self._accepts = True
+            for each in self._shared:
+                each.start()
+
+    async def on_tick(self, counter: int) -> bool:
+        """See uvicorn; ten times a second."""
+        ending = await super().on_tick(counter)
+        if self._siblings is not None and self._accepts:
+            self._siblings.has(None if ending else len(self.server_state.connections))
+        return ending
+
+    def _connection(self) -> asyncio.Protocol:
+        if self._siblings is not None:
+            self._siblings.has(len(self.server_state.connections) + 1)
+        return self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+
+
+class SharedListener:
+    """Accepts from a socket that other processes accept from too.
+
+    One connection for each turn of the event loop: who has much to do leaves the next one to those
+    who have less. asyncio and uvloop would take all that wait.
+    """
+
+    def __init__(
+        self,
+        listener: socket,
+        make: Callable[[], asyncio.Protocol],
+        tls: ssl.SSLContext | None,
+        defers: Callable[[], bool],
+    ) -> None:
+        """
+        Args:
+            listener: closed with this.
+            make: what serves a connection.
+            tls: None for plain HTTP.
+            defers: whether another process had better take the next one.
+        """
+        self._defers = defers
+        self._listener = listener
+        self._make = make
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self._opening: set[asyncio.Task[None]] = set()
+        self._started = False
+
+    def start(self) -> None:
+        """Accept from now on."""
+        if not self._started:
+            self._started = True
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    def is_serving(self) -> bool:
+        """Whether it is not closed."""
+        return self._listener.fileno() >= 0
+
+    def close(self) -> None:
+        """Accept no more."""
+        if self.is_serving():
+            self._loop.remove_reader(self._listener.fileno())
+            self._listener.close()
+
+    async def wait_closed(self) -> None:
+        """Handshakes that are under way are given up."""
+        for task in self._opening:
+            task.cancel()
+        await asyncio.gather(*self._opening, return_exceptions=True)
+
+    def _accept(self) -> None:
+        if self._defers():
+            self._pause(DEFERENCE_S)
+        else:
+            self._take()
+
+    def _take(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return  # another process was faster, or the client has gone
+        except OSError as error:
+            # No descriptors are left, say: the others may have some, and connections wait.
+            logger.error("a connection can't be accepted: %s", error)
+            self._pause(1.0)
+            return
+        connection.setblocking(False)
+        task = self._loop.create_task(self._open(connection))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    def _pause(self, seconds: float) -> None:
+        self._loop.remove_reader(self._listener.fileno())
+        self._loop.call_later(seconds, self._go_on)
+
+    def _go_on(self) -> None:
+        """Nobody else has taken what waits, or there is more than the others can take."""
+        if self.is_serving():
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+            self._take()
+
+    async def _open(self, connection: socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                self._make,
+                connection,
+                ssl=self._tls,
+                ssl_handshake_timeout=TLS_HANDSHAKE_S if self._tls else None,
+            )
+        except OSError as error:  # a handshake failed, or the client has gone
+            logger.debug("a connection came to nothing: %s", error)
+            connection.close()

@@ -1,0 +1,362 @@
+"""The one file that touches vLLM's server assembly: its OpenAI app around our client."""
+
+import asyncio
+import errno
+import logging
+import re
+import traceback
+from argparse import Namespace
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from http import HTTPStatus
+from typing import Any, Final, TypeAlias
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.exceptions import ExceptionMiddleware
+from vllm import envs
+from vllm.engine.protocol import EngineClient
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.launcher import validate_api_server_args
+from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
+from vllm.entrypoints.serve.exception_handling.handlers.vllm_error import vllm_error_handler
+from vllm.entrypoints.serve.middleware.x_request_id import XRequestIdMiddleware
+from vllm.exceptions import VLLMError
+from vllm.tasks import SupportedTask
+
+from common.cli.vllm_command_line import adopt_servers_lines
+from common.errors import (
+    ConfigurationError,
+    FleetBusyError,
+    MmRouterError,
+    OverloadedError,
+    ThreadStuckError,
+    causes,
+)
+from frontend.asgi import App, error_answer, overload_answer
+from frontend.gate import fail_fast, take_parsed_bodies
+from frontend.http.access.cors import Cors
+from frontend.http.limits import content_parts
+from frontend.http.limits.connection import HeadLimits, connections
+from frontend.http.operator.operate import REPLACED, Operating, vllms_routes
+from frontend.http.server.adapter_routes import adapter_routes
+from frontend.http.server.lookups import (
+    STORED,
+    look_up_models,
+    look_up_responses,
+    replace_route,
+    say_what_there_is,
+)
+from frontend.http.server.tools import say_where_tool_flags_go
+from frontend.http.settings import HttpSettings
+from frontend.http.streaming import (
+    echo,
+    plain_deltas,
+    plain_streams,
+    straight_streams,
+    stream_chunks,
+)
+from frontend.vllm_errors import as_vllm_error
+from frontend.workers import Adapters
+
+logger = logging.getLogger(__name__)
+
+MODELS: Final = "/v1/models"
+
+KEEP_ALIVE_S: Final = 75
+"""How long a connection may be idle. Who closes first must be the client or the balancer, most of
+which do after 60 s: a POST that they send on a connection that is being closed fails. vLLM's own
+5 s are less than what clients keep theirs for."""
+
+Handler: TypeAlias = Callable[[Request, Exception], Awaitable[Response]]
+
+_READS_REQUESTS = re.compile(
+    r"/vllm/(entrypoints/.*protocol\.py|renderers/online_renderer\.py"
+    r"|entrypoints/serve/engine/serving\.py:_get_message_types$)"
+)
+_OF_THE_SERVER = re.compile(r"/vllm/entrypoints/")
+
+
+async def build_vllm_app(
+    client: EngineClient,
+    args: Namespace,
+    tasks: tuple[SupportedTask, ...],
+    server: uvicorn.Server,
+    *,
+    apart: bool = False,
+) -> FastAPI:
+    """vLLM's own app. Its lifespan still has to be entered.
+
+    Args:
+        args: vLLM's API server arguments, with the model's filled in.
+        server: vLLM's error handlers look at it.
+        apart: make it in a thread, since others are served meanwhile: it takes seconds.
+
+    Raises:
+        KeyError: a reasoning parser of the workers' that doesn't exist here, from vLLM.
+    """
+    validate_api_server_args(args)
+    fail_fast()
+    assembling = _assembled(client, args, tasks)
+    app = await (asyncio.to_thread(asyncio.run, assembling) if apart else assembling)
+    app.state.server = server
+    take_parsed_bodies()
+    content_parts.install()
+    stream_chunks.install()
+    plain_deltas.install()
+    plain_streams.install()
+    echo.install()
+    straight_streams.install(app.user_middleware)
+    say_where_tool_flags_go(app)
+    _handle_errors(app)
+    _drop_doubles(app)
+    _count_together(app)
+    _add_lookups(app)
+    return app
+
+
+def _add_lookups(app: FastAPI) -> None:
+    async def listing() -> dict[str, Any]:
+        cards: dict[str, Any] = (await models.show_available_models()).model_dump()
+        return cards
+
+    models = app.state.openai_serving_models
+    look_up_models(app, listing)
+    if any(getattr(route, "path", "") in STORED for route in app.routes):
+        look_up_responses(app)
+
+
+async def _assembled(
+    client: EngineClient, args: Namespace, tasks: tuple[SupportedTask, ...]
+) -> FastAPI:
+    named = [*tasks]  # as vLLM's engine names them, since errors quote the list
+    app = build_app(args, named, client.model_config)
+    await init_app_state(client, app.state, args, named)
+    return app
+
+
+_FOR_ALL_ANSWERS: Final = (CORSMiddleware, XRequestIdMiddleware)
+"""Layers of vLLM's app whose headers this server sets on all answers, its own refusals included."""
+
+
+def _drop_doubles(app: FastAPI) -> None:
+    """Take these layers out of an assembled app. One that stays, behind a layer of ``--middleware``
+    that can't be looked through, changes nothing: the headers are replaced.
+    """
+    layer: Any = app.middleware_stack
+    while (inner := getattr(layer, "app", None)) is not None:
+        if isinstance(inner, _FOR_ALL_ANSWERS):
+            layer.app = inner.app
+        else:
+            layer = inner
+
+
+_http_metrics: Final[list[Any]] = []
+"""What counts requests for the first app of this process."""
+
+
+def _count_together(app: FastAPI) -> None:
+    """Let an app after the first count where that does: a process has a metric of a name once."""
+    layer: Any = app.middleware_stack
+    while not hasattr(layer, "instrumentations"):
+        layer = getattr(layer, "app", None)
+        if layer is None:
+            return
+    if layer.instrumentations:
+        _http_metrics[:] = layer.instrumentations
+    layer.instrumentations = list(_http_metrics)
+
+
+def list_together(app: FastAPI, apps: Callable[[], Iterable[FastAPI]]) -> None:
+    """List the models of several apps where one would list its own; of equal names the first.
+
+    Args:
+        apps: asked each time.
+    """
+
+    async def listing() -> dict[str, Any]:
+        listings = [
+            (await each.state.openai_serving_models.show_available_models()).model_dump()
+            for each in list(apps()) or [app]  # the last has left meanwhile
+        ]
+        named: dict[str, dict[str, Any]] = {}
+        for card in (card for each in listings for card in each["data"]):
+            known = named.get(card["id"])
+            if known is None or (known["parent"] and not card["parent"]):  # adapters have one
+                named[card["id"]] = card
+        return listings[0] | {"data": list(named.values())}
+
+    async def models() -> JSONResponse:
+        return JSONResponse(await listing())
+
+    own = app.state.openai_serving_models
+    own.base_model_paths = _Names(own.base_model_paths, apps)
+    replace_route(app, MODELS, models, "GET")
+    look_up_models(app, listing)
+
+
+def share_adapters(app: FastAPI, adapters: Adapters) -> None:
+    """Let vLLM's server know the workers' adapters: it lists them, and asks for them by name."""
+    models = app.state.openai_serving_models
+    adapters.reserve(model.name for model in models.base_model_paths)
+    models.lora_requests = adapters.requests
+
+
+class _Names(Sequence[Any]):
+    """What vLLM names in its 404: the names of all models, an app's own first.
+
+    Whether a model is its own an app asks elsewhere.
+    """
+
+    def __init__(self, own: Sequence[Any], apps: Callable[[], Iterable[FastAPI]]) -> None:
+        self._own = own
+        self._apps = apps
+
+    def __getitem__(self, index: Any) -> Any:
+        listings = (each.state.openai_serving_models.base_model_paths for each in self._apps())
+        others = [names._own for names in listings if names is not self]
+        return [*self._own, *(path for each in others for path in each)][index]
+
+    def __len__(self) -> int:
+        return len(self[:])
+
+
+def replace_engine_routes(app: FastAPI, operating: Operating) -> None:
+    """Put ours in the place of vLLM's routes that concern an engine: ours concern all workers."""
+    kept = [route for route in app.router.routes if getattr(route, "path", "") not in REPLACED]
+    app.router.routes[:] = kept
+    app.include_router(vllms_routes(operating))
+    allowed = envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING
+    app.include_router(adapter_routes(operating, allowed=allowed))
+
+
+def _handle_errors(app: FastAPI) -> None:
+    """Let the app answer to errors as we want it to, and forget each once it is answered.
+
+    Handlers are looked up in the assembled app, and vLLM's SageMaker support assembles it
+    early. Doing that again would make every piece of middleware twice, and the second one for
+    metrics counts nothing.
+    """
+    ours: dict[Any, Any] = {
+        OverloadedError: _say_when,
+        VLLMError: _say_when,
+        ThreadStuckError: _as_vllms,
+        HTTPException: say_what_there_is,
+        OSError: _say_no_files,
+        Exception: _blame_the_request,
+    }
+    if app.middleware_stack is None:
+        app.middleware_stack = app.build_middleware_stack()
+    layer: Any = app.middleware_stack
+    while not isinstance(layer, ExceptionMiddleware):
+        layer = layer.app
+    handlers: dict[Any, Any] = app.exception_handlers | ours
+    for kind, handler in handlers.items():
+        layer.add_exception_handler(kind, _forgetting(handler))
+
+
+def _forgetting(handler: Handler) -> Handler:
+    """A handler that lets go of what the failed request held, its media in the arena above all.
+
+    vLLM's routes keep the task that failed in a local variable, so error and variables hold
+    each other until the garbage collector comes by.
+    """
+
+    async def handle(request: Request, error: Exception) -> Response:
+        try:
+            return await handler(request, error)
+        finally:
+            for each in causes(error):
+                traceback.clear_frames(each.__traceback__)
+
+    return handle
+
+
+async def _say_when(request: Request, error: Exception) -> Response:
+    """vLLM's answer to an error; ours if there was no room, which says when there may be."""
+    overload = error if isinstance(error, OverloadedError) else error.__cause__
+    if isinstance(overload, OverloadedError):
+        return overload_answer(overload)
+    return await vllm_error_handler(request, error)
+
+
+async def _say_no_files(request: Request, error: Exception) -> Response:
+    """503 where nothing more can be opened, not even a module that a first answer needs."""
+    assert isinstance(error, OSError)
+    if error.errno not in (errno.EMFILE, errno.ENFILE):
+        return await _blame_the_request(request, error)
+    logger.warning("a request got 503: %s. Raise the limit on open files (ulimit -n)", error)
+    return overload_answer(FleetBusyError("this frontend can open no more files at the moment"))
+
+
+async def _as_vllms(request: Request, error: Exception) -> Response:
+    """Answer an error of ours, from a thread that vLLM's own code uses, with its status."""
+    assert isinstance(error, MmRouterError), "registered for errors of ours"
+    return await vllm_error_handler(request, as_vllm_error(error))
+
+
+async def _blame_the_request(request: Request, error: Exception) -> Response:
+    """400 for a value that vLLM's own code did not expect while it read the request.
+
+    Some validators look into values before their types are checked, and empty lists are
+    taken for full ones; vLLM itself answers 500 to what comes of it.
+    """
+    if isinstance(error, RecursionError):
+        # Only JSON in a string is as deep: a body that is can't be parsed.
+        message = "a value of the request, such as the arguments of a tool call, is nested too deep"
+        return error_answer(message, HTTPStatus.BAD_REQUEST, kind="BadRequestError")
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [f"{frame.filename}:{frame.name}" for frame in frames]
+    if not _OF_THE_SERVER.search(places[-1]) or not any(map(_READS_REQUESTS.search, places)):
+        raise error
+    message = f"a field of the request has a value that can't be: {error}"
+    return error_answer(message, HTTPStatus.BAD_REQUEST)
+
+
+def _keep_alive_s() -> int:
+    if envs.is_set("VLLM_HTTP_TIMEOUT_KEEP_ALIVE"):
+        return envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE
+    return KEEP_ALIVE_S
+
+
+def uvicorn_config(app: App, args: Namespace, settings: HttpSettings) -> uvicorn.Config:
+    """The HTTP server's configuration, from vLLM's arguments and ours.
+
+    Raises:
+        ConfigurationError: TLS can't be had with what they say.
+    """
+    cors = Cors(app, args)
+    limits = HeadLimits(args.h11_max_incomplete_event_size, args.h11_max_header_count)
+    config = uvicorn.Config(
+        cors,
+        http=connections(settings, limits, cors.of_refusal),  # type: ignore[arg-type]
+        ws="none",  # no route speaks it, and it would evade all limits
+        # A request that was sent ahead starts in the task of the one before it, whose key and
+        # salt it must not have.
+        reset_contextvars=True,
+        host=args.host,
+        port=args.port,
+        uds=args.uds,
+        lifespan="off",  # the readiness gate enters vLLM's own
+        log_level=args.uvicorn_log_level,
+        access_log=not args.disable_uvicorn_access_log,
+        ssl_keyfile=args.ssl_keyfile,
+        ssl_certfile=args.ssl_certfile,
+        ssl_ca_certs=args.ssl_ca_certs,
+        ssl_cert_reqs=args.ssl_cert_reqs,
+        ssl_ciphers=args.ssl_ciphers,
+        timeout_keep_alive=_keep_alive_s(),
+    )
+    log_config = get_uvicorn_log_config(args)
+    if log_config is not None:
+        config.log_config = log_config
+        config.configure_logging()
+    adopt_servers_lines(args)
+    try:
+        config.load()
+    except OSError as error:  # that of TLS is one
+        raise ConfigurationError(f"TLS can't be had by the --ssl-… flags: {error}") from error
+    return config

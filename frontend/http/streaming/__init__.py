@@ -1,0 +1,1 @@
+"""Streams of answers: their events, their errors and their keep-alive."""

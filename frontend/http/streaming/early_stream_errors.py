@@ -1,0 +1,86 @@
+"""A stream that fails before its first byte is an error with a status, not a stream.
+
+vLLM's server answers 200 as soon as a prompt is rendered and would report what comes
+after, such as that every worker has become busy, as the only event of the stream. A
+client or load balancer that looks at the status would take that for a success.
+"""
+
+from http import HTTPStatus
+
+from pydantic import ValidationError
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+
+from frontend.asgi import App, Message, Receive, Scope, Send
+from frontend.http.streaming.straight_streams import offer_way
+
+_ERROR_EVENT = b'data: {"error"'
+
+
+class EarlyStreamErrors:
+    """ASGI middleware that holds the head of a stream back until its first event."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        head: Message | None = None
+        failed = False
+        way = offer_way(scope)
+
+        async def hold(message: Message) -> None:
+            nonlocal head, failed
+            if failed:
+                return  # the end of a stream that became an error
+            if _starts_stream(message):
+                head = message
+                return
+            if head is not None:
+                held, head = head, None
+                error = _error_in(message.get("body", b""))
+                if error is not None:
+                    failed = True
+                    await _send_error(held, error, send)
+                    return
+                await send(held)
+                way.send = send
+            await send(message)
+
+        try:
+            await self._app(scope, receive, hold)
+        finally:
+            way.close()
+
+
+def _starts_stream(message: Message) -> bool:
+    return (
+        message["type"] == "http.response.start"
+        and message["status"] == HTTPStatus.OK
+        and any(
+            name.lower() == b"content-type" and value.startswith(b"text/event-stream")
+            for name, value in message.get("headers", ())
+        )
+    )
+
+
+def _error_in(body: bytes) -> ErrorResponse | None:
+    if not body.startswith(_ERROR_EVENT):
+        return None
+    event = bytes(body).partition(b"\n")[0].removeprefix(b"data: ")
+    try:
+        return ErrorResponse.model_validate_json(event)
+    except ValidationError:
+        return None  # not vLLM's: a stream like any other
+
+
+async def _send_error(head: Message, error: ErrorResponse, send: Send) -> None:
+    body = error.model_dump_json().encode()
+    headers = [
+        (name, value)
+        for name, value in head.get("headers", ())
+        if name.lower() not in (b"content-type", b"content-length")
+    ]
+    headers.append((b"content-type", b"application/json"))
+    headers.append((b"content-length", b"%d" % len(body)))
+    await send({**head, "status": error.error.code, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
