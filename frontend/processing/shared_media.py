@@ -5,9 +5,9 @@ one of them.
 from collections.abc import Hashable
 
 from common.identity import MmHash
-from frontend.processing.key_name import key_name
 from common.transfer.shared_arena import MediaDirectory
 from frontend.processing.batch import Processed
+from frontend.processing.key_name import key_name
 from frontend.processing.store import ArenaStore
 
 
