@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from backend_worker.engine import vllm_engine as engine
 from backend_worker.engine.vllm_engine import Engine, answered
-from backend_worker.engine.vllm_engine import vllm_engine as engine
 from common.errors import EngineGoneError
 
 
