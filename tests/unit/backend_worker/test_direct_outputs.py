@@ -7,8 +7,9 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import async_llm
 
+from backend_worker.engine import direct_outputs
 from backend_worker.engine.direct_outputs import DirectCollector, take_outputs
-from backend_worker.engine.vllm_engine import Items, direct_outputs
+from backend_worker.engine.vllm_engine import Items
 from common.identity import RequestId
 from common.request_plane.protocol import Failed, FailureKind, Output, Outputs, Submit, ToFrontend
 from tests.fakes.engine import output
