@@ -69,6 +69,7 @@ def measure(files: list[Source]) -> list[Figure]:
     lengths = [file.lines for file in files]
     nodes = [node for file in files for node in ast.walk(file.tree)]
     functions = [_length(node) for node in nodes if isinstance(node, _FUNCTIONS)]
+    classes = [_length(node) for node in nodes if isinstance(node, ast.ClassDef)]
     methods = [
         sum(isinstance(each, _FUNCTIONS) for each in node.body)
         for node in nodes
@@ -83,13 +84,17 @@ def measure(files: list[Source]) -> list[Figure]:
         Figure("settings of the router", _settings(files, "frontend.router.")),
         Figure("context variables", sum(_calls(node, "ContextVar") for node in nodes)),
         Figure("families of metrics", _families(files)),
+        Figure("layers of ASGI", sum(map(_is_layer, nodes))),
+        Figure("words of the pages for people", _words()),
         Figure("lines of the median file", statistics.median(lengths), limited=False),
         Figure("lines of the longest file", max(lengths)),
         Figure("lines of the longest function", max(functions)),
         Figure("functions over 40 lines, per cent", _per_cent(functions, 40)),
+        Figure("lines of the longest class", max(classes)),
         Figure("methods of the largest class", max(methods)),
         Figure("blocks within each other, at most", max(depths)),
         Figure("`Any` per 1,000 lines", round(1000 * anys / sum(lengths), 1)),
+        Figure("`type: ignore`", sum(file.text.count("# type: ignore") for file in files)),
         Figure("broad `except`", sum(_is_broad(node) for node in nodes)),
         Figure("private names of another module", sum(map(_foreign_privates, files))),
         Figure("arrows between folders", len(arrows(files)), limited=False),
@@ -164,7 +169,27 @@ def _both_ways(found: set[tuple[str, str]]) -> int:
     return sum((there, here) in found for here, there in found) // 2
 
 
-def _length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+def _is_layer(node: ast.AST) -> bool:
+    """Whether it is a class that ASGI calls."""
+    return isinstance(node, ast.ClassDef) and any(
+        isinstance(each, ast.AsyncFunctionDef)
+        and each.name == "__call__"
+        and [arg.arg for arg in each.args.args] == ["self", "scope", "receive", "send"]
+        for each in node.body
+    )
+
+
+_MADE = "<!-- Made by"
+"""How pages begin that are made from code: they grow with what they list."""
+
+
+def _words() -> int:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    texts = [page.read_text() for page in pages]
+    return sum(len(text.split()) for text in texts if not text.startswith(_MADE))
+
+
+def _length(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> int:
     return (node.end_lineno or node.lineno) - node.lineno + 1
 
 

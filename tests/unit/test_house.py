@@ -52,6 +52,10 @@ class Other:
 
     def method(self): ...
 
+class Layer:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.app = App(scope)  # type: ignore[arg-type]
+
 _one: ContextVar[int] = ContextVar("one")
 _two = ContextVar[int]("two")
 """
@@ -59,4 +63,6 @@ _two = ContextVar[int]("two")
     values = {figure.name: figure.value for figure in measure([file])}
     assert values["settings of ours"] == values["settings of the router"] == 1
     assert values["context variables"] == 2
+    assert values["layers of ASGI"] == values["`type: ignore`"] == 1
+    assert values["lines of the longest class"] == 4
     assert (values["files"], values["lines"]) == (1, code.count("\n"))
