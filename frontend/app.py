@@ -18,25 +18,14 @@ from common.identity import Incarnation
 from common.observability.loop_delay import measure_loop_delay
 from common.observability.still_busy import still_busy
 from common.observability.thread_watchdog import MAX_STUCK, WATCHDOG
-from common.observability.tracing import enabled
-from common.request_plane.fleet_sockets import leaves_host
 from common.vllm_compat.versions import INSTALLED
 from frontend.args import FrontendArgs
-from frontend.asgi import App
-from frontend.fetch import MediaAllowances, MediaLoader, register
-from frontend.gate import BodyGate
+from frontend.door import guarded, judged
+from frontend.fetch import MediaLoader, register
 from frontend.http import (
-    AdminGuard,
-    Admission,
-    EarlyStreamErrors,
-    ErrorShapes,
-    MergedMetrics,
     PoolingLimits,
     ReadinessGate,
-    RequestIds,
-    RetryAfter,
     Server,
-    Traced,
     graceful_shutdown,
     uvicorn_config,
 )
@@ -127,31 +116,11 @@ class Frontend:
                         f"model {card.model.model} can't be served with the flags of this frontend "
                         f"and the files of this host: {error} (--log-level=debug says where)"
                     ) from error
-            await self.gate.open(model.app, self._served(model.app))
+            await self.gate.open(model.app, judged(model.app, shared.args, shared.siblings))
             shared.server.accept()
             if shared.siblings is not None:
                 shared.siblings.serving()
         logger.info("serving %s", ", ".join(card.served_model_names))
-
-    def _served(self, app: App) -> App:
-        """An app behind what all requests pass."""
-        args, siblings = self.shared.args, self.shared.siblings
-        root_path = args.serve.root_path or ""
-        inner: App = MediaAllowances(EarlyStreamErrors(app), args.media)
-        served: App = Admission(
-            BodyGate(
-                inner,
-                args.http.max_choices,
-                runs_tools=bool(args.serve.tool_server),
-                root_path=root_path,
-            ),
-            args.http,
-            several_keys=len(args.api_keys) > 1,
-            root_path=root_path,
-        )
-        if enabled():
-            served = Traced(served)
-        return served if siblings is None else MergedMetrics(served, siblings, root_path)
 
     def _give_up(self) -> None:
         self.shared.server.should_exit = True
@@ -269,23 +238,3 @@ async def serve(args: FrontendArgs, siblings: Siblings | None = None) -> None:
     """
     async with open_frontend(args, siblings) as frontend:
         await frontend.serve()
-
-
-def guarded(app: App, args: FrontendArgs) -> App:
-    """Put the keys of users and admins, if there are any, before the app, and what each answer
-    says beside.
-    """
-    serve = args.serve
-    if serve.uds is None and leaves_host(f"tcp://{serve.host}:{serve.port}") and not args.api_keys:
-        logger.warning("anybody who reaches %s may use this API: set --api-key-file", serve.host)
-    root_path = serve.root_path or ""
-    guard = AdminGuard(
-        RetryAfter(app),
-        args.api_keys,
-        args.admin_keys,
-        root_path=root_path,
-        unix_socket=serve.uds is not None,
-        isolate=args.keys.isolate_api_keys,
-    )
-    answered = serve.enable_request_id_headers
-    return RequestIds(ErrorShapes(guard, root_path), answered=answered)

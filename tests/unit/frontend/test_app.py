@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigurationError
-from frontend import app
+from frontend import app, door
 from frontend.app import open_frontend
 from frontend.args import FrontendArgs, parse
 from tests.waiting import until
@@ -41,7 +41,7 @@ async def test_what_was_made_before_an_error_is_closed(
         raise ConfigurationError(f"no {part}")
 
     before, tasks = arenas(), asyncio.all_tasks()
-    monkeypatch.setattr(app, part, fail)
+    monkeypatch.setattr(door if part == "AdminGuard" else app, part, fail)
     with pytest.raises(ConfigurationError, match=f"no {part}"):
         async with open_frontend(args):
             pass

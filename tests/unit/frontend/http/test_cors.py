@@ -13,9 +13,9 @@ from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.serve.middleware.x_request_id import XRequestIdMiddleware
 
 from common.errors import NoWorkerError
-from frontend.app import guarded
 from frontend.args import parse
 from frontend.asgi import App
+from frontend.door import guarded
 from frontend.http.limits.admission import Admission
 from frontend.http.server.readiness_gate import ReadinessGate
 from frontend.http.server.vllm_server import _drop_doubles

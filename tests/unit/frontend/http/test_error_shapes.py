@@ -10,9 +10,9 @@ from fastapi.responses import JSONResponse
 from starlette.responses import StreamingResponse
 
 from common.errors import NoWorkerError
-from frontend.app import guarded
 from frontend.args import parse
 from frontend.asgi import error_answer
+from frontend.door import guarded
 from frontend.http.limits.admission import Admission
 from frontend.http.server.readiness_gate import ReadinessGate
 from frontend.http.settings import HttpSettings
