@@ -1,9 +1,8 @@
 """ASGI's own types, and an error answer in vLLM's shape. Nothing here decides anything."""
 
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -16,12 +15,6 @@ Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-arrived: Final[ContextVar[float | None]] = ContextVar("arrived", default=None)
-"""When the request that this task works on was there as a whole, by ``time.perf_counter``."""
-
-engine_calls: Final[ContextVar[Iterator[int] | None]] = ContextVar("engine calls", default=None)
-"""Numbers the engine's calls of the HTTP request that this task works on."""
 
 RETRY_AFTER_S = 1
 """When to try again, if nobody knows better."""

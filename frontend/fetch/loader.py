@@ -45,7 +45,7 @@ from frontend.media_limits import (
     parse_url,
     seconds_for,
 )
-from frontend.tenancy import current_partition
+from frontend.request_context import current_partition
 
 T = TypeVar("T")
 

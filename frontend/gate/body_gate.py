@@ -13,7 +13,7 @@ from frontend.asgi import App, Receive, Scope, Send, error_answer, has_body, onc
 from frontend.gate.judge import judge
 from frontend.gate.read import read
 from frontend.gate.refused_fields import RefusedFieldError, check
-from frontend.tenancy import note_salt
+from frontend.request_context import note_salt
 
 _PARSED: Final = "mmrouter.body"
 """Where a request's scope has its parsed body."""

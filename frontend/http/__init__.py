@@ -17,7 +17,7 @@ from frontend.http.server.error_shapes import ErrorShapes
 from frontend.http.server.model_choice import ModelApp, ModelChoice
 from frontend.http.server.pooling import PoolingLimits, limit_pooling
 from frontend.http.server.readiness_gate import ReadinessGate
-from frontend.http.server.request_context import RequestIds, Traced
+from frontend.http.server.request_ids import RequestIds, Traced
 from frontend.http.server.scoring import tokenize_scores_aside
 from frontend.http.server.speech_threads import watch_speech
 from frontend.http.server.tools import check_parsers

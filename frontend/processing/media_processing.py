@@ -33,7 +33,7 @@ from frontend.processing.renderer_processing import RendererProcessing
 from frontend.processing.sources import MediaSources, source_of
 from frontend.processing.store import ProcessedStore
 from frontend.processing.uuids import Namespace, Uuids, check_uuids
-from frontend.tenancy import current_partition, current_tenant
+from frontend.request_context import current_context, current_partition
 from frontend.vllm_errors import as_vllm_error
 
 logger = logging.getLogger(__name__)
@@ -148,7 +148,7 @@ class MediaProcessing:
     ) -> Any:
         check_uuids(mm_uuids)
         partition = current_partition()
-        namespace = Namespace(current_tenant.get(), partition, options)
+        namespace = Namespace(current_context.get().tenant, partition, options)
         named = await self._named.find(mm_data, mm_uuids, namespace)
         media = media_apart(mm_data, named, options)
         if media is None:

@@ -54,7 +54,7 @@ from frontend.processing.settings import PreprocessSettings
 from frontend.processing.sources import MediaSources
 from frontend.processing.store import ArenaStore, PrivateStore, ProcessedStore
 from frontend.processing.tokenizing import Tokenizing
-from frontend.tenancy import current_partition, salt_of_blocks
+from frontend.request_context import current_partition, salt_of_blocks
 
 
 @dataclass(frozen=True)

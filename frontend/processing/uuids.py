@@ -18,7 +18,7 @@ from blake3 import blake3
 from common.identity import MmHash
 from common.media.cache_partition import Partition
 from frontend.processing.batch import MediaOptions
-from frontend.tenancy import Tenant
+from frontend.request_context import Tenant
 
 Uuids = Mapping[str, Sequence[str | None]]
 

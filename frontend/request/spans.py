@@ -21,7 +21,7 @@ from common.identity import RequestId, WorkerId
 from common.observability import tracing
 from common.observability.log_lines import current_request
 from common.observability.tracing import Kind, Span, Value
-from frontend.asgi import arrived, engine_calls
+from frontend.request_context import current_context
 from frontend.router import Decision
 
 PROMPT_TOKENS: Final = "gen_ai.usage.prompt_tokens"
@@ -44,7 +44,7 @@ def new_request_id() -> RequestId:
     lines about it.
     """
     base = current_request.get() or secrets.token_hex(16)
-    number = next(engine_calls.get() or itertools.count())
+    number = next(current_context.get().engine_calls or itertools.count())
     return RequestId(f"{base}.{number}" if number else base)
 
 
@@ -64,7 +64,7 @@ class CallSpans:
         self._root = tracing.current()
         self._attempt: Span | None = None
         self._workers: list[WorkerId] = []
-        self._begun = arrived.get() or time.perf_counter()
+        self._begun = current_context.get().arrived or time.perf_counter()
 
     def submitted(
         self, model: str, prompt_tokens: int, params: SamplingParams | PoolingParams

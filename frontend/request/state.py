@@ -23,7 +23,6 @@ from common.observability.telemetry import (
 )
 from common.request_plane.lifecycle import Event, Lifecycle, State
 from common.request_plane.protocol import MOST_POOLED_BYTES, Output, Submit
-from frontend.asgi import arrived
 from frontend.processing import ProcessedPrompt
 from frontend.request.deadlines import Deadlines
 from frontend.request.direct_events import DirectEvents, current_events
@@ -31,6 +30,7 @@ from frontend.request.gathering import GatheredAnswer
 from frontend.request.resume import Beginning, Continuation, GeneratedSoFar, Resume, plan_resume
 from frontend.request.retry import Attempts
 from frontend.request.spans import CallSpans
+from frontend.request_context import current_context
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class RequestState:
                 lora_request=prompt.lora_request,
             )
         )
-        self._arrived = arrived.get() or time.perf_counter()
+        self._arrived = current_context.get().arrived or time.perf_counter()
         self._last_output = 0.0
         self._tokenizer = tokenizer
         self._place = 0  # tokens of the answer that the worker which has it now said or was told

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from frontend.asgi import App, Receive, Scope, Send, error_answer, has_body, route_path
 from frontend.http.access.api_keys import ApiKeyGuard, Keys, with_bearer
 from frontend.http.vllm_routes import ADAPTERS, PROFILER, REFUSED
-from frontend.tenancy import EVERYBODY, current_tenant
+from frontend.request_context import EVERYBODY, note_tenant
 
 _OF_USERS: Final = {"/v1/realtime"}
 """Refused, but for users to ask for."""
@@ -85,7 +85,7 @@ class AdminGuard:
             inside = self._users if self._is_local(scope) else self._refused
             await inside(scope, receive, send)
         elif self._keys.shown_by(scope) is not None:
-            current_tenant.set(EVERYBODY)
+            note_tenant(EVERYBODY)
             await self._app(scope, receive, send)
         else:
             await self._refused(scope, receive, send)

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse
 from common.errors import ConfigurationError
 from frontend.asgi import App, Receive, Scope, Send, has_body, route_path
 from frontend.http.operator.status_page import PAGE
-from frontend.tenancy import EVERYBODY, Tenant, current_tenant, tenants_apart
+from frontend.request_context import EVERYBODY, Tenant, note_tenant
 
 logger = logging.getLogger(__name__)
 
@@ -105,8 +105,7 @@ class ApiKeyGuard:
         """Serve one connection, or answer 401."""
         tenant = self._tenant(scope)
         if tenant is not None:
-            current_tenant.set(tenant)
-            tenants_apart.set(self._isolate)
+            note_tenant(tenant, isolated=self._isolate)
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})

@@ -15,7 +15,6 @@ from frontend.asgi import (
     Receive,
     Scope,
     Send,
-    arrived,
     error_answer,
     has_body,
     once_more,
@@ -27,7 +26,7 @@ from frontend.http.limits.bodies import Body, BodyReader
 from frontend.http.limits.call_places import CallPlaces
 from frontend.http.limits.tenant_quota import TenantQuota
 from frontend.http.settings import HttpSettings
-from frontend.tenancy import current_tenant
+from frontend.request_context import current_context, note_arrival
 
 _FREE = ("GET", "HEAD", "OPTIONS")
 
@@ -65,7 +64,7 @@ class Admission:
             return
         free = scope["method"] in _FREE or is_for_admins(route_path(scope, self._root_path))
         places = None if free else self._places
-        tenant = current_tenant.get()
+        tenant = current_context.get().tenant
         with Body(self._bodies, tenant) as body:
             try:
                 if has_body(scope):
@@ -85,7 +84,7 @@ class Admission:
                 REQUESTS.labels(type(error).__name__).inc()
                 await _answer(error)(scope, receive, send)
                 return
-            arrived.set(time.perf_counter())
+            note_arrival(time.perf_counter())
             try:
                 with self._calls.of_request(tenant):
                     await self._app(scope, receive, send)

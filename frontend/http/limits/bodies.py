@@ -11,7 +11,7 @@ from common.observability.telemetry import REQUEST_BODY_BYTES
 from frontend.asgi import Receive, Scope
 from frontend.http.limits.tenant_quota import TenantQuota
 from frontend.http.settings import HttpSettings
-from frontend.tenancy import Tenant
+from frontend.request_context import Tenant
 
 
 class BodyReader:

@@ -11,7 +11,7 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from frontend.request import Batch, current_batch
-from frontend.tenancy import Tenant
+from frontend.request_context import Tenant
 
 SHARE: Final = 4
 """Of the places, one request may have this part."""

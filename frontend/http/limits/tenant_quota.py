@@ -3,7 +3,7 @@
 from collections import Counter
 
 from common.errors import OverloadedError
-from frontend.tenancy import Tenant
+from frontend.request_context import Tenant
 
 _LATER = "try again later"
 

@@ -17,7 +17,7 @@ from common.errors import OverloadedError, RequestRejectedError
 from frontend.http.limits.call_places import CallPlaces
 from frontend.http.limits.tenant_quota import TenantQuota
 from frontend.http.settings import HttpSettings
-from frontend.tenancy import current_tenant
+from frontend.request_context import current_context
 from frontend.vllm_errors import as_vllm_error
 
 Vllms: TypeAlias = Any
@@ -78,7 +78,7 @@ class PoolingLimits:
                 f"the request has {inputs} inputs, more than the {self._most} of "
                 "--max-pooling-inputs: send several requests"
             )
-        tenant = current_tenant.get()
+        tenant = current_context.get().tenant
         kept = 0
 
         def keep(nbytes: int) -> None:

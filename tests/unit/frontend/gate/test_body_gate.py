@@ -13,7 +13,7 @@ from starlette.requests import Request
 from common.errors import RequestRejectedError
 from frontend.gate import BodyGate, take_parsed_bodies
 from frontend.gate.read import DECODER, MAX_BRACKETS, MAX_COMMAS, read
-from frontend.tenancy.cache_salt import current_salt
+from frontend.request_context import current_context
 
 JSON = {"Content-Type": "application/json"}
 PAD = "x" * (1 << 20)
@@ -32,12 +32,12 @@ def client(monkeypatch: pytest.MonkeyPatch, seen: list[Any]) -> Iterator[TestCli
 
     @app.post("/parsed")
     async def parsed(body: dict[str, Any]) -> None:
-        seen.append((body, current_salt.get()))
+        seen.append((body, current_context.get().salt))
 
     @app.post("/raw")
     async def raw(request: Request) -> None:
         """As ``/invocations``."""
-        seen.append((await request.json(), current_salt.get()))
+        seen.append((await request.json(), current_context.get().salt))
 
     with TestClient(BodyGate(app, max_choices=4), raise_server_exceptions=False) as client:
         yield client

@@ -3,17 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from frontend.tenancy.cache_salt import current_salt, tenants_apart
-from frontend.tenancy.tenant import Tenant, current_tenant
+from frontend.request_context import RequestContext, Tenant, current_context
 
 
 @contextmanager
 def asking(*, key: str = "", salt: str | None = None, apart: bool = False) -> Iterator[None]:
     """Ask with an API key and a ``cache_salt``; ``apart`` isolates keys from each other."""
-    tokens = (current_tenant.set(Tenant(key)), current_salt.set(salt), tenants_apart.set(apart))
+    token = current_context.set(RequestContext(tenant=Tenant(key), isolated=apart, salt=salt))
     try:
         yield
     finally:
-        current_tenant.reset(tokens[0])
-        current_salt.reset(tokens[1])
-        tenants_apart.reset(tokens[2])
+        current_context.reset(token)

@@ -11,7 +11,7 @@ from frontend.http.limits.admission import Admission
 from frontend.http.limits.file_limit import raise_file_limit
 from frontend.http.limits.tenant_quota import TenantQuota
 from frontend.http.settings import HttpSettings
-from frontend.tenancy.tenant import EVERYBODY, Tenant, current_tenant
+from frontend.request_context import EVERYBODY, Tenant, note_tenant
 from tests.waiting import until
 
 ONE, TWO = Tenant("one"), Tenant("two")
@@ -77,7 +77,7 @@ class Shop:
                 statuses.append(message["status"])
 
         headers = [(b"content-length", b"%d" % length)]
-        current_tenant.set(tenant)
+        note_tenant(tenant)
         scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
         await self.gate(scope, receive, send)
         (status,) = statuses

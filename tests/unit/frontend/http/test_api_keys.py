@@ -10,7 +10,7 @@ from common.errors import ConfigurationError
 from frontend.args import parse
 from frontend.asgi import Message, Receive, Scope, Send
 from frontend.http.access.api_keys import OPEN, ApiKeyGuard, read_keys
-from frontend.tenancy.tenant import EVERYBODY, current_tenant
+from frontend.request_context import EVERYBODY, current_context
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -138,7 +138,7 @@ def test_a_missing_file_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixt
 
 async def test_each_key_is_a_tenant_of_its_own() -> None:
     async def tell(scope: Scope, receive: Receive, send: Send) -> None:
-        await PlainTextResponse(current_tenant.get())(scope, receive, send)
+        await PlainTextResponse(current_context.get().tenant)(scope, receive, send)
 
     async with client(ApiKeyGuard(tell, ["one", "two"])) as http:
         tenants = [

@@ -7,7 +7,7 @@ import pytest
 from frontend.http.limits.call_places import CallPlaces
 from frontend.request import FaultSettings, batches
 from frontend.request.deadlines import Deadlines
-from frontend.tenancy import EVERYBODY, Tenant
+from frontend.request_context import EVERYBODY, Tenant
 from tests.waiting import until
 
 

@@ -22,7 +22,7 @@ from frontend.http.limits.admission import Admission
 from frontend.http.limits.retry_after import RetryAfter
 from frontend.http.server.tls_refresh import TlsRefresh
 from frontend.http.settings import HttpSettings
-from frontend.tenancy.cache_salt import current_salt
+from frontend.request_context import current_context, note_salt
 from tests.unit.frontend.http.serving import post, serving, with_body
 from tests.waiting import until
 
@@ -113,8 +113,8 @@ async def test_a_request_sent_ahead_has_no_salt_of_the_one_before_it(together: b
     salts: dict[str, str | None] = {}
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        salts[scope["path"]] = current_salt.get()
-        current_salt.set("mine")
+        salts[scope["path"]] = current_context.get().salt
+        note_salt({"cache_salt": "mine"})
         if scope["path"] == "/first":
             await sent.wait()
         await send({"type": "http.response.start", "status": 204, "headers": []})

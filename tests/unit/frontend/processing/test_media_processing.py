@@ -37,7 +37,7 @@ from frontend.processing.media_processing import MediaProcessing
 from frontend.processing.renderer import build_renderer
 from frontend.processing.sources import MediaSources
 from frontend.processing.store import ArenaStore
-from frontend.tenancy.cache_salt import current_partition
+from frontend.request_context import current_partition
 from tests.clips import data_url
 from tests.pictures import picture
 from tests.unit.frontend.http.asking import asking

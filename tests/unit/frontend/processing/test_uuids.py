@@ -10,7 +10,7 @@ from common.identity import MmHash
 from common.media.cache_partition import SHARED, Partition, partition_of
 from frontend.processing.batch import MediaOptions
 from frontend.processing.uuids import MediaNames, Namespace, check_uuids
-from frontend.tenancy.tenant import Tenant
+from frontend.request_context import Tenant
 
 MINE = Namespace(Tenant("me"), SHARED, MediaOptions({}, {}))
 H, OTHER = MmHash("h"), MmHash("other")

@@ -17,7 +17,7 @@ from frontend.args import parse
 from frontend.asgi import App
 from frontend.gate import BodyGate, take_parsed_bodies
 from frontend.http.access.api_keys import ApiKeyGuard
-from frontend.tenancy.cache_salt import current_partition, current_salt, salt_of_blocks
+from frontend.request_context import current_context, current_partition, salt_of_blocks
 from tests.unit.frontend.http.asking import asking
 
 
@@ -33,7 +33,7 @@ def app(monkeypatch: pytest.MonkeyPatch) -> App:
 
         async def work() -> list[str | None]:
             await asyncio.sleep(0)
-            return [current_salt.get(), current_partition()]
+            return [current_context.get().salt, current_partition()]
 
         return await asyncio.create_task(work())
 
@@ -41,11 +41,11 @@ def app(monkeypatch: pytest.MonkeyPatch) -> App:
     async def raw(request: Request) -> list[str | None]:
         """As ``/invocations``."""
         await request.json()
-        return [current_salt.get(), current_partition()]
+        return [current_context.get().salt, current_partition()]
 
     @app.get("/none")
     async def none() -> list[str | None]:
-        return [current_salt.get(), current_partition()]
+        return [current_context.get().salt, current_partition()]
 
     return BodyGate(app, max_choices=1)
 

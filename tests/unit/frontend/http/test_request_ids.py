@@ -11,7 +11,7 @@ from fastapi import FastAPI, HTTPException
 from common.observability.log_lines import LogFormat, LogLevel, LogSetup, current_request
 from common.observability.telemetry import stage
 from frontend.asgi import App, Message, Scope
-from frontend.http.server.request_context import RequestIds, Traced
+from frontend.http.server.request_ids import RequestIds, Traced
 from frontend.request.spans import new_request_id
 from tests.fakes.spans import Recorded, recorded_spans
 

@@ -7,7 +7,8 @@ from starlette.datastructures import Headers, MutableHeaders
 
 from common.observability.log_lines import current_request
 from common.observability.tracing import of_http, span_of_request
-from frontend.asgi import App, Message, Receive, Scope, Send, engine_calls
+from frontend.asgi import App, Message, Receive, Scope, Send
+from frontend.request_context import begin
 
 _HEADER = "X-Request-Id"
 _FREE = ("GET", "HEAD", "OPTIONS")
@@ -31,7 +32,7 @@ class RequestIds:
         if scope["type"] == "http":
             name = secrets.token_hex(16)
             current_request.set(name)
-            engine_calls.set(itertools.count())
+            begin(itertools.count())
             if self._answered:
                 send = _naming(Headers(scope=scope).get(_HEADER, name), send)
         await self._app(scope, receive, send)
