@@ -1,4 +1,5 @@
-"""``python setup/links.py``: every link between the project's pages leads to a file and a heading.
+"""``python setup/links.py``: every link between the project's pages leads to a file and a heading,
+and every file of ours that they name is there.
 
 Links to other hosts are not followed: what they lead to is not ours, and there may be no network.
 """
@@ -16,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"`((?:backend_worker|common|examples|frontend|setup|tests)/[\w./-]+\.\w+)`")
 _NOT_IN_ANCHORS = re.compile(r"[^\w\- ]")
 
 
@@ -58,9 +60,16 @@ def broken(page: Path) -> Iterator[str]:
             yield f"{where} is no heading"
 
 
+def missing(page: Path) -> Iterator[str]:
+    """A sentence for each file that a page names and that is nowhere, nor among the unit tests."""
+    for name in _FILE.findall(page.read_text()):
+        if not any((folder / name).exists() for folder in (ROOT, ROOT / "tests/unit")):
+            yield f"{page.relative_to(ROOT)}: {name} is no file"
+
+
 def main() -> None:
-    """Exits with status 1 if a link leads nowhere."""
-    sentences = [sentence for page in pages() for sentence in broken(page)]
+    """Exits with status 1 if a link or a name leads nowhere."""
+    sentences = [each for page in pages() for check in (broken, missing) for each in check(page)]
     for sentence in sentences:
         print(sentence, file=sys.stderr)
     sys.exit(bool(sentences))
