@@ -20,6 +20,7 @@ from common.observability.still_busy import still_busy
 from common.observability.thread_watchdog import MAX_STUCK, WATCHDOG
 from common.vllm_compat.versions import INSTALLED
 from frontend.args import FrontendArgs
+from frontend.asgi import App
 from frontend.door import guarded, judged
 from frontend.fetch import MediaLoader, register
 from frontend.http import (
@@ -70,9 +71,11 @@ class Frontend:
             async with asyncio.TaskGroup() as group:
                 delay = supervise("loop delay", measure_loop_delay)
                 history = supervise("history", shared.history.run)
+                keys = supervise("key files", shared.args.access.follow)
                 tasks = (
                     group.create_task(delay, name="loop delay"),
                     group.create_task(history, name="history"),
+                    group.create_task(keys, name="key files"),
                     group.create_task(follow(self.watcher, fleets.apply), name="discovery"),
                     group.create_task(self._open(), name="open"),
                     group.create_task(leave, name="leave"),
@@ -92,7 +95,7 @@ class Frontend:
     async def _open(self) -> None:
         logger.info("waiting for workers in %s", self.shared.args.discovery)
         if isinstance(self.models, ModelsFromCards):
-            self.models.open(self.shared, self.gate, self._served)
+            self.models.open(self.shared, self.gate, self._judged)
         else:
             await self._open_one(self.models)
 
@@ -116,11 +119,14 @@ class Frontend:
                         f"model {card.model.model} can't be served with the flags of this frontend "
                         f"and the files of this host: {error} (--log-level=debug says where)"
                     ) from error
-            await self.gate.open(model.app, judged(model.app, shared.args, shared.siblings))
+            await self.gate.open(model.app, self._judged(model.app))
             shared.server.accept()
             if shared.siblings is not None:
                 shared.siblings.serving()
         logger.info("serving %s", ", ".join(card.served_model_names))
+
+    def _judged(self, app: App) -> App:
+        return judged(app, self.shared.args, self.shared.siblings)
 
     def _give_up(self) -> None:
         self.shared.server.should_exit = True
@@ -172,7 +178,7 @@ async def open_frontend(
             siblings,
             refresh_tls=args.serve.enable_ssl_refresh,
         )
-        pooling = PoolingLimits(args.http, several_keys=len(args.api_keys) > 1)
+        pooling = PoolingLimits(args.http, several_keys=args.access.several)
         shared = Shared(args, media_sender, loader, server, siblings, pooling)
         yield Frontend(shared, args.discovery.watcher(key), models, gate, models_parts)
 

@@ -4,7 +4,6 @@ import argparse
 import os
 from argparse import Namespace
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import ClassVar, Final
 
 from pydantic import Field
@@ -27,7 +26,7 @@ from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.settings import NixlSettings, TransferSettings
 from common.vllm_compat.features import server_arguments
 from frontend.fetch import MediaSettings
-from frontend.http import HttpSettings, KeySettings, check_parsers, read_keys
+from frontend.http import AccessKeys, HttpSettings, KeySettings, check_parsers
 from frontend.processes import Plan, ProcessesSettings
 from frontend.processing import ArenaSettings, PreprocessSettings
 from frontend.request import FaultSettings
@@ -93,17 +92,15 @@ class FrontendArgs:
 
     Attributes:
         serve: vLLM's API server arguments; its model arguments are filled in later.
-        api_keys: of users; none to let everybody in.
-        admin_keys: open what only admins may see; none if they come from this host.
+        isolate_api_keys: give every API key a cache salt of its own.
         network: over which NIXL may go.
         processes: how many serve together.
         summary: what is in force and who said so, in lines for the log.
     """
 
     serve: Namespace
-    api_keys: list[str]
-    admin_keys: list[str]
-    keys: KeySettings
+    access: AccessKeys
+    isolate_api_keys: bool
     http: HttpSettings
     router: RouterSettings
     media: MediaSettings
@@ -165,15 +162,11 @@ def parse(argv: list[str]) -> FrontendArgs:
         ours = line.ours
         serve, given = _serve_args(parser.prog, line)
         keys = KeySettings.from_args(ours)
-        api_keys = _api_keys(serve, keys)
-        admin_keys = _admin_keys(api_keys, keys.admin_key_file)
-        # vLLM's own check comes after ours, which tells users and admins apart.
-        serve.api_key = api_keys + admin_keys if api_keys else None
+        access = _access(serve, keys)
         return FrontendArgs(
             serve=serve,
-            api_keys=api_keys,
-            admin_keys=admin_keys,
-            keys=keys,
+            access=access,
+            isolate_api_keys=keys.isolate_api_keys,
             http=HttpSettings.from_args(ours),
             router=RouterSettings.from_args(ours),
             media=MediaSettings.with_vllms(ours, serve),
@@ -258,27 +251,20 @@ def _models(ours: Namespace, serve: Namespace) -> ModelsSettings:
     return settings
 
 
-def _api_keys(serve: Namespace, settings: KeySettings) -> list[str]:
-    """All keys that users may show, each once; none if nobody needs one."""
+def _access(serve: Namespace, settings: KeySettings) -> AccessKeys:
+    """Return the keys in force. vLLM's own check, which knows those of the start, gets none."""
     if not all(serve.api_key or ()):
         raise ConfigurationError(
             "--api-key is empty, which would let everybody in: leave it out if that is meant"
         )
-    keys = [key for key in serve.api_key or [envs.VLLM_API_KEY] if key]
-    if settings.api_key_file is not None:
-        keys += read_keys(settings.api_key_file)
-    if settings.isolate_api_keys and not keys:
+    given = [key for key in serve.api_key or [envs.VLLM_API_KEY] if key]
+    serve.api_key = [""]  # with none vLLM would take the environment's
+    access = AccessKeys(given, settings)
+    if settings.isolate_api_keys and access.users is None:
         raise ConfigurationError(
             "isolating API keys isolates nobody without --api-key or --api-key-file"
         )
-    return list(dict.fromkeys(keys))
-
-
-def _admin_keys(api_keys: list[str], file: Path | None) -> list[str]:
-    keys = [] if file is None else read_keys(file, "admin")
-    if not set(keys).isdisjoint(api_keys):
-        raise ConfigurationError(f"an admin key in {file} is an API key as well")
-    return keys
+    return access
 
 
 def _refuse_stored_responses() -> None:

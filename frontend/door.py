@@ -33,8 +33,9 @@ Layer: TypeAlias = Callable[[App], App]
 
 def guarded(app: App, args: FrontendArgs) -> App:
     """Put before an app what stands at the door from the first moment, with or without a model."""
-    serve = args.serve
-    if serve.uds is None and leaves_host(f"tcp://{serve.host}:{serve.port}") and not args.api_keys:
+    serve, access = args.serve, args.access
+    open_to_all = access.users is None and serve.uds is None
+    if open_to_all and leaves_host(f"tcp://{serve.host}:{serve.port}"):
         logger.warning("anybody who reaches %s may use this API: set --api-key-file", serve.host)
     root_path = serve.root_path or ""
     return _behind(
@@ -46,11 +47,11 @@ def guarded(app: App, args: FrontendArgs) -> App:
             # Strangers go before anything that they say is read.
             partial(
                 AdminGuard,
-                api_keys=args.api_keys,
-                admin_keys=args.admin_keys,
+                api_keys=access.users,
+                admin_keys=access.admins,
                 root_path=root_path,
                 unix_socket=serve.uds is not None,
-                isolate=args.keys.isolate_api_keys,
+                isolate=args.isolate_api_keys,
             ),
             # Outside of all that is full or not ready as yet.
             RetryAfter,
@@ -69,7 +70,7 @@ def judged(app: App, args: FrontendArgs, siblings: Siblings | None) -> App:
     layers: list[Layer] = [
         # Reads the body, and gives the request a place: a span shows how long that took.
         partial(
-            Admission, settings=args.http, several_keys=len(args.api_keys) > 1, root_path=root_path
+            Admission, settings=args.http, several_keys=args.access.several, root_path=root_path
         ),
         # Needs the whole body. What it refuses cost the reading of its bytes and nothing more.
         partial(

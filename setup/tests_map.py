@@ -17,6 +17,9 @@ ROOT: Final = Path(__file__).parents[1]
 PACKAGES: Final = ("backend_worker", "common", "frontend")
 
 THROUGH: Final[Mapping[str, str]] = {
+    "common/aio/file_changes.py": "frontend/http/test_api_keys.py",
+    "frontend/http/access/key_files.py": "frontend/http/test_api_keys.py",
+    "frontend/door.py": "frontend/http/test_error_shapes.py",
     "common/transfer/nixl/late.py": "test_nixl_on_demand.py",
     "frontend/workers/late_transports.py": "test_nixl_on_demand.py",
     "backend_worker/engine/statistics.py": "backend_worker/test_engine_steps.py",

@@ -1,7 +1,7 @@
 """HTTP: the server, and who may ask how much of it."""
 
 from frontend.http.access.admin import AdminGuard
-from frontend.http.access.api_keys import read_keys
+from frontend.http.access.key_files import AccessKeys
 from frontend.http.limits.admission import Admission
 from frontend.http.limits.file_limit import attainable_files, files_needed, raise_file_limit
 from frontend.http.limits.retry_after import RetryAfter
@@ -33,6 +33,7 @@ from frontend.http.settings import HttpSettings, KeySettings
 from frontend.http.streaming.early_stream_errors import EarlyStreamErrors
 
 __all__ = [
+    "AccessKeys",
     "AdminGuard",
     "Admission",
     "EarlyStreamErrors",
@@ -65,7 +66,6 @@ __all__ = [
     "operate_routes",
     "page_routes",
     "raise_file_limit",
-    "read_keys",
     "replace_engine_routes",
     "share_adapters",
     "status_routes",

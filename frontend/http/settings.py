@@ -105,7 +105,9 @@ class KeySettings(FlagSettings):
     flag_group: ClassVar[str] = "keys"
 
     api_key_file: Path | None = Field(
-        None, description="file with one API key a line, in addition to --api-key"
+        None,
+        description="file with one API key a line, in addition to --api-key; changes count within "
+        "seconds",
     )
     isolate_api_keys: bool = Field(
         False,
@@ -115,5 +117,5 @@ class KeySettings(FlagSettings):
     admin_key_file: Path | None = Field(
         None,
         description="file with one key a line that opens /mmrouter/* and vLLM's management "
-        "routes; without it they are open to clients on this host only",
+        "routes, and is followed too; without it they are open to clients on this host only",
     )

@@ -17,6 +17,7 @@ from common.request_plane.card import WorkerCard
 from common.request_plane.operations import Condition, Operation, ResetMmCache, Sleep
 from common.request_plane.protocol import Failed, FailureKind, Operate, Submit
 from frontend.http.access.admin import AdminGuard
+from frontend.http.access.api_keys import Keys
 from frontend.http.operator.manage import Management, manage_routes
 from frontend.http.operator.operate import Operating, operate_routes, vllms_routes
 from tests.fakes.engine import never
@@ -42,7 +43,7 @@ class Office:
         app.include_router(operate_routes(operating, self._forget))
         app.include_router(manage_routes(Management([town.router], None)))
         app.include_router(vllms_routes(operating))
-        transport = httpx.ASGITransport(AdminGuard(app, ["user"], ["admin"]))
+        transport = httpx.ASGITransport(AdminGuard(app, Keys(["user"]), Keys(["admin"])))
         self.http = httpx.AsyncClient(
             transport=transport, base_url="http://f", headers=ADMIN, timeout=120
         )

@@ -6,14 +6,13 @@ proxy, behind which everybody seems to come from here, nor from a page in a brow
 
 import ipaddress
 import re
-from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Final
 
 from starlette.datastructures import Headers
 
 from frontend.asgi import App, Receive, Scope, Send, error_answer, has_body, route_path
-from frontend.http.access.api_keys import ApiKeyGuard, Keys, with_bearer
+from frontend.http.access.api_keys import ApiKeyGuard, Keys
 from frontend.http.vllm_routes import ADAPTERS, PROFILER, REFUSED
 from frontend.request_context import EVERYBODY, note_tenant
 
@@ -46,8 +45,8 @@ class AdminGuard:
     def __init__(
         self,
         app: App,
-        api_keys: Sequence[str],
-        admin_keys: Sequence[str],
+        api_keys: Keys | None,
+        admin_keys: Keys | None,
         *,
         root_path: str = "",
         unix_socket: bool = False,
@@ -55,29 +54,27 @@ class AdminGuard:
     ) -> None:
         """
         Args:
-            api_keys: of users, none to let everybody in.
-            admin_keys: none to go by where a request comes from.
+            api_keys: of users, None to let everybody in.
+            admin_keys: None to go by where a request comes from.
             root_path: prefix under which a proxy serves the app.
             unix_socket: there is no other way in, so everybody is on this host.
             isolate: whether no two API keys share anything that is kept.
         """
 
         def for_users(inside: App) -> App:
-            if not api_keys:
+            if api_keys is None:
                 return inside
             return ApiKeyGuard(inside, api_keys, root_path, isolate=isolate)
 
         self._app = app
         self._users = for_users(app)
         self._refused = for_users(self._forbid)
-        self._keys = Keys(admin_keys) if admin_keys else None
+        self._keys = admin_keys
         self._root_path = root_path
         self._unix_socket = unix_socket
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, or answer 401 or 403."""
-        if scope["type"] == "http":
-            scope = with_bearer(scope)
         if scope["type"] != "http" or not is_for_admins(route_path(scope, self._root_path)):
             await self._users(scope, receive, send)
         elif self._keys is None:

@@ -1,7 +1,7 @@
 """Who may use the HTTP API: vLLM's API keys, in front of every route but a few.
 
-vLLM's own check, which stays in force, guards ``/v1`` and its like only; others of its
-routes generate too (``/invocations``), and ours tell what users asked for.
+vLLM's own check is not used: it guards ``/v1`` and its like only, others of its routes generate too
+(``/invocations``), and it knows the keys of the start only.
 """
 
 import hashlib
@@ -60,46 +60,50 @@ class Keys:
     """Some keys, by their digests."""
 
     def __init__(self, keys: Sequence[str]) -> None:
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+        self.replace(keys)
+
+    def replace(self, keys: Sequence[str]) -> None:
+        """Let these keys count, and no others."""
+        self._digests = [_digest(key) for key in keys]
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def __contains__(self, key: str) -> bool:
+        return _digest(key) in self._digests
 
     def shown_by(self, scope: Scope) -> Tenant | None:
-        """The one that a request shows, by its digest; None if it shows none of these."""
-        kind, _, key = Headers(scope=scope).get("Authorization", "").partition(" ")
-        digest = hashlib.sha256(key.encode()).digest()
+        """Return the one that a request shows, by its digest; None if it shows none of these.
+
+        Anthropic's header, ``x-api-key``, counts where there is no ``Authorization``.
+        """
+        headers = Headers(scope=scope)
+        kind, _, key = headers.get("authorization", "").partition(" ")
+        if "authorization" not in headers:
+            kind, key = "bearer", headers.get("x-api-key", "")
+        digest = _digest(key)
         # All are compared, so that the time says nothing.
         matches = [secrets.compare_digest(digest, each) for each in self._digests]
         return Tenant(digest.hex()) if kind.lower() == "bearer" and any(matches) else None
 
 
-def with_bearer(scope: Scope) -> Scope:
-    """Return the request with a key in Anthropic's header, ``x-api-key``, where all others have it.
-
-    vLLM's own check looks there only. A request with ``Authorization`` stays as it is.
-    """
-    headers = Headers(scope=scope)
-    key = headers.get("x-api-key")
-    if key is None or "authorization" in headers:
-        return scope
-    bearer = (b"authorization", f"Bearer {key}".encode("latin-1"))
-    return {**scope, "headers": [*scope["headers"], bearer]}
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
 
 
 class ApiKeyGuard:
     """Passes on what carries one of the keys, or goes to an open path, and says whose it is."""
 
-    def __init__(
-        self, app: App, keys: Sequence[str], root_path: str = "", *, isolate: bool = False
-    ) -> None:
+    def __init__(self, app: App, keys: Keys, root_path: str = "", *, isolate: bool = False) -> None:
         """
         Args:
-            keys: at least one.
             root_path: prefix under which a proxy serves the app.
             isolate: whether no two keys share anything that is kept.
         """
         self._isolate = isolate
         self._app = app
         self._root_path = root_path
-        self._keys = Keys(keys)
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, or answer 401."""

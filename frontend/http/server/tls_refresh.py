@@ -3,15 +3,13 @@
 import asyncio
 import logging
 from pathlib import Path
-from typing import Final
 
 import uvicorn
 from uvicorn.config import create_ssl_context
 
-logger = logging.getLogger(__name__)
+from common.aio.file_changes import LOOK_S, FileChanges
 
-LOOK_S: Final = 5.0
-"""How often the files are looked at."""
+logger = logging.getLogger(__name__)
 
 
 class TlsRefresh:
@@ -24,8 +22,7 @@ class TlsRefresh:
         """
         self._config = config
         names = (config.ssl_certfile, config.ssl_keyfile, config.ssl_ca_certs)
-        self._paths = [Path(name) for name in names if name is not None]
-        self._seen = self._state()
+        self._changes = FileChanges(Path(name) for name in names if name is not None)
 
     async def run(self) -> None:
         """Look again and again."""
@@ -35,28 +32,14 @@ class TlsRefresh:
 
     async def look(self) -> None:
         """Take what is in the files, if they have changed."""
-        state = await asyncio.to_thread(self._state)
-        if state == self._seen:
+        if not await self._changes.any():
             return
-        self._seen = state
         try:
             self._load()
         except OSError as error:  # that of TLS is one
             logger.warning("the TLS files have changed and can't be used as yet: %s", error)
         else:
             logger.info("the TLS files have changed: new connections get what is in them")
-
-    def _state(self) -> list[tuple[int, int, int] | None]:
-        """Whatever changes with the files; a link may lead to another."""
-        state: list[tuple[int, int, int] | None] = []
-        for path in self._paths:
-            try:
-                found = path.stat()
-            except OSError:
-                state.append(None)  # it is being replaced
-            else:
-                state.append((found.st_ino, found.st_mtime_ns, found.st_size))
-        return state
 
     def _load(self) -> None:
         """On the event loop, between handshakes. Errors leave the server what it has."""

@@ -196,7 +196,9 @@ def test_flags_and_variables_are_understood(
     assert args.process.fleet_key() is not None  # of a mode that is not refused
     match args:
         case FrontendArgs():
-            assert args.api_keys == ["user-key"] and args.admin_keys == ["admin-key"]
+            access = args.access
+            assert access.users is not None and access.admins is not None
+            assert "user-key" in access.users and "admin-key" in access.admins
             (port,) = container(objects, side)["ports"]
             assert (args.serve.host, args.serve.port) == ("0.0.0.0", port["containerPort"])
         case WorkerArgs():

@@ -79,7 +79,7 @@ def test_flags_and_variables_are_understood(
     match parsed(words[2:], ours, monkeypatch):
         case FrontendArgs() as args:
             assert (args.serve.host, args.serve.port) == ("127.0.0.1", 8000)
-            assert args.api_keys and args.admin_keys
+            assert args.access.users and args.access.admins
         case WorkerArgs() as args:
             assert args.worker_id == "host-1"
             assert args.engine.max_model_len == 16384

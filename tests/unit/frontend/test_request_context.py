@@ -16,7 +16,7 @@ from common.media.cache_partition import SHARED, hash_within, partition_of
 from frontend.args import parse
 from frontend.asgi import App
 from frontend.gate import BodyGate, take_parsed_bodies
-from frontend.http.access.api_keys import ApiKeyGuard
+from frontend.http.access.api_keys import ApiKeyGuard, Keys
 from frontend.request_context import current_context, current_partition, salt_of_blocks
 from tests.unit.frontend.http.asking import asking
 
@@ -87,7 +87,7 @@ async def test_isolated_keys_share_no_partition(app: App) -> None:
     async def partitions(*, isolate: bool) -> dict[tuple[str, str | None], str]:
         found = {}
         for key in ("one", "two"):
-            async with client(ApiKeyGuard(app, ["one", "two"], isolate=isolate), key) as http:
+            async with client(ApiKeyGuard(app, Keys(["one", "two"]), isolate=isolate), key) as http:
                 for salt in (None, "pepper"):
                     reply = await http.post("/parsed", json={"cache_salt": salt})
                     found[key, salt] = reply.json()[1]
@@ -128,10 +128,10 @@ def test_partitions_are_told_apart() -> None:
 def test_isolation_takes_keys(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not parse(["--api-key", "a"]).keys.isolate_api_keys
-    assert parse(["--api-key", "a", "--isolate-api-keys"]).keys.isolate_api_keys
+    assert not parse(["--api-key", "a"]).isolate_api_keys
+    assert parse(["--api-key", "a", "--isolate-api-keys"]).isolate_api_keys
     monkeypatch.setenv("MMROUTER_ISOLATE_API_KEYS", "1")
-    assert parse(["--api-key", "a"]).keys.isolate_api_keys
+    assert parse(["--api-key", "a"]).isolate_api_keys
     with pytest.raises(SystemExit):
         parse([])
     assert "--api-key" in capsys.readouterr().err

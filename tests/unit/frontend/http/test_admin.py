@@ -10,6 +10,7 @@ from starlette.responses import PlainTextResponse
 from frontend.args import parse
 from frontend.asgi import Receive, Scope, Send
 from frontend.http.access.admin import MANAGEMENT, AdminGuard, is_for_admins
+from frontend.http.access.api_keys import Keys
 from frontend.http.settings import HttpSettings
 from tests.unit.frontend.http.serving import post, serving
 
@@ -22,7 +23,8 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def guard(*, api: list[str], admin: list[str], unix: bool = False) -> AdminGuard:
-    return AdminGuard(app, api, admin, root_path="/under", unix_socket=unix)
+    users, admins = (Keys(keys) if keys else None for keys in (api, admin))
+    return AdminGuard(app, users, admins, root_path="/under", unix_socket=unix)
 
 
 async def ask(
@@ -164,7 +166,7 @@ async def test_a_line_feed_leads_to_a_route_but_not_around_the_guard() -> None:
     vllms = FastAPI()
     for path in sorted(MANAGEMENT):
         vllms.add_api_route(f"/{path}", lambda: "served", methods=["POST"])
-    guarded = AdminGuard(vllms, ["user"], ["admin"])
+    guarded = AdminGuard(vllms, Keys(["user"]), Keys(["admin"]))
     async with serving(guarded, HttpSettings()) as server:
         for path in sorted(MANAGEMENT):
             head = post("Authorization: Bearer user", path=f"/{path}%0A")
@@ -194,14 +196,13 @@ def test_admin_keys_come_from_a_file_of_their_own(
     path = tmp_path / "admins"
     path.write_text("# ours\none\n")
     path.chmod(0o600)
-    assert parse([]).admin_keys == []
-    args = parse(["--admin-key-file", str(path), "--api-key", "user"])
-    assert (args.admin_keys, args.api_keys) == (["one"], ["user"])
-    # vLLM's own check must let admins pass to what ours lets them pass to.
-    assert args.serve.api_key == ["user", "one"]
+    assert parse([]).access.admins is None
+    access = parse(["--admin-key-file", str(path), "--api-key", "user"]).access
+    assert access.admins is not None and access.users is not None
+    assert "one" in access.admins and "one" not in access.users and "user" in access.users
     monkeypatch.setenv("MMROUTER_ADMIN_KEY_FILE", str(path))
-    args = parse([])
-    assert (args.admin_keys, args.serve.api_key) == (["one"], None)
+    access = parse([]).access
+    assert access.admins is not None and access.users is None
 
 
 def test_an_admin_key_that_users_have_is_refused(

@@ -1,15 +1,18 @@
+import asyncio
 import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from starlette.responses import PlainTextResponse
+from vllm.entrypoints.serve.middleware.register import init_entrypoints_middleware
 
 from common.errors import ConfigurationError
 from frontend.args import parse
 from frontend.asgi import Message, Receive, Scope, Send
-from frontend.http.access.api_keys import OPEN, ApiKeyGuard, read_keys
+from frontend.http.access.api_keys import OPEN, ApiKeyGuard, Keys, read_keys
 from frontend.request_context import EVERYBODY, current_context
 
 
@@ -40,7 +43,7 @@ def client(guard: ApiKeyGuard) -> httpx.AsyncClient:
 )
 async def test_without_a_key_nothing_is_served(path: str, authorization: str | None) -> None:
     headers = {} if authorization is None else {"Authorization": authorization.encode()}
-    async with client(ApiKeyGuard(app, ["one", "two"])) as http:
+    async with client(ApiKeyGuard(app, Keys(["one", "two"]))) as http:
         reply = await http.post(path, headers=headers)  # type: ignore[arg-type]
     assert reply.status_code == 401
     assert reply.json() == {"error": "Unauthorized"}
@@ -48,21 +51,21 @@ async def test_without_a_key_nothing_is_served(path: str, authorization: str | N
 
 @pytest.mark.parametrize("authorization", ["Bearer one", "bearer two"])
 async def test_either_key_opens_everything(authorization: str) -> None:
-    async with client(ApiKeyGuard(app, ["one", "two"])) as http:
+    async with client(ApiKeyGuard(app, Keys(["one", "two"]))) as http:
         for path in ("/v1/models", "/mmrouter/workers"):
             reply = await http.get(path, headers={"Authorization": authorization})
             assert reply.text == "served"
 
 
 async def test_probes_scrapers_and_preflights_need_no_key() -> None:
-    async with client(ApiKeyGuard(app, ["one"], "/under")) as http:
+    async with client(ApiKeyGuard(app, Keys(["one"]), "/under")) as http:
         for path in (*OPEN, "/under/health", "/metrics/"):
             assert (await http.get(path)).text == "served"
         assert (await http.options("/v1/chat/completions")).text == "served"
 
 
 async def test_strangers_send_no_bodies_anywhere() -> None:
-    async with client(ApiKeyGuard(app, ["one"])) as http:
+    async with client(ApiKeyGuard(app, Keys(["one"]))) as http:
         for method, path in (("POST", "/ping"), ("GET", "/health"), ("OPTIONS", "/v1/models")):
             reply = await http.request(method, path, content=b"x" * 1000)
             assert (reply.status_code, reply.headers["connection"]) == (401, "close")
@@ -79,7 +82,7 @@ async def test_a_websocket_without_a_key_is_closed() -> None:
         sent.append(message)
 
     scope = {"type": "websocket", "path": "/v1/realtime", "headers": []}
-    await ApiKeyGuard(app, ["one"])(scope, receive, send)
+    await ApiKeyGuard(app, Keys(["one"]))(scope, receive, send)
     assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
@@ -120,14 +123,28 @@ def test_a_file_without_a_key_lets_nobody_in_by_mistake(tmp_path: Path, content:
 
 
 def test_keys_of_all_sources_count(key_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert parse([]).serve.api_key is None
-    assert parse(["--api-key", "zero"]).serve.api_key == ["zero"]
-    args = parse(["--api-key", "zero", "--api-key-file", str(key_file)])
-    assert args.serve.api_key == ["zero", "one", "two"]
+    def known(*flags: str) -> list[str]:
+        keys = parse([*flags]).access.users or Keys([])
+        found = [key for key in ("zero", "one", "two", "env") if key in keys]
+        assert len(found) == len(keys)
+        return found
+
+    assert parse([]).access.users is None
+    assert known("--api-key", "zero") == ["zero"]
+    assert known("--api-key", "zero", "--api-key-file", str(key_file)) == ["zero", "one", "two"]
     monkeypatch.setenv("MMROUTER_API_KEY_FILE", str(key_file))
-    assert parse([]).serve.api_key == ["one", "two"]
+    assert known() == ["one", "two"]
     monkeypatch.setenv("VLLM_API_KEY", "env")
-    assert parse([]).serve.api_key == ["env", "one", "two"]
+    assert known() == ["one", "two", "env"]
+
+
+def test_vllms_own_check_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would refuse keys that came later, and take the environment's for all there are."""
+    monkeypatch.setenv("VLLM_API_KEY", "env")
+    for flags in ([], ["--api-key", "zero"]):
+        vllms = FastAPI()
+        init_entrypoints_middleware(parse(flags).serve, vllms, ())
+        assert all("Authentication" not in str(each) for each in vllms.user_middleware)
 
 
 def test_a_missing_file_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,10 +157,53 @@ async def test_each_key_is_a_tenant_of_its_own() -> None:
     async def tell(scope: Scope, receive: Receive, send: Send) -> None:
         await PlainTextResponse(current_context.get().tenant)(scope, receive, send)
 
-    async with client(ApiKeyGuard(tell, ["one", "two"])) as http:
+    async with client(ApiKeyGuard(tell, Keys(["one", "two"]))) as http:
         tenants = [
             (await http.get("/v1/models", headers={"Authorization": f"Bearer {key}"})).text
             for key in ("one", "two", "one")
         ]
     assert tenants[0] == tenants[2] != tenants[1]
     assert EVERYBODY not in tenants
+
+
+async def test_keys_follow_their_files(
+    key_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    admins = tmp_path / "admins"
+    admins.write_text("root\n")
+    files = (f"--api-key-file={key_file}", f"--admin-key-file={admins}")
+    access = parse(["--api-key=flag", *files]).access
+    assert access.users is not None and access.admins is not None
+
+    def replace(path: Path, text: str) -> None:
+        new = tmp_path / "new"  # as Kubernetes and editors do it
+        new.write_text(text)
+        new.replace(path)
+
+    async with client(ApiKeyGuard(app, access.users)) as http:
+
+        async def let_in(*keys: str) -> list[str]:
+            return [
+                key
+                for key in keys
+                if (await http.get("/", headers={"Authorization": f"Bearer {key}"})).is_success
+            ]
+
+        replace(key_file, "two\nthree\n")
+        assert await let_in("one", "three") == ["one"], "nobody has looked"
+        await access.look()
+        assert await let_in("flag", "one", "two", "three") == ["flag", "two", "three"]
+        for unusable in ("# nobody\n", "root\n"):
+            replace(key_file, unusable)
+            caplog.clear()
+            await access.look()
+            assert "stay as they are" in caplog.text
+            assert await let_in("three", "root") == ["three"]
+        await asyncio.to_thread(key_file.unlink)
+        await access.look()
+        assert await let_in("three")
+        replace(key_file, "four\n")
+        replace(admins, "boss\n")
+        await access.look()
+        assert await let_in("flag", "three", "four") == ["flag", "four"]
+    assert "boss" in access.admins and "root" not in access.admins

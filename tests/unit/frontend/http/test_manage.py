@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from common.errors import NoWorkerError
 from common.identity import Incarnation, WorkerId
 from frontend.http import AdminGuard, Management, manage_routes
+from frontend.http.access.api_keys import Keys
 from frontend.processes import Siblings
 from frontend.router import Router
 from frontend.router.settings import RouterSettings
@@ -41,7 +42,7 @@ def taken(router: Router, times: int = 20) -> set[str]:
 def client(management: Management) -> httpx.AsyncClient:
     app = FastAPI()
     app.include_router(manage_routes(management))
-    guarded = AdminGuard(app, [], ["admin"])
+    guarded = AdminGuard(app, None, Keys(["admin"]))
     return httpx.AsyncClient(
         transport=httpx.ASGITransport(guarded), base_url="http://f/mmrouter/workers"
     )

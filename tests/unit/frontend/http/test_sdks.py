@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from common.errors import NoWorkerError
 from frontend.asgi import App, Message, Receive, Scope, Send
-from frontend.http.access.api_keys import ApiKeyGuard
+from frontend.http.access.api_keys import ApiKeyGuard, Keys
 from frontend.http.limits.admission import Admission
 from frontend.http.limits.retry_after import RetryAfter
 from frontend.http.server.readiness_gate import ReadinessGate
@@ -153,7 +153,7 @@ async def test_it_waits_for_the_first_worker(sdk: Sdk) -> None:
 async def test_it_shows_its_key(sdk: Sdk) -> None:
     desk = Desk()
     desk.free.set()
-    async with serving(ApiKeyGuard(desk.app, ["sesam"]), HttpSettings()) as served:
+    async with serving(ApiKeyGuard(desk.app, Keys(["sesam"])), HttpSettings()) as served:
         assert await sdk.ask(served.port, "sesam", 0) == "hello"
         with pytest.raises(sdk.errors.AuthenticationError):
             await sdk.ask(served.port, "another", 0)
@@ -163,7 +163,7 @@ async def test_anthropics_other_way_to_show_a_key_works_too() -> None:
     desk = Desk()
     desk.free.set()
     async with (
-        serving(ApiKeyGuard(desk.app, ["sesam"]), HttpSettings()) as served,
+        serving(ApiKeyGuard(desk.app, Keys(["sesam"])), HttpSettings()) as served,
         anthropic.AsyncAnthropic(
             base_url=f"http://127.0.0.1:{served.port}", api_key="sesam", max_retries=0
         ) as client,

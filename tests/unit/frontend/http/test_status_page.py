@@ -13,6 +13,7 @@ import pytest
 from fastapi import FastAPI
 
 from frontend.http import AdminGuard, page_routes
+from frontend.http.access.api_keys import Keys
 from frontend.http.operator import status_page
 from frontend.http.operator.history import STEP_S, STEPS
 from frontend.http.operator.status_page import PAGE
@@ -45,7 +46,7 @@ console.log(context.drawn);
 def client(root_path: str = "") -> httpx.AsyncClient:
     app = FastAPI()
     app.include_router(page_routes())
-    guarded = AdminGuard(app, ["user"], ["admin"], root_path=root_path)
+    guarded = AdminGuard(app, Keys(["user"]), Keys(["admin"]), root_path=root_path)
     return httpx.AsyncClient(
         transport=httpx.ASGITransport(guarded, root_path=root_path), base_url="http://frontend"
     )

@@ -24,7 +24,7 @@ from frontend.asgi import App
 from frontend.fetch.connector import CONNECTOR_NAME, register
 from frontend.fetch.loader import MediaLoader
 from frontend.gate import BodyGate
-from frontend.http.access.api_keys import ApiKeyGuard
+from frontend.http.access.api_keys import ApiKeyGuard, Keys
 from frontend.http.server.vllm_server import build_vllm_app, share_adapters
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing.preprocessor import Preprocessor, ProcessedPrompt
@@ -144,7 +144,7 @@ async def test_a_picture_is_processed_once_for_all_routes(app: App, engine: Engi
 
 
 async def test_isolated_keys_share_neither_media_nor_blocks(app: App, engine: Engine) -> None:
-    guarded = ApiKeyGuard(app, ["me", "you"], isolate=True)
+    guarded = ApiKeyGuard(app, Keys(["me", "you"]), isolate=True)
     for key in ("me", "you", "me"):
         await ask(guarded, "/v1/chat/completions", chat(True), key)
     for found in (hashes(engine), [prompt.cache_salt for prompt in engine.prompts]):
