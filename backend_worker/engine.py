@@ -67,7 +67,7 @@ from common.identity import MmHash, WorkerId
 from common.operations import LoadLoraAdapter, Operation, UnloadLoraAdapter
 from common.protocol import MediaPart, Submit
 from common.renderer_patches import patch_renderer
-from common.step_sums import EngineSums
+from common.step_sums import StepSums
 from common.vllm_features import forget_evicted_media
 
 SHUTDOWN_S = 10.0
@@ -278,7 +278,7 @@ class Engine:
             for rank, stats in self._stats.latest().items()
         }
 
-    def steps(self) -> list[EngineSums]:
+    def steps(self) -> list[StepSums]:
         """What the steps of each rank add up to, since the start; zeros without statistics."""
         return self._stats.steps()
 

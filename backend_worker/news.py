@@ -11,7 +11,6 @@ from backend_worker.ledger import Ledger
 from backend_worker.operations import Operations
 from backend_worker.request import ServingEngine
 from backend_worker.session import Session
-from backend_worker.step_counter import ShippingCounter
 from common.held_adapter import HeldAdapter
 from common.protocol import (
     LONGEST_MM_HASH,
@@ -43,10 +42,8 @@ class News:
         self,
         engine: ServingEngine,
         operations: Operations,
-        shipping: ShippingCounter,
     ) -> None:
         self._engine = engine
-        self._shipping = shipping
         self._operations = operations
         self._changed = asyncio.Event()
         self.ledger = Ledger(engine.ranks, self._changed.set)
@@ -60,10 +57,10 @@ class News:
         session.coming.clear()
         loads, others = self._engine.load(), session.account.others()
         operations = self._operations
-        steps, shipping = [], None
+        steps = []
         if (now := time.monotonic()) - session.steps_told >= STEPS_PAUSE_S:
             session.steps_told = now
-            steps, shipping = self._engine.steps(), self._shipping.sums
+            steps = self._engine.steps()
         adapters, active = self._adapters(session)
         return Status(
             [
@@ -78,7 +75,6 @@ class News:
             operations.media_emptied,
             operations.stands_still,
             steps,
-            shipping,
             adapters,
             active,
         )

@@ -45,7 +45,7 @@ from common.protocol import (
     Supply,
     ToFrontend,
 )
-from common.step_sums import EngineSums
+from common.step_sums import StepSums
 from common.telemetry import INTERNAL_ERRORS, stage
 from common.tracing import span_of_request
 
@@ -92,7 +92,7 @@ class ServingEngine(Protocol):
 
     def load(self) -> dict[int, RankLoad]: ...
 
-    def steps(self) -> list[EngineSums]: ...
+    def steps(self) -> list[StepSums]: ...
 
     def generate(self, submit: Submit, items: Items) -> AsyncGenerator[AnyOutput]: ...
 

@@ -120,7 +120,7 @@ class Serving:
             self._router.roster.media_emptied(worker_id)
         member.media_emptied = status.media_emptied
         HF_PROCESSOR_RUNS.labels("worker", worker_id).set(status.hf_processor_runs)
-        self._router.roster.stepped(worker_id, status.steps, status.shipping)
+        self._router.roster.stepped(worker_id, status.steps)
         self._router.load.reported(
             worker_id,
             {

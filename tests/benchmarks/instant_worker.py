@@ -24,7 +24,7 @@ from common.errors import CorruptSegmentError, MediaMissingError
 from common.identity import Incarnation, MmHash, WorkerId
 from common.operations import Operation
 from common.protocol import Submit
-from common.step_sums import EngineSums
+from common.step_sums import StepSums
 from common.transfer.media_source import MediaSource
 from common.transfer.registry import receivers
 from common.vllm_versions import INSTALLED
@@ -48,7 +48,7 @@ class InstantEngine:
     def load(self) -> dict[int, RankLoad]:
         return {}
 
-    def steps(self) -> list[EngineSums]:
+    def steps(self) -> list[StepSums]:
         return []
 
     async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:

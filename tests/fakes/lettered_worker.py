@@ -36,7 +36,7 @@ from common.card import (
 from common.identity import WorkerId
 from common.operations import Operation, Pause, Resume, Sleep, WakeUp
 from common.protocol import Submit
-from common.step_sums import EngineSums
+from common.step_sums import StepSums
 from common.transfer.media_source import MediaSource
 from tests.fakes.engine import no_rendering
 from tests.fakes.letters import letter, letter_tokens
@@ -151,7 +151,7 @@ class LetterEngine:
     def load(self) -> dict[int, RankLoad]:
         return {0: RankLoad(running=self._running, waiting=0, kv_usage=0.0)}
 
-    def steps(self) -> list[EngineSums]:
+    def steps(self) -> list[StepSums]:
         return []
 
     async def settled(self) -> None:

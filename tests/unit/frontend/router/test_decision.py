@@ -30,6 +30,8 @@ def decision(request_id: str, client_id: str = "") -> Decision:
                 Work(1, 24, 0, 0),
                 TargetLoad(2, 1, 30, 40),
                 10 * 24 + 0.5 * 30 + 1 * 40 + 100 * 1 + 50,
+                1.0,
+                None,
             )
         ],
         candidates_total=1,
