@@ -357,7 +357,7 @@ async def simulate(size: int, mode: RouterMode, seconds: float) -> dict[str, flo
         "first_token_ms_p99": round(quantile(figures.first_token_s, 0.99) * 1e3, 1),
         "decide_us_p50": round(quantile(figures.decision_us, 0.5), 1),
         "decide_us_p99": round(quantile(figures.decision_us, 0.99), 1),
-        "index_blocks": indexes.known.statistics().blocks,
+        "index_blocks": len(indexes.known._chunks),
         "index_mb": round(index_bytes(indexes) / 1e6, 2),
     }
     await simulation.router.close()

@@ -34,7 +34,7 @@ from frontend.router.events.progress import Blocks, Progress
 from frontend.router.events.reading import Reader
 from frontend.router.events.replays import BELIEVED_EVENTS, Replays
 from frontend.router.events.standing import Phase, Standing
-from frontend.router.events.statistics import StreamCounters, StreamStatistics
+from frontend.router.events.statistics import StreamStatistics
 from frontend.router.events.waiting import WAITING_BYTES, WaitingMessage, WaitingRoom
 from frontend.router.events.watch import SILENCE_S, Watch
 from frontend.router.index import IndexState
@@ -76,7 +76,7 @@ class EventStream:
         self._blocks = blocks
         self._emptied = 0.0
         self._stragglers_until = float("-inf")
-        self._counters = counters = StreamCounters()
+        self._counters = counters = StreamStatistics()
         self._watch = watch = Watch(silence_s)
         self._progress = progress = Progress(blocks, label, counters)
         self._reader = reader = Reader(progress, label, counters)
@@ -272,7 +272,7 @@ class EventStream:
 
     def statistics(self) -> StreamStatistics:
         """Counters since start."""
-        return self._counters.statistics(self._progress.next)
+        return self._counters
 
     # From one phase to another
 

@@ -4,7 +4,7 @@ import logging
 from typing import Protocol
 
 from frontend.router.event_wire import Cleared, EventBatch
-from frontend.router.events.statistics import StreamCounters
+from frontend.router.events.statistics import StreamStatistics
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Progress:
         heard: whether live events have come since nothing else was to be had.
     """
 
-    def __init__(self, blocks: Blocks, label: str, counters: StreamCounters) -> None:
+    def __init__(self, blocks: Blocks, label: str, counters: StreamStatistics) -> None:
         self._blocks = blocks
         self._label = label
         self._counters = counters

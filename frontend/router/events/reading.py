@@ -9,7 +9,7 @@ from frontend.router.event_wire import (
     decode_sequence,
 )
 from frontend.router.events.progress import Progress
-from frontend.router.events.statistics import StreamCounters
+from frontend.router.events.statistics import StreamStatistics
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class Reader:
         counters: of the stream.
     """
 
-    def __init__(self, progress: Progress, label: str, counters: StreamCounters) -> None:
+    def __init__(self, progress: Progress, label: str, counters: StreamStatistics) -> None:
         self._progress = progress
         self._label = label
         self._malformed = counters.malformed

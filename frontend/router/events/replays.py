@@ -7,7 +7,7 @@ from frontend.router.event_wire import EventBatch, MalformedEventError
 from frontend.router.events.commands import Replay
 from frontend.router.events.progress import Progress
 from frontend.router.events.reading import Reader
-from frontend.router.events.statistics import StreamCounters
+from frontend.router.events.statistics import StreamStatistics
 from frontend.router.events.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Replays:
         progress: Progress,
         reader: Reader,
         watch: Watch,
-        counters: StreamCounters,
+        counters: StreamStatistics,
         believed_events: int,
     ) -> None:
         self._progress = progress

@@ -2,11 +2,11 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 
-class StreamStatistics(NamedTuple):
-    """Counters of one stream since start.
+@dataclass(slots=True)
+class StreamStatistics:
+    """Counters of one stream since start; each part of a stream counts what it sees.
 
     Attributes:
         batches: event batches applied.
@@ -16,24 +16,8 @@ class StreamStatistics(NamedTuple):
         restarts: times the sequence started over.
         losses: times that events were lost for good.
         malformed: unreadable messages by kind.
-        next_sequence: number expected next; ``None`` before the first event.
         lag_s: age of the last live event when it was applied, by the clocks of both hosts.
     """
-
-    batches: int
-    duplicates: int
-    gaps: int
-    replays: int
-    restarts: int
-    losses: int
-    malformed: dict[str, int]
-    next_sequence: int | None
-    lag_s: float | None
-
-
-@dataclass(slots=True)
-class StreamCounters:
-    """The same while they grow; each part of a stream counts what it sees."""
 
     batches: int = 0
     duplicates: int = 0
@@ -43,17 +27,3 @@ class StreamCounters:
     losses: int = 0
     malformed: Counter[str] = field(default_factory=Counter)
     lag_s: float | None = None
-
-    def statistics(self, next_sequence: int | None) -> StreamStatistics:
-        """The counters as they stand."""
-        return StreamStatistics(
-            self.batches,
-            self.duplicates,
-            self.gaps,
-            self.replays,
-            self.restarts,
-            self.losses,
-            dict(self.malformed),
-            next_sequence,
-            self.lag_s,
-        )

@@ -220,11 +220,6 @@ class LoadTracker:
         self._expire()
         return self._busy
 
-    def statistics(self) -> dict[Target, TargetLoad]:
-        """Load of every target."""
-        self._expire()
-        return dict(self._loads)
-
     def shares(self, target: Target) -> tuple[TargetLoad, TargetLoad]:
         """What we have on a target, and what others have, as last reported; nothing where
         it is not registered.

@@ -453,7 +453,7 @@ def test_late_events_of_a_dead_incarnation_change_nothing() -> None:
     follower.wait(10.0)
     assert not follower.commands
     assert follower.lacks(1, 2)
-    assert follower.index.statistics().targets == 0
+    assert not follower.index._slots.targets()
     assert follower.is_(Knowledge.APPROXIMATE, "the worker is gone")
 
 

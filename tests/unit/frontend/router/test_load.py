@@ -152,6 +152,6 @@ def test_a_dropped_worker_leaves_nothing_behind(load: LoadTracker) -> None:
     load.drop(W)
     load.finished(RequestId("r"))
     report(load, active=1)
-    assert load.statistics() == {}
+    assert load.targets() == []
     load.add(W, (T0,))
     assert load.load(T0) == TargetLoad(0, 0, 0, 0)
