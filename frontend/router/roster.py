@@ -16,7 +16,6 @@ from common.step_sums import StepSums
 from common.supervised import supervise
 from frontend.router.events import Feed, FeedMaker
 from frontend.router.hashing import BlockHasher, HashMemo, HashScheme, LoraKey
-from frontend.router.housekeeping import keep_house
 from frontend.router.index import PREDICT_TTL_S, BlockIndexes, IndexState, Knowledge, approximate
 from frontend.router.selection import (
     BusyThresholds,
@@ -30,6 +29,40 @@ from frontend.router.selection import (
 )
 from frontend.router.settings import RouterSettings
 from frontend.router.worker import RoutableWorker
+
+_PAUSE_S = 0.25
+_EXPIRE_SLICE = 16
+"""Requests whose predictions expire at a time."""
+
+_SWEEP_SLICE = 2_000
+"""Blocks swept at a time: well below a millisecond, between which others run."""
+
+
+async def keep_house(
+    indexes: BlockIndexes, feeds: Mapping[WorkerId, Feed], clock: Callable[[], float]
+) -> None:
+    """Look after indexes and feeds for ever.
+
+    Args:
+        feeds: those of the fleet, a live view.
+        clock: monotonic seconds.
+    """
+    while True:
+        await asyncio.sleep(_PAUSE_S)
+        now = clock()
+        for feed in list(feeds.values()):
+            feed.tick(now)
+        await _in_slices(partial(indexes.predicted.expire, now, _EXPIRE_SLICE))
+        for index in (indexes.known, indexes.predicted.index):
+            await _in_slices(partial(index.sweep, _SWEEP_SLICE))
+
+
+async def _in_slices(work: Callable[[], bool]) -> None:
+    """Call until it says that nothing is left, letting others run in between."""
+    more = True
+    while more:
+        more = work()
+        await asyncio.sleep(0)
 
 
 class _Listing(NamedTuple):

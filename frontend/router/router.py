@@ -12,14 +12,12 @@ from common.errors import FleetBusyError, NoWorkerError
 from common.identity import BlockHash, WorkerId
 from common.telemetry import stage
 from frontend.router.decision import CLIENT_ID_LENGTH, Considered, Decision, DecisionLog
-from frontend.router.drained import Drained
 from frontend.router.events import FeedMaker, ZmqFeeds
 from frontend.router.figures import Figures
 from frontend.router.hashing import HashMemo, HashScheme, LoraKey
 from frontend.router.in_flight import InFlight
 from frontend.router.modes import Choice
 from frontend.router.request import RoutingRequest
-from frontend.router.resting import Resting
 from frontend.router.roster import Roster
 from frontend.router.selection import (
     LOAD_WEIGHT,
@@ -31,6 +29,7 @@ from frontend.router.selection import (
     cheapest,
 )
 from frontend.router.settings import RouterSettings
+from frontend.router.unavailable import Drained, Resting
 
 LOADING_TOKENS: Final = 512
 """What it costs to have an engine compute with an adapter that it has and does not use, in tokens

@@ -71,10 +71,8 @@ from common.telemetry import UNDECODABLE_MESSAGES
 from common.transfer.base import MediaHandle
 from common.undo import undo_on_error
 from common.wire import Codec, Frame
-from frontend.workers.backlog import Backlog
-from frontend.workers.dispatch import Answer, Dispatch, TakeOutput, is_last, ship
-from frontend.workers.flaws import flaw_of
-from frontend.workers.legible import Missing, legible
+from frontend.workers.dispatch import Answer, Backlog, Dispatch, TakeOutput, is_last, ship
+from frontend.workers.partial_decode import Missing, flaw_of, legible
 
 logger = logging.getLogger(__name__)
 

@@ -30,10 +30,9 @@ from common.identity import (
     WorkerId,
 )
 from frontend.router.event_wire import EventBatch, Need, Removed, Stored
-from frontend.router.events.statistics import StreamStatistics
+from frontend.router.events.feed import StreamStatistics
 from frontend.router.hashing.block_hasher import BlockHasher, MediaSpan, none_hash_for
-from frontend.router.index.index_state import EXACT, IndexState
-from frontend.router.index.indexes import BlockIndexes
+from frontend.router.index.indexes import EXACT, BlockIndexes, IndexState
 from frontend.router.index.target_blocks import TargetBlocks
 from frontend.router.modes import RouterMode
 from frontend.router.request import MediaNeed, RoutingRequest

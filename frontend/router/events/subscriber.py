@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from types import TracebackType
 from typing import ClassVar, Final
 
 import zmq
@@ -23,13 +24,51 @@ from common.identity import Target
 from common.supervised import CALM_S, FIRST_PAUSE_S, LONGEST_PAUSE_S
 from common.telemetry import TASK_FAILURES
 from frontend.router.event_wire import END_OF_REPLAY, SEQUENCE_BYTES
-from frontend.router.events.commands import Command, Replay
 from frontend.router.events.event_stream import EventStream
-from frontend.router.events.statistics import StreamStatistics
-from frontend.router.events.turns import Turns
+from frontend.router.events.feed import StreamStatistics
+from frontend.router.events.replays import Command, Replay
 from frontend.router.events.watch import SILENCE_S
 from frontend.router.index import BlockIndexes, IndexState, TargetBlocks, approximate
 from frontend.router.worker import EventSource, RoutableWorker
+
+_SLICE_S = 0.001
+"""How long messages are applied before others on the event loop get their turn."""
+
+
+class Turns:
+    """``async with`` it to apply one message. Whoever waits longest is next.
+
+    Nothing may be waited for meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._spent = 0.0
+        self._began = 0.0
+
+    async def come(self) -> None:
+        """Wait for a turn that takes no longer than until the caller next waits for something."""
+        async with self._lock:
+            await asyncio.sleep(0)
+
+    async def __aenter__(self) -> None:
+        await self._lock.acquire()
+        self._began = time.perf_counter()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._spent += time.perf_counter() - self._began
+        try:
+            if self._spent > _SLICE_S:
+                self._spent = 0.0
+                await asyncio.sleep(0)
+        finally:
+            self._lock.release()
+
 
 __all__ = ["EventSource", "KvEventSubscriber", "ZmqFeeds"]
 

@@ -4,7 +4,7 @@ import json
 
 from common.identity import MmHash, RequestId, Target, WorkerId
 from frontend.router.decision import Considered, Decision, DecisionLog, MediaMove
-from frontend.router.index.index_state import Knowledge
+from frontend.router.index.indexes import Knowledge
 from frontend.router.selection.load import TargetLoad
 from frontend.router.selection.selector import Weights, Work
 

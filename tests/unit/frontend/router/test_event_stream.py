@@ -9,12 +9,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from common.identity import Target, WorkerId
-from frontend.router.events.commands import Command, Replay, Resubscribe
 from frontend.router.events.event_stream import STRAGGLING_S, EventStream
-from frontend.router.events.replays import BELIEVED_EVENTS
-from frontend.router.events.waiting import WAITING_BYTES
-from frontend.router.index.index_state import EXACT, Knowledge
-from frontend.router.index.indexes import BlockIndexes
+from frontend.router.events.replays import (
+    BELIEVED_EVENTS,
+    WAITING_BYTES,
+    Command,
+    Replay,
+    Resubscribe,
+)
+from frontend.router.index.indexes import EXACT, BlockIndexes, Knowledge
 from frontend.router.index.target_blocks import TargetBlocks
 from tests.fakes.kv_events import (
     BLOCK_SIZE,

@@ -17,7 +17,7 @@ from common.telemetry import DECISIONS, PREDICTED_CACHED_TOKENS, REALISED_CACHED
 from frontend.router.decision import DecisionLog
 from frontend.router.events.subscriber import EventSource
 from frontend.router.hashing import LoraKey, PromptEmbeds
-from frontend.router.index.index_state import Knowledge
+from frontend.router.index.indexes import Knowledge
 from frontend.router.modes import RouterMode
 from frontend.router.request import RoutingRequest
 from frontend.router.router import CANDIDATES, Router
