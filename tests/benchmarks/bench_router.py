@@ -40,7 +40,6 @@ from frontend.router.hashing.block_hasher import (
     BlockHasher,
     MediaSpan,
     block_mm_infos,
-    none_hash_for,
 )
 from frontend.router.index.indexes import EXACT, BlockIndexes, IndexState
 from frontend.router.index.kv_index import KvIndex
@@ -48,6 +47,7 @@ from frontend.router.index.target_blocks import TargetBlocks
 from frontend.router.request import MediaNeed, RoutingRequest
 from frontend.router.router import Router
 from frontend.router.worker import EventSource, RoutableWorker
+from tests.fakes.none_hash import none_hash_for
 
 BLOCK_SIZE = 16
 WORKERS = 64

@@ -31,7 +31,7 @@ from common.identity import (
 )
 from frontend.router.event_wire import EventBatch, Need, Removed, Stored
 from frontend.router.events.feed import StreamStatistics
-from frontend.router.hashing.block_hasher import BlockHasher, MediaSpan, none_hash_for
+from frontend.router.hashing.block_hasher import BlockHasher, MediaSpan
 from frontend.router.index.indexes import EXACT, BlockIndexes, IndexState
 from frontend.router.index.target_blocks import TargetBlocks
 from frontend.router.modes import RouterMode
@@ -41,6 +41,7 @@ from frontend.router.selection import Reported
 from frontend.router.settings import RouterSettings
 from frontend.router.worker import EventSource, RoutableWorker
 from tests.benchmarks.telling import telling
+from tests.fakes.none_hash import none_hash_for
 
 MODES = (RouterMode.KV, RouterMode.POWER_OF_TWO, RouterMode.ROUND_ROBIN)
 ALGORITHM = "sha256_cbor"
