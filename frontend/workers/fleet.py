@@ -19,9 +19,9 @@ from common.card import WorkerCard, WorkerState
 from common.discovery.base import CardChange, CardGone, CardPresent, CardRefused
 from common.errors import CardError, NoWorkerError, WorkerLostError
 from common.fleet_key import FleetKey
-from common.identity import Incarnation, WorkerId
+from common.identity import Incarnation, Target, WorkerId
 from common.live_metrics import Row
-from common.telemetry import RANK_LOAD, WORKERS
+from common.telemetry import RANK_LOAD, RANK_REQUESTS, WORKERS
 from frontend.router import Router
 from frontend.workers.adapter_loading import AdapterLoading
 from frontend.workers.adapters import Adapters
@@ -37,37 +37,48 @@ logger = logging.getLogger(__name__)
 
 
 class Gauges:
-    """Adds up who is there. Shown are those of whoever was made last."""
+    """Aggregate the metrics of fleets. Only the newest instance is exported."""
 
     def __init__(self) -> None:
-        self._members: list[Members] = []
+        self._fleets: list[tuple[Members, Router]] = []
         self._refusals: list[Refusals] = []
         WORKERS.labels("connected").set_function(self._connected)
         WORKERS.labels("disconnected").set_function(
-            lambda: sum(len(each.shown()) for each in self._members) - self._connected()
+            lambda: sum(len(each.shown()) for each, _ in self._fleets) - self._connected()
         )
         WORKERS.labels("refused").set_function(
             lambda: sum(len(each.reasons()) for each in self._refusals)
         )
         RANK_LOAD.set_function(self._rank_load)
+        RANK_REQUESTS.set_function(self._rank_requests)
 
-    def add(self, members: Members | None, refusals: Refusals) -> None:
-        """Count these too."""
-        if members is not None:
-            self._members.append(members)
+    def add(
+        self, refusals: Refusals, members: Members | None = None, router: Router | None = None
+    ) -> None:
+        """Include the refusals of a fleet, or of all, and the members and router of a fleet."""
+        if members is not None and router is not None:
+            self._fleets.append((members, router))
         self._refusals.append(refusals)
 
-    def remove(self, members: Members, refusals: Refusals) -> None:
-        """Count these no more. Unknown ones are ignored."""
-        self._members = [each for each in self._members if each is not members]
+    def remove(self, refusals: Refusals, members: Members) -> None:
+        """Exclude a fleet. Unknown ones are ignored."""
+        self._fleets = [each for each in self._fleets if each[0] is not members]
         self._refusals = [each for each in self._refusals if each is not refusals]
 
     def _connected(self) -> int:
-        return sum(1 for each in self._members for _ in each.available())
+        return sum(1 for each, _ in self._fleets for _ in each.available())
+
+    def _rank_requests(self) -> Iterator[Row]:
+        for members, router in self._fleets:
+            for member in members.available():
+                for rank in member.card.ranks:
+                    worker_id = member.card.worker_id
+                    shares = router.load.shares(Target(worker_id, rank))
+                    for whose, load in zip(("own", "others"), shares, strict=True):
+                        yield Row((worker_id, str(rank), whose), (load.active,))
 
     def _rank_load(self) -> Iterator[Row]:
-        """What those who serve reported last."""
-        for member in (one for each in self._members for one in each.available()):
+        for member in (one for each, _ in self._fleets for one in each.available()):
             for rank in member.status.ranks if member.status else ():
                 labels = (member.card.worker_id, str(rank.rank))
                 yield Row(labels, (rank.running, rank.waiting, rank.kv_usage))
@@ -117,7 +128,7 @@ class Fleet:
         )
         self._closed = False
         self._gauges = Gauges() if gauges is None else gauges
-        self._gauges.add(self.members, self.refusals)
+        self._gauges.add(self.refusals, self.members, router)
 
     @property
     def connected(self) -> bool:
@@ -194,7 +205,7 @@ class Fleet:
         self._serving.arrival.set()
         await self._loading.close()
         await self._keeper.close("this frontend is shutting down")
-        self._gauges.remove(self.members, self.refusals)
+        self._gauges.remove(self.refusals, self.members)
 
     def apply(self, change: CardChange) -> None:
         """Follow a change in discovery."""

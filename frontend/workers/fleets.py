@@ -70,7 +70,7 @@ class Fleets:
         self._banned: dict[Run, CardError] = {}
         self._look_at: set[Run] | None = None
         self._closed = False
-        (Gauges() if gauges is None else gauges).add(None, self.refusals)
+        (Gauges() if gauges is None else gauges).add(self.refusals)
 
     def __iter__(self) -> Iterator[Fleet]:
         return iter(list(self._here))

@@ -9,14 +9,12 @@ import logging
 import time
 from typing import Final
 
-from prometheus_client import Gauge
-
 from common.card import Adapter, WorkerCard, WorkerState
 from common.errors import WorkerLostError
 from common.held_adapter import HeldAdapter
 from common.identity import Target, WorkerId
 from common.protocol import Status
-from common.telemetry import HF_PROCESSOR_RUNS, RANK_REQUESTS, forget_worker
+from common.telemetry import HF_PROCESSOR_RUNS, forget_worker
 from frontend.router import EventSource, Reported, RoutableWorker, Router
 from frontend.workers.adapters import Adapters, key_of
 from frontend.workers.link import WorkerLink
@@ -59,7 +57,6 @@ class Serving:
         name.free.clear()
         member.status = None  # of an earlier link; what it said is not known any more
         member.adapters, member.active_adapters = card.adapters, ()
-        member.gauges = _gauges(card)
         if name.former != card.incarnation:
             self._router.ejection.forget(card.worker_id)
         choice = self._media_sender.connect(card.worker_id, link.reply, link.offer)
@@ -74,9 +71,6 @@ class Serving:
         name = self._members.names.get(member.card.worker_id)
         if name is None or name.holder is not member:
             return
-        for rank, whose in member.gauges:
-            RANK_REQUESTS.remove(member.card.worker_id, rank, whose)
-        member.gauges = {}
         name.holder = None
         name.former = member.card.incarnation
         name.free.set()
@@ -140,10 +134,6 @@ class Serving:
             self._router.in_flight.others_sent(target, one.new_blocks, one.media)
             if time.monotonic() > until:
                 break
-        for rank in member.card.ranks:
-            ours, others = self._router.load.shares(Target(worker_id, rank))
-            member.gauges[rank, "own"].set(ours.active)
-            member.gauges[rank, "others"].set(others.active)
 
     def loaded(self, member: Member, adapter: Adapter) -> None:
         """A worker was asked for an adapter and has it now, which it will say itself as well."""
@@ -169,15 +159,6 @@ class Serving:
         if lost.blames_worker and self._members.serves(member):
             run = member.run
             self._router.ejection.eject(run.worker_id, run.incarnation, type(lost).__name__)
-
-
-def _gauges(card: WorkerCard) -> dict[tuple[int, str], Gauge]:
-    """Looked up once: reports come often, and looking up takes longer than setting."""
-    return {
-        (rank, whose): RANK_REQUESTS.labels(card.worker_id, rank, whose)
-        for rank in card.ranks
-        for whose in ("own", "others")
-    }
 
 
 def _routable(card: WorkerCard) -> RoutableWorker:
