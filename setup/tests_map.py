@@ -20,7 +20,6 @@ THROUGH: Final[Mapping[str, str]] = {
     "common/transfer/nixl/late.py": "test_nixl_on_demand.py",
     "frontend/workers/late_transports.py": "test_nixl_on_demand.py",
     "backend_worker/engine_statistics.py": "backend_worker/test_engine_steps.py",
-    "frontend/router/selection/pricing.py": "frontend/router/test_pricing.py",
     "backend_worker/news.py": "test_load_of_others.py",
     "backend_worker/event_replays.py": "backend_worker/test_event_publisher.py",
     "backend_worker/request.py": "test_request_plane.py",

@@ -4,7 +4,7 @@ Filled in later with what really happened. Deciding is ``selector.py``.
 """
 
 from collections import deque
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -166,9 +166,9 @@ class Decision(msgspec.Struct):
         """The candidates, cheapest first."""
         return [one.candidate(self.weights) for one in self.considered]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """The decision as JSON-able builtins, with its candidates, under the client's id."""
-        built: dict[str, Any] = msgspec.to_builtins(self)
+        built: dict[str, object] = msgspec.to_builtins(self)
         built["request_id"] = built.pop("client_id")
         del built["considered"], built["weights"], built["work"]
         return built | {"candidates": msgspec.to_builtins(self.candidates)}

@@ -1,16 +1,18 @@
 """Checks of a worker's answers: a bad output ends one request, not the link."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
-from vllm.logprobs import FlatLogprobs
+from vllm.logprobs import FlatLogprobs, Logprob
 
 from common.errors import ProtocolError
 from common.identity import RequestId
 from common.protocol import MOST_OUTPUTS, Failed, Output, Outputs, ToFrontend
 from common.wire import Codec
+
+Logprobs: TypeAlias = FlatLogprobs | Sequence[Mapping[int, Logprob] | None]
 
 
 class Missing(NamedTuple):
@@ -80,18 +82,12 @@ def flaw_of(output: Output) -> str:
     return ""
 
 
-def _are_numbers(logprobs: Any) -> bool:
-    """Whether all are; minus infinity is one, of a token that can't be."""
-    return all(value < math.inf for value in _values(logprobs))  # which NaN isn't either
+def _are_numbers(logprobs: Logprobs) -> bool:
+    """Return whether all are; minus infinity is one, of a token that can't be."""
+    return all(value < math.inf for value in _values(logprobs))  # false for NaN too
 
 
-def _values(logprobs: Any) -> Iterable[float]:
+def _values(logprobs: Logprobs) -> Iterable[float]:
     if isinstance(logprobs, FlatLogprobs):
         return logprobs.logprobs
-    return _of_places(logprobs)
-
-
-def _of_places(places: Iterable[Any]) -> Iterator[float]:
-    for place in places:
-        for one in (place or {}).values():
-            yield one.logprob
+    return (one.logprob for place in logprobs for one in (place or {}).values())
