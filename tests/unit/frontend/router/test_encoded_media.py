@@ -79,7 +79,7 @@ async def test_where_the_room_is_unknown_what_was_sent_counts_as_encoded() -> No
 
 
 def test_no_card_makes_it_keep_all_there_ever_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoded_media, "_MOST_ITEMS", 3)
+    monkeypatch.setattr(encoded_media, "_MAX_ITEMS", 3)
     encoded = EncodedMedia()
     encoded.add(A, 1 << 32)
     for number in range(5):
