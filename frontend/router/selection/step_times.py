@@ -48,7 +48,7 @@ MEMORY: Final = 1000.0
 """Newer steps after which a step counts for a third."""
 
 ENOUGH_STEPS: Final = 20.0
-"""Steps of the whole fleet from which on first tokens are predicted."""
+"""Steps of the whole fleet from which on paces count and first tokens are predicted."""
 
 _ENOUGH_OF_ONE: Final = 3.0
 """Steps of one target from which on it counts for the fleet's rates."""
@@ -102,7 +102,7 @@ class StepTimes:
 
     Attributes:
         fleet: rates of the median target.
-        known: whether enough steps are known to predict first tokens.
+        known: whether enough steps are known.
     """
 
     def __init__(self) -> None:
@@ -113,9 +113,9 @@ class StepTimes:
         self.known = False
 
     def pace(self, target: Target) -> float:
-        """Return how many times longer a target takes than the median one; 1 if it is unknown."""
+        """Return how many times longer a target takes than the median one; 1 if that is unknown."""
         known = self._targets.get(target)
-        return 1.0 if known is None else _pace(known.sums, self.fleet)
+        return _pace(known.sums, self.fleet) if known is not None and self.known else 1.0
 
     def rounded_pace(self, target: Target) -> float:
         """Return the pace by which costs are multiplied."""

@@ -180,3 +180,4 @@ def test_little_is_not_enough() -> None:
     times = StepTimes()
     times.reported(A, [StepSums(0).plus(100, 500.0)])
     assert not times.known and ENOUGH_STEPS > 1
+    assert pace(times, A) == 1.0
