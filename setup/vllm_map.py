@@ -304,10 +304,6 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.utils.hashing",
             "vllm.v1.core.kv_cache_utils",
         ),
-        "frontend/router/hashing/block_hasher.py": (
-            "vllm.utils.hashing",
-            "vllm.v1.core.kv_cache_utils",
-        ),
     },
     "KV events, read": {
         "frontend/router/event_wire.py": ("vllm.distributed.kv_events",),

@@ -1,18 +1,22 @@
 """What vLLM says of an engine while it runs: how busy it is, and each of its steps."""
 
+from typing import Final
+
 from vllm.config import VllmConfig
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
-from backend_worker.engine.step_counter import StepCounter
-from common.request_plane.step_sums import EngineSums
+from common.request_plane.step_sums import StepSums
+
+LONGEST_STEP_MS: Final = 60_000.0
+"""A longer step was no step: the engine was paused, or its host asleep."""
 
 
 class _LatestStats(StatLoggerBase):
-    """Keeps the newest scheduler statistics of one rank, by its number in its group, and counts
-    its steps.
+    """Keep the newest scheduler statistics of one rank, and the sums over its steps.
 
     Args:
+        engine_index: the rank by its number in its group.
         show_steps: whether vLLM's own logger, which comes after, may write a line for each step.
     """
 
@@ -21,7 +25,7 @@ class _LatestStats(StatLoggerBase):
     ) -> None:
         self.rank = engine_index
         self.scheduler = SchedulerStats()
-        self.steps = StepCounter()
+        self.steps = StepSums(engine_index)
         self._show_steps = show_steps
 
     def record(
@@ -39,18 +43,23 @@ class _LatestStats(StatLoggerBase):
             return
         if not self._show_steps:
             scheduler_stats.iteration_details = None
-        if not details.is_dummy:
-            tokens = iteration_stats
-            self.steps.add(
-                prefill=details.num_ctx_tokens,
-                encode=details.num_encoder_output_tokens,
-                decode=details.num_generation_requests,
-                prompts=len(tokens.time_to_first_tokens_iter) if tokens else 0,
-                waited_ms=details.elapsed_ms,
-                since_last_ms=[1e3 * one for one in tokens.inter_token_latencies_iter]
-                if tokens
-                else (),
-            )
+        tokens = details.num_ctx_tokens + details.num_encoder_output_tokens
+        if not details.is_dummy and tokens:
+            since_last_s = iteration_stats.inter_token_latencies_iter if iteration_stats else ()
+            self._add(tokens, details.elapsed_ms, 1e3 * min(since_last_s, default=0.0))
+
+    def _add(self, tokens: int, waited_ms: float, since_last_ms: float) -> None:
+        """Add one step with prompts.
+
+        Args:
+            waited_ms: how long the engine waited for the device: less than the step where the
+                engine prepared the next step meanwhile.
+            since_last_ms: the least time between two tokens of one request; 0 if nothing decodes.
+                A request may have been left out of the step before, hence the least.
+        """
+        ms = max(waited_ms, since_last_ms)
+        if 0.0 <= ms <= LONGEST_STEP_MS:
+            self.steps = self.steps.plus(tokens, ms)
 
     def log_engine_initialized(self) -> None:
         pass
@@ -76,6 +85,6 @@ class StatsBoard:
         """The newest statistics of every rank that has any."""
         return {rank.rank: rank.scheduler for rank in self._ranks}
 
-    def steps(self) -> list[EngineSums]:
-        """What the steps of every rank add up to."""
-        return [rank.steps.sums(rank.rank) for rank in self._ranks]
+    def steps(self) -> list[StepSums]:
+        """Return the sums over the steps of every rank."""
+        return [rank.steps for rank in self._ranks]

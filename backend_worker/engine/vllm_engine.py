@@ -60,7 +60,7 @@ from common.request_plane.card import (
 )
 from common.request_plane.operations import LoadLoraAdapter, Operation, UnloadLoraAdapter
 from common.request_plane.protocol import MediaPart, Submit
-from common.request_plane.step_sums import EngineSums
+from common.request_plane.step_sums import StepSums
 from common.vllm_compat.engine_settings import (
     engine_settings,
     model_settings,
@@ -279,7 +279,7 @@ class Engine:
             for rank, stats in self._stats.latest().items()
         }
 
-    def steps(self) -> list[EngineSums]:
+    def steps(self) -> list[StepSums]:
         """What the steps of each rank add up to, since the start; zeros without statistics."""
         return self._stats.steps()
 

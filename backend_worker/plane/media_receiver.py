@@ -5,13 +5,11 @@ Knows neither the engine nor the request plane's sockets.
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
-from backend_worker.engine.step_counter import ShippingCounter
 from common.errors import (
     ConfigurationError,
     MediaMissingError,
@@ -74,11 +72,7 @@ def _release(received: Sequence[Received]) -> None:
 
 
 class MediaReceiver:
-    """The transports by which frontends can reach this worker.
-
-    Attributes:
-        shipping: how long tensors took to arrive.
-    """
+    """The transports by which frontends can reach this worker."""
 
     def __init__(self, receivers: Sequence[MmKwargsReceiver[Any]]) -> None:
         """
@@ -87,7 +81,6 @@ class MediaReceiver:
                 tries what is offered.
         """
         self._ends = tuple(receivers)
-        self.shipping = ShippingCounter()
         self._receivers = ReceiverSet(receivers)
 
     def terms(self, offer: TransferOffer) -> TransferReply:
@@ -142,7 +135,6 @@ class MediaReceiver:
         """
         failed: dict[MmHash, TransferError] = {}
         described = [decode_metadata(shipment) for shipment in shipments]
-        began = time.perf_counter()
 
         async def receive(metadata: TransferMetadata) -> None:
             try:
@@ -157,9 +149,6 @@ class MediaReceiver:
                 group.create_task(receive(metadata))
         if failed:
             raise MediaMissingError(failed, type(next(iter(failed.values()))).__name__)
-        # What is processed here has another size than what is routed on.
-        shipped = sum(each.nbytes for each in described if each.transport != "reference")
-        self.shipping.add(shipped, (time.perf_counter() - began) * 1e3)
 
     async def close(self) -> None:
         """Unmap everything. Tensors still in use stay valid."""

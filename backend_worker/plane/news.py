@@ -6,7 +6,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-from backend_worker.engine.step_counter import ShippingCounter
 from backend_worker.engine.vllm_engine import RankLoad
 from backend_worker.plane.ledger import Ledger
 from backend_worker.plane.operations import Operations
@@ -43,10 +42,8 @@ class News:
         self,
         engine: ServingEngine,
         operations: Operations,
-        shipping: ShippingCounter,
     ) -> None:
         self._engine = engine
-        self._shipping = shipping
         self._operations = operations
         self._changed = asyncio.Event()
         self.ledger = Ledger(engine.ranks, self._changed.set)
@@ -60,10 +57,10 @@ class News:
         session.coming.clear()
         loads, others = self._engine.load(), session.account.others()
         operations = self._operations
-        steps, shipping = [], None
+        steps = []
         if (now := time.monotonic()) - session.steps_told >= STEPS_PAUSE_S:
             session.steps_told = now
-            steps, shipping = self._engine.steps(), self._shipping.sums
+            steps = self._engine.steps()
         adapters, active = self._adapters(session)
         return Status(
             [
@@ -78,7 +75,6 @@ class News:
             operations.media_emptied,
             operations.stands_still,
             steps,
-            shipping,
             adapters,
             active,
         )

@@ -47,7 +47,7 @@ from common.request_plane.protocol import (
     Supply,
     ToFrontend,
 )
-from common.request_plane.step_sums import EngineSums
+from common.request_plane.step_sums import StepSums
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class ServingEngine(Protocol):
 
     def load(self) -> dict[int, RankLoad]: ...
 
-    def steps(self) -> list[EngineSums]: ...
+    def steps(self) -> list[StepSums]: ...
 
     def generate(self, submit: Submit, items: Items) -> AsyncGenerator[AnyOutput]: ...
 

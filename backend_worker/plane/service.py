@@ -131,7 +131,7 @@ class WorkerService:
         self._codec: Codec[ToWorker] = Codec(ToWorker)
         self._sessions: dict[bytes, Session] = {}
         self._operations = Operations(engine, self._send, self._tell_all, self._leave_to_others)
-        self._news = News(engine, self._operations, media_receiver.shipping)
+        self._news = News(engine, self._operations)
         self._figures = OwnFigures(self._send)
         self._draining = False
         self._max_requests = max_requests

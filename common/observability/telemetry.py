@@ -218,10 +218,13 @@ MODELS = Asked(
 MODEL_LOADS = Counter(
     "mmrouter_model_loads", "Models that cards had this frontend load, by outcome", ["outcome"]
 )
-RANK_REQUESTS = Gauge(
-    "mmrouter_rank_requests",
-    "Requests that a data-parallel rank had when it last reported: this frontend's, and others'",
-    ["worker_id", "rank", "whose"],
+RANK_REQUESTS = Asked(
+    ("worker_id", "rank", "whose"),
+    Described(
+        GaugeMetricFamily,
+        "mmrouter_rank_requests",
+        "Requests that a data-parallel rank has: this frontend's, and others' as it last reported",
+    ),
 )
 RANK_LOAD = Asked(
     ("worker_id", "rank"),
@@ -317,7 +320,6 @@ _OF_ONE_WORKER: Final = (
     PREDICTED_CACHED_TOKENS,
     REALISED_CACHED_TOKENS,
     DECISIONS,
-    RANK_REQUESTS,
     EJECTIONS,
 )
 

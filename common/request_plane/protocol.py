@@ -54,9 +54,9 @@ from common.observability.tracing import TraceHeaders
 from common.request_plane.card import LONGEST_NAME, MAX_ADAPTERS
 from common.request_plane.held_adapter import HeldAdapter
 from common.request_plane.operations import LONGEST_MESSAGE, Condition, Operation, Outcome
-from common.request_plane.step_sums import EngineSums, ShippingSums
+from common.request_plane.step_sums import StepSums
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 
 PING_INTERVAL_S = 1.0
 """How often each side says that it is alive."""
@@ -409,8 +409,7 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
             worker's clock; 0 if none did. KV events tell it only with the engine's next step.
         media_emptied: how often an operator had media forgotten.
         stands_still: requests that are here get no output until an operator says so.
-        steps: what those of each rank add up to; mostly of none: every two seconds is enough.
-        shipping: the same of media that arrived.
+        steps: sums over the steps of each rank, every two seconds; otherwise empty.
         adapters: those that it has, if they have changed since it said so last or are others than
             those on its card.
         active_adapters: those of them that its engine used last, as many as it computes with at
@@ -424,8 +423,7 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     blocks_emptied: Moment = 0.0
     media_emptied: Count = 0
     stands_still: bool = False
-    steps: Annotated[list[EngineSums], msgspec.Meta(max_length=MOST_RANKS)] = []
-    shipping: ShippingSums | None = None
+    steps: Annotated[list[StepSums], msgspec.Meta(max_length=MOST_RANKS)] = []
     adapters: Annotated[list[HeldAdapter], msgspec.Meta(max_length=MAX_ADAPTERS)] | None = None
     active_adapters: (
         Annotated[

@@ -4,13 +4,13 @@ Filled in later with what really happened. Deciding is ``selector.py``.
 """
 
 from collections import deque
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from common.identity import Incarnation, MmHash, RequestId, Target, WorkerId
 from frontend.router.index import Knowledge
-from frontend.router.selection import Costs, Moment, TargetLoad, Weights, Work
+from frontend.router.selection import Costs, TargetLoad, Weights, Work
 
 CLIENT_ID_LENGTH = 256
 """Characters of a client's id that are kept: it may be as long as a body may be."""
@@ -27,7 +27,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
         media_tokens: media tokens it would have to encode.
         ship_bytes: media tensors it would have to be sent.
         active, waiting, queued_prefill_tokens, decode_tokens: its load at that time.
-        cost: the sum, in the decision's unit; see ``selector.py`` and ``pricing.py``.
+        cost: the sum, in tokens of the fleet's median worker; see ``selector.py``.
         costs: its parts.
         first_token_s: seconds after which the first output was expected from it; None if too
             little was known.
@@ -60,19 +60,15 @@ class Considered(NamedTuple):
     work: Work
     load: TargetLoad
     cost: float
-    moment: Moment | None = None
-    first_token_ms: float | None = None
+    pace: float
+    first_token_ms: float | None
 
-    def candidate(self, weights: Weights | None) -> Candidate:
-        """The same with every term named.
+    def candidate(self, weights: Weights) -> Candidate:
+        """Return the same with every term named.
 
         Args:
-            weights: by which the cost was computed; None if that was by time.
+            weights: by which the cost was computed.
         """
-        if weights is None and self.moment is not None:
-            costs = self.moment.costs(self.work)
-        else:
-            costs = (weights or Weights()).costs(self.work, self.load)
         return Candidate(
             worker_id=self.target.worker_id,
             rank=self.target.rank,
@@ -86,7 +82,7 @@ class Considered(NamedTuple):
             queued_prefill_tokens=self.load.prefill_tokens,
             decode_tokens=self.load.decode_tokens,
             cost=self.cost,
-            costs=costs,
+            costs=weights.costs(self.work, self.load, self.pace),
             first_token_s=None if self.first_token_ms is None else self.first_token_ms / 1e3,
         )
 
@@ -131,8 +127,7 @@ class Decision(msgspec.Struct):
         predicted_first_token_s: seconds from the decision to the first output, as expected; None
             if too little was known.
         first_token_s: the same once it was there.
-        weights: by which costs were computed; None if that was by time.
-        unit: of costs: ms or tokens.
+        weights: by which costs were computed.
         work: of the chosen target.
         media: how each item reached the worker, once it has.
     """
@@ -158,8 +153,7 @@ class Decision(msgspec.Struct):
     prefill_tokens: int = 0
     first_token_s: float | None = None
     predicted_first_token_s: float | None = None
-    weights: Weights | None = Weights()
-    unit: str = "tokens"
+    weights: Weights = Weights()
     work: Work = Work(0, 0, 0, 0)
 
     @property
@@ -172,9 +166,9 @@ class Decision(msgspec.Struct):
         """The candidates, cheapest first."""
         return [one.candidate(self.weights) for one in self.considered]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """The decision as JSON-able builtins, with its candidates, under the client's id."""
-        built: dict[str, Any] = msgspec.to_builtins(self)
+        built: dict[str, object] = msgspec.to_builtins(self)
         built["request_id"] = built.pop("client_id")
         del built["considered"], built["weights"], built["work"]
         return built | {"candidates": msgspec.to_builtins(self.candidates)}

@@ -23,7 +23,7 @@ from frontend.router.hashing import HashScheme
 from frontend.router.index import PREDICT_TTL_S, Knowledge
 from frontend.router.request import RoutingRequest
 from frontend.router.roster import Roster
-from frontend.router.selection import Ejection, Pricing
+from frontend.router.selection import Ejection
 from frontend.router.settings import RouterSettings
 
 
@@ -40,7 +40,6 @@ class InFlight:
         clock: monotonic seconds.
         roster: the workers; its blocks, media and load follow the requests.
         ejection: hears which workers answer and which fail.
-        pricing: what they have to compute, and when first tokens are expected.
     """
 
     def __init__(
@@ -49,13 +48,11 @@ class InFlight:
         clock: Callable[[], float],
         roster: Roster,
         ejection: Ejection,
-        pricing: Pricing,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._roster = roster
         self._ejection = ejection
-        self._pricing = pricing
         self._routed: dict[RequestId, _Routed] = {}
         self._others = itertools.count()
 
@@ -76,8 +73,6 @@ class InFlight:
         now = self._clock()
         worker_id, request_id = decision.worker_id, decision.request_id
         worker = self._roster.workers[worker_id]
-        # Before the load, whose price depends on it; the same below.
-        self._pricing.started(request_id, decision.target, decision.work)
         self._roster.load.started(
             request_id,
             decision.target,
@@ -132,7 +127,6 @@ class InFlight:
 
     def first_token(self, request_id: RequestId) -> None:
         """A request's first output arrived. Unknown and repeated ids are ignored."""
-        self._pricing.backlog.computed(request_id)
         self._roster.load.first_token(request_id)
         routed = self._routed.get(request_id)
         if routed is not None:
@@ -144,7 +138,7 @@ class InFlight:
         decision.first_token_s = after_s
         expected_s = decision.predicted_first_token_s
         if expected_s is not None:
-            self._pricing.first_token_came(expected_s * 1e3, after_s * 1e3)
+            self._roster.times.first_token_came(expected_s * 1e3, after_s * 1e3)
             FIRST_TOKEN_ERROR.labels("late" if after_s > expected_s else "early").observe(
                 abs(after_s - expected_s)
             )
@@ -156,7 +150,6 @@ class InFlight:
             realised_cached_tokens: prompt tokens its engine took from its cache; ``None``
                 if the request got no output.
         """
-        self._pricing.backlog.computed(request_id)
         self._roster.load.finished(request_id)
         routed = self._routed.pop(request_id, None)
         if routed is None:

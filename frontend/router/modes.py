@@ -24,7 +24,7 @@ class Situation(NamedTuple):
         busyness: of the candidate at a position, whatever its caches hold.
         is_idle: whether the candidate at a position has no request at all.
         would_wait: whether a request sent to the candidate at a position would wait for others.
-        prompt_cost: of prefilling all of the prompt, the unit of the temperature.
+        prompt_tokens: at least 1, the unit of the temperature.
         temperature: of the softmax over costs; 0 for none.
         turn: how many times this router has chosen before.
         random: the router's generator.
@@ -34,7 +34,7 @@ class Situation(NamedTuple):
     busyness: Callable[[int], Busyness]
     is_idle: Callable[[int], bool]
     would_wait: Callable[[int], bool]
-    prompt_cost: float
+    prompt_tokens: int
     temperature: float
     turn: int
     random: random.Random
@@ -80,7 +80,7 @@ def _by_cost(situation: Situation) -> Choice:
 
 def _sample(situation: Situation) -> int:
     """Softmax over negated costs, in units of the prompt's length."""
-    unit = situation.temperature * situation.prompt_cost
+    unit = situation.temperature * situation.prompt_tokens
     least = min(situation.costs)
     weights = [math.exp((least - cost) / unit) for cost in situation.costs]
     return situation.random.choices(range(len(weights)), weights)[0]

@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 from common.aio.supervised import supervise
 from common.identity import Incarnation, MmHash, Target, WorkerId
-from common.request_plane.step_sums import EngineSums, ShippingSums
+from common.request_plane.step_sums import StepSums
 from frontend.router.events import Feed, FeedMaker
 from frontend.router.hashing import BlockHasher, HashMemo, HashScheme, LoraKey
-from frontend.router.housekeeping import keep_house
 from frontend.router.index import PREDICT_TTL_S, BlockIndexes, IndexState, Knowledge, approximate
 from frontend.router.selection import (
     BusyThresholds,
@@ -25,10 +24,45 @@ from frontend.router.selection import (
     Estimator,
     LoadTracker,
     MediaPlacement,
-    Pricing,
+    StepTimes,
+    Weights,
 )
 from frontend.router.settings import RouterSettings
 from frontend.router.worker import RoutableWorker
+
+_PAUSE_S = 0.25
+_EXPIRE_SLICE = 16
+"""Requests whose predictions expire at a time."""
+
+_SWEEP_SLICE = 2_000
+"""Blocks swept at a time: well below a millisecond, between which others run."""
+
+
+async def keep_house(
+    indexes: BlockIndexes, feeds: Mapping[WorkerId, Feed], clock: Callable[[], float]
+) -> None:
+    """Look after indexes and feeds for ever.
+
+    Args:
+        feeds: those of the fleet, a live view.
+        clock: monotonic seconds.
+    """
+    while True:
+        await asyncio.sleep(_PAUSE_S)
+        now = clock()
+        for feed in list(feeds.values()):
+            feed.tick(now)
+        await _in_slices(partial(indexes.predicted.expire, now, _EXPIRE_SLICE))
+        for index in (indexes.known, indexes.predicted.index):
+            await _in_slices(partial(index.sweep, _SWEEP_SLICE))
+
+
+async def _in_slices(work: Callable[[], bool]) -> None:
+    """Call until it says that nothing is left, letting others run in between."""
+    more = True
+    while more:
+        more = work()
+        await asyncio.sleep(0)
 
 
 class _Listing(NamedTuple):
@@ -36,6 +70,7 @@ class _Listing(NamedTuple):
 
     targets: Sequence[Target]
     slots: Sequence[int]
+    paces: list[float]
     positions: dict[Target, int]
 
 
@@ -53,7 +88,7 @@ class Roster:
         settings: the operator's choices.
         clock: monotonic seconds.
         feeds: what follows workers' caches.
-        pricing: what a load costs; told which targets are gone.
+        weights: of the parts of a load's cost.
 
     Attributes:
         workers: by name, a live view.
@@ -63,6 +98,7 @@ class Roster:
         encoded: those that their encoders need not encode again.
         load: what every target has to do.
         estimator: what a request costs on each target.
+        times: how fast each target is.
     """
 
     def __init__(
@@ -70,27 +106,27 @@ class Roster:
         settings: RouterSettings,
         clock: Callable[[], float],
         feeds: FeedMaker,
-        pricing: Pricing,
+        weights: Weights,
     ) -> None:
         self._clock = clock
-        self._pricing = pricing
         self._feed_maker = feeds
         self.indexes = BlockIndexes.empty()
         self.media = MediaPlacement(expect_s=PREDICT_TTL_S)
         self.load = LoadTracker(
             clock,
-            price=pricing.load_price,
+            price=weights.of_load,
             thresholds=BusyThresholds(settings.busy_blocks_fraction, settings.busy_prefill_tokens),
         )
         self.encoded = EncodedMedia()
         self.estimator = Estimator(self.indexes, self.media, self.encoded)
+        self.times = StepTimes()
         self._workers: dict[WorkerId, RoutableWorker] = {}
         self._held: dict[WorkerId, _Held] = {}
         self._hashers: dict[HashScheme, HashMemo] = {}
         self.feeds: dict[WorkerId, Feed] = {}
         self.workers: Mapping[WorkerId, RoutableWorker] = self._workers
         self.hashers: Mapping[HashScheme, HashMemo] = self._hashers
-        self._listing = _Listing((), (), {})
+        self._listing = _Listing((), (), [], {})
         self._housekeeper: asyncio.Task[None] | None = None
 
     async def add(self, worker: RoutableWorker) -> None:
@@ -114,16 +150,13 @@ class Roster:
         self._workers[worker.worker_id] = worker
         for target in worker.targets:
             self.indexes.slots.open(target)
-            # Costs in tokens take what was sent for encoded, for as long as it is held.
-            self.encoded.add(target, worker.encoder_tokens if self._pricing.in_ms else 0)
+            self.encoded.add(target, worker.encoder_tokens)
         self.media.add(worker.worker_id)
         held = self._held.pop(worker.worker_id, None)
         if held is not None and held.incarnation == worker.incarnation:
             # Only the connection was lost. What the engine evicted since, it asks for (Nack).
             self.media.acked(worker.worker_id, held.items)
-        for target in worker.targets:
-            self._pricing.add(target, worker.max_num_seqs)
-        self.load.add(worker.worker_id, worker.targets, worker.kv_tokens)
+        self.load.add(worker.worker_id, worker.targets, worker.kv_tokens, worker.max_num_seqs)
         if worker.prefix_caching and worker.event_sources:
             feed = self._feed_maker.feed(worker, self.indexes)
             self.feeds[worker.worker_id] = feed
@@ -147,7 +180,7 @@ class Roster:
         # Without awaiting: nothing may be routed there from now on.
         self.load.drop(worker_id)
         for target in worker.targets:
-            self._pricing.drop(target)
+            self.times.drop(target)
             self.encoded.drop(target)
         self._list()
         self.indexes.drop(worker_id)
@@ -188,8 +221,8 @@ class Roster:
     def candidates(self) -> Candidates:
         """All targets with their present loads."""
         loads, load_costs = self.load.view()
-        targets, slots, positions = self._listing
-        return Candidates(targets, slots, loads, load_costs, positions)
+        targets, slots, paces, positions = self._listing
+        return Candidates(targets, slots, loads, load_costs, paces, positions)
 
     def has(self, worker_id: WorkerId, incarnation: Incarnation) -> bool:
         """Whether a worker is here in just this run, rather than a successor of its name."""
@@ -235,14 +268,15 @@ class Roster:
             for target in worker.targets:
                 self.encoded.emptied(target)
 
-    def stepped(
-        self, worker_id: WorkerId, steps: Sequence[EngineSums], shipping: ShippingSums | None
-    ) -> None:
-        """What a worker's steps add up to by now. Workers that are not here are ignored."""
-        if worker_id in self._workers and (steps or shipping):
-            of_all = self._pricing.reported(worker_id, steps, shipping)
-            for one in self._workers if of_all else (worker_id,):
-                self.load.reprice(one)
+    def stepped(self, worker_id: WorkerId, steps: Sequence[StepSums]) -> None:
+        """Take what a worker's steps add up to by now. Workers that are not here are ignored."""
+        worker = self._workers.get(worker_id)
+        if worker is None or not steps:
+            return
+        all_changed = self.times.reported(worker_id, steps)
+        _, _, paces, positions = self._listing
+        for target in positions if all_changed else worker.targets:
+            paces[positions[target]] = self.times.rounded_pace(target)
 
     def served(self, target: Target, routed_at: float) -> None:
         """A request that must have stored blocks ended on a target; its events should follow.
@@ -259,6 +293,7 @@ class Roster:
         self._listing = _Listing(
             targets,
             [self._workers[target.worker_id].max_num_seqs for target in targets],
+            [self.times.rounded_pace(target) for target in targets],
             {target: position for position, target in enumerate(targets)},
         )
         self.estimator.set_fleet(self._workers)

@@ -12,24 +12,24 @@ from common.errors import FleetBusyError, NoWorkerError
 from common.identity import BlockHash, WorkerId
 from common.observability.telemetry import stage
 from frontend.router.decision import CLIENT_ID_LENGTH, Considered, Decision, DecisionLog
-from frontend.router.drained import Drained
 from frontend.router.events import FeedMaker, ZmqFeeds
 from frontend.router.figures import Figures
 from frontend.router.hashing import HashMemo, HashScheme, LoraKey
 from frontend.router.in_flight import InFlight
 from frontend.router.modes import Choice
 from frontend.router.request import RoutingRequest
-from frontend.router.resting import Resting
 from frontend.router.roster import Roster
 from frontend.router.selection import (
+    LOAD_WEIGHT,
     Candidates,
     Ejection,
     Estimate,
-    Pricing,
     Selector,
+    Weights,
     cheapest,
 )
 from frontend.router.settings import RouterSettings
+from frontend.router.unavailable import Drained, Resting
 
 LOADING_TOKENS: Final = 512
 """What it costs to have an engine compute with an adapter that it has and does not use, in tokens
@@ -54,7 +54,6 @@ class Router:
         roster: the workers, which come and go here, and what is known of their blocks.
         media: media items that workers hold; told of acks and nacks.
         load: what every target has to do; told what workers report.
-        pricing: what requests cost.
         ejection: how far workers are trusted; told of links that were lost.
         drained: workers that an operator drains.
         resting: workers that are paused or asleep; told what they report.
@@ -73,10 +72,12 @@ class Router:
     ) -> None:
         self.settings = settings = RouterSettings() if settings is None else settings
         self._clock = clock
-        self._selector = Selector(settings, seed)
+        self._weights = Weights(
+            prefill=settings.prefill_weight, load=LOAD_WEIGHT * settings.prefill_weight
+        )
+        self._selector = Selector(settings, self._weights, seed)
         feeds = feeds or ZmqFeeds(clock=clock)
-        self.pricing = Pricing(settings, self._selector, clock)
-        self.roster = Roster(settings, clock, feeds, self.pricing)
+        self.roster = Roster(settings, clock, feeds, self._weights)
         self.media = self.roster.media
         self.load = self.roster.load
         self.ejection = Ejection(
@@ -86,7 +87,7 @@ class Router:
         )
         self.drained = Drained(self.roster.workers)
         self.resting = Resting()
-        self.in_flight = InFlight(settings, clock, self.roster, self.ejection, self.pricing)
+        self.in_flight = InFlight(settings, clock, self.roster, self.ejection)
         self.decisions = DecisionLog()
         self._figures = Figures() if figures is None else figures
         self._figures.add(self.roster, self.ejection)
@@ -139,13 +140,14 @@ class Router:
         hashes = self.hash(request)
         with stage("match"):
             estimate = self.roster.estimator.estimate(request, hashes, self._clock())
-        costs = self._with_loading(self.pricing.costs(candidates, estimate), candidates, request)
+        costs = candidates.costs(estimate, self._weights.of_work)
+        costs = self._with_loading(costs, candidates, request)
         choice = self._selector.choose(
             candidates.targets,
             costs,
             candidates.loads,
             candidates.slots,
-            self.pricing.prompt_cost(len(request.token_ids)),
+            len(request.token_ids),
         )
         decision = self._decision(request, candidates, costs, estimate, choice)
         self.in_flight.started(request, decision, hashes)
@@ -203,9 +205,8 @@ class Router:
         if request.lora is None:
             return costs
         workers, name = self.roster.workers, request.lora.name
-        loading = self.pricing.prompt_cost(LOADING_TOKENS)
         return [
-            cost if name in workers[target.worker_id].active_adapters else cost + loading
+            cost if name in workers[target.worker_id].active_adapters else cost + LOADING_TOKENS
             for cost, target in zip(costs, candidates.targets, strict=True)
         ]
 
@@ -285,8 +286,7 @@ class Router:
             incarnation=worker.incarnation,
             prefill_tokens=work.prefill_tokens + work.media_tokens,
             predicted_first_token_s=None if expected is None else expected / 1e3,
-            weights=None if self.pricing.in_ms else self._selector.weights,
-            unit="ms" if self.pricing.in_ms else "tokens",
+            weights=self._weights,
             work=work,
         )
 
@@ -294,10 +294,10 @@ class Router:
         self, candidates: Candidates, costs: Sequence[float], estimate: Estimate, chosen: int
     ) -> list[Considered]:
         """The cheapest candidates, for the record."""
-        found = []
+        found, first_token_ms = [], self.roster.times.first_token_ms
         for position in cheapest(costs, CANDIDATES, chosen):
             target, load = candidates.targets[position], candidates.loads[position]
-            work, moment = estimate.on(target), self.pricing.moment(target, load)
+            work = estimate.on(target)
             found.append(
                 Considered(
                     target,
@@ -305,8 +305,8 @@ class Router:
                     work,
                     load,
                     costs[position],
-                    moment,
-                    self.pricing.first_token_ms(moment, work),
+                    candidates.paces[position],
+                    first_token_ms(target, load, work),
                 )
             )
         return found

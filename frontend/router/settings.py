@@ -1,6 +1,5 @@
 """The router's flags. The cost formula that they weigh is in ``selector.py``."""
 
-from enum import StrEnum
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -10,13 +9,6 @@ from frontend.router.modes import RouterMode
 
 Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-
-
-class CostUnit(StrEnum):
-    """In what costs are reckoned."""
-
-    TIME = "time"
-    TOKENS = "tokens"
 
 
 class RouterSettings(FlagSettings):
@@ -34,11 +26,6 @@ class RouterSettings(FlagSettings):
         0.0,
         description="softmax temperature over costs divided by the prompt's length; "
         "0 always takes the cheapest worker",
-    )
-    costs: CostUnit = Field(
-        CostUnit.TOKENS,
-        description="in what costs are reckoned. tokens: by fixed weights; time: milliseconds of "
-        "each worker, learned from what it reports",
     )
     prefill_weight: Weight = Field(
         1.0,

@@ -3,15 +3,12 @@
 from frontend.workers.adapters import Adapters
 from frontend.workers.contract import Contract
 from frontend.workers.dispatch import Answer
-from frontend.workers.figures import WorkerPage, WorkerPages
-from frontend.workers.fleet import Fleet
-from frontend.workers.fleets import Fleets
-from frontend.workers.following import follow
-from frontend.workers.gauges import Gauges
+from frontend.workers.fleet import Fleet, Gauges
+from frontend.workers.fleets import Fleets, follow
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
 from frontend.workers.members import Everybody, Member, Members, Roll
-from frontend.workers.operations import Performed, perform, those_called
+from frontend.workers.operations import Performed, WorkerPage, ask_for_pages, perform, those_called
 from frontend.workers.refusals import Refusals
 
 __all__ = [
@@ -30,7 +27,7 @@ __all__ = [
     "Roll",
     "WorkerLink",
     "WorkerPage",
-    "WorkerPages",
+    "ask_for_pages",
     "follow",
     "perform",
     "those_called",

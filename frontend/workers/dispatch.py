@@ -1,4 +1,4 @@
-"""One request on its way to a worker: what was sent with it, and what came back."""
+"""One request on its way to a worker, and the bytes of all that wait to be sent to it."""
 
 import asyncio
 import time
@@ -6,10 +6,44 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
+import zmq
+
 from common.request_plane.protocol import Ack, Failed, Nack, Output
 from common.request_plane.wire import Frame
 from common.transfer.base import MediaHandle, join_frames
 from common.transfer.metadata import encode_metadata
+
+
+class Backlog:
+    """Bytes of media that wait to be sent to one worker. ZeroMQ bounds messages, not their size.
+
+    Small frames are not counted: the queue's length bounds them.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._sending: deque[tuple[zmq.MessageTracker, int]] = deque()
+        self._nbytes = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether more bytes wait than should. Anything goes if nothing waits."""
+        while self._sending and self._sending[0][0].done:
+            self._nbytes -= self._sending.popleft()[1]
+        return self._nbytes >= self._max_bytes
+
+    def track(self, frames: Sequence[Frame]) -> list[Frame | zmq.Frame]:
+        """The frames to send instead, which count until the last large one has left."""
+        tracked: list[Frame | zmq.Frame] = list(frames)
+        large = [n for n, frame in enumerate(frames) if len(frame) > zmq.COPY_THRESHOLD]
+        if large:
+            frame = tracked[large[-1]] = zmq.Frame(frames[large[-1]], track=True, copy=False)
+            assert isinstance(frame.tracker, zmq.MessageTracker)
+            nbytes = sum(memoryview(frames[n]).nbytes for n in large)
+            self._sending.append((frame.tracker, nbytes))
+            self._nbytes += nbytes
+        return tracked
+
 
 Answer = Ack | Nack | Output | Failed
 

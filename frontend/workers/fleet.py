@@ -11,20 +11,21 @@ lost, and another that answers meanwhile is refused by name and waits.
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from vllm.lora.request import LoRARequest
 
 from common.discovery.base import CardChange, CardGone, CardPresent, CardRefused
 from common.errors import CardError, NoWorkerError, WorkerLostError
 from common.fleet_key import FleetKey
-from common.identity import Incarnation, WorkerId
+from common.identity import Incarnation, Target, WorkerId
+from common.observability.live_metrics import Row
+from common.observability.telemetry import RANK_LOAD, RANK_REQUESTS, WORKERS
 from common.request_plane.card import WorkerCard, WorkerState
 from frontend.router import Router
 from frontend.workers.adapter_loading import AdapterLoading
 from frontend.workers.adapters import Adapters
 from frontend.workers.contract import Contract
-from frontend.workers.gauges import Gauges
 from frontend.workers.keeper import Keeper
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
@@ -33,6 +34,54 @@ from frontend.workers.refusals import Refusals, nobody
 from frontend.workers.serving import Serving
 
 logger = logging.getLogger(__name__)
+
+
+class Gauges:
+    """Aggregate the metrics of fleets. Only the newest instance is exported."""
+
+    def __init__(self) -> None:
+        self._fleets: list[tuple[Members, Router]] = []
+        self._refusals: list[Refusals] = []
+        WORKERS.labels("connected").set_function(self._connected)
+        WORKERS.labels("disconnected").set_function(
+            lambda: sum(len(each.shown()) for each, _ in self._fleets) - self._connected()
+        )
+        WORKERS.labels("refused").set_function(
+            lambda: sum(len(each.reasons()) for each in self._refusals)
+        )
+        RANK_LOAD.set_function(self._rank_load)
+        RANK_REQUESTS.set_function(self._rank_requests)
+
+    def add(
+        self, refusals: Refusals, members: Members | None = None, router: Router | None = None
+    ) -> None:
+        """Include the refusals of a fleet, or of all, and the members and router of a fleet."""
+        if members is not None and router is not None:
+            self._fleets.append((members, router))
+        self._refusals.append(refusals)
+
+    def remove(self, refusals: Refusals, members: Members) -> None:
+        """Exclude a fleet. Unknown ones are ignored."""
+        self._fleets = [each for each in self._fleets if each[0] is not members]
+        self._refusals = [each for each in self._refusals if each is not refusals]
+
+    def _connected(self) -> int:
+        return sum(1 for each, _ in self._fleets for _ in each.available())
+
+    def _rank_requests(self) -> Iterator[Row]:
+        for members, router in self._fleets:
+            for member in members.available():
+                for rank in member.card.ranks:
+                    worker_id = member.card.worker_id
+                    shares = router.load.shares(Target(worker_id, rank))
+                    for whose, load in zip(("own", "others"), shares, strict=True):
+                        yield Row((worker_id, str(rank), whose), (load.active,))
+
+    def _rank_load(self) -> Iterator[Row]:
+        for member in (one for each, _ in self._fleets for one in each.available()):
+            for rank in member.status.ranks if member.status else ():
+                labels = (member.card.worker_id, str(rank.rank))
+                yield Row(labels, (rank.running, rank.waiting, rank.kv_usage))
 
 
 class Fleet:
@@ -79,7 +128,7 @@ class Fleet:
         )
         self._closed = False
         self._gauges = Gauges() if gauges is None else gauges
-        self._gauges.add(self.members, self.refusals)
+        self._gauges.add(self.refusals, self.members, router)
 
     @property
     def connected(self) -> bool:
@@ -156,7 +205,7 @@ class Fleet:
         self._serving.arrival.set()
         await self._loading.close()
         await self._keeper.close("this frontend is shutting down")
-        self._gauges.remove(self.members, self.refusals)
+        self._gauges.remove(self.refusals, self.members)
 
     def apply(self, change: CardChange) -> None:
         """Follow a change in discovery."""

@@ -10,12 +10,19 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from common.discovery.base import CardChange, CardGone, CardPresent, CardRefused
-from common.errors import CardError, CardIncompatibleError, CardModelError, CardNameError
+from common.aio.supervised import supervise
+from common.discovery.base import CardChange, CardGone, CardPresent, CardRefused, CardWatcher
+from common.errors import (
+    CardError,
+    CardIncompatibleError,
+    CardModelError,
+    CardNameError,
+    DiscoveryError,
+)
+from common.observability.telemetry import INTERNAL_ERRORS
 from common.request_plane.card import WorkerCard, WorkerState
 from frontend.workers.contract import Contract
-from frontend.workers.fleet import Fleet
-from frontend.workers.gauges import Gauges
+from frontend.workers.fleet import Fleet, Gauges
 from frontend.workers.members import Run
 from frontend.workers.refusals import Refusals, nobody
 
@@ -63,7 +70,7 @@ class Fleets:
         self._banned: dict[Run, CardError] = {}
         self._look_at: set[Run] | None = None
         self._closed = False
-        (Gauges() if gauges is None else gauges).add(None, self.refusals)
+        (Gauges() if gauges is None else gauges).add(self.refusals)
 
     def __iter__(self) -> Iterator[Fleet]:
         return iter(list(self._here))
@@ -253,3 +260,24 @@ def _check_apart(ours: WorkerCard, theirs: WorkerCard) -> None:
             here, there = getattr(ours.model, field), getattr(theirs.model, field)
             if here != there:
                 raise CardIncompatibleError(theirs.worker_id, f"model.{field}", here, there)
+
+
+async def follow(watcher: CardWatcher, apply: Callable[[CardChange], None]) -> None:
+    """Follow discovery until cancelled.
+
+    Args:
+        apply: is told of each change.
+
+    Raises:
+        DiscoveryError: at first sight, cards can't be read or can't be trusted.
+    """
+
+    async def following() -> None:
+        async for change in watcher.changes():
+            try:
+                apply(change)
+            except Exception:  # counted; a card that we stumble over keeps no other worker out
+                INTERNAL_ERRORS.labels("discovery").inc()
+                logger.exception("a change in discovery was not followed: %r", change)
+
+    await supervise("discovery", following, fatal=(DiscoveryError,))

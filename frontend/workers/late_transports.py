@@ -76,11 +76,6 @@ class LateTransports:
         self._closed = False
         self._task: asyncio.Task[None] | None = None
 
-    @property
-    def offering(self) -> bool:
-        """Whether a worker needed one so far."""
-        return self._task is not None
-
     def start_now(self, transport: Transport) -> None:
         """Start one that no worker can do without. Takes a second, or longer.
 

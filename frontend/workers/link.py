@@ -71,10 +71,8 @@ from common.request_plane.protocol import (
 )
 from common.request_plane.wire import Codec, Frame
 from common.transfer.base import MediaHandle
-from frontend.workers.backlog import Backlog
-from frontend.workers.dispatch import Answer, Dispatch, TakeOutput, is_last, ship
-from frontend.workers.flaws import flaw_of
-from frontend.workers.legible import Missing, legible
+from frontend.workers.dispatch import Answer, Backlog, Dispatch, TakeOutput, is_last, ship
+from frontend.workers.partial_decode import Missing, flaw_of, legible
 
 logger = logging.getLogger(__name__)
 

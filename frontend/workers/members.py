@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from prometheus_client import Gauge
-
 from common.identity import Incarnation, WorkerId
 from common.request_plane.card import Adapter, WorkerCard
 from common.request_plane.protocol import Status
@@ -37,7 +35,6 @@ class Member:
             link to link, as the media are.
         adapters: that it has, as it said last: on its card, or later.
         active_adapters: names of those that its engine used last.
-        gauges: what shows its requests, by rank and whose they are, while it serves.
     """
 
     card: WorkerCard
@@ -50,7 +47,6 @@ class Member:
     media_emptied: int | None = None
     adapters: Sequence[Adapter] = ()
     active_adapters: Sequence[str] = ()
-    gauges: dict[tuple[int, str], Gauge] = field(default_factory=dict)
 
     @property
     def run(self) -> Run:

@@ -1,13 +1,14 @@
-"""Operations of one worker or of all, and what became of each. Nobody waits for a silent one."""
+"""Operations and metrics of workers, asked of all at once, with a time-out for each worker."""
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from common.errors import WorkerBusyError, WorkerLostError
 from common.identity import Incarnation, WorkerId
+from common.observability.telemetry import WORKER_PAGES_MISSING
 from common.request_plane.operations import Operation, Outcome
 from frontend.workers.members import Member, Roll
 
@@ -83,3 +84,62 @@ async def _perform(member: Member, operation: Operation, timeout_s: float) -> Pe
         message = f"{error}; nobody knows whether it was done"
     seconds = round(time.monotonic() - began, 3)
     return Performed(member.card.worker_id, member.card.incarnation, outcome, message, seconds)
+
+
+PAGE_TIMEOUT_S: Final = 2.0
+"""How long a worker may take for its metrics."""
+
+MAX_PAGES: Final = 16
+"""Workers asked for their metrics at the same time: as many pages are held."""
+
+MAX_PAGES_BYTES: Final = 64 << 20
+"""Of all pages of one scrape."""
+
+
+class WorkerPage(NamedTuple):
+    """A worker's own metrics.
+
+    Attributes:
+        text: unchecked.
+    """
+
+    worker_id: WorkerId
+    text: bytes
+
+
+async def ask_for_pages(members: Roll, take: Callable[[WorkerPage], Awaitable[None]]) -> None:
+    """Ask all workers that serve for their metrics. Missing pages are counted by reason.
+
+    Args:
+        take: gets each page, in any order and several at a time. What it raises is raised in a
+            group.
+    """
+    slots, left = asyncio.Semaphore(MAX_PAGES), MAX_PAGES_BYTES
+
+    async def ask(member: Member) -> None:
+        nonlocal left
+        async with slots:
+            page, missing = await _page(member)
+            left -= len(page)
+            if left < 0:
+                missing = "no_room"
+            if missing:
+                WORKER_PAGES_MISSING.labels(missing).inc()
+            else:
+                await take(WorkerPage(member.card.worker_id, page))
+
+    async with asyncio.TaskGroup() as group:
+        for member in members.available():
+            group.create_task(ask(member), name="worker metrics")
+
+
+async def _page(member: Member) -> tuple[bytes, str]:
+    """Return one worker's page, and why it is missing if it is."""
+    try:
+        async with asyncio.timeout(PAGE_TIMEOUT_S):
+            page = b"" if member.link is None else await member.link.figures()
+    except TimeoutError:
+        return b"", "silent"
+    except (WorkerBusyError, WorkerLostError):
+        return b"", "lost"
+    return page, "" if page else "lost" if member.link is None else "too_large"

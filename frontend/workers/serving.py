@@ -9,11 +9,9 @@ import logging
 import time
 from typing import Final
 
-from prometheus_client import Gauge
-
 from common.errors import WorkerLostError
 from common.identity import Target, WorkerId
-from common.observability.telemetry import HF_PROCESSOR_RUNS, RANK_REQUESTS, forget_worker
+from common.observability.telemetry import HF_PROCESSOR_RUNS, forget_worker
 from common.request_plane.card import Adapter, WorkerCard, WorkerState
 from common.request_plane.held_adapter import HeldAdapter
 from common.request_plane.protocol import Status
@@ -59,7 +57,6 @@ class Serving:
         name.free.clear()
         member.status = None  # of an earlier link; what it said is not known any more
         member.adapters, member.active_adapters = card.adapters, ()
-        member.gauges = _gauges(card)
         if name.former != card.incarnation:
             self._router.ejection.forget(card.worker_id)
         choice = self._media_sender.connect(card.worker_id, link.reply, link.offer)
@@ -74,9 +71,6 @@ class Serving:
         name = self._members.names.get(member.card.worker_id)
         if name is None or name.holder is not member:
             return
-        for rank, whose in member.gauges:
-            RANK_REQUESTS.remove(member.card.worker_id, rank, whose)
-        member.gauges = {}
         name.holder = None
         name.former = member.card.incarnation
         name.free.set()
@@ -120,7 +114,7 @@ class Serving:
             self._router.roster.media_emptied(worker_id)
         member.media_emptied = status.media_emptied
         HF_PROCESSOR_RUNS.labels("worker", worker_id).set(status.hf_processor_runs)
-        self._router.roster.stepped(worker_id, status.steps, status.shipping)
+        self._router.roster.stepped(worker_id, status.steps)
         self._router.load.reported(
             worker_id,
             {
@@ -140,10 +134,6 @@ class Serving:
             self._router.in_flight.others_sent(target, one.new_blocks, one.media)
             if time.monotonic() > until:
                 break
-        for rank in member.card.ranks:
-            ours, others = self._router.load.shares(Target(worker_id, rank))
-            member.gauges[rank, "own"].set(ours.active)
-            member.gauges[rank, "others"].set(others.active)
 
     def loaded(self, member: Member, adapter: Adapter) -> None:
         """A worker was asked for an adapter and has it now, which it will say itself as well."""
@@ -169,15 +159,6 @@ class Serving:
         if lost.blames_worker and self._members.serves(member):
             run = member.run
             self._router.ejection.eject(run.worker_id, run.incarnation, type(lost).__name__)
-
-
-def _gauges(card: WorkerCard) -> dict[tuple[int, str], Gauge]:
-    """Looked up once: reports come often, and looking up takes longer than setting."""
-    return {
-        (rank, whose): RANK_REQUESTS.labels(card.worker_id, rank, whose)
-        for rank in card.ranks
-        for whose in ("own", "others")
-    }
 
 
 def _routable(card: WorkerCard) -> RoutableWorker:

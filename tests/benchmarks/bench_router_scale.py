@@ -30,10 +30,9 @@ from common.identity import (
     WorkerId,
 )
 from frontend.router.event_wire import EventBatch, Need, Removed, Stored
-from frontend.router.events.statistics import StreamStatistics
-from frontend.router.hashing.block_hasher import BlockHasher, MediaSpan, none_hash_for
-from frontend.router.index.index_state import EXACT, IndexState
-from frontend.router.index.indexes import BlockIndexes
+from frontend.router.events.feed import StreamStatistics
+from frontend.router.hashing.block_hasher import BlockHasher, MediaSpan
+from frontend.router.index.indexes import EXACT, BlockIndexes, IndexState
 from frontend.router.index.target_blocks import TargetBlocks
 from frontend.router.modes import RouterMode
 from frontend.router.request import MediaNeed, RoutingRequest
@@ -42,6 +41,7 @@ from frontend.router.selection import Reported
 from frontend.router.settings import RouterSettings
 from frontend.router.worker import EventSource, RoutableWorker
 from tests.benchmarks.telling import telling
+from tests.fakes.none_hash import none_hash_for
 
 MODES = (RouterMode.KV, RouterMode.POWER_OF_TWO, RouterMode.ROUND_ROBIN)
 ALGORITHM = "sha256_cbor"
@@ -357,7 +357,7 @@ async def simulate(size: int, mode: RouterMode, seconds: float) -> dict[str, flo
         "first_token_ms_p99": round(quantile(figures.first_token_s, 0.99) * 1e3, 1),
         "decide_us_p50": round(quantile(figures.decision_us, 0.5), 1),
         "decide_us_p99": round(quantile(figures.decision_us, 0.99), 1),
-        "index_blocks": indexes.known.statistics().blocks,
+        "index_blocks": len(indexes.known._chunks),
         "index_mb": round(index_bytes(indexes) / 1e6, 2),
     }
     await simulation.router.close()

@@ -24,7 +24,7 @@ from common.identity import Incarnation, MmHash, WorkerId
 from common.request_plane.card import Capacity
 from common.request_plane.operations import Operation
 from common.request_plane.protocol import Submit
-from common.request_plane.step_sums import EngineSums
+from common.request_plane.step_sums import StepSums
 from common.transfer.media_source import MediaSource
 from common.transfer.registry import receivers
 from common.vllm_compat.versions import INSTALLED
@@ -48,7 +48,7 @@ class InstantEngine:
     def load(self) -> dict[int, RankLoad]:
         return {}
 
-    def steps(self) -> list[EngineSums]:
+    def steps(self) -> list[StepSums]:
         return []
 
     async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:

@@ -23,8 +23,8 @@ from frontend.args import FrontendArgs
 from frontend.process import main as run_frontend
 from frontend.processes import Siblings
 from frontend.router import ZmqFeeds
-from frontend.router.events.commands import Command
 from frontend.router.events.event_stream import EventStream
+from frontend.router.events.replays import Command
 from tests.chaos.watched import watch
 
 MOST_LOST_AT_ONCE = 20

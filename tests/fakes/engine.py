@@ -36,7 +36,7 @@ from common.request_plane.operations import (
 from common.request_plane.protocol import (
     Submit,
 )
-from common.request_plane.step_sums import EngineSums
+from common.request_plane.step_sums import StepSums
 from common.transfer.media_source import MediaSource
 
 Script = Callable[[Submit, Items], AsyncGenerator[RequestOutput | PoolingRequestOutput]]
@@ -59,7 +59,7 @@ class ScriptedEngine:
         self.refusal = ""
         self.operating: Callable[[Operation], Awaitable[None]] = _done
         self.resting = False
-        self.step_sums: list[EngineSums] = []
+        self.step_sums: list[StepSums] = []
 
     @property
     def ranks(self) -> Sequence[int]:
@@ -71,7 +71,7 @@ class ScriptedEngine:
     def load(self) -> dict[int, RankLoad]:
         return {0: RankLoad(running=self.running)}
 
-    def steps(self) -> list[EngineSums]:
+    def steps(self) -> list[StepSums]:
         return self.step_sums
 
     async def generate(

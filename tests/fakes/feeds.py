@@ -1,9 +1,8 @@
 """Feeds that say what a test tells them to, without sockets."""
 
 from frontend.router.event_wire import Change, EventBatch
-from frontend.router.events.statistics import StreamStatistics
-from frontend.router.index.index_state import EXACT, IndexState
-from frontend.router.index.indexes import BlockIndexes
+from frontend.router.events.feed import StreamStatistics
+from frontend.router.index.indexes import EXACT, BlockIndexes, IndexState
 from frontend.router.index.target_blocks import TargetBlocks
 from frontend.router.worker import RoutableWorker
 

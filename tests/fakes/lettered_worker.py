@@ -35,7 +35,7 @@ from common.request_plane.card import (
 )
 from common.request_plane.operations import Operation, Pause, Resume, Sleep, WakeUp
 from common.request_plane.protocol import Submit
-from common.request_plane.step_sums import EngineSums
+from common.request_plane.step_sums import StepSums
 from common.transfer.media_source import MediaSource
 from common.vllm_compat import engine_settings
 from tests.fakes.engine import no_rendering
@@ -151,7 +151,7 @@ class LetterEngine:
     def load(self) -> dict[int, RankLoad]:
         return {0: RankLoad(running=self._running, waiting=0, kv_usage=0.0)}
 
-    def steps(self) -> list[EngineSums]:
+    def steps(self) -> list[StepSums]:
         return []
 
     async def settled(self) -> None:

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from common.identity import Incarnation, Target, WorkerId
 from frontend.router.events.subscriber import ZmqFeeds
-from frontend.router.index.index_state import EXACT
-from frontend.router.index.indexes import BlockIndexes
+from frontend.router.index.indexes import EXACT, BlockIndexes
 from frontend.router.worker import EventSource, RoutableWorker
 from tests.fakes.kv_events import BLOCK_SIZE, blocks
 

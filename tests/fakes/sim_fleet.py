@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from backend_worker.engine.step_counter import StepCounter
 from common.identity import BlockHash, MmHash, WorkerId
+from common.request_plane.step_sums import StepSums
 from frontend.router import Router, RouterSettings
 from frontend.router.decision import Decision
 from frontend.router.event_wire import Need, Stored
@@ -71,19 +71,18 @@ class Engine:
     media: dict[MmHash, int] = field(default_factory=dict)
     busy: bool = False
     busy_s: float = 0.0
-    counter: StepCounter = field(default_factory=StepCounter)
+    steps: StepSums = field(default_factory=partial(StepSums, 0))
 
     def plan(self) -> tuple[float, list[Job]]:
         """The next step: its seconds, and who gets a token of it."""
         while self.waiting and len(self.running) < self.slots:
             self.running.append(self.waiting.pop(0))
-        left, prefill, encode, context, decode = STEP_TOKENS, 0, 0, 0, 0
+        left, prefill, encode, context = STEP_TOKENS, 0, 0, 0
         gets: list[Job] = []
         for job in self.running:
             length = len(job.request.token_ids)
             context += job.computed + job.answered
             if job.computed >= length:
-                decode += 1
                 gets.append(job)
                 continue
             if not left:
@@ -99,10 +98,8 @@ class Engine:
                 gets.append(job)
         seconds = self.gpu.step_seconds(prefill, encode, context)
         self.busy_s += seconds
-        self.counter.add(
-            prefill=prefill, encode=encode, decode=decode, waited_ms=seconds * 1e3,
-            prompts=sum(not job.answered for job in gets), since_last_ms=(),
-        )  # fmt: skip
+        if prefill or encode:
+            self.steps = self.steps.plus(prefill + encode, seconds * 1e3)
         return seconds, gets
 
     def _cached(self, job: Job) -> int:
@@ -148,7 +145,7 @@ class SimFleet:
         self.now = 1000.0
         self._feeds = ScriptedFeeds()
         self.router = Router(
-            RouterSettings.model_validate({"costs": "time", **settings}),
+            RouterSettings.model_validate(settings),
             clock=lambda: self.now,
             feeds=self._feeds,
             seed=1,
@@ -238,6 +235,6 @@ class SimFleet:
         self._step(engine)
 
     def _report(self, engine: Engine) -> None:
-        self.router.roster.stepped(engine.name, [engine.counter.sums(0)], None)
+        self.router.roster.stepped(engine.name, [engine.steps])
         self.router.load.reported(engine.name, {0: Reported(waiting=len(engine.waiting))})
         self.at(self.now + REPORT_S, lambda: self._report(engine))

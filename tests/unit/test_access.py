@@ -253,7 +253,7 @@ async def test_events_reach_a_frontend_with_the_key_whole_and_in_order(
     statistics = listener.subscriber.statistics()[0]
     # A gap is no loss: what a burst leaves out on a busy machine is asked for again.
     assert (statistics.losses, statistics.malformed) == (0, {})
-    assert statistics.next_sequence == 3_000
+    assert listener.subscriber._lines[0].stream._progress.next == 3_000
     await listener.subscriber.close()
     feeds.close()
 

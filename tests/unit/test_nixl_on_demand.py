@@ -131,7 +131,7 @@ async def test_no_agent_exists_for_a_host_out_of_reach(
     assert not reply.could_nixl
     assert "--nixl-interface" in reply.refusals[-1]
     await auto.carry("cat", 7, "inline")
-    assert not auto.media_sender.late.offering
+    assert not auto.media_sender.late._task
     assert not auto.started
 
 

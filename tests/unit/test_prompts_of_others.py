@@ -284,14 +284,14 @@ async def test_what_another_sent_is_forgotten_with_time_and_with_its_worker(
     assert knowledge is Knowledge.APPROXIMATE  # so the longer time counts
     ours.in_flight.others_sent(target, blocks(1, 2), [MmHash("cat")])
     assert ours.media.holders(MmHash("cat"), clock()) == {W0}
-    assert ours.roster.indexes.predicted.statistics().blocks == 2
+    assert ours.roster.indexes.predicted.blocks == 2
     clock.now += ours.settings.approximate_ttl_s + 1
     assert ours.media.holders(MmHash("cat"), clock()) == set()
     ours.roster.indexes.predicted.expire(clock(), 10)
-    assert ours.roster.indexes.predicted.statistics().blocks == 0
+    assert ours.roster.indexes.predicted.blocks == 0
     await ours.roster.remove(W0)
     ours.in_flight.others_sent(target, blocks(1, 2), [MmHash("cat")])
-    assert ours.roster.indexes.predicted.statistics().blocks == 0
+    assert ours.roster.indexes.predicted.blocks == 0
     assert ours.media.holders(MmHash("cat"), clock()) == set()
 
 

@@ -31,7 +31,7 @@ from common.request_plane.protocol import (
     ToWorker,
 )
 from frontend.workers import link as worker_link
-from frontend.workers.backlog import Backlog
+from frontend.workers.dispatch import Backlog
 from frontend.workers.link import WorkerLink
 from tests.fakes.cards import make_card
 from tests.fakes.engine import never, output

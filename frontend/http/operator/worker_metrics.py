@@ -13,7 +13,7 @@ from starlette.responses import StreamingResponse
 from common.observability.telemetry import WORKER_PAGES_MISSING
 from frontend.http.operator.exposition import ExpositionError, Joined, PageReader
 from frontend.http.operator.merged_metrics import TEXT_FORMAT
-from frontend.workers import Roll, WorkerPage, WorkerPages
+from frontend.workers import Roll, WorkerPage, ask_for_pages
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ async def joined_pages(members: Roll) -> Joined:
         async with reading:
             await _read(page, joined)
 
-    await WorkerPages(members, take).ask()
+    await ask_for_pages(members, take)
     return joined
 
 

@@ -1,8 +1,6 @@
 """The KV events of workers, and what was missed of them."""
 
-from frontend.router.events.feed import Feed, FeedMaker
-from frontend.router.events.figures import show_figures
-from frontend.router.events.statistics import StreamStatistics
+from frontend.router.events.feed import Feed, FeedMaker, StreamStatistics
 from frontend.router.events.subscriber import EventSource, ZmqFeeds
 
 __all__ = [
@@ -11,5 +9,4 @@ __all__ = [
     "FeedMaker",
     "StreamStatistics",
     "ZmqFeeds",
-    "show_figures",
 ]

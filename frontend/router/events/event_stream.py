@@ -17,9 +17,9 @@ any time how far the index can be trusted. The rules:
 
 Here is what happens when something arrives, in the order of the phases. How it is done:
 
-* ``progress.py``: applying events, and forgetting; ``reading.py``: what messages say.
-* ``live.py``: live events; ``waiting.py``: those that wait for a replay; ``replays.py``:
-  questions and answers; ``watch.py``: when to ask without an event that shows a gap.
+* ``progress.py``: reading and applying events, and forgetting; ``live.py``: live events.
+* ``replays.py``: questions and answers, and live events that wait for an answer;
+  ``watch.py``: when to ask without an event that shows a gap.
 * ``standing.py``: the phases, and the state that they make.
 
 Sockets are in ``subscriber.py``, the meaning of events in ``target_blocks.py``.
@@ -28,14 +28,19 @@ Sockets are in ``subscriber.py``, the meaning of events in ``target_blocks.py``.
 import logging
 
 from frontend.router.event_wire import END_OF_REPLAY, MalformedEventError
-from frontend.router.events.commands import Command, Resubscribe
+from frontend.router.events.feed import StreamStatistics
 from frontend.router.events.live import LiveEvents
-from frontend.router.events.progress import Blocks, Progress
-from frontend.router.events.reading import Reader
-from frontend.router.events.replays import BELIEVED_EVENTS, Replays
+from frontend.router.events.progress import Blocks, Progress, Reader
+from frontend.router.events.replays import (
+    BELIEVED_EVENTS,
+    WAITING_BYTES,
+    Command,
+    Replays,
+    Resubscribe,
+    WaitingMessage,
+    WaitingRoom,
+)
 from frontend.router.events.standing import Phase, Standing
-from frontend.router.events.statistics import StreamCounters, StreamStatistics
-from frontend.router.events.waiting import WAITING_BYTES, WaitingMessage, WaitingRoom
 from frontend.router.events.watch import SILENCE_S, Watch
 from frontend.router.index import IndexState
 
@@ -76,7 +81,7 @@ class EventStream:
         self._blocks = blocks
         self._emptied = 0.0
         self._stragglers_until = float("-inf")
-        self._counters = counters = StreamCounters()
+        self._counters = counters = StreamStatistics()
         self._watch = watch = Watch(silence_s)
         self._progress = progress = Progress(blocks, label, counters)
         self._reader = reader = Reader(progress, label, counters)
@@ -272,7 +277,7 @@ class EventStream:
 
     def statistics(self) -> StreamStatistics:
         """Counters since start."""
-        return self._counters.statistics(self._progress.next)
+        return self._counters
 
     # From one phase to another
 

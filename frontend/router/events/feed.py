@@ -3,11 +3,37 @@
 ``subscriber.py`` does it over ZMQ; tests and simulations do it without sockets.
 """
 
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from frontend.router.events.statistics import StreamStatistics
 from frontend.router.index import BlockIndexes, IndexState
 from frontend.router.worker import RoutableWorker
+
+
+@dataclass(slots=True)
+class StreamStatistics:
+    """Counters of one stream since start; each part of a stream counts what it sees.
+
+    Attributes:
+        batches: event batches applied.
+        duplicates: messages that a replay had already brought.
+        gaps: losses noticed.
+        replays: replays asked for.
+        restarts: times the sequence started over.
+        losses: times that events were lost for good.
+        malformed: unreadable messages by kind.
+        lag_s: age of the last live event when it was applied, by the clocks of both hosts.
+    """
+
+    batches: int = 0
+    duplicates: int = 0
+    gaps: int = 0
+    replays: int = 0
+    restarts: int = 0
+    losses: int = 0
+    malformed: Counter[str] = field(default_factory=Counter)
+    lag_s: float | None = None
 
 
 class Feed(Protocol):

@@ -3,9 +3,8 @@
 import time
 
 from frontend.router.event_wire import EventBatch
-from frontend.router.events.progress import Progress
-from frontend.router.events.reading import Reader
-from frontend.router.events.statistics import StreamCounters
+from frontend.router.events.feed import StreamStatistics
+from frontend.router.events.progress import Progress, Reader
 from frontend.router.events.watch import Watch
 
 
@@ -20,7 +19,7 @@ class LiveEvents:
     """
 
     def __init__(
-        self, progress: Progress, reader: Reader, watch: Watch, counters: StreamCounters
+        self, progress: Progress, reader: Reader, watch: Watch, counters: StreamStatistics
     ) -> None:
         self._progress = progress
         self._reader = reader

@@ -2,15 +2,90 @@
 
 import logging
 from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 from frontend.router.event_wire import EventBatch, MalformedEventError
-from frontend.router.events.commands import Replay
-from frontend.router.events.progress import Progress
-from frontend.router.events.reading import Reader
-from frontend.router.events.statistics import StreamCounters
+from frontend.router.events.feed import StreamStatistics
+from frontend.router.events.progress import Progress, Reader
 from frontend.router.events.watch import Watch
 
 logger = logging.getLogger(__name__)
+
+
+class Replay(NamedTuple):
+    """Ask the worker for its events from a number on, over a connection of its own.
+
+    Every message of the answer goes to :meth:`EventStream.on_replayed` with the
+    attempt's number; an attempt that fails or takes too long, to
+    :meth:`EventStream.on_replay_failed`. An earlier attempt is given up.
+    """
+
+    attempt: int
+    start: int
+
+
+class Resubscribe(NamedTuple):
+    """Replace the live connection, which brings nothing although there is something."""
+
+
+Command: TypeAlias = Replay | Resubscribe
+
+
+WAITING_BYTES = 64 << 20
+"""Live messages kept while a replay runs; beyond it they are replayed instead."""
+
+
+class WaitingMessage(NamedTuple):
+    """A live message.
+
+    Attributes:
+        sequence: its number.
+        payload: its event.
+        attempt: number of the last replay that had been asked for when it came.
+    """
+
+    sequence: int
+    payload: bytes
+    attempt: int
+
+
+class WaitingRoom:
+    """Keeps messages in order, up to a limit.
+
+    Args:
+        limit_bytes: of all payloads together.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._messages: list[WaitingMessage] = []
+        self._bytes = 0
+        self._overflowed = False
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def add(self, message: WaitingMessage) -> None:
+        """Keep a message. One too many, and all are thrown away, those to come too."""
+        size = len(message.payload)
+        if self._bytes + size > self._limit_bytes:
+            self.empty()
+            self._overflowed = True
+        if not self._overflowed:
+            self._messages.append(message)
+            self._bytes += size
+
+    def empty(self) -> list[WaitingMessage]:
+        """Take out all messages, in the order in which they came."""
+        messages, self._messages = self._messages, []
+        self._bytes = 0
+        return messages
+
+    def overflow_noticed(self) -> bool:
+        """Whether messages were thrown away; from now on they are kept again."""
+        overflowed, self._overflowed = self._overflowed, False
+        return overflowed
+
 
 BELIEVED_EVENTS = 500
 """Events in an answer up to which its end is believed. vLLM's socket drops what exceeds
@@ -58,7 +133,7 @@ class Replays:
         progress: Progress,
         reader: Reader,
         watch: Watch,
-        counters: StreamCounters,
+        counters: StreamStatistics,
         believed_events: int,
     ) -> None:
         self._progress = progress

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
+from types import TracebackType
 from typing import ClassVar, Final
 
 import zmq
@@ -23,10 +23,9 @@ from common.identity import Target
 from common.observability.telemetry import TASK_FAILURES
 from common.request_plane.fleet_sockets import frontend_context
 from frontend.router.event_wire import END_OF_REPLAY, SEQUENCE_BYTES
-from frontend.router.events.commands import Command, Replay
 from frontend.router.events.event_stream import EventStream
-from frontend.router.events.statistics import StreamStatistics
-from frontend.router.events.turns import Turns
+from frontend.router.events.feed import StreamStatistics
+from frontend.router.events.replays import Command, Replay
 from frontend.router.events.watch import SILENCE_S
 from frontend.router.index import BlockIndexes, IndexState, TargetBlocks, approximate
 from frontend.router.worker import EventSource, RoutableWorker
@@ -44,6 +43,44 @@ _RECEIVE_LIMIT = 100_000
 
 REPLAY_TIMEOUT_S: Final = 5.0
 """A worker answers readers between batches of events: longer silence is a worker that lost them."""
+
+_SLICE_S = 0.001
+"""How long messages are applied before others on the event loop get their turn."""
+
+
+class Turns:
+    """``async with`` it to apply one message. Whoever waits longest is next.
+
+    Nothing may be waited for meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._spent = 0.0
+        self._began = 0.0
+
+    async def come(self) -> None:
+        """Wait for a turn that takes no longer than until the caller next waits for something."""
+        async with self._lock:
+            await asyncio.sleep(0)
+
+    async def __aenter__(self) -> None:
+        await self._lock.acquire()
+        self._began = time.perf_counter()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._spent += time.perf_counter() - self._began
+        try:
+            if self._spent > _SLICE_S:
+                self._spent = 0.0
+                await asyncio.sleep(0)
+        finally:
+            self._lock.release()
 
 
 class ZmqFeeds:
@@ -69,28 +106,19 @@ class ZmqFeeds:
         clock: Callable[[], float] = time.monotonic,
         key: FleetKey | None = None,
     ) -> None:
-        self._silence_s = silence_s
-        self._replay_timeout_s = replay_timeout_s
-        self._clock = clock
-        self._context = frontend_context(key)
-        self._turns = Turns()
+        self.silence_s = silence_s
+        self.replay_timeout_s = replay_timeout_s
+        self.clock = clock
+        self.context = frontend_context(key)
+        self.turns = Turns()
 
     def feed(self, worker: RoutableWorker, indexes: BlockIndexes) -> "KvEventSubscriber":
-        """A subscriber for one incarnation of a worker, not yet started."""
-        return KvEventSubscriber(
-            worker,
-            indexes,
-            self._context,
-            self._turns,
-            stream_type=self.stream_type,
-            silence_s=self._silence_s,
-            replay_timeout_s=self._replay_timeout_s,
-            clock=self._clock,
-        )
+        """Return a subscriber for one incarnation of a worker, not yet started."""
+        return KvEventSubscriber(worker, indexes, self)
 
     def close(self) -> None:
         """Free the context. All subscribers must be closed."""
-        self._context.destroy(linger=0)
+        self.context.destroy(linger=0)
 
 
 class KvEventSubscriber:
@@ -99,30 +127,14 @@ class KvEventSubscriber:
     Args:
         worker: the worker; its targets are registered by the caller.
         indexes: what its events change.
-        context: where sockets are made; stays the caller's.
-        turns: of all that is replayed in this process.
-        stream_type, silence_s, replay_timeout_s, clock: see :class:`ZmqFeeds`.
+        feeds: what all subscribers share.
     """
 
-    def __init__(
-        self,
-        worker: RoutableWorker,
-        indexes: BlockIndexes,
-        context: zmq.asyncio.Context,
-        turns: Turns,
-        *,
-        stream_type: type[EventStream],
-        silence_s: float,
-        replay_timeout_s: float,
-        clock: Callable[[], float],
-    ) -> None:
-        self._clock = clock
-        self._lines: dict[int, _Line] = {}
-        for source in worker.event_sources:
-            stream = partial(_new_stream, stream_type, worker, source, indexes, silence_s)
-            self._lines[source.rank] = _Line(
-                source, stream, context, turns, replay_timeout_s, clock
-            )
+    def __init__(self, worker: RoutableWorker, indexes: BlockIndexes, feeds: ZmqFeeds) -> None:
+        self._clock = feeds.clock
+        self._lines = {
+            source.rank: _Line(source, worker, indexes, feeds) for source in worker.event_sources
+        }
 
     def start(self) -> None:
         """Subscribe and ask for what was stored before. Returns at once."""
@@ -167,26 +179,6 @@ class KvEventSubscriber:
         return {rank: line.stream.statistics() for rank, line in self._lines.items()}
 
 
-def _new_stream(
-    stream_type: type[EventStream],
-    worker: RoutableWorker,
-    source: EventSource,
-    indexes: BlockIndexes,
-    silence_s: float,
-) -> EventStream:
-    return stream_type(
-        TargetBlocks(
-            Target(worker.worker_id, source.rank),
-            worker.block_size,
-            worker.kv_tokens // worker.block_size,
-            indexes,
-        ),
-        f"KV events of {worker.worker_id} rank {source.rank}",
-        replayable=bool(source.replay_endpoint),
-        silence_s=silence_s,
-    )
-
-
 class _Line:
     """The connections to one rank, and the tasks that read from them.
 
@@ -195,28 +187,36 @@ class _Line:
     """
 
     def __init__(
-        self,
-        source: EventSource,
-        new_stream: Callable[[], EventStream],
-        context: zmq.asyncio.Context,
-        turns: Turns,
-        replay_timeout_s: float,
-        clock: Callable[[], float],
+        self, source: EventSource, worker: RoutableWorker, indexes: BlockIndexes, feeds: ZmqFeeds
     ) -> None:
-        self.stream = new_stream()
-        self._new_stream = new_stream
+        self._source = source
+        self._worker = worker
+        self._indexes = indexes
+        self._feeds = feeds
+        self._clock = feeds.clock
+        self._turns = feeds.turns
+        self._topic = source.topic.encode()
         self._closed = False
         self._pause = FIRST_PAUSE_S
-        self._began = clock()
-        self._source = source
-        self._topic = source.topic.encode()
-        self._context = context
-        self._turns = turns
-        self._replay_timeout_s = replay_timeout_s
-        self._clock = clock
+        self._began = self._clock()
         self._listening: asyncio.Task[None] | None = None
         self._replaying: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self.stream = self._new_stream()
+
+    def _new_stream(self) -> EventStream:
+        worker = self._worker
+        return self._feeds.stream_type(
+            TargetBlocks(
+                Target(worker.worker_id, self._source.rank),
+                worker.block_size,
+                worker.kv_tokens // worker.block_size,
+                self._indexes,
+            ),
+            f"KV events of {worker.worker_id} rank {self._source.rank}",
+            replayable=bool(self._source.replay_endpoint),
+            silence_s=self._feeds.silence_s,
+        )
 
     def start(self) -> None:
         self._began = self._clock()
@@ -287,7 +287,7 @@ class _Line:
         await self._turns.come()
         with self._socket(zmq.DEALER) as socket:
             try:
-                async with asyncio.timeout(self._replay_timeout_s) as limit:
+                async with asyncio.timeout(self._feeds.replay_timeout_s) as limit:
                     socket.connect(endpoint)
                     await socket.send_multipart(
                         [b"", command.start.to_bytes(SEQUENCE_BYTES, "big")]
@@ -300,7 +300,7 @@ class _Line:
                         await self._finish()
                         if over:
                             return
-                        limit.reschedule(loop.time() + self._replay_timeout_s)
+                        limit.reschedule(loop.time() + self._feeds.replay_timeout_s)
             except TimeoutError:
                 why = f"replay endpoint {endpoint} does not answer"
                 self.obey(self.stream.on_replay_failed(command.attempt, why, self._clock()))
@@ -322,7 +322,7 @@ class _Line:
         return frames[2] == END_OF_REPLAY or any(isinstance(one, Replay) for one in commands)
 
     def _socket(self, kind: int) -> zmq.asyncio.Socket:
-        socket = self._context.socket(kind)
+        socket = self._feeds.context.socket(kind)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.IPV6, 1)
         socket.setsockopt(zmq.RCVHWM, _RECEIVE_LIMIT)

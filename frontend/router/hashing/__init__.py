@@ -8,8 +8,8 @@ from frontend.router.hashing.block_hasher import (
     MediaSpan,
     block_mm_infos,
 )
+from frontend.router.hashing.block_media import PromptEmbeds
 from frontend.router.hashing.hash_memo import HashMemo
-from frontend.router.hashing.prompt_embeds import PromptEmbeds
 
 __all__ = [
     "BlockHasher",

@@ -1,6 +1,6 @@
 """vLLM's block hashes, computed here so that they equal those in its KV events.
 
-The only file that touches vLLM's hashing. A block hash is
+A block hash is
 ``sha256(cbor((parent hash, token ids, extra keys)))`` as in
 ``vllm.v1.core.kv_cache_utils.hash_block_tokens`` (0.32.0 and 0.33.0); the CBOR is
 written here directly, which takes a fraction of the time and is tested against vLLM.
@@ -25,7 +25,6 @@ __all__ = [
     "MediaSpan",
     "MmInfo",
     "block_mm_infos",
-    "none_hash_for",
 ]
 
 CANONICAL_ALGORITHMS = frozenset({"sha256_cbor"})
@@ -53,24 +52,6 @@ class HashScheme(NamedTuple):
     block_size: int
     algorithm: str
     none_hash: bytes
-
-
-def none_hash_for(algorithm: str) -> bytes:
-    """The hash that stands as parent of the first block, as vLLM derives it.
-
-    Honours ``PYTHONHASHSEED`` of this process, as vLLM does of its own. Sets vLLM's
-    module-wide ``NONE_HASH`` on the way, to the value an engine here would set.
-
-    Raises:
-        ConfigurationError: the algorithm is unknown or not canonical.
-    """
-    _require_canonical(algorithm)
-    # Imported late: it pulls in torch, which a process that only hashes does not need.
-    from vllm.utils.hashing import get_hash_fn_by_name
-    from vllm.v1.core import kv_cache_utils
-
-    kv_cache_utils.init_none_hash(get_hash_fn_by_name(algorithm))
-    return bytes(kv_cache_utils.NONE_HASH)
 
 
 class BlockHasher:

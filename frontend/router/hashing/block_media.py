@@ -4,6 +4,7 @@ It is what vLLM mixes into block hashes as extra keys. Pure arithmetic on
 positions; no tokens, no hashes.
 """
 
+import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -91,3 +92,26 @@ def block_mm_infos(
         infos[block] = tuple(touched) if touched else _NO_MEDIA
         block += 1
     return infos
+
+
+class PromptEmbeds(NamedTuple):
+    """The embeddings of a whole prompt.
+
+    Attributes:
+        data: a row for each token, one after the other; of tokens that are none, what the engine
+            is sent for them.
+        rows: how many there are.
+    """
+
+    data: memoryview
+    rows: int
+
+    def digests(self, block_size: int) -> list[bytes]:
+        """Of each full block the SHA-256 of its rows.
+
+        Args:
+            block_size: tokens per block.
+        """
+        size = block_size * len(self.data) // max(self.rows, 1)
+        starts = range(0, self.rows // block_size * size, size or 1)
+        return [hashlib.sha256(self.data[start : start + size]).digest() for start in starts]

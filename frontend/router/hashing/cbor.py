@@ -7,7 +7,6 @@ is byte for byte what ``cbor2.dumps(..., canonical=True)`` writes.
 from array import array
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate
 
 import numpy as np
 
@@ -75,7 +74,7 @@ def unsigned_arrays(
     token costs several times the hash itself.
 
     Args:
-        values: integers from 0 to 2**64 - 1.
+        values: integers from 0 to 2**32 - 1.
         run: how many of them make one array (a block).
         suffix: what to put after every array, at most 8 bytes.
 
@@ -91,10 +90,7 @@ def unsigned_arrays(
     if not runs:
         return b"", [0]
     whole = values[: runs * run] if len(values) != runs * run else values
-    try:
-        numbers = np.frombuffer(array("I", whole), dtype=np.uint32).reshape(runs, run)
-    except OverflowError:
-        return _wide_arrays(array("Q", whole), run, suffix)
+    numbers = np.frombuffer(array("I", whole), dtype=np.uint32).reshape(runs, run)
     # One eight-byte cell per item, with the encoding at its right end: read as a big-endian
     # number, that is the value plus the head byte shifted in front of it. Then drop the
     # bytes that are not part of an encoding.
@@ -118,12 +114,3 @@ _USED = [int.from_bytes(bytes([1]) * count, "big") for count in range(9)]
 _HEADS = np.array([0, 24 << 8, 25 << 16, 26 << 32], dtype=np.uint64)
 _LENGTHS = np.array([1, 2, 3, 5], dtype=np.int64)
 _FORMS = np.array([_USED[length] for length in (1, 2, 3, 5)], dtype=np.uint64)
-
-
-def _wide_arrays(values: "array[int]", run: int, suffix: bytes) -> tuple[bytes, list[int]]:
-    """The same where an integer exceeds 32 bits, which no tokenizer's does."""
-    parts = [
-        array_head(run) + b"".join(map(integer, values[start : start + run])) + suffix
-        for start in range(0, len(values), run)
-    ]
-    return b"".join(parts), [0, *accumulate(map(len, parts))]

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -51,22 +51,6 @@ class _Prompt:
     keys: int = 0
 
 
-class MemoStatistics(NamedTuple):
-    """State of a memo.
-
-    Attributes:
-        prompts: prompts remembered.
-        tokens: their tokens.
-        reused: blocks that did not have to be hashed, since start.
-        hashed: blocks that had to be, since start.
-    """
-
-    prompts: int
-    tokens: int
-    reused: int
-    hashed: int
-
-
 class HashMemo:
     """A hasher that remembers. May be used in any thread.
 
@@ -88,8 +72,6 @@ class HashMemo:
         # Least recently used first.
         self._prompts: OrderedDict[_Prompt, list[_Key]] = OrderedDict()
         self._tokens = 0
-        self._reused = 0
-        self._hashed = 0
 
     def hash(
         self,
@@ -125,15 +107,8 @@ class HashMemo:
                 parent=hashes[-1] if hashes else None,
             )
         with self._lock:
-            self._reused += shared
-            self._hashed += blocks - shared
             self._remember(keys, _Prompt(tokens, mm_infos, hashes))
         return hashes
-
-    def statistics(self) -> MemoStatistics:
-        """Counts."""
-        with self._lock:
-            return MemoStatistics(len(self._prompts), self._tokens, self._reused, self._hashed)
 
     def _find(
         self, keys: list[_Key], tokens: Tokens, mm_infos: Sequence[BlockMmInfos]

@@ -1,7 +1,13 @@
 """Which blocks each worker holds, as far as it is known."""
 
-from frontend.router.index.index_state import EXACT, IndexState, Knowledge, approximate, degraded
-from frontend.router.index.indexes import BlockIndexes
+from frontend.router.index.indexes import (
+    EXACT,
+    BlockIndexes,
+    IndexState,
+    Knowledge,
+    approximate,
+    degraded,
+)
 from frontend.router.index.predictions import PREDICT_TTL_S
 from frontend.router.index.target_blocks import TargetBlocks
 

@@ -1,5 +1,6 @@
-"""The three places where knowledge of blocks is kept, handed around as one."""
+"""The indexes of blocks, handed around as one, and how far a target's index can be trusted."""
 
+from enum import StrEnum
 from typing import NamedTuple
 
 from common.identity import Target, WorkerId
@@ -7,6 +8,43 @@ from frontend.router.index.kv_index import KvIndex
 from frontend.router.index.predictions import Predictions
 from frontend.router.index.slots import SlotTable
 from frontend.router.index.windows import WindowIndex
+
+
+class Knowledge(StrEnum):
+    """How far the index of a target can be trusted."""
+
+    EXACT = "exact"
+    """The index equals the worker's cache as of its last event."""
+    DEGRADED = "degraded"
+    """Every indexed block is there, but some the worker holds are unknown; or a
+    replay is under way, and until it ends none of the target's blocks is used."""
+    APPROXIMATE = "approximate"
+    """No usable events: only predictions from what was routed there."""
+
+
+class IndexState(NamedTuple):
+    """State of one target's index.
+
+    Attributes:
+        knowledge: how far it can be trusted.
+        reason: a sentence for operators; empty when exact.
+    """
+
+    knowledge: Knowledge
+    reason: str = ""
+
+
+EXACT = IndexState(Knowledge.EXACT)
+
+
+def degraded(reason: str) -> IndexState:
+    """A :attr:`Knowledge.DEGRADED` state."""
+    return IndexState(Knowledge.DEGRADED, reason)
+
+
+def approximate(reason: str) -> IndexState:
+    """A :attr:`Knowledge.APPROXIMATE` state."""
+    return IndexState(Knowledge.APPROXIMATE, reason)
 
 
 class BlockIndexes(NamedTuple):

@@ -7,7 +7,6 @@ How blocks get in is ``subscriber.py`` and ``predictions.py``.
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from common.identity import BlockHash, Target, WorkerId
 from frontend.router.index.chunk import MAX_BLOCKS, Chunk
@@ -16,28 +15,6 @@ from frontend.router.index.slots import SlotTable, bits
 
 _SWEPT_PER_STORED = 2
 """Blocks of retired slots swept per block stored, so that sweeping always wins."""
-
-
-class IndexStatistics(NamedTuple):
-    """State of an index.
-
-    Attributes:
-        blocks: distinct block hashes held by anyone.
-        chunks: runs of neighbouring blocks they stand in.
-        holdings: pairs of slot and block, each duplicate counted once.
-        unswept: chunks of slots already retired, which no match counts any more.
-        targets: registered targets.
-        mask_bits: width of the bit masks.
-        unknown_removals: removed blocks that were not held, since start.
-    """
-
-    blocks: int
-    chunks: int
-    holdings: int
-    unswept: int
-    targets: int
-    mask_bits: int
-    unknown_removals: int
 
 
 class _Slot:
@@ -71,12 +48,10 @@ class KvIndex:
         self._slots = SlotTable() if slots is None else slots
         self._slots.add_user(self)
         self._chunks = ChunkTable()
-        self._chunk_count = 0
         self._held: dict[int, _Slot] = {}
         self._retired: deque[tuple[int, _Slot]] = deque()
         self._suspended: set[Target] = set()
         self._hidden = 0
-        self._unknown_removals = 0
 
     def store(
         self,
@@ -106,7 +81,7 @@ class KvIndex:
         self.store_slot(slot, hashes, parent=parent, chained=chained)
 
     def remove(self, target: Target, hashes: Iterable[BlockHash], group: int = 0) -> None:
-        """Note that a target dropped one copy of each block. Unknown blocks are counted."""
+        """Note that a target dropped one copy of each block. Unknown blocks are ignored."""
         slot = self._slots.find(target, group)
         if slot is not None:
             self.remove_slot(slot, hashes)
@@ -145,7 +120,6 @@ class KvIndex:
         blocks = hashes if isinstance(hashes, list) else list(hashes)
         held = self._held.get(slot)
         if held is None:
-            self._unknown_removals += len(blocks)
             return
         copies = held.copies
         if copies and all_copies:
@@ -270,18 +244,6 @@ class KvIndex:
         self._retired.append((slot, held))
         return False
 
-    def statistics(self) -> IndexStatistics:
-        """Counts, in time proportional to the number of slots."""
-        return IndexStatistics(
-            blocks=len(self._chunks),
-            chunks=self._chunk_count,
-            holdings=sum(held.blocks for held in self._held.values()),
-            unswept=sum(len(held.chunks) for _, held in self._retired),
-            targets=len(self._slots.targets()),
-            mask_bits=len(self._slots),
-            unknown_removals=self._unknown_removals,
-        )
-
     def _add_new(
         self,
         slot: int,
@@ -304,7 +266,6 @@ class KvIndex:
             chunk.append(fresh, 1 << slot)
         else:
             chunk = Chunk(fresh, (len(fresh),), (1 << slot,))
-            self._chunk_count += 1
         chunks.put(fresh, chunk)
         held.chunks.add(chunk)
         held.blocks += len(fresh)
@@ -336,7 +297,6 @@ class KvIndex:
         chunk = self._chunks.get(blocks[first])
         start = 0 if chunk is None else chunk.find(blocks[first])
         if chunk is None or not chunk.mask_at(start) & bit:
-            self._unknown_removals += 1
             return 1
         # Evictions come last block first.
         length = chunk.run_back(start, blocks, first)
@@ -359,9 +319,7 @@ class KvIndex:
         if 0 not in chunk.masks:
             return
         self._chunks.remove(chunk.cut_end())
-        if not chunk.hashes:
-            self._chunk_count -= 1
-        elif 0 in chunk.masks:
+        if chunk.hashes and 0 in chunk.masks:
             self._divide(chunk)
 
     def _divide(self, chunk: Chunk) -> None:
@@ -376,7 +334,6 @@ class KvIndex:
                 kept.append((low, high))
         for low, high in kept[1:]:
             piece = chunk.cut(low, high)
-            self._chunk_count += 1
             self._chunks.put(piece.hashes, piece)
             for slot in piece.holders():
                 self._holder(slot).chunks.add(piece)

@@ -35,36 +35,25 @@ class _Prediction(NamedTuple):
     expires: float
 
 
-class PredictionStatistics(NamedTuple):
-    """State of the predictions.
-
-    Attributes:
-        requests: requests whose blocks are predicted.
-        blocks: their blocks, each counted once per request.
-        expired: requests forgotten for age or lack of room, since start.
-    """
-
-    requests: int
-    blocks: int
-    expired: int
-
-
 class Predictions:
     """Predicted blocks, forgotten after a time, at a request's end, or for lack of room.
 
     Args:
         slots: numbering of targets, shared with the index of known blocks.
         max_blocks: most blocks predicted at once.
+
+    Attributes:
+        index: the blocks.
+        windows: those of groups in which a hit needs only the last few.
+        blocks: how many, each counted once per request.
     """
 
     def __init__(self, slots: SlotTable, max_blocks: int = MAX_BLOCKS) -> None:
         self.index = KvIndex(slots)
         self.windows = WindowIndex()
-        """Predicted blocks of groups in which a hit needs only the last few."""
         self._slots = slots
         self._max_blocks = max_blocks
-        self._blocks = 0
-        self._expired = 0
+        self.blocks = 0
         # By lifetime, so that within each the oldest entry is the first to expire.
         self._ledgers: dict[float, OrderedDict[RequestId, _Prediction]] = {}
         self._lifetimes: dict[RequestId, float] = {}
@@ -91,7 +80,7 @@ class Predictions:
         blocks = _count(hashes, tails)
         if not blocks or target not in self._slots or blocks > self._max_blocks:
             return
-        while self._blocks + blocks > self._max_blocks:
+        while self.blocks + blocks > self._max_blocks:
             self._drop_oldest()
         slots = self._slots.mask(target)
         for slot in bits(slots):
@@ -102,7 +91,11 @@ class Predictions:
         epoch = self._slots.epoch(target)
         ledger[request_id] = _Prediction(target, epoch, slots, hashes, tails, now + lifetime_s)
         self._lifetimes[request_id] = lifetime_s
-        self._blocks += blocks
+        self.blocks += blocks
+
+    def __len__(self) -> int:
+        """Return the number of requests whose blocks are predicted."""
+        return len(self._lifetimes)
 
     def of(self, request_id: RequestId) -> Sequence[BlockHash]:
         """The blocks that are predicted for a request; none for an unknown id."""
@@ -115,7 +108,7 @@ class Predictions:
         if lifetime_s is None:
             return
         prediction = self._ledgers[lifetime_s].pop(request_id)
-        self._blocks -= _count(prediction.hashes, prediction.tails)
+        self.blocks -= _count(prediction.hashes, prediction.tails)
         # Slots given up since took these predictions with them.
         if self._slots.epoch(prediction.target) == prediction.epoch:
             for slot in bits(prediction.slots):
@@ -147,21 +140,13 @@ class Predictions:
                     return True
                 limit -= 1
                 self.forget(request_id)
-                self._expired += 1
         return not limit
-
-    def statistics(self) -> PredictionStatistics:
-        """Counts, in time proportional to the number of lifetimes in use."""
-        return PredictionStatistics(
-            requests=len(self._lifetimes), blocks=self._blocks, expired=self._expired
-        )
 
     def _drop_oldest(self) -> None:
         """Forget the request that would expire first."""
         ledgers = [ledger for ledger in self._ledgers.values() if ledger]
         ledger = min(ledgers, key=lambda one: next(iter(one.values())).expires)
         self.forget(next(iter(ledger)))
-        self._expired += 1
 
 
 def _count(hashes: Sequence[BlockHash], tails: Mapping[int, Sequence[BlockHash]]) -> int:

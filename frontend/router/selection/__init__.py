@@ -6,10 +6,11 @@ from frontend.router.selection.encoded_media import EncodedMedia
 from frontend.router.selection.estimate import Estimate, Estimator
 from frontend.router.selection.load import BusyThresholds, LoadTracker, Reported, TargetLoad
 from frontend.router.selection.media_placement import MediaPlacement
-from frontend.router.selection.pricing import Moment, Pricing
-from frontend.router.selection.selector import Costs, Selector, Weights, Work
+from frontend.router.selection.selector import LOAD_WEIGHT, Costs, Selector, Weights, Work
+from frontend.router.selection.step_times import StepTimes
 
 __all__ = [
+    "LOAD_WEIGHT",
     "BusyThresholds",
     "Candidates",
     "Costs",
@@ -19,10 +20,9 @@ __all__ = [
     "Estimator",
     "LoadTracker",
     "MediaPlacement",
-    "Moment",
-    "Pricing",
     "Reported",
     "Selector",
+    "StepTimes",
     "TargetLoad",
     "Weights",
     "Work",

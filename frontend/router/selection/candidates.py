@@ -25,6 +25,7 @@ class Candidates(NamedTuple):
         slots: requests each can run at once, 0 if unknown.
         loads: load of each.
         load_costs: what each load costs, in tokens.
+        paces: how many times the fleet's time a token takes each.
         positions: position of each target.
     """
 
@@ -32,6 +33,7 @@ class Candidates(NamedTuple):
     slots: Sequence[int]
     loads: Sequence[TargetLoad]
     load_costs: Sequence[float]
+    paces: Sequence[float]
     positions: dict[Target, int]
 
     def without(self, excluded: Collection[WorkerId]) -> "Candidates":
@@ -49,18 +51,21 @@ class Candidates(NamedTuple):
             [self.slots[i] for i in kept],
             [self.loads[i] for i in kept],
             [self.load_costs[i] for i in kept],
+            [self.paces[i] for i in kept],
             {target: position for position, target in enumerate(targets)},
         )
 
     def costs(self, estimate: Estimate, price: Callable[[Work], float]) -> list[float]:
-        """The cost of a request on each.
+        """Return the cost of a request on each.
 
         Args:
             estimate: its work on each target.
-            price: the cost of work.
+            price: the cost of work at pace 1.
         """
-        nowhere = price(estimate.nowhere)
-        costs = [nowhere + load_cost for load_cost in self.load_costs]
+        nowhere, load_costs, paces = price(estimate.nowhere), self.load_costs, self.paces
+        costs = [
+            pace * (nowhere + load_cost) for pace, load_cost in zip(paces, load_costs, strict=True)
+        ]
         # Targets with equal overlaps share one object, so that few prices are computed.
         prices: dict[int, float] = {}
         for target, work in estimate.elsewhere.items():
@@ -70,7 +75,7 @@ class Candidates(NamedTuple):
                 cost = prices.get(key)
                 if cost is None:
                     cost = prices[key] = price(work)
-                costs[position] = cost + self.load_costs[position]
+                costs[position] = paces[position] * (cost + load_costs[position])
         return costs
 
 

@@ -14,65 +14,53 @@ from typing import Final
 from common.identity import MmHash, Target
 from frontend.router.request import MediaNeed
 
-_MOST_ITEMS: Final = 65_536
-"""Of one target: its card may say that it has room for any number of tokens."""
-
-
-class _Kept:
-    """What one target keeps, the item used longest ago first."""
-
-    def __init__(self, room: int) -> None:
-        self.room = room
-        self.items: OrderedDict[MmHash, int] = OrderedDict()
-        self._taken = 0
-
-    def use(self, need: MediaNeed) -> None:
-        self._taken += need.num_tokens - self.items.pop(need.mm_hash, 0)
-        self.items[need.mm_hash] = need.num_tokens
-
-    def make_room(self) -> None:
-        # One item always has room.
-        while (self._taken > self.room or len(self.items) > _MOST_ITEMS) and len(self.items) > 1:
-            self._taken -= self.items.popitem(last=False)[1]
+_MAX_ITEMS: Final = 4_096
+"""Of one target: a card may claim room for any number of tokens, and all items are added up."""
 
 
 class EncodedMedia:
-    """For each target, the items used last, as many as its engine has room for."""
+    """For each target an LRU cache of as many items as its encoder cache has room for."""
 
     def __init__(self) -> None:
-        self._targets: dict[Target, _Kept] = {}
+        self._room: dict[Target, int] = {}
+        self._tokens: dict[Target, OrderedDict[MmHash, int]] = {}
 
     def add(self, target: Target, tokens: int) -> None:
         """Register a target.
 
         Args:
-            tokens: that it has room for.
+            tokens: that it has room for, 0 if unknown.
         """
-        self._targets[target] = _Kept(tokens)
+        self._room[target] = tokens
+        self._tokens[target] = OrderedDict()
 
     def drop(self, target: Target) -> None:
-        """It is gone. Unknown ones are ignored."""
-        self._targets.pop(target, None)
+        """Forget a target that is gone. Unknown ones are ignored."""
+        self._room.pop(target, None)
+        self._tokens.pop(target, None)
 
     def emptied(self, target: Target) -> None:
-        """It keeps nothing any more. Unknown ones are ignored."""
-        if (kept := self._targets.get(target)) is not None:
-            self._targets[target] = _Kept(kept.room)
+        """Forget what a target keeps. Unknown ones are ignored."""
+        if target in self._tokens:
+            self._tokens[target].clear()
 
     def used(self, target: Target, media: Iterable[MediaNeed]) -> None:
-        """A prompt was sent that needs these from the encoder. Unknown targets are ignored."""
-        if (kept := self._targets.get(target)) is None:
+        """Note that a prompt needs these from the encoder. Unknown targets are ignored."""
+        if not self.knows(target):
             return
+        items = self._tokens[target]
         for need in media:
-            kept.use(need)
-        kept.make_room()
+            items[need.mm_hash] = need.num_tokens
+            items.move_to_end(need.mm_hash)
+        taken = sum(items.values())
+        # One item always has room.
+        while (taken > self._room[target] or len(items) > _MAX_ITEMS) and len(items) > 1:
+            taken -= items.popitem(last=False)[1]
 
     def holds(self, target: Target, mm_hash: MmHash) -> bool:
-        """Whether it need not encode an item again."""
-        kept = self._targets.get(target)
-        return kept is not None and mm_hash in kept.items
+        """Return whether a target need not encode an item again."""
+        return mm_hash in self._tokens.get(target, ())
 
     def knows(self, target: Target) -> bool:
-        """Whether anything can be said of a target: how much room it has."""
-        kept = self._targets.get(target)
-        return kept is not None and kept.room > 0
+        """Return whether it is known how much room a target has."""
+        return self._room.get(target, 0) > 0

@@ -19,7 +19,8 @@ class TargetLoad(NamedTuple):
 
     Attributes:
         active: requests sent and not finished.
-        waiting: those of them in the worker's queue, as it last reported.
+        waiting: those of them in the worker's queue: as many as it last reported, and at least
+            those beyond what it can run at once.
         prefill_tokens: prompt tokens still to compute, cached ones left out.
         decode_tokens: tokens in the contexts of requests that are decoding.
     """
@@ -76,6 +77,7 @@ class Reported(NamedTuple):
 _NO_REPORT = Reported()
 _NOTHING = _Own()
 _NEVER_BUSY = BusyThresholds()
+_MAX_SLOTS: Final = 1 << 32
 
 
 REPORT_TTL_S: Final = 10.0
@@ -88,7 +90,7 @@ class LoadTracker:
     Args:
         clock: monotonic seconds.
         report_ttl_s: seconds a report counts.
-        price: what a load is worth to the caller; read with :meth:`view`.
+        price: the cost of a load; read with :meth:`view`.
         thresholds: from when on a target is busy.
     """
 
@@ -96,7 +98,7 @@ class LoadTracker:
         self,
         clock: Callable[[], float],
         report_ttl_s: float = REPORT_TTL_S,
-        price: Callable[[Target, TargetLoad], float] = lambda _, load: load.active,
+        price: Callable[[TargetLoad], float] = lambda load: load.active,
         thresholds: BusyThresholds = _NEVER_BUSY,
     ) -> None:
         self._clock = clock
@@ -109,19 +111,22 @@ class LoadTracker:
         self._next_expiry = math.inf  # or earlier, where a newer report came
         self._own: dict[Target, _Own] = {}
         self._ranks: dict[WorkerId, tuple[Target, ...]] = {}
-        self._kv_tokens: dict[WorkerId, int] = {}
+        self._capacity: dict[WorkerId, tuple[int, int]] = {}
         self._reports: dict[Target, Reported] = {}
         self._expires: dict[WorkerId, float] = {}
         self._requests: dict[RequestId, _Request] = {}
 
-    def add(self, worker_id: WorkerId, targets: Sequence[Target], kv_tokens: int = 0) -> None:
+    def add(
+        self, worker_id: WorkerId, targets: Sequence[Target], kv_tokens: int = 0, slots: int = 0
+    ) -> None:
         """Register a worker.
 
         Args:
             kv_tokens: tokens that fit into the KV cache of one rank, 0 if unknown.
+            slots: requests that one rank runs at once, 0 if unknown.
         """
         self._ranks[worker_id] = tuple(targets)
-        self._kv_tokens[worker_id] = kv_tokens
+        self._capacity[worker_id] = kv_tokens, slots or _MAX_SLOTS
         for target in targets:
             self._own[target] = _Own()
             self._update(target)
@@ -132,7 +137,7 @@ class LoadTracker:
             del self._own[target], self._loads[target], self._prices[target]
             self._busy.discard(target)
             self._reports.pop(target, None)
-        self._kv_tokens.pop(worker_id, None)
+        self._capacity.pop(worker_id, None)
         self._expires.pop(worker_id, None)
         lost = [
             request_id
@@ -196,11 +201,6 @@ class LoadTracker:
             self._expires[worker_id] = expires
             self._next_expiry = min(self._next_expiry, expires)
 
-    def reprice(self, worker_id: WorkerId) -> None:
-        """What loads are worth on a worker has changed. Unknown ones are ignored."""
-        for target in self._ranks.get(worker_id, ()):
-            self._update(target)
-
     def load(self, target: Target) -> TargetLoad:
         """Present load of a registered target."""
         self._expire()
@@ -219,11 +219,6 @@ class LoadTracker:
         """Targets that should get nothing more, a live view."""
         self._expire()
         return self._busy
-
-    def statistics(self) -> dict[Target, TargetLoad]:
-        """Load of every target."""
-        self._expire()
-        return dict(self._loads)
 
     def shares(self, target: Target) -> tuple[TargetLoad, TargetLoad]:
         """What we have on a target, and what others have, as last reported; nothing where
@@ -253,15 +248,16 @@ class LoadTracker:
     def _update(self, target: Target) -> None:
         own, report = self._own[target], self._reports.get(target, _NO_REPORT)
         active = own.active + report.active
+        _, slots = self._capacity[target.worker_id]
         load = TargetLoad(
             active,
             # Requests that ended since the report can't be waiting any more.
-            min(report.waiting, active),
+            max(min(report.waiting, active), active - slots),
             own.prefill_tokens + report.prefill_tokens,
             own.decode_tokens + report.decode_tokens,
         )
         self._loads[target] = load
-        self._prices[target] = self._price(target, load)
+        self._prices[target] = self._price(load)
         if self._is_busy(target, load, report.kv_usage):
             self._busy.add(target)
         else:
@@ -273,6 +269,6 @@ class LoadTracker:
             return True
         # The report says what is in use, whoever shares it; prompts in prefill will add to
         # that. Contexts don't tell: they may share most of their blocks.
-        tokens = self._kv_tokens[target.worker_id]
+        tokens, _ = self._capacity[target.worker_id]
         coming = load.prefill_tokens / tokens if tokens else 0.0
         return bool(load.active) and kv_usage + coming > limits.blocks_fraction

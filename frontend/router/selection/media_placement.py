@@ -7,27 +7,8 @@ that worker the better choice for the next request with the same item.
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from common.identity import MmHash, WorkerId
-
-
-class MediaStatistics(NamedTuple):
-    """Counts over all workers.
-
-    Attributes:
-        held: pairs of worker and item acknowledged.
-        expected: pairs on their way.
-        items: distinct items known to be anywhere.
-        evicted: pairs forgotten because a worker's list was full, since start.
-        nacked: pairs a worker was thought to hold and did not, since start.
-    """
-
-    held: int
-    expected: int
-    items: int
-    evicted: int
-    nacked: int
 
 
 class MediaPlacement:
@@ -48,8 +29,6 @@ class MediaPlacement:
         self._expected: dict[MmHash, dict[WorkerId, float]] = {}
         self._ages: OrderedDict[tuple[WorkerId, MmHash], float] = OrderedDict()
         self._workers: dict[MmHash, set[WorkerId]] = {}
-        self._evicted = 0
-        self._nacked = 0
 
     def add(self, worker_id: WorkerId) -> None:
         """Register a worker."""
@@ -68,17 +47,14 @@ class MediaPlacement:
             if len(held) > self._capacity:
                 oldest, _ = held.popitem(last=False)
                 self._unlink(worker_id, oldest)
-                self._evicted += 1
 
     def nacked(self, worker_id: WorkerId, mm_hashes: Iterable[MmHash]) -> None:
         """A worker lacks these items, whatever was known: it evicted them."""
         held = self._held.get(worker_id, OrderedDict())
         for mm_hash in mm_hashes:
-            known = mm_hash in held
             held.pop(mm_hash, None)
             self._forget_expected(worker_id, mm_hash)
             self._unlink(worker_id, mm_hash)
-            self._nacked += known
 
     def expect(self, worker_id: WorkerId, mm_hashes: Iterable[MmHash], now: float) -> None:
         """A request with these items was routed to the worker.
@@ -141,16 +117,6 @@ class MediaPlacement:
             self._unlink(worker_id, mm_hash)
         for pair in [pair for pair in self._ages if pair[0] == worker_id]:
             self._forget_expected(*pair)
-
-    def statistics(self) -> MediaStatistics:
-        """Counts, in time proportional to the number of workers."""
-        return MediaStatistics(
-            held=sum(map(len, self._held.values())),
-            expected=len(self._ages),
-            items=len(self._workers),
-            evicted=self._evicted,
-            nacked=self._nacked,
-        )
 
     def _forget_expected(self, worker_id: WorkerId, mm_hash: MmHash) -> None:
         if self._ages.pop((worker_id, mm_hash), None) is not None:

@@ -1,18 +1,19 @@
 """Choosing a target: the cost of each candidate, and a policy that decides (``modes.py``).
 
-The cost of a target is what the fleet would have to compute if the request went
-there: in milliseconds that are learned (``pricing.py``), or in tokens::
+The cost of a target is what the fleet would have to compute if the request went there, in tokens
+of its median worker::
 
-    cost =  prefill * prompt tokens the target has to prefill
-          + encode  * media tokens it has to encode
-          + ship    * MiB of media tensors it lacks
-          + load    * prompt tokens that already wait for prefill there
-          + decode  * tokens in the contexts of requests decoding there
-          + queue   * requests in its queue
-          + step    if it has any request: half a step until the one that runs has ended
+    cost = pace * (  prefill * prompt tokens the target has to prefill
+                   + encode  * media tokens it has to encode
+                   + ship    * MiB of media tensors it lacks
+                   + load    * prompt tokens that already wait for prefill there
+                   + decode  * tokens in the contexts of requests decoding there
+                   + queue   * requests in its queue
+                   + step    if it has any request: half a step until the one that runs has ended )
 
-The first three depend on the request, the rest is the target's load. Nothing here
-knows how overlaps or loads came to be known.
+The pace is learned (``step_times.py``), the other factors are constants. The first three terms
+depend on the request, the others are the target's load. Nothing here knows how overlaps or loads
+came to be known.
 """
 
 import random
@@ -46,14 +47,12 @@ class Work(NamedTuple):
 
 
 class Costs(msgspec.Struct, frozen=True, gc=False):
-    """The parts of a cost, each after its weight or rate, in tokens or milliseconds. Their sum is
-    the cost.
+    """The parts of a cost, each after its weight and the pace. Their sum is the cost.
 
     Attributes:
         prefill, encode, ship: of the request.
         load, decode, queue: of the target's load.
-        step: until the step that runs has ended, if there is a weight for that; in milliseconds
-            also the next step, which every request takes part in.
+        step: until the step that runs has ended.
     """
 
     prefill: float
@@ -62,7 +61,7 @@ class Costs(msgspec.Struct, frozen=True, gc=False):
     load: float
     decode: float
     queue: float
-    step: float = 0.0
+    step: float
 
 
 LOAD_WEIGHT: Final = 0.5
@@ -95,16 +94,33 @@ class Weights(NamedTuple):
     queue: float = 512.0
     step: float = 100.0
 
-    def costs(self, work: Work, load: TargetLoad) -> Costs:
-        """The parts of the cost of a request's work at a target with a load."""
+    def of_work(self, work: Work) -> float:
+        """Return the part of the cost that depends on the request, at pace 1."""
+        return (
+            self.prefill * work.prefill_tokens
+            + self.encode * work.media_tokens
+            + self.ship * work.ship_bytes / _MIB
+        )
+
+    def of_load(self, load: TargetLoad) -> float:
+        """Return the part of the cost that depends on the target, at pace 1."""
+        return (
+            self.load * load.prefill_tokens
+            + self.decode * load.decode_tokens
+            + self.queue * load.waiting
+            + (self.step if load.active else 0.0)
+        )
+
+    def costs(self, work: Work, load: TargetLoad, pace: float) -> Costs:
+        """Return the parts of the cost of a request's work at a target with a load."""
         return Costs(
-            self.prefill * work.prefill_tokens,
-            self.encode * work.media_tokens,
-            self.ship * work.ship_bytes / _MIB,
-            self.load * load.prefill_tokens,
-            self.decode * load.decode_tokens,
-            self.queue * load.waiting,
-            self.step if load.active else 0.0,
+            pace * self.prefill * work.prefill_tokens,
+            pace * self.encode * work.media_tokens,
+            pace * self.ship * work.ship_bytes / _MIB,
+            pace * self.load * load.prefill_tokens,
+            pace * self.decode * load.decode_tokens,
+            pace * self.queue * load.waiting,
+            pace * self.step if load.active else 0.0,
         )
 
 
@@ -112,39 +128,16 @@ class Selector:
     """Chooses among candidates. Keeps only how many times it did, and a generator.
 
     Args:
-        settings: mode, weight of prefill, and temperature.
+        settings: mode and temperature.
+        weights: of a load, by which the busier of two targets is told.
         seed: of random choices, to have them again.
-
-    Attributes:
-        weights: what a unit of each part of a cost in tokens costs.
     """
 
-    def __init__(self, settings: RouterSettings, seed: int | None = None) -> None:
+    def __init__(self, settings: RouterSettings, weights: Weights, seed: int | None = None) -> None:
         self._settings = settings
-        self.weights = Weights(
-            prefill=settings.prefill_weight, load=LOAD_WEIGHT * settings.prefill_weight
-        )
+        self._weights = weights
         self._random = random.Random(seed)
         self._turn = 0
-
-    def work_cost(self, work: Work) -> float:
-        """The part of the cost that depends on the request."""
-        weights = self.weights
-        return (
-            weights.prefill * work.prefill_tokens
-            + weights.encode * work.media_tokens
-            + weights.ship * work.ship_bytes / _MIB
-        )
-
-    def load_cost(self, load: TargetLoad) -> float:
-        """The part of the cost that depends on the target."""
-        weights = self.weights
-        return (
-            weights.load * load.prefill_tokens
-            + weights.decode * load.decode_tokens
-            + weights.queue * load.waiting
-            + (weights.step if load.active else 0.0)
-        )
 
     def choose(
         self,
@@ -152,7 +145,7 @@ class Selector:
         costs: Sequence[float],
         loads: Sequence[TargetLoad],
         slots: Sequence[int],
-        prompt_cost: float,
+        prompt_tokens: int,
     ) -> Choice:
         """Choose a target.
 
@@ -161,7 +154,7 @@ class Selector:
             costs: of each candidate, both parts added.
             loads: of each candidate.
             slots: requests each candidate can run at once, 0 if unknown.
-            prompt_cost: more than 0, the unit of the temperature.
+            prompt_tokens: the unit of the temperature.
         """
         if len(targets) == 1:
             return Choice(0, "only-worker")
@@ -169,7 +162,7 @@ class Selector:
 
         def busyness(position: int) -> Busyness:
             load = loads[position]
-            return load.active, self.load_cost(load)
+            return load.active, self._weights.of_load(load)
 
         choice = settings.mode.policy(
             Situation(
@@ -177,7 +170,7 @@ class Selector:
                 busyness=busyness,
                 is_idle=lambda position: not loads[position].active,
                 would_wait=lambda position: _queues(loads[position], slots[position]),
-                prompt_cost=prompt_cost,
+                prompt_tokens=max(prompt_tokens, 1),
                 temperature=settings.temperature,
                 turn=self._turn,
                 random=self._random,

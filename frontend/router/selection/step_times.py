@@ -1,362 +1,212 @@
-"""How long each target's steps take, learned from what workers report. No I/O, no clock.
+"""How fast each target computes prompts, learned from its engine's steps. No I/O, no clock.
 
-A step of an engine is taken to last::
+A step with prompts is taken to last::
 
-    step + prefill * prompt tokens prefilled + encode * media tokens encoded
-         + decode * requests decoding                                          milliseconds
+    pace * (step + token * (prompt tokens prefilled + media tokens encoded))      milliseconds
 
-The four rates of a target are fitted by least squares to its own steps, each rate held to the
-fleet's with the weight of a few steps, so that a target of which little is known counts as the
-others do. What they are held to is first made longer or shorter by one factor, so that it gives
-the length of all steps together: of two kinds of GPU mostly the speed differs. The fleet's rates
-are the medians of what each target's steps say alone, held to a guess in the same way. (Steps of
-unequal targets in one fit would be noise to each other.) What is never seen apart, such as pictures
-and their prompt tokens, is shared out as the guess has it.
-
-Evidence fades: the steps of each kind (those that encode, others that prefill, others that only
-decode) by the number of newer ones of that kind, so that an hour of decoding makes nobody forget
-what a prompt costs. Rates are never negative, nor far from what they are held to, whatever is
-reported.
+The rates ``step`` and ``token`` are the fleet's: medians over targets of what least squares say of
+each target's own steps. The pace is the target's: how many times longer its steps took than the
+fleet's rates say. A few steps at the fleet's rates count beside them, so that a target of which
+little is known counts as the others do. Old steps fade by the number of newer ones. Rates and paces
+are positive and finite, whatever a worker reports.
 """
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from common.identity import Target, WorkerId
-from common.request_plane.step_sums import EngineSums, ShippingSums, StepSums
+from common.request_plane.step_sums import StepSums
+from frontend.router.selection.load import TargetLoad
+from frontend.router.selection.selector import Work
 
 
 class Rates(NamedTuple):
     """What work takes, in milliseconds.
 
     Attributes:
-        step: any step.
-        prefill: a prompt token prefilled.
-        encode: a media token encoded.
-        decode: a request that decodes, in each step.
-        ship: a MiB of media tensors to arrive.
+        step: a step, whatever it computes.
+        token: a prompt token prefilled or a media token encoded.
     """
 
     step: float
-    prefill: float
-    encode: float
-    decode: float
-    ship: float
+    token: float
+
+    def ms(self, steps: float, tokens: float) -> float:
+        """Return how long so many steps with so many tokens in all last."""
+        return self.step * steps + self.token * tokens
 
 
-GUESS: Final = Rates(step=8.0, prefill=0.04, encode=0.04, decode=0.04, ship=0.32)
-"""Of a model of seven billion parameters on one H100, in the proportions of the settings' weights.
-Nothing is decided by it before there are steps to fit; then it weighs less than a few of them."""
+GUESS: Final = Rates(step=8.0, token=0.04)
+"""Of a model of seven billion parameters on one H100. It counts as a few steps of each target."""
 
 MEMORY: Final = 1000.0
-"""Steps of a kind after which evidence counts for a third."""
-
-PROMPT_MEMORY: Final = 300.0
-"""Prompts after which the length of answers counts for a third."""
-
-SHIP_MEMORY_MIB: Final = 1024.0
+"""Newer steps after which a step counts for a third."""
 
 ENOUGH_STEPS: Final = 20.0
-"""Steps with prompt tokens, of the whole fleet, from which on it is known what they take."""
+"""Steps of the whole fleet from which on paces count and first tokens are predicted."""
 
 _ENOUGH_OF_ONE: Final = 3.0
-"""Those of one target from which on it counts for the fleet's."""
+"""Steps of one target from which on it counts for the fleet's rates."""
 
-_SPEEDS: Final = (1e-3, 1e6)
-"""By which factor steps may be longer than expected."""
+_TRUSTED_STEPS: Final = 3.0
+"""Steps as which expected rates count."""
+
+_TRUSTED_TOKENS: Final = 1000.0
+"""Tokens of one half of them; the other half has none."""
+
+_PACES: Final = (1e-3, 1e6)
 
 _FREEDOM: Final = (0.05, 20.0)
-"""How many times that which it is held to a rate may be."""
+"""By which factor a rate may differ from the guess, scaled to the target's pace."""
 
-_TRUSTED_STEPS: Final = 10.0
-"""Steps as which the expected speed counts."""
-
-_NOISE: Final = 0.1
-"""How far a step is expected to be from what was fitted, as a share of the average step."""
-
-_GUESSED_ANSWERS: Final = 4.0
-"""Prompts as whose answers the guess of their length counts."""
-
-_GUESSED_TOKENS: Final = 64.0
-
-_LONGEST_ANSWER: Final = 1e5
-
-_GUESSED_MIB: Final = 16.0
+_ROUNDED: Final = math.log(1.25)
+"""Costs use powers of 1.25: targets of one kind are equal there though their paces differ by noise,
+so that ties are broken at random and frontends do not all prefer the same target."""
 
 _REPORTS_A_FIT: Final = 4
 """Times that the fleet's rates are fitted while every target reports once, at most."""
 
-_MIB: Final = 1 << 20
+_OVERHEAD_PACE: Final = 0.05
+"""How much of an error the expected overhead takes over."""
 
-_Vector: TypeAlias = list[float]
+_MAX_OVERHEAD_MS: Final = 10_000.0
 
+_Sums: TypeAlias = tuple[float, ...]
+"""Steps, tokens, squares, ms, products, as in :class:`~common.request_plane.step_sums.StepSums`."""
 
-class _Evidence:
-    """The normal equations of some steps: a 4 by 4 matrix and a vector."""
-
-    __slots__ = ("matrix", "ms", "products", "steps")
-
-    def __init__(self) -> None:
-        self.steps = self.ms = 0.0
-        self.matrix = [[0.0] * 4 for _ in range(4)]
-        self.products = [0.0] * 4
-
-    def add(self, one: StepSums, weight: float = 1.0) -> None:
-        """Steps count besides, or less from now on."""
-        rows = (
-            (one.steps, one.prefill, one.encode, one.decode),
-            (one.prefill, one.prefill_prefill, one.prefill_encode, one.prefill_decode),
-            (one.encode, one.prefill_encode, one.encode_encode, one.encode_decode),
-            (one.decode, one.prefill_decode, one.encode_decode, one.decode_decode),
-        )
-        for mine, row in zip(self.matrix, rows, strict=True):
-            for column, value in enumerate(row):
-                mine[column] += weight * value
-        products = (one.ms, one.prefill_ms, one.encode_ms, one.decode_ms)
-        for row_number, value in enumerate(products):
-            self.products[row_number] += weight * value
-        self.steps += weight * one.steps
-        self.ms += weight * one.ms
-
-    def fade(self, factor: float) -> None:
-        """All of it counts less."""
-        self.matrix = [[factor * value for value in row] for row in self.matrix]
-        self.products = [factor * value for value in self.products]
-        self.steps *= factor
-        self.ms *= factor
-
-    def merge(self, other: "_Evidence") -> None:
-        """That of others counts besides."""
-        for mine, theirs in zip(self.matrix, other.matrix, strict=True):
-            for column, value in enumerate(theirs):
-                mine[column] += value
-        self.products = [a + b for a, b in zip(self.products, other.products, strict=True)]
-        self.steps += other.steps
-        self.ms += other.ms
+_NO_SUMS: Final[_Sums] = (0.0,) * 5
 
 
-def _fit(evidence: _Evidence, expected: _Vector) -> _Vector:
-    """The rates that fit best, within bounds.
-
-    Args:
-        expected: rates that count as a few steps besides, once they have the right speed.
-    """
-    if not evidence.steps:
-        return expected
-    features = evidence.matrix[0]
-    trusted = _TRUSTED_STEPS * expected[0]
-    expected_ms = sum(count * rate for count, rate in zip(features, expected, strict=True))
-    slower = (evidence.ms + trusted) / (expected_ms + trusted)
-    slower = min(max(slower, _SPEEDS[0]), _SPEEDS[1])
-    held_to = [slower * rate for rate in expected]
-    noise = max(_NOISE * evidence.ms / evidence.steps, 1e-6)
-    trust = [(noise / rate) ** 2 for rate in held_to]
-    matrix = [
-        [value + (trust[r] if r == c else 0.0) for c, value in enumerate(row)]
-        for r, row in enumerate(evidence.matrix)
-    ]
-    products = [a + t * h for a, t, h in zip(evidence.products, trust, held_to, strict=True)]
-    least, most = ([times * rate for rate in held_to] for times in _FREEDOM)
-    fixed: dict[int, float] = {}
-    while True:
-        found = _solve(matrix, products, fixed)
-        if found is None:
-            return held_to
-        outside = {
-            number: bound
-            for number, value in enumerate(found)
-            if number not in fixed
-            and (bound := min(max(value, least[number]), most[number])) != value
-        }
-        if not outside:
-            return found
-        # Those that are held at a bound, then the others anew, since they must make up for it.
-        fixed |= outside
-
-
-def _solve(matrix: Sequence[_Vector], products: _Vector, fixed: dict[int, float]) -> _Vector | None:
-    """Solve linear equations for what is not fixed; None where they say nothing."""
-    free = [number for number in range(len(products)) if number not in fixed]
-    rows = [
-        [matrix[r][c] for c in free]
-        + [products[r] - sum(matrix[r][c] * value for c, value in fixed.items())]
-        for r in free
-    ]
-    for number, row in enumerate(rows):
-        # Without exchanging rows: a matrix of sums of squares needs none, and what is none
-        # was not measured by anybody.
-        pivot = row[number]
-        if not (pivot > 0.0 and math.isfinite(pivot)):
-            return None
-        for other in rows:
-            if other is not row:
-                factor = other[number] / pivot
-                for column in range(number, len(row)):
-                    other[column] -= factor * row[column]
-    solution = dict(fixed)
-    for number, (one, row) in enumerate(zip(free, rows, strict=True)):
-        solution[one] = row[-1] / row[number]
-    values = [solution[number] for number in range(len(products))]
-    return values if all(map(math.isfinite, values)) else None
-
-
+@dataclass(slots=True)
 class _Known:
-    """What a target reported."""
+    """What a target reported.
 
-    __slots__ = ("alone", "evidence", "kinds", "last", "rates")
+    Attributes:
+        last: the last report.
+        sums: of its steps, faded.
+        rates: fitted to its own steps.
+    """
 
-    def __init__(self, last: EngineSums, rates: _Vector) -> None:
-        self.last = last
-        self.kinds = [_Evidence() for _ in last.kinds]
-        self.evidence = _Evidence()
-        self.rates = self.alone = rates
-
-    @property
-    def prompting(self) -> float:
-        """Steps with prompt tokens."""
-        return sum(one.steps for one in self.kinds[1:])
+    last: _Sums = _NO_SUMS
+    sums: _Sums = _NO_SUMS
+    rates: Rates = GUESS
 
 
 class StepTimes:
-    """The rates of all targets.
+    """The paces of all targets, and when first tokens are due.
 
     Attributes:
-        answer_tokens: of an answer, on average.
+        fleet: rates of the median target.
+        known: whether enough steps are known.
     """
 
     def __init__(self) -> None:
         self._targets: dict[Target, _Known] = {}
-        self._ship: dict[WorkerId, tuple[ShippingSums, float, float]] = {}
-        self._fleet, self._fleet_ship = list(GUESS[:4]), GUESS.ship
         self._reports = 0
-        self._enough = False
-        self._prompts, self._tokens = _GUESSED_ANSWERS, _GUESSED_ANSWERS * _GUESSED_TOKENS
-        self._rates: dict[Target, Rates] = {}
+        self._overhead_ms = 0.0
+        self.fleet = GUESS
+        self.known = False
 
-    @property
-    def known(self) -> bool:
-        """Whether there is enough to go by."""
-        return self._enough
+    def pace(self, target: Target) -> float:
+        """Return how many times longer a target takes than the median one; 1 if that is unknown."""
+        known = self._targets.get(target)
+        return _pace(known.sums, self.fleet) if known is not None and self.known else 1.0
 
-    @property
-    def answer_tokens(self) -> float:
-        """Of an answer, on average."""
-        return min(self._tokens / self._prompts, _LONGEST_ANSWER)
+    def rounded_pace(self, target: Target) -> float:
+        """Return the pace by which costs are multiplied."""
+        return math.exp(_ROUNDED * round(math.log(self.pace(target)) / _ROUNDED))
 
-    @property
-    def fleet(self) -> Rates:
-        """Of all targets together."""
-        return _rates(self._fleet, self._fleet_ship)
-
-    def rates(self, target: Target) -> Rates:
-        """Of one target; those of the fleet if it has reported nothing."""
-        found = self._rates.get(target)
-        if found is None:
-            known = self._targets.get(target)
-            _, mib, ms = self._ship.get(target.worker_id, (None, 0.0, 0.0))
-            four = self._fleet if known is None else known.rates
-            found = _rates(four, _ship_rate(mib, ms, self._fleet_ship))
-            self._rates[target] = found
-        return found
-
-    def reported(
-        self, worker_id: WorkerId, steps: Iterable[EngineSums], shipping: ShippingSums | None
-    ) -> None:
-        """What a worker's steps add up to by now."""
-        if shipping is not None:
-            self._shipped(worker_id, shipping)
+    def reported(self, worker_id: WorkerId, steps: Iterable[StepSums]) -> bool:
+        """Take what a worker's steps add up to by now; return whether all paces have changed."""
+        before = self.fleet
         for sums in steps:
-            target = Target(worker_id, sums.rank)
-            known = self._add(target, sums)
+            known = self._add(Target(worker_id, sums.rank), sums)
             if known is None:
                 continue
-            known.alone = _fit(known.evidence, list(GUESS[:4]))
+            known.rates = _fit(known.sums)
             self._reports += 1
-            # All targets are gone through, so not for every report of a large fleet.
+            # The fit goes through all targets, so not for every report of a large fleet.
             if _REPORTS_A_FIT * self._reports >= len(self._targets):
-                self._average()
-            known.rates = _fit(known.evidence, self._fleet)
-            self._rates.pop(target, None)
+                self._fit_fleet()
+        return self.fleet != before
 
     def drop(self, target: Target) -> None:
-        """It is gone; another under its name begins anew."""
+        """Forget a target that is gone."""
         self._targets.pop(target, None)
-        self._ship.pop(target.worker_id, None)
-        self._rates.clear()
 
-    def _add(self, target: Target, sums: EngineSums) -> _Known | None:
-        """Count what is new; None if nothing is."""
-        known = self._targets.get(target)
-        if known is None or not _since(known.last, sums):
-            # All that its engine did, for others too, before we came.
-            known = self._targets[target] = _Known(EngineSums(sums.rank), list(self._fleet))
-        new = [_less(now, then) for now, then in zip(sums.kinds, known.last.kinds, strict=True)]
-        if not any(one.steps for one in new):
+    def first_token_ms(self, target: Target, load: TargetLoad, work: Work) -> float | None:
+        """Predict when a request's first token comes after the decision.
+
+        Returns:
+            Milliseconds; None if too few steps are known.
+        """
+        if not self.known:
             return None
-        prompts = sums.prompts - known.last.prompts
+        tokens = load.prefill_tokens + work.prefill_tokens + work.media_tokens
+        return self.pace(target) * self.fleet.ms(1, tokens) + self._overhead_ms
+
+    def first_token_came(self, expected_ms: float, after_ms: float) -> None:
+        """Learn the overhead of everything but the engine from a first token that came."""
+        # At most what was expected: anything may delay a single request.
+        error = min(after_ms - expected_ms, expected_ms)
+        overhead_ms = self._overhead_ms + _OVERHEAD_PACE * error
+        self._overhead_ms = min(max(overhead_ms, 0.0), _MAX_OVERHEAD_MS)
+
+    def _add(self, target: Target, report: StepSums) -> _Known | None:
+        """Count the steps that are new; return None if none are."""
+        sums = msgspec.structs.astuple(report)[1:]
+        known = self._targets.get(target)
+        if known is None or any(now < then for now, then in zip(sums, known.last, strict=True)):
+            # All that the engine did before we came, or since it began anew.
+            known = self._targets[target] = _Known()
+        new = [now - then for now, then in zip(sums, known.last, strict=True)]
+        if not new[0]:
+            return None
         known.last = sums
-        for evidence, one in zip(known.kinds, new, strict=True):
-            if one.steps:
-                evidence.fade(math.exp(-one.steps / MEMORY))
-                evidence.add(one, min(1.0, MEMORY / one.steps))
-        known.evidence = _Evidence()
-        for evidence in known.kinds:
-            known.evidence.merge(evidence)
-        faded = math.exp(-prompts / PROMPT_MEMORY)
-        self._prompts = faded * self._prompts + prompts
-        self._tokens = faded * self._tokens + sum(one.decode for one in new)
-        self._prompts = max(self._prompts, 1e-3)
+        kept, counts = math.exp(-new[0] / MEMORY), min(1.0, MEMORY / new[0])
+        known.sums = tuple(
+            kept * old + counts * one for old, one in zip(known.sums, new, strict=True)
+        )
         return known
 
-    def _average(self) -> None:
-        """Find the fleet's rates anew."""
+    def _fit_fleet(self) -> None:
         self._reports = 0
-        self._rates.clear()
-        told = [one for one in self._targets.values() if one.prompting >= _ENOUGH_OF_ONE]
-        if sum(one.prompting for one in told) >= ENOUGH_STEPS:
-            self._enough = True
-            columns = zip(*(one.alone for one in told), strict=True)
-            self._fleet = [statistics.median(column) for column in columns]
-        mib = sum(mib for _, mib, _ in self._ship.values())
-        ms = sum(ms for _, _, ms in self._ship.values())
-        self._fleet_ship = _ship_rate(mib, ms, GUESS.ship)
-
-    def _shipped(self, worker_id: WorkerId, sums: ShippingSums) -> None:
-        last, mib, ms = self._ship.get(worker_id, (sums, 0.0, 0.0))
-        new_bytes, new_ms = sums.nbytes - last.nbytes, sums.ms - last.ms
-        if new_bytes >= 0.0 and new_ms >= 0.0:
-            faded = math.exp(-new_bytes / _MIB / SHIP_MEMORY_MIB)
-            mib, ms = faded * mib + new_bytes / _MIB, faded * ms + new_ms
-        self._ship[worker_id] = sums, mib, ms
+        told = [one for one in self._targets.values() if one.sums[0] >= _ENOUGH_OF_ONE]
+        if sum(one.sums[0] for one in told) >= ENOUGH_STEPS:
+            self.known = True
+            # The lower of two medians: in a fleet of two kinds one of them has pace 1.
+            self.fleet = Rates(
+                statistics.median_low(one.rates.step for one in told),
+                statistics.median_low(one.rates.token for one in told),
+            )
 
 
-def _rates(fitted: _Vector, ship: float) -> Rates:
-    step, prefill, encode, decode = fitted
-    return Rates(step, prefill, encode, decode, ship)
+def _pace(sums: _Sums, expected: Rates) -> float:
+    """Return how many times longer steps took than expected."""
+    steps, tokens, _, ms, _ = sums
+    trusted_ms = expected.ms(_TRUSTED_STEPS, 0)
+    pace = (ms + trusted_ms) / (expected.ms(steps, tokens) + trusted_ms)
+    return min(max(pace, _PACES[0]), _PACES[1])
 
 
-def _ship_rate(mib: float, ms: float, held_to: float) -> float:
-    """Milliseconds per MiB; bounded as the others are."""
-    rate = (ms + _GUESSED_MIB * held_to) / (mib + _GUESSED_MIB)
-    return min(rate, _SPEEDS[1] * GUESS.ship)
-
-
-def _since(then: EngineSums, now: EngineSums) -> bool:
-    """Whether sums only grew, as they do unless the engine began anew."""
-    pairs = zip(then.kinds, now.kinds, strict=True)
-    return now.prompts >= then.prompts and all(
-        new >= old
-        for before, after in pairs
-        for old, new in zip(
-            msgspec.structs.astuple(before), msgspec.structs.astuple(after), strict=True
-        )
-    )
-
-
-def _less(now: StepSums, then: StepSums) -> StepSums:
-    pairs = zip(msgspec.structs.astuple(now), msgspec.structs.astuple(then), strict=True)
-    return StepSums(*(new - old for new, old in pairs))
+def _fit(sums: _Sums) -> Rates:
+    """Return the rates that fit best, near the guess scaled to the pace of the steps."""
+    pace = _pace(sums, GUESS)
+    step, token = pace * GUESS.step, pace * GUESS.token
+    steps, tokens, squares, ms, products = sums
+    half = _TRUSTED_STEPS / 2
+    steps += _TRUSTED_STEPS
+    tokens += half * _TRUSTED_TOKENS
+    squares += half * _TRUSTED_TOKENS**2
+    ms += half * (2 * step + token * _TRUSTED_TOKENS)
+    products += half * _TRUSTED_TOKENS * (step + token * _TRUSTED_TOKENS)
+    spread = steps * squares - tokens**2  # positive, unless the sums are of no steps at all
+    slope = (steps * products - tokens * ms) / spread if spread > 0.0 else token
+    slope = min(max(slope, _FREEDOM[0] * token), _FREEDOM[1] * token)
+    level = (ms - slope * tokens) / steps
+    return Rates(min(max(level, _FREEDOM[0] * step), _FREEDOM[1] * step), slope)

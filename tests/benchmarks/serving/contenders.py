@@ -86,7 +86,6 @@ class Contender:
 
 
 KV: Final = "kv"
-KV_TIME: Final = "kv-time"
 ROUND_ROBIN: Final = "round-robin"
 TRANSFER_OFF: Final = "transfer-off"
 NIXL: Final = "nixl"
@@ -106,7 +105,6 @@ _BY_BLOCKS: Final = ("--router-mode=kv",)
 
 TABLE: Final = (
     Contender(KV, Family.OURS, "ours", _BY_BLOCKS),
-    Contender(KV_TIME, Family.OURS, "ours, costs in time", (*_BY_BLOCKS, "--router-costs=time")),
     Contender(ROUND_ROBIN, Family.OURS, "ours, in turn", ("--router-mode=round-robin",)),
     Contender(
         TRANSFER_OFF,

@@ -126,6 +126,6 @@ def test_dashes_and_underscores_are_the_same_but_behind_a_dot(file: Path) -> Non
 
 
 def test_the_nearest_is_told() -> None:
-    known = ["--router-mode", "--router-costs"]
+    known = ["--router-mode", "--router-stall"]
     assert unknown("--router-mod", known) == "--router-mod is unknown; did you mean --router-mode?"
     assert unknown("--elephants", known) == "--elephants is unknown"

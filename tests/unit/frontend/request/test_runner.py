@@ -635,7 +635,7 @@ async def test_who_leaves_while_media_are_lent_counts_nowhere(
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     assert len(lab.router.in_flight) == 0
-    assert not any(load.active for load in lab.router.load.statistics().values())
+    assert not any(load.active for load in lab.router.load.view()[0])
 
 
 def nobody() -> None:

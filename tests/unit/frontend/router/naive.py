@@ -2,8 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from common.identity import BlockHash, Target, WorkerId
+from frontend.router.index.kv_index import KvIndex
 
 
 class NaiveIndex:
@@ -43,3 +45,29 @@ class NaiveIndex:
             if depth and target not in self.suspended:
                 depths[target] = depth
         return depths
+
+
+class Shape(NamedTuple):
+    """What an index consists of.
+
+    Attributes:
+        blocks: distinct block hashes held by anyone.
+        holdings: pairs of slot and block, each duplicate counted once.
+        chunks: runs of neighbouring blocks they stand in.
+        unswept: chunks of retired slots.
+    """
+
+    blocks: int
+    holdings: int
+    chunks: int
+    unswept: int
+
+
+def shape(index: KvIndex) -> Shape:
+    chunks = {index._chunks.get(block) for block in index._chunks}
+    return Shape(
+        len(index._chunks),
+        sum(held.blocks for held in index._held.values()),
+        len(chunks),
+        sum(len(held.chunks) for _, held in index._retired),
+    )

@@ -29,7 +29,7 @@ def test_predicted_blocks_match_until_they_expire() -> None:
     assert store.index.match(blocks(1)) == {A: 1}
     assert not store.expire(5.0, 10)
     assert store.index.match(blocks(1)) == {}
-    assert store.statistics() == (0, 0, 1)
+    assert (len(store), store.blocks) == (0, 0)
 
 
 def test_a_block_stays_while_any_request_predicts_it() -> None:
@@ -48,7 +48,7 @@ def test_a_request_that_moves_is_predicted_where_it_went() -> None:
     predict(store, "1", A, blocks(1))
     predict(store, "1", B, blocks(1))
     assert store.index.match(blocks(1)) == {B: 1}
-    assert store.statistics().blocks == 1
+    assert store.blocks == 1
 
 
 def test_for_lack_of_room_those_go_that_would_expire_first() -> None:
@@ -60,7 +60,7 @@ def test_for_lack_of_room_those_go_that_would_expire_first() -> None:
     assert store.index.match(blocks(1)) == {A: 1}
     predict(store, "huge", B, blocks(*range(10, 20)))
     assert store.index.match(blocks(10)) == {}
-    assert store.statistics().blocks == 3
+    assert store.blocks == 3
 
 
 def test_an_eviction_ends_every_prediction_of_the_block() -> None:
@@ -90,7 +90,7 @@ def test_blocks_of_windows_are_predicted_and_forgotten_with_the_rest() -> None:
     store, slots = predictions(max_blocks=5)
     store.predict(RequestId("1"), A, blocks(1, 2), 5.0, 0.0, {1: blocks(2)})
     store.predict(RequestId("2"), A, blocks(), 5.0, 0.0, {1: blocks(2)})
-    assert store.statistics().blocks == 4
+    assert store.blocks == 4
     assert store.windows.holdings(A) == 1
     store.forget(RequestId("1"))
     assert store.windows.holdings(A) == 1
@@ -101,7 +101,7 @@ def test_blocks_of_windows_are_predicted_and_forgotten_with_the_rest() -> None:
     store.forget(RequestId("2"))  # of the slots before
     assert store.windows.holdings(A) == 1
     store.predict(RequestId("5"), A, blocks(7, 8, 9), 5.0, 0.0, {1: blocks(9)})
-    assert store.statistics().blocks == 5
+    assert store.blocks == 5
 
 
 def test_nothing_is_left_behind() -> None:
@@ -114,5 +114,5 @@ def test_nothing_is_left_behind() -> None:
         pass
     while store.index.sweep(1000):
         pass
-    assert store.statistics().requests == store.statistics().blocks == 0
-    assert store.index.statistics().blocks == 0
+    assert len(store) == store.blocks == 0
+    assert len(store.index._chunks) == 0

@@ -4,7 +4,7 @@ import json
 
 from common.identity import MmHash, RequestId, Target, WorkerId
 from frontend.router.decision import Considered, Decision, DecisionLog, MediaMove
-from frontend.router.index.index_state import Knowledge
+from frontend.router.index.indexes import Knowledge
 from frontend.router.selection.load import TargetLoad
 from frontend.router.selection.selector import Weights, Work
 
@@ -30,6 +30,8 @@ def decision(request_id: str, client_id: str = "") -> Decision:
                 Work(1, 24, 0, 0),
                 TargetLoad(2, 1, 30, 40),
                 10 * 24 + 0.5 * 30 + 1 * 40 + 100 * 1 + 50,
+                1.0,
+                None,
             )
         ],
         candidates_total=1,

@@ -3,7 +3,7 @@
 import pytest
 
 from common.identity import MmHash, Target, WorkerId
-from frontend.router import Router, RouterSettings
+from frontend.router import Router
 from frontend.router.selection import encoded_media
 from frontend.router.selection.encoded_media import EncodedMedia
 from tests.fakes.routing import Clock, image, request, worker
@@ -49,11 +49,10 @@ def test_who_is_emptied_or_gone_or_unknown() -> None:
     assert not encoded.knows(B)
 
 
-async def media_tokens(costs: str) -> list[int]:
+async def media_tokens(encoder_tokens: int) -> list[int]:
     """What three questions about one picture have to encode, another picture before the last."""
-    settings = RouterSettings.model_validate({"costs": costs})
-    router = Router(settings, clock=Clock())
-    await router.roster.add(worker("a", encoder_tokens=32))
+    router = Router(clock=Clock())
+    await router.roster.add(worker("a", encoder_tokens=encoder_tokens))
     found = []
     for name, question in (("x", 1), ("x", 2), ("y", 3), ("x", 4)):
         # The picture ends within a block, which the question fills.
@@ -71,15 +70,16 @@ async def media_tokens(costs: str) -> list[int]:
 
 
 async def test_a_picture_that_made_way_is_encoded_again() -> None:
-    assert await media_tokens("time") == [32, 0, 32, 32]
+    assert await media_tokens(32) == [32, 0, 32, 32]
+    assert await media_tokens(64) == [32, 0, 32, 0]
 
 
-async def test_costs_in_tokens_take_what_is_held_for_encoded() -> None:
-    assert await media_tokens("tokens") == [32, 0, 32, 0]
+async def test_where_the_room_is_unknown_what_was_sent_counts_as_encoded() -> None:
+    assert await media_tokens(0) == [32, 0, 32, 0]
 
 
 def test_no_card_makes_it_keep_all_there_ever_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoded_media, "_MOST_ITEMS", 3)
+    monkeypatch.setattr(encoded_media, "_MAX_ITEMS", 3)
     encoded = EncodedMedia()
     encoded.add(A, 1 << 32)
     for number in range(5):

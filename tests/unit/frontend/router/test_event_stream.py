@@ -9,12 +9,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from common.identity import Target, WorkerId
-from frontend.router.events.commands import Command, Replay, Resubscribe
 from frontend.router.events.event_stream import STRAGGLING_S, EventStream
-from frontend.router.events.replays import BELIEVED_EVENTS
-from frontend.router.events.waiting import WAITING_BYTES
-from frontend.router.index.index_state import EXACT, Knowledge
-from frontend.router.index.indexes import BlockIndexes
+from frontend.router.events.replays import (
+    BELIEVED_EVENTS,
+    WAITING_BYTES,
+    Command,
+    Replay,
+    Resubscribe,
+)
+from frontend.router.index.indexes import EXACT, BlockIndexes, Knowledge
 from frontend.router.index.target_blocks import TargetBlocks
 from tests.fakes.kv_events import (
     BLOCK_SIZE,
@@ -453,7 +456,7 @@ def test_late_events_of_a_dead_incarnation_change_nothing() -> None:
     follower.wait(10.0)
     assert not follower.commands
     assert follower.lacks(1, 2)
-    assert follower.index.statistics().targets == 0
+    assert not follower.index._slots.targets()
     assert follower.is_(Knowledge.APPROXIMATE, "the worker is gone")
 
 

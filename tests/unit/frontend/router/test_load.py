@@ -89,6 +89,16 @@ def test_requests_that_ended_do_not_wait(load: LoadTracker) -> None:
     assert load.load(T0).waiting == 0
 
 
+def test_requests_beyond_the_slots_wait_before_a_report_says_so(clock: Clock) -> None:
+    load = LoadTracker(clock)
+    load.add(W, (T0,), slots=2)
+    for number in range(5):
+        load.started(RequestId(str(number)), T0, 0, 10)
+    assert load.load(T0) == TargetLoad(5, 3, 0, 0)
+    report(load, waiting=4)
+    assert load.load(T0).waiting == 4
+
+
 def test_old_reports_do_not_count(load: LoadTracker, clock: Clock) -> None:
     load.add(V, (Target(V, 0),))
     report(load, active=8)
@@ -142,6 +152,6 @@ def test_a_dropped_worker_leaves_nothing_behind(load: LoadTracker) -> None:
     load.drop(W)
     load.finished(RequestId("r"))
     report(load, active=1)
-    assert load.statistics() == {}
+    assert load.targets() == []
     load.add(W, (T0,))
     assert load.load(T0) == TargetLoad(0, 0, 0, 0)

@@ -21,7 +21,7 @@ from common.observability.telemetry import (
 from frontend.router.decision import DecisionLog
 from frontend.router.events.subscriber import EventSource
 from frontend.router.hashing import LoraKey, PromptEmbeds
-from frontend.router.index.index_state import Knowledge
+from frontend.router.index.indexes import Knowledge
 from frontend.router.modes import RouterMode
 from frontend.router.request import RoutingRequest
 from frontend.router.router import CANDIDATES, Router
@@ -259,7 +259,7 @@ async def test_a_request_that_moves_on_counts_once(fleet: MakeRouter) -> None:
     second = router.route(one, exclude={first.worker_id})
     assert second.worker_id != first.worker_id
     assert router.decisions.get(one.request_id) is second
-    loads = router.load.statistics()
+    loads = {one: router.load.load(one) for one in router.load.targets()}
     assert [loads[Target(d.worker_id, 0)].active for d in (first, second)] == [0, 1]
 
 
@@ -332,7 +332,7 @@ async def test_a_picture_inside_the_cached_prefix_is_not_encoded(fleet: MakeRout
 async def test_acks_of_unknown_workers_are_not_kept(fleet: MakeRouter) -> None:
     router = await fleet("a")
     router.media.acked(WorkerId("gone"), [MmHash("x")])
-    assert router.media.statistics().held == 0
+    assert router.media._workers == {}
 
 
 # Load
@@ -427,12 +427,18 @@ async def test_predicted_and_realised_tokens_are_counted(fleet: MakeRouter) -> N
 async def test_every_part_hears_of_a_decision(fleet: MakeRouter) -> None:
     router = await fleet("a", "b")
     router.route(request(prompt(1), media=[image("x")]))
-    assert router.roster.indexes.predicted.statistics().blocks == 8
-    assert router.media.statistics().expected == 1
+    assert router.roster.indexes.predicted.blocks == 8
+    assert len(router.media._ages) == 1
     assert len(router.decisions) == len(router.in_flight) == 1
     states = map(router.roster.state, router.roster.targets())
     assert [state.knowledge for state in states] == [Knowledge.APPROXIMATE] * 2
-    assert sum(load.active for load in router.load.statistics().values()) == 1
+    assert (
+        sum(
+            load.active
+            for load in {one: router.load.load(one) for one in router.load.targets()}.values()
+        )
+        == 1
+    )
 
 
 async def test_nothing_grows_while_requests_and_workers_come_and_go(

@@ -7,7 +7,7 @@ import pytest
 from common.identity import Target, WorkerId
 from frontend.router.modes import Choice, RouterMode
 from frontend.router.selection.load import TargetLoad
-from frontend.router.selection.selector import Selector, Work
+from frontend.router.selection.selector import Costs, Selector, Weights, Work
 from frontend.router.settings import RouterSettings
 
 TARGETS = [Target(WorkerId(name), 0) for name in "abcd"]
@@ -16,7 +16,7 @@ BUSY = TargetLoad(5, 0, 1000, 0)
 
 
 def selector(mode: RouterMode = RouterMode.KV, /, **fields: float) -> Selector:
-    return Selector(RouterSettings.model_validate({"mode": mode, **fields}), seed=1)
+    return Selector(RouterSettings.model_validate({"mode": mode, **fields}), Weights(), seed=1)
 
 
 def choose(
@@ -34,16 +34,21 @@ def choose(
 
 def test_the_cost_of_work() -> None:
     work = Work(overlap_blocks=9, prefill_tokens=100, media_tokens=10, ship_bytes=2 << 20)
-    assert selector().work_cost(work) == 100 + 10 + 8 * 2
-    assert selector(prefill_weight=2.0).work_cost(work) == 2 * 100 + 10 + 8 * 2
+    assert Weights().of_work(work) == 100 + 10 + 8 * 2
+    assert Weights(prefill=2.0).of_work(work) == 2 * 100 + 10 + 8 * 2
 
 
 def test_the_cost_of_load() -> None:
     load = TargetLoad(active=3, waiting=2, prefill_tokens=100, decode_tokens=40)
-    others = 0.05 * 40 + 512 * 2 + 100
-    assert selector().load_cost(load) == 0.5 * 100 + others
-    assert selector(prefill_weight=2.0).load_cost(load) == 2 * 0.5 * 100 + others
-    assert selector().load_cost(IDLE) == 0
+    assert Weights().of_load(load) == 0.5 * 100 + 0.05 * 40 + 512 * 2 + 100
+    assert Weights().of_load(IDLE) == 0
+
+
+def test_the_parts_of_a_cost() -> None:
+    work = Work(overlap_blocks=9, prefill_tokens=100, media_tokens=10, ship_bytes=2 << 20)
+    load = TargetLoad(active=3, waiting=2, prefill_tokens=100, decode_tokens=40)
+    assert Weights(decode=0.5).costs(work, load, 3.0) == Costs(300, 30, 48, 150, 60, 3072, 300)
+    assert Weights().costs(work, IDLE, 1.0).step == 0
 
 
 def test_the_cheapest_is_chosen() -> None:

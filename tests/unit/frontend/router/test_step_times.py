@@ -5,165 +5,145 @@ from itertools import repeat
 
 import pytest
 
-from backend_worker.engine.step_counter import StepCounter
 from common.identity import Target, WorkerId
-from common.request_plane.step_sums import EngineSums, ShippingSums, StepSums
+from common.request_plane.step_sums import StepSums
+from frontend.router.selection.load import TargetLoad
+from frontend.router.selection.selector import Work
 from frontend.router.selection.step_times import ENOUGH_STEPS, GUESS, StepTimes
 
 A, B, C = (WorkerId(name) for name in "abc")
+IDLE = TargetLoad(0, 0, 0, 0)
 
 
 class Engine:
     """Steps that last as the rates say, give or take some noise."""
 
-    def __init__(self, step: float, prefill: float, encode: float, decode: float) -> None:
-        self.rates = step, prefill, encode, decode
-        self.counter = StepCounter()
+    def __init__(self, step: float, token: float) -> None:
+        self.rates = step, token
+        self.sums = StepSums(0)
         self._random = random.Random(1)
 
-    def run(self, steps: int, *, prompts: bool = True, pictures: bool = True) -> EngineSums:
+    def run(self, steps: int, tokens: int | None = None) -> StepSums:
+        step, per_token = self.rates
         for _ in range(steps):
-            kind, decode = self._random.random(), self._random.randrange(12)
-            prefill = encode = 0
-            if prompts and kind < 0.1:
-                prefill, encode = 1100, 1024 if pictures else 0
-            elif prompts and kind < 0.3:
-                prefill = self._random.randrange(20, 200)
-            step, per_prefill, per_encode, per_decode = self.rates
-            ms = step + per_prefill * prefill + per_encode * encode + per_decode * decode
-            self.counter.add(
-                prefill=prefill,
-                encode=encode,
-                decode=decode,
-                prompts=int(prefill > 0),
-                waited_ms=max(0.0, ms + self._random.gauss(0, 0.02 * step)),
-                since_last_ms=(),
-            )
-        return self.counter.sums(0)
+            count = self._random.choice((30, 200, 2124)) if tokens is None else tokens
+            ms = step + per_token * count + self._random.gauss(0, 0.02 * step)
+            self.sums = self.sums.plus(count, max(ms, 0.0))
+        return self.sums
 
 
-def rates(times: StepTimes, worker_id: WorkerId) -> list[float]:
-    return list(times.rates(Target(worker_id, 0))[:4])
+def pace(times: StepTimes, worker_id: WorkerId) -> float:
+    return times.pace(Target(worker_id, 0))
+
+
+def rounded(times: StepTimes, *worker_ids: WorkerId) -> list[float]:
+    return [times.rounded_pace(Target(one, 0)) for one in worker_ids]
+
+
+def learned(**engines: Engine) -> StepTimes:
+    times = StepTimes()
+    for _ in range(5):
+        for name, engine in engines.items():
+            times.reported(WorkerId(name), [engine.run(200)])
+    return times
 
 
 def test_nothing_is_known_at_first() -> None:
     times = StepTimes()
-    assert not times.known
-    assert times.rates(Target(A, 0)) == times.fleet == GUESS
+    assert not times.known and times.fleet == GUESS
+    assert pace(times, A) == 1.0 and rounded(times, A) == [1.0]
+    assert times.first_token_ms(Target(A, 0), IDLE, Work(0, 9, 0, 0)) is None
 
 
 def test_rates_are_found() -> None:
-    times = StepTimes()
-    for _ in range(5):
-        times.reported(A, [ENGINE.run(200)], None)
+    engine = Engine(8.0, 0.05)
+    times = learned(a=engine)
     assert times.known
-    assert rates(times, A) == pytest.approx(list(ENGINE.rates), rel=0.15)
-
-
-ENGINE = Engine(8.0, 0.05, 0.07, 0.2)
+    assert times.fleet == pytest.approx(engine.rates, rel=0.05)
+    assert pace(times, A) == pytest.approx(1.0, rel=0.02)
 
 
 def test_unequal_workers_are_told_apart() -> None:
-    times = StepTimes()
-    fast, slow = Engine(8.0, 0.04, 0.06, 0.1), Engine(16.0, 0.08, 0.12, 0.2)
-    for _ in range(5):
-        times.reported(A, [fast.run(200)], None)
-        times.reported(B, [slow.run(200)], None)
-    for one, other in zip(rates(times, A), rates(times, B), strict=True):
-        assert other == pytest.approx(2 * one, rel=0.2)
-    # One that has said nothing is like the others.
-    assert rates(times, A)[1] < rates(times, C)[1] < rates(times, B)[1]
+    times = learned(a=Engine(8.0, 0.04), b=Engine(16.0, 0.08))
+    assert pace(times, A) == pytest.approx(1.0, rel=0.02)
+    assert pace(times, B) == pytest.approx(2.0, rel=0.02)
+    # Equal to the fleet where nothing was said.
+    assert rounded(times, A, B, C) == [1.0, pytest.approx(1.25**3), 1.0]
+
+
+def test_workers_that_differ_by_noise_are_equal() -> None:
+    times = learned(a=Engine(8.0, 0.04), b=Engine(8.4, 0.042), c=Engine(7.6, 0.038))
+    assert rounded(times, A, B, C) == [1.0, 1.0, 1.0]
 
 
 def test_engines_a_hundred_times_as_slow() -> None:
-    times = StepTimes()
-    engine = Engine(400.0, 8.0, 12.0, 6.0)
-    for _ in range(5):
-        times.reported(A, [engine.run(100)], None)
-    assert rates(times, A) == pytest.approx(list(engine.rates), rel=0.3)
-
-
-def test_decoding_alone_makes_nobody_forget_what_prompts_cost() -> None:
-    times = StepTimes()
-    engine = Engine(8.0, 0.05, 0.07, 0.2)
-    times.reported(A, [engine.run(1000)], None)
-    before = rates(times, A)
-    for _ in range(50):
-        times.reported(A, [engine.run(1000, prompts=False)], None)
-    assert rates(times, A) == pytest.approx(before, rel=0.1)
+    engine = Engine(400.0, 8.0)
+    assert learned(a=engine).fleet == pytest.approx(engine.rates, rel=0.1)
 
 
 def test_a_worker_that_becomes_slower() -> None:
-    times = StepTimes()
-    engine = Engine(8.0, 0.04, 0.06, 0.1)
-    for _ in range(10):
-        times.reported(A, [engine.run(1000)], None)
-    engine.rates = tuple(3 * one for one in engine.rates)  # type: ignore[assignment]
-    for _ in range(20):
-        times.reported(A, [engine.run(1000)], None)
-    assert rates(times, A) == pytest.approx(list(engine.rates), rel=0.2)
+    engine = Engine(8.0, 0.04)
+    times = learned(a=Engine(8.0, 0.04), b=engine, c=Engine(8.0, 0.04))
+    engine.rates = 24.0, 0.12
+    for _ in range(8):
+        times.reported(B, [engine.run(1000)])
+    assert pace(times, B) == pytest.approx(3.0, rel=0.05)
+    assert pace(times, A) == pytest.approx(1.0, rel=0.02)
 
 
-def test_what_never_comes_apart_is_shared_out() -> None:
-    """Every prompt a picture: only the sum of both rates can be known, and each stays sensible."""
+def test_prompts_of_one_length() -> None:
+    """Step and token can't be told apart, but how slow a worker is can."""
     times = StepTimes()
-    counter = StepCounter()
-    for number in range(500):
-        counter.add(prefill=1000, encode=1000, decode=number % 5, prompts=1, waited_ms=108.0,
-                    since_last_ms=())  # fmt: skip
-    times.reported(A, [counter.sums(0)], None)
-    step, prefill, encode, _ = rates(times, A)
-    assert step + 1000 * (prefill + encode) == pytest.approx(108.0, rel=0.02)
-    assert 0.02 < prefill < 0.08 and 0.02 < encode < 0.08
+    for name, slower in ((A, 1.0), (B, 2.0)):
+        times.reported(name, [Engine(8.0 * slower, 0.05 * slower).run(500, tokens=2000)])
+    assert times.fleet.ms(1, 2000) == pytest.approx(108.0, rel=0.02)
+    assert pace(times, B) == pytest.approx(2.0, rel=0.02)
+
+
+def test_a_few_steps_tell_who_is_slow() -> None:
+    times = learned(a=Engine(8.0, 0.04))
+    times.reported(B, [Engine(16.0, 0.08).run(5, tokens=150)])
+    assert rounded(times, B)[0] > 1.5
+
+
+def test_a_worker_that_says_no_more_is_compared_with_the_fleet_as_it_is_now() -> None:
+    times = StepTimes()
+    times.reported(B, [Engine(80.0, 0.4).run(10)])
+    engine = Engine(80.0, 0.4)
+    told = [times.reported(A, [engine.run(100)]) for _ in range(5)]
+    assert any(told) and rounded(times, A, B) == [1.0, 1.0]
 
 
 def test_sums_that_shrank_are_those_of_an_engine_that_began_anew() -> None:
     times = StepTimes()
-    times.reported(A, [Engine(8.0, 0.04, 0.06, 0.1).run(3000)], None)
-    again = Engine(80.0, 0.4, 0.6, 1.0)
-    times.reported(A, [again.run(500)], None)
-    assert rates(times, A) == pytest.approx(list(again.rates), rel=0.3)
+    times.reported(A, [Engine(8.0, 0.04).run(3000)])
+    again = Engine(80.0, 0.4)
+    times.reported(A, [again.run(500)])
+    assert times.fleet == pytest.approx(again.rates, rel=0.1)
 
 
 def test_a_report_that_is_repeated_says_nothing_new() -> None:
     times = StepTimes()
-    sums = Engine(8.0, 0.04, 0.06, 0.1).run(300)
-    times.reported(A, [sums], None)
-    before, answer = rates(times, A), times.answer_tokens
+    sums = Engine(8.0, 0.04).run(300)
+    times.reported(A, [sums])
+    before = pace(times, A), times.fleet
     for _ in range(100):
-        times.reported(A, [sums], None)
-    assert rates(times, A) == before and times.answer_tokens == answer
+        times.reported(A, [sums])
+    assert (pace(times, A), times.fleet) == before
 
 
 def test_who_is_gone_is_forgotten() -> None:
-    times = StepTimes()
-    times.reported(A, [Engine(80.0, 0.4, 0.6, 1.0).run(500)], ShippingSums(1 << 30, 9000.0))
-    times.drop(Target(A, 0))
-    times.drop(Target(A, 0))
-    times.reported(B, [Engine(8.0, 0.04, 0.06, 0.1).run(500)], None)
-    assert rates(times, A)[0] < 20
+    times = learned(a=Engine(8.0, 0.04), b=Engine(16.0, 0.08))
+    times.drop(Target(B, 0))
+    times.drop(Target(B, 0))
+    assert pace(times, B) == 1.0
 
 
-def test_the_length_of_answers() -> None:
-    times = StepTimes()
-    counter = StepCounter()
-    for _ in range(500):
-        counter.add(prefill=100, encode=0, decode=1, prompts=1, waited_ms=9.0, since_last_ms=())
-        for _ in range(9):
-            counter.add(prefill=0, encode=0, decode=1, prompts=0, waited_ms=8.0, since_last_ms=())
-    times.reported(A, [counter.sums(0)], None)
-    assert times.answer_tokens == pytest.approx(10, rel=0.1)
-
-
-def test_shipping_is_learned() -> None:
-    times = StepTimes()
-    nbytes, ms = 0, 0.0
-    for _ in range(100):
-        nbytes, ms = nbytes + (64 << 20), ms + 64 * 5.0
-        times.reported(A, [], ShippingSums(nbytes, ms))
-    assert times.rates(Target(A, 0)).ship == pytest.approx(5.0, rel=0.1)
-    times.reported(A, [], ShippingSums(0, 0.0))  # it began anew
-    assert times.rates(Target(A, 0)).ship == pytest.approx(5.0, rel=0.1)
+def test_a_first_token_waits_for_all_prompts_before_it() -> None:
+    times = learned(a=Engine(10.0, 0.1))
+    busy = TargetLoad(3, 0, 400, 5000)
+    expected = times.first_token_ms(Target(A, 0), busy, Work(2, 300, 200, 1 << 20))
+    assert expected == pytest.approx(10.0 + 0.1 * (400 + 300 + 200), rel=0.1)
 
 
 ODD = (0.0, 1e-9, 1.0, 1e3, 1e9, 1e18)
@@ -176,34 +156,28 @@ def test_no_report_makes_rates_absurd() -> None:
         times = StepTimes()
         for worker_id in (A, B):
             for _ in range(3):
-                kinds = [
-                    StepSums(*(draw.choice(ODD) for _ in repeat(None, 14))) for _ in repeat(None, 3)
-                ]
-                sums = EngineSums(0, draw.choice(ODD), *kinds)
-                shipping = ShippingSums(draw.choice(ODD), draw.choice(ODD))
-                times.reported(worker_id, [sums], shipping)
-        for worker_id in (A, B, C):
-            for rate, guess in zip(times.rates(Target(worker_id, 0)), GUESS, strict=True):
-                assert 0.0 < rate <= 1e15 * guess
-        assert 0.0 <= times.answer_tokens <= 1e5
+                sums = StepSums(0, *(draw.choice(ODD) for _ in repeat(None, 5)))
+                times.reported(worker_id, [sums])
+        for rate, guess in zip(times.fleet, GUESS, strict=True):
+            assert 0.0 < rate <= 1e8 * guess
+        for paced in (*rounded(times, A, B, C), *(pace(times, one) for one in (A, B, C))):
+            assert 1e-4 < paced <= 1e7
 
 
 def test_a_worker_that_lies_spoils_nobody_else_s_rates() -> None:
     times = StepTimes()
-    honest = {WorkerId(name): Engine(8.0, 0.04, 0.06, 0.1) for name in "abcd"}
-    liar = WorkerId("liar")
+    honest = {WorkerId(name): Engine(8.0, 0.04) for name in "abcd"}
     for number in range(1, 6):
         for worker_id, engine in honest.items():
-            times.reported(worker_id, [engine.run(200)], None)
-        big = StepSums(1e3 * number, *(1e17 * number for _ in repeat(None, 13)))
-        times.reported(liar, [EngineSums(0, 1e17 * number, big, big, big)], None)
-    for worker_id, engine in honest.items():
-        assert rates(times, worker_id) == pytest.approx(list(engine.rates), rel=0.2)
+            times.reported(worker_id, [engine.run(200)])
+        big = StepSums(0, 1e3 * number, *(1e17 * number for _ in repeat(None, 4)))
+        times.reported(WorkerId("liar"), [big])
+    assert times.fleet == pytest.approx((8.0, 0.04), rel=0.1)
+    assert rounded(times, *honest) == [1.0] * 4
 
 
 def test_little_is_not_enough() -> None:
     times = StepTimes()
-    counter = StepCounter()
-    counter.add(prefill=100, encode=0, decode=0, prompts=1, waited_ms=500.0, since_last_ms=())
-    times.reported(A, [counter.sums(0)], None)
+    times.reported(A, [StepSums(0).plus(100, 500.0)])
     assert not times.known and ENOUGH_STEPS > 1
+    assert pace(times, A) == 1.0

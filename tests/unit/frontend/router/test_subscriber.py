@@ -16,16 +16,17 @@ from vllm.distributed.kv_events import KVCacheEvent, KVEventBatch, ZmqEventPubli
 
 from common.observability.telemetry import TASK_FAILURES
 from frontend.router.events import subscriber as events
-from frontend.router.events.commands import Command
 from frontend.router.events.event_stream import EventStream
-from frontend.router.events.figures import show_figures
+from frontend.router.events.replays import Command
 from frontend.router.events.subscriber import KvEventSubscriber, ZmqFeeds
+from frontend.router.figures import Figures
 from frontend.router.index import target_blocks
-from frontend.router.index.index_state import Knowledge
-from frontend.router.index.indexes import BlockIndexes
+from frontend.router.index.indexes import BlockIndexes, Knowledge
 from frontend.router.index.kv_index import KvIndex
 from frontend.router.index.target_blocks import TargetBlocks
+from frontend.router.router import Router
 from frontend.router.worker import EventSource, RoutableWorker
+from tests.fakes.feeds import ScriptedFeeds
 from tests.fakes.kv_events import blocks, encode, frame, removed, stored
 from tests.fakes.listener import Listener, W
 from tests.ports import free_port
@@ -118,8 +119,8 @@ async def test_metrics_tell_of_streams_that_there_are(feeds: ZmqFeeds) -> None:
 
     with running(Worker()) as worker:
         listener = Listener(feeds, worker.source)
-        followed = {W: listener.subscriber}
-        show_figures(followed)
+        router = Router(feeds=ScriptedFeeds(), figures=(shown := Figures()))
+        router.roster.feeds[W] = listener.subscriber
         assert (figure("batches_total"), figure("gaps_total"), figure("losses_total")) == (0, 0, 0)
         assert figure("lag_seconds") is None
         listener.subscriber.start()
@@ -130,7 +131,7 @@ async def test_metrics_tell_of_streams_that_there_are(feeds: ZmqFeeds) -> None:
         assert figure("batches_total") == 2
         lag = figure("lag_seconds")
         assert lag is not None and lag >= 0
-        followed.clear()
+        shown.remove(router.roster)
         assert figure("batches_total") is None
 
 

@@ -15,7 +15,7 @@ from common.identity import WorkerId
 from common.observability.telemetry import DECISIONS, WORKER_PAGES_MISSING
 from common.request_plane.protocol import MOST_FIGURES_BYTES, AskFigures, Figures
 from frontend.http.operator.worker_metrics import joined_pages
-from frontend.workers import figures, serving
+from frontend.workers import operations, serving
 from frontend.workers.members import Members
 from tests.fakes.fleet import Town, gone
 from tests.waiting import until
@@ -91,7 +91,7 @@ async def test_one_that_gives_no_page_is_left_out_and_counted(
     town: Town, page: bytes | None, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if page is None:
-        monkeypatch.setattr(figures, "ANSWER_S", 0.05)
+        monkeypatch.setattr(operations, "PAGE_TIMEOUT_S", 0.05)
     says(town, page)
     before = missing(reason)
     assert await text(town.fleet.members) == ""
@@ -125,7 +125,7 @@ async def test_too_large_a_page_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_pages_together_have_a_limit(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "MOST_BYTES", 10)
+    monkeypatch.setattr(operations, "MAX_PAGES_BYTES", 10)
     before = missing("no_room")
     assert await text(town.fleet.members) == ""
     assert missing("no_room") == before + 1

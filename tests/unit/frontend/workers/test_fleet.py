@@ -605,7 +605,7 @@ async def test_of_what_others_sent_no_more_is_noted_than_there_is_time_for(
     monkeypatch.setattr(serving, "OTHERS_S", -1.0)
     town.fleet._serving.reported(member, status)
     assert predicted.index.match([BlockHash(b"\2")]) == {Target(WorkerId("w0"), 0): 1}
-    assert predicted.statistics().blocks == 1
+    assert predicted.blocks == 1
     monkeypatch.setattr(serving, "OTHERS_S", 60.0)
     town.fleet._serving.reported(member, status)
-    assert predicted.statistics().blocks == 1 + len(sent)
+    assert predicted.blocks == 1 + len(sent)

@@ -1,14 +1,18 @@
-"""What can be read of a message that can't be read as a whole: a bad output ends one request."""
+"""Checks of a worker's answers: a bad output ends one request, not the link."""
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
+from vllm.logprobs import FlatLogprobs, Logprob
 
 from common.errors import ProtocolError
 from common.identity import RequestId
 from common.request_plane.protocol import MOST_OUTPUTS, Failed, Output, Outputs, ToFrontend
 from common.request_plane.wire import Codec
+
+Logprobs: TypeAlias = FlatLogprobs | Sequence[Mapping[int, Logprob] | None]
 
 
 class Missing(NamedTuple):
@@ -61,3 +65,29 @@ def _read(codec: Codec[Output], frames: Sequence[memoryview]) -> Output | Missin
     except ProtocolError:
         head = _HEAD.decode(frames[0])
         return Missing(head.request_id, head.finished)
+
+
+def flaw_of(output: Output) -> str:
+    """Return what is wrong with an output, in words; empty if nothing is."""
+    for name in ("num_cached_tokens", "num_cache_creation_tokens"):
+        if (getattr(output, name) or 0) < 0:
+            return f"{name} is negative"
+    if output.prompt_logprobs is not None and not _are_numbers(output.prompt_logprobs):
+        return "a log probability of the prompt is no number"
+    for one in output.outputs:
+        if one.index < 0 or min(one.token_ids, default=0) < 0:
+            return "an index or a token is negative"
+        if one.logprobs is not None and not _are_numbers(one.logprobs):
+            return "a log probability is no number"
+    return ""
+
+
+def _are_numbers(logprobs: Logprobs) -> bool:
+    """Return whether all are; minus infinity is one, of a token that can't be."""
+    return all(value < math.inf for value in _values(logprobs))  # false for NaN too
+
+
+def _values(logprobs: Logprobs) -> Iterable[float]:
+    if isinstance(logprobs, FlatLogprobs):
+        return logprobs.logprobs
+    return (one.logprob for place in logprobs for one in (place or {}).values())

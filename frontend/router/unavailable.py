@@ -1,17 +1,14 @@
-"""Workers that an operator drains: they get no request until they are reinstated. No I/O.
-
-What they have they finish. It is a run of a worker that is drained: one that is started again
-under the same name serves.
-"""
+"""Workers that get no request: an operator drains them, or they are paused or asleep. No I/O."""
 
 from collections.abc import Mapping
 
 from common.identity import Incarnation, WorkerId
+from common.request_plane.operations import Condition
 from frontend.router.worker import RoutableWorker
 
 
 class Drained:
-    """The runs of workers that are drained.
+    """The runs of workers that are drained, which finish what they have. A later run serves.
 
     Args:
         workers: who is there, a live view.
@@ -49,3 +46,25 @@ class Drained:
             else:  # another run has the name now
                 self.remove(worker_id)
         return there
+
+
+class Resting:
+    """Workers that say that they are paused or asleep."""
+
+    def __init__(self) -> None:
+        self._resting: set[WorkerId] = set()
+
+    def reported(self, worker_id: WorkerId, condition: Condition) -> None:
+        """Take a worker's word."""
+        if condition is Condition.SERVING:
+            self._resting.discard(worker_id)
+        else:
+            self._resting.add(worker_id)
+
+    def forget(self, worker_id: WorkerId) -> None:
+        """Forget a worker. Unknown ids are ignored."""
+        self._resting.discard(worker_id)
+
+    def unusable(self) -> set[WorkerId]:
+        """Return all of them."""
+        return self._resting
