@@ -3,12 +3,11 @@
 With that a URL is asked for again, but its bytes are sent only if they have changed.
 """
 
-from collections import OrderedDict
-
 from blake3 import blake3
 from yarl import URL
 
 from common.cache_partition import SHARED, Partition
+from common.lru import Lru
 from frontend.fetch.cache import MediaCache
 from frontend.fetch.content import Content, Digest
 
@@ -21,17 +20,13 @@ class EntityTags:
     def __init__(self, cache: MediaCache) -> None:
         self._cache = cache
         # By the URL's digest: URLs hold secrets and have thousands of characters.
-        self._tags: OrderedDict[bytes, tuple[str, Digest]] = OrderedDict()
+        self._tags: Lru[bytes, tuple[str, Digest]] = Lru(MAX_URLS)
 
     def remember(
         self, url: URL, etag: str, content: Content, partition: Partition = SHARED
     ) -> None:
         """A server gave that content under that tag."""
-        key = _key(url, partition)
-        self._tags[key] = (etag, content.digest)
-        self._tags.move_to_end(key)
-        if len(self._tags) > MAX_URLS:
-            self._tags.popitem(last=False)
+        self._tags.put(_key(url, partition), (etag, content.digest))
 
     def recall(self, url: URL, partition: Partition = SHARED) -> tuple[str, Content] | None:
         """Tag and content that a URL had, if the content is still at hand."""

@@ -21,7 +21,7 @@ from vllm.renderers.inputs import DictPrompt
 from vllm.renderers.params import ChatParams
 
 from common.errors import OverloadedError, RequestRejectedError
-from common.newest import keep_newest
+from common.lru import Lru
 from common.python_command import python_command
 from common.renderer_patches import replace_messages, replace_template
 from frontend.processing.template_orders import CPU_S, MEMORY_BYTES, OK, Order
@@ -60,7 +60,7 @@ class ClientTemplates:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="templates")
         self._turn = asyncio.Semaphore(1)
         self._server: _Server | None = None
-        self._formats: dict[str, str] = {}
+        self._formats: Lru[str, str] = Lru(_FORMATS_KEPT)
         self._render_now = renderer.render_messages
         self._render_later = renderer.render_messages_async
         self._apply = renderer._apply_chat_template_async
@@ -118,7 +118,7 @@ class ClientTemplates:
         found = self._formats.get(template)
         if found is None:
             found = await self._ask(Order(template, None, {}, {}))
-            keep_newest(self._formats, template, found, _FORMATS_KEPT)
+            self._formats.put(template, found)
         return found
 
     async def _apply_template(

@@ -15,7 +15,7 @@ from common.errors import ArenaFullError, ArenaUnavailableError
 from common.identity import MmHash
 from common.transfer.arena import Arena, Lease, ReservedSegment, SegmentLayout
 from common.transfer.shared_arena.messages import GaveBack, GiveBack
-from common.transfer.shared_arena.names import Claims, Names
+from common.transfer.shared_arena.names import Claims, MediaNames
 from common.transfer.shared_arena.session import Session
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class ArenaKeeper:
             arena: of this process, which closes it.
         """
         self.arena = arena
-        self.names = Names()
+        self.names = MediaNames()
         self.claims = Claims()
         self._quarantine_s = quarantine_s
         self._sessions: set[Session] = set()
