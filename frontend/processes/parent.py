@@ -17,6 +17,7 @@ from typing import Final
 
 from prometheus_client import REGISTRY, generate_latest
 
+from common.backoff import Backoff
 from common.command_line import ConfigSettings, read_command_line
 from common.errors import ArenaUnavailableError, ConfigurationError
 from common.flag_aliases import FRONTEND
@@ -127,7 +128,7 @@ class Parent:
             CannotServeError: it ended before it had served, and none serves.
             ConfigurationError: what it needs can't be had.
         """
-        pause = FIRST_PAUSE_S
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, calm_s=CALM_S)
         if index:  # the first one knows what all need, and says so if it can't be understood
             await _any_of(self._planned, self._stopping)
         while not self._stopping.is_set():
@@ -138,8 +139,9 @@ class Parent:
             if not has_served and not self._serving:
                 # Clients would wait for ever in front of a port that nobody accepts from.
                 raise CannotServeError(index, status or 1)
-            if time.monotonic() - started > CALM_S or status == 0:
-                pause = FIRST_PAUSE_S
+            if status == 0:
+                backoff.reset()
+            pause = backoff.next_s(time.monotonic() - started)
             PROCESS_RESTARTS.inc()
             logger.warning(
                 "process %d ended with status %d: starting another in %g s", index, status, pause
@@ -147,7 +149,6 @@ class Parent:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._stopping.wait()
-            pause = min(pause * 2, LONGEST_PAUSE_S)
         return 0
 
     async def _run(self, index: int) -> tuple[int, bool]:

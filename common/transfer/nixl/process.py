@@ -20,6 +20,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 import torch
 
+from common.backoff import Backoff
 from common.errors import ArenaUnavailableError, ConfigurationError
 from common.telemetry import INTERNAL_ERRORS, NIXL_RESTARTS
 from common.transfer.nixl_processes import (
@@ -161,7 +162,7 @@ class NixlProcess(Generic[_Sent, _Got]):
             self._popen.kill()
 
     def _run(self) -> None:
-        pause = FIRST_PAUSE_S
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, calm_s=LONGEST_PAUSE_S)
         while not self._closed.is_set():
             began = time.monotonic()
             reason = "it ended"
@@ -182,11 +183,9 @@ class NixlProcess(Generic[_Sent, _Got]):
                 self._settle(ConfigurationError(f"a process for NIXL can't be had: {error!r}"))
             if self._closed.is_set():
                 break
-            if time.monotonic() - began > LONGEST_PAUSE_S:
-                pause = FIRST_PAUSE_S
+            pause = backoff.next_s(time.monotonic() - began)
             logger.warning("the process for NIXL is started anew in %.1f s: %s", pause, reason)
             self._closed.wait(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
         self._settle(ConfigurationError("NIXL was shut down"))
 
     def _settle(self, error: ConfigurationError | None = None) -> None:
