@@ -85,23 +85,20 @@ async def build_vllm_app(
     args: Namespace,
     tasks: tuple[SupportedTask, ...],
     server: uvicorn.Server,
-    *,
-    apart: bool = False,
 ) -> FastAPI:
     """vLLM's own app. Its lifespan still has to be entered.
 
     Args:
         args: vLLM's API server arguments, with the model's filled in.
         server: vLLM's error handlers look at it.
-        apart: make it in a thread, since others are served meanwhile: it takes seconds.
 
     Raises:
         KeyError: a reasoning parser of the workers' that doesn't exist here, from vLLM.
     """
     validate_api_server_args(args)
     fail_fast()
-    assembling = _assembled(client, args, tasks)
-    app = await (asyncio.to_thread(asyncio.run, assembling) if apart else assembling)
+    # In a thread, since other models may be served meanwhile: it takes seconds.
+    app = await asyncio.to_thread(asyncio.run, _assembled(client, args, tasks))
     app.state.server = server
     take_parsed_bodies()
     content_parts.install()
