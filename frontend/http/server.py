@@ -56,9 +56,10 @@ from frontend.http.lookups import (
     replace_route,
     say_what_there_is,
 )
-from frontend.http.operate import REPLACED, Operating, vllms_routes
+from frontend.http.operate import Operating, vllms_routes
 from frontend.http.settings import HttpSettings
 from frontend.http.tools import say_where_tool_flags_go
+from frontend.http.vllm_routes import REPLACED
 from frontend.vllm_errors import as_vllm_error
 from frontend.workers import Adapters
 
