@@ -6,8 +6,6 @@ is done by :mod:`frontend.processing.template_server`, within limits on time and
 
 import asyncio
 import contextlib
-import socket
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import replace
@@ -24,6 +22,7 @@ from common.errors import OverloadedError, RequestRejectedError
 from common.lru import Lru
 from common.python_command import python_command
 from common.renderer_patches import replace_messages, replace_template
+from common.spawn import SpawnedProcess
 from frontend.processing.template_orders import CPU_S, MEMORY_BYTES, OK, Order
 from frontend.vllm_errors import as_vllm_error
 
@@ -43,6 +42,8 @@ RENDERED: Final = "mmrouter_prompt"
 _AS_RENDERED: Final = f"{{{{ {RENDERED} }}}}"
 
 _FORMATS_KEPT: Final = 128
+
+_STOP_S: Final = 2.0
 
 _own: Final[ContextVar[str | None]] = ContextVar("chat template of the request", default=None)
 
@@ -176,22 +177,18 @@ class _Server:
     """One run of the process."""
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._popen = subprocess.Popen(
-                [*COMMAND, str(theirs.fileno())], pass_fds=[theirs.fileno()]
-            )
-        self._connection: Connection[Order, bytes] = Connection(ours.detach())
+        self.process = SpawnedProcess(lambda end: [*COMMAND, str(end)])
+        self._connection: Connection[Order, bytes] = Connection(self.process.socket.detach())
 
     def ask(self, order: Order) -> bytes:
         self._connection.send(order)
         return self._connection.recv_bytes()
 
     def close(self) -> None:
-        self._popen.kill()
+        self.process.kill()
         with contextlib.suppress(OSError):
             self._connection.close()
-        self._popen.wait()
+        self.process.end(_STOP_S)
 
 
 def take_templates(renderer: BaseRenderer, default: str | None) -> ClientTemplates | None:

@@ -5,12 +5,12 @@ For any number of threads. Every wait for it has an end.
 
 import contextlib
 import socket
-import subprocess
 import threading
 from dataclasses import dataclass
 from typing import Final
 
 from common.python_command import python_command
+from common.spawn import SpawnedProcess
 from frontend.media_processes import FORK
 from frontend.processing.errors import ProcessLostError
 
@@ -76,11 +76,11 @@ class Forks:
         """After :meth:`refuse`, and when the processes have ended, which the server reaps."""
         with self._turn:
             if self._server is not None:
-                self._server.wait()
+                self._server.process.reap(_STOP_S)
             self._forget()
 
     def _running(self) -> "_Server":
-        if self._server is not None and not self._server.alive:
+        if self._server is not None and not self._server.process.alive:
             self._forget()
         with self._changing:
             if self._closed:
@@ -93,7 +93,7 @@ class Forks:
         """Only in one's turn: nobody else uses it then."""
         with self._changing:
             if self._server is not None:
-                self._server.close()
+                self._server.process.end(_STOP_S)
             self._server = None
 
 
@@ -101,25 +101,18 @@ class _Server:
     """One run of it."""
 
     def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.settimeout(START_S)
-        with theirs:
-            try:
-                self._popen = subprocess.Popen(
-                    [*COMMAND, MODULE, str(theirs.fileno())], pass_fds=[theirs.fileno()]
-                )
-            except OSError as error:
-                self._socket.close()
-                raise ProcessLostError(f"a process for media can't be started: {error}") from error
-
-    @property
-    def alive(self) -> bool:
-        return self._popen.poll() is None
+        try:
+            self.process = SpawnedProcess(
+                lambda end: [*COMMAND, MODULE, str(end)], socket.SOCK_SEQPACKET
+            )
+        except OSError as error:
+            raise ProcessLostError(f"a process for media can't be started: {error}") from error
+        self.process.socket.settimeout(START_S)
 
     def fork(self, theirs: socket.socket) -> Forked:
         try:
-            socket.send_fds(self._socket, [FORK], [theirs.fileno()])
-            answer, pidfds, _, _ = socket.recv_fds(self._socket, 20, 1)
+            socket.send_fds(self.process.socket, [FORK], [theirs.fileno()])
+            answer, pidfds, _, _ = socket.recv_fds(self.process.socket, 20, 1)
         except TimeoutError as error:
             raise ProcessLostError(_late()) from error
         except OSError as error:
@@ -131,18 +124,7 @@ class _Server:
     def leave(self) -> None:
         """Whoever waits for it sees it gone; it goes with its last child."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def wait(self) -> None:
-        """For some seconds, until it has gone by itself, or the kernel lets it go."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._popen.wait(_STOP_S)
-
-    def close(self) -> None:
-        """Once nobody uses it any more."""
-        self._socket.close()
-        self._popen.kill()
-        self.wait()
+            self.process.socket.shutdown(socket.SHUT_RDWR)
 
 
 def _late() -> str:

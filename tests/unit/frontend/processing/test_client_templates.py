@@ -106,7 +106,7 @@ async def test_a_lost_process_is_started_again(
     params = ChatParams(chat_template=ROLES + "1", chat_template_kwargs={"tokenize": False})
     _, before = await ours.render_messages_async(CHAT[1:], params)
     assert templates._server is not None
-    templates._server._popen.kill()
+    templates._server.process.kill()
     with pytest.raises(VLLMValidationError):
         await ours.render_messages_async(CHAT[1:], params)
     assert (await ours.render_messages_async(CHAT[1:], params))[1] == before
