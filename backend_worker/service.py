@@ -32,7 +32,6 @@ from common.errors import (
 from common.fleet_key import FleetKey
 from common.fleet_sockets import REFUSALS, Gate, count_refusals
 from common.identity import Incarnation, RequestId, WorkerId
-from common.loop_delay import measure_loop_delay
 from common.loop_socket import LoopSocket
 from common.protocol import (
     PING_INTERVAL_S,
@@ -56,6 +55,7 @@ from common.protocol import (
     ToWorker,
     Welcome,
 )
+from common.stalled_loop import measure_loop_delay
 from common.supervised import note_failure, stop_tasks, supervise
 from common.telemetry import INTERNAL_ERRORS, UNDECODABLE_MESSAGES
 from common.transfer.attachment import Attachment

@@ -13,7 +13,7 @@ from common.errors import MmRouterError, TooManyStuckThreadsError
 from common.fleet_key import FleetKey
 from common.fleet_sockets import leaves_host
 from common.identity import Incarnation
-from common.loop_delay import measure_loop_delay
+from common.stalled_loop import measure_loop_delay
 from common.stop_signals import StopSignals
 from common.supervised import supervise
 from common.thread_watchdog import MAX_STUCK, WATCHDOG

@@ -16,7 +16,7 @@ from backend_worker.figures import OwnFigures
 from common.buckets import FIRST_TOKEN_S, STAGE_S
 from common.discovery.base import CardPresent
 from common.identity import WorkerId
-from common.loop_delay import measure_loop_delay
+from common.stalled_loop import measure_loop_delay
 from frontend.http.worker_metrics import worker_metrics_routes
 from frontend.processing.preprocessor import ProcessedPrompt
 from frontend.request.runner import GenerateRequest, RequestRunner
