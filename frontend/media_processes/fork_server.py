@@ -1,4 +1,4 @@
-"""Imports once what processes for media need, and forks each of them: ``fork_server MODULE FD``.
+"""Imports once what a frontend's processes need, and forks each of them: ``fork_server MODULE FD``.
 
 Importing vLLM takes ten seconds of CPU and hundreds of megabytes; a fork takes neither. Each child
 runs ``MODULE.main(FILE_DESCRIPTOR)``. Python's own fork server listens on a socket in a directory
