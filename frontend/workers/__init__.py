@@ -10,7 +10,7 @@ from frontend.workers.following import follow
 from frontend.workers.gauges import Gauges
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
-from frontend.workers.members import Everybody, Member, Members, Roll
+from frontend.workers.members import Member, Members, Roll
 from frontend.workers.operations import Performed, perform, those_called
 from frontend.workers.refusals import Refusals
 
@@ -18,7 +18,6 @@ __all__ = [
     "Adapters",
     "Answer",
     "Contract",
-    "Everybody",
     "Fleet",
     "Fleets",
     "Gauges",

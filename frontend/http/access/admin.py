@@ -8,24 +8,13 @@ import ipaddress
 import re
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Final
 
 from starlette.datastructures import Headers
 
 from frontend.asgi import App, Receive, Scope, Send, error_answer, has_body, route_path
 from frontend.http.access.api_keys import ApiKeyGuard, Keys, with_bearer
-from frontend.http.vllm_routes import ADAPTERS, PROFILER, REFUSED
+from frontend.http.vllm_routes import MANAGEMENT
 from frontend.tenancy import EVERYBODY, current_tenant
-
-_OF_USERS: Final = {"/v1/realtime"}
-"""Refused, but for users to ask for."""
-
-MANAGEMENT: Final = frozenset(
-    path.removeprefix("/")
-    for path in {*PROFILER, *ADAPTERS, *REFUSED, "/server_info"} - _OF_USERS
-    if "{" not in path
-)
-"""Routes of vLLM, and all below them, that concern the server and not one request."""
 
 # With "$", since routes are found so: a line feed after their name (%0A) is as good as nothing.
 _ADMINS = re.compile(rf"/+(mmrouter|{'|'.join(map(re.escape, sorted(MANAGEMENT)))})(/|$)")
