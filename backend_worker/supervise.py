@@ -14,8 +14,8 @@ from pathlib import Path
 from types import FrameType
 
 from backend_worker.engine.memory import remove_memory
+from common.aio.spawn import end_with_parent
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _REAP_S = 10.0
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT)
@@ -66,7 +66,7 @@ def _stop_with_the_parent(parent: int) -> None:
     """If the parent is killed, the worker stops as if it had been asked to."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also if a shell had it ignored
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with_parent(signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,11 +12,10 @@ from common.aio.stop_signals import StopSignals
 from common.aio.supervised import supervise
 from common.aio.undo import made_in_thread, undo_on_error
 from common.discovery.base import CardWatcher
-from common.errors import ConfigurationError, MmRouterError, TooManyStuckThreadsError
+from common.errors import MmRouterError, TooManyStuckThreadsError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation
-from common.observability.loop_delay import measure_loop_delay
-from common.observability.still_busy import still_busy
+from common.observability.stalled_loop import measure_loop_delay
 from common.observability.thread_watchdog import MAX_STUCK, WATCHDOG
 from common.vllm_compat.versions import INSTALLED
 from frontend.args import FrontendArgs
@@ -30,11 +29,11 @@ from frontend.http import (
     graceful_shutdown,
     uvicorn_config,
 )
-from frontend.model import Model, Shared, Whole
-from frontend.models_from_cards import ModelsFromCards
+from frontend.model import Shared
+from frontend.models import Models
 from frontend.processes import Siblings
 from frontend.router import Figures, Router, ZmqFeeds
-from frontend.workers import Contract, Fleet, Fleets, Gauges, MediaSender, follow
+from frontend.workers import Contract, Fleet, Gauges, MediaSender, follow
 
 logger = logging.getLogger(__name__)
 
@@ -44,15 +43,13 @@ class Frontend:
     """The parts that do not depend on the model.
 
     Attributes:
-        models: the fleet of the one model that is served, or what has the fleets of several.
-        models_parts: closes what is made once the first worker has said which model it is.
+        models: made once workers say which there are.
     """
 
     shared: Shared
     watcher: CardWatcher
-    models: Fleet | ModelsFromCards
+    models: Models
     gate: ReadinessGate
-    models_parts: AsyncExitStack
 
     async def serve(self) -> None:
         """Serve until the process is told to stop and has drained.
@@ -63,7 +60,7 @@ class Frontend:
         signals, shared = StopSignals(), self.shared
         if shared.siblings is not None:
             await shared.siblings.attach(signals)
-        fleets = _fleets_of(self.models)
+        fleets = self.models.fleets
         leave = graceful_shutdown(
             signals, shared.server, self.gate, fleets, shared.args.process.drain_timeout_s
         )
@@ -94,36 +91,8 @@ class Frontend:
 
     async def _open(self) -> None:
         logger.info("waiting for workers in %s", self.shared.args.discovery)
-        if isinstance(self.models, ModelsFromCards):
-            self.models.open(self.shared, self.gate, self._judged)
-        else:
-            await self._open_one(self.models)
-
-    async def _open_one(self, fleet: Fleet) -> None:
-        """Wait for the first worker, then build vLLM's app from its card and let users in."""
-        shared = self.shared
         with undo_on_error(self._give_up):
-            place = shared.args.discovery
-            with still_busy(f"waiting for the first worker's card in {place}", logger.info):
-                card = await fleet.contract.card()
-            whole = Whole([fleet], [fleet.router], fleet.members)
-            with still_busy(f"loading the processor of {card.model.model}", logger.info):
-                try:
-                    model = await Model.load(
-                        card, fleet, shared, whole, self.models_parts, shared.args.serve
-                    )
-                except (ImportError, KeyError, OSError, TypeError, ValueError) as error:
-                    # What vLLM raises for flags, and for files that this host lacks.
-                    logger.debug("the model was not loaded", exc_info=True)
-                    raise ConfigurationError(
-                        f"model {card.model.model} can't be served with the flags of this frontend "
-                        f"and the files of this host: {error} (--log-level=debug says where)"
-                    ) from error
-            await self.gate.open(model.app, self._judged(model.app))
-            shared.server.accept()
-            if shared.siblings is not None:
-                shared.siblings.serving()
-        logger.info("serving %s", ", ".join(card.served_model_names))
+            await self.models.open(self.shared, self.gate, self._judged)
 
     def _judged(self, app: App) -> App:
         return judged(app, self.shared.args, self.shared.siblings)
@@ -169,52 +138,31 @@ async def open_frontend(
         loader = MediaLoader(args.media, args.media.cache_bytes)
         closing.push_async_callback(loader.close)
         register(loader)
-        models = _open_models(args, media_sender, key, closing)
-        models_parts = await closing.enter_async_context(AsyncExitStack())
-        gate = ReadinessGate(_fleets_of(models).check_available)
-        closing.push_async_callback(gate.close)
+        models = _models(args, media_sender, key)
+        closing.push_async_callback(models.close)
+        gate = ReadinessGate(models.fleets.check_available)
         server = Server(
             uvicorn_config(guarded(gate, args), args.serve, args.http),
             siblings,
             refresh_tls=args.serve.enable_ssl_refresh,
         )
         pooling = PoolingLimits(args.http, several_keys=args.access.several)
-        shared = Shared(args, media_sender, loader, server, siblings, pooling)
-        yield Frontend(shared, args.discovery.watcher(key), models, gate, models_parts)
+        shared = Shared(
+            args,
+            models.fleets,
+            models.forget_media,
+            media_sender,
+            loader,
+            server,
+            siblings,
+            pooling,
+        )
+        yield Frontend(shared, args.discovery.watcher(key), models, gate)
 
 
-def _open_models(
-    args: FrontendArgs, media_sender: MediaSender, key: FleetKey | None, closing: AsyncExitStack
-) -> Fleet | ModelsFromCards:
-    """What has the workers, of one model or of as many as come."""
-    gauges = Gauges()
-    make_fleet = _fleets(args, media_sender, key, gauges)
-    if not args.models.models_from_cards:
-        fleet = make_fleet()
-        closing.push_async_callback(fleet.router.close)
-        closing.push_async_callback(fleet.close)
-        return fleet
-    terms = Contract(INSTALLED, key, trust_remote_code=args.serve.trust_remote_code)
-    models = ModelsFromCards(
-        make_fleet,
-        terms,
-        gauges,
-        most=args.models.max_models,
-        root_path=args.serve.root_path or "",
-    )
-    closing.push_async_callback(models.close)
-    return models
-
-
-def _fleets_of(models: Fleet | ModelsFromCards) -> Fleet | Fleets:
-    return models.fleets if isinstance(models, ModelsFromCards) else models
-
-
-def _fleets(
-    args: FrontendArgs, media_sender: MediaSender, key: FleetKey | None, gauges: Gauges
-) -> Callable[[], Fleet]:
-    """What makes a fleet, and its router, for each model."""
-    figures = Figures()
+def _models(args: FrontendArgs, media_sender: MediaSender, key: FleetKey | None) -> Models:
+    """What serves the models of all workers, each with a fleet and a router of its own."""
+    figures, gauges = Figures(), Gauges()
     frontend_id = Incarnation(secrets.token_hex(8))
 
     def make() -> Fleet:
@@ -230,7 +178,8 @@ def _fleets(
                 gauges=gauges,
             )
 
-    return make
+    terms = Contract(INSTALLED, key, trust_remote_code=args.serve.trust_remote_code)
+    return Models(make, terms, gauges, args.models, root_path=args.serve.root_path or "")
 
 
 async def serve(args: FrontendArgs, siblings: Siblings | None = None) -> None:

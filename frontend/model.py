@@ -2,7 +2,7 @@
 
 import asyncio
 from argparse import Namespace
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Self
@@ -37,8 +37,7 @@ from frontend.http import (
 from frontend.processes import Siblings
 from frontend.processing import Preprocessor
 from frontend.request import RequestRunner, RoutedEngineClient
-from frontend.router import Router
-from frontend.workers import Fleet, MediaSender, Refusals, Roll
+from frontend.workers import Fleet, Fleets, MediaSender
 
 
 @dataclass(frozen=True)
@@ -46,33 +45,21 @@ class Shared:
     """What all models of a process have together.
 
     Attributes:
+        fleets: of all models.
+        forget_media: lets all models forget those that were processed.
         siblings: the other processes of this frontend, if there are any.
         pooling: what pooling requests may take.
     """
 
     args: FrontendArgs
+    fleets: Fleets
+    forget_media: Callable[[], Awaitable[None]]
     media_sender: MediaSender
     loader: MediaLoader
     server: Server
     siblings: Siblings | None
     pooling: PoolingLimits
     history: History = field(default_factory=History)
-
-
-@dataclass(frozen=True)
-class Whole:
-    """What is there of all models, to be looked at and operated; asked each time.
-
-    Attributes:
-        refusals: of workers that no fleet looks at.
-        forget_media: lets all models forget those that were processed; None where there is one.
-    """
-
-    fleets: Iterable[Fleet]
-    routers: Iterable[Router]
-    roll: Roll
-    refusals: tuple[Refusals, ...] = ()
-    forget_media: Callable[[], Awaitable[None]] | None = None
 
 
 @dataclass(frozen=True)
@@ -93,11 +80,8 @@ class Model:
         card: WorkerCard,
         fleet: Fleet,
         shared: Shared,
-        whole: Whole,
         closing: AsyncExitStack,
         serve: Namespace,
-        *,
-        apart: bool = False,
     ) -> Self:
         """Take seconds, most of them in threads.
 
@@ -105,7 +89,6 @@ class Model:
             card: the contract of the fleet.
             closing: closes what was made.
             serve: vLLM's API server arguments, into which the model's are filled.
-            apart: others are served meanwhile.
 
         Raises:
             ConfigurationError: the model can't be served here.
@@ -115,12 +98,12 @@ class Model:
         closing.push_async_callback(preprocessor.close)
         client = _client(preprocessor, fleet, shared)
         tasks = preprocessor.tasks
-        app = await build_vllm_app(client, serve, tasks, shared.server, apart=apart)
+        app = await build_vllm_app(client, serve, tasks, shared.server)
         limit_pooling(app, shared.pooling)
         watch_speech(app, shared.loader.policy.decode_timeout_s)
         tokenize_scores_aside(app, preprocessor.tokenizing)
         share_adapters(app, fleet.adapters)
-        await _add_routes(app, shared, whole, whole.forget_media or client.reset_mm_cache)
+        await _add_routes(app, shared)
         preprocessor.hf_runs.reset()
         return cls(preprocessor, client, app)
 
@@ -148,20 +131,18 @@ def _client(preprocessor: Preprocessor, fleet: Fleet, shared: Shared) -> RoutedE
     return RoutedEngineClient(preprocessor, fleet, fleet.router, runner, shared.siblings)
 
 
-async def _add_routes(
-    app: FastAPI, shared: Shared, whole: Whole, forget_media: Callable[[], Awaitable[None]]
-) -> None:
+async def _add_routes(app: FastAPI, shared: Shared) -> None:
     """Those of ours: the same at every model's app."""
-    siblings = shared.siblings
-    status = FleetStatus(Status(whole.fleets, shared.media_sender, whole.refusals), siblings)
+    fleets, siblings = shared.fleets, shared.siblings
+    status = FleetStatus(Status(fleets, shared.media_sender, [fleets.refusals]), siblings)
     app.include_router(page_routes())
     app.include_router(status_routes(status, several=siblings is not None))
     shared.history.share(siblings)
     app.include_router(history_routes(shared.history))
-    app.include_router(worker_metrics_routes(whole.roll))
-    operating = Operating(whole.roll)
+    app.include_router(worker_metrics_routes(fleets))
+    operating = Operating(fleets)
     replace_engine_routes(app, operating)
-    app.include_router(operate_routes(operating, forget_media))
-    management = Management(whole.routers, siblings)
+    app.include_router(operate_routes(operating, shared.forget_media))
+    management = Management(lambda: (fleet.router for fleet in fleets), siblings)
     await management.learn()
     app.include_router(manage_routes(management))

@@ -77,7 +77,6 @@ THROUGH: Final[Mapping[str, str]] = {
     "frontend/fetch/video_limit.py": "frontend/fetch/test_decode.py",
     "frontend/http/limits/bodies.py": "frontend/http/test_admission.py",
     "frontend/media_processes/fork_server.py": "frontend/processing/test_hung_processes.py",
-    "frontend/media_processes/parent.py": "frontend/processing/test_hung_processes.py",
     "frontend/processing/child.py": "frontend/processing/test_pool.py",
     "frontend/processing/forks.py": "frontend/processing/test_hung_processes.py",
     "frontend/processing/exchange.py": "frontend/processing/test_pool.py",

@@ -13,13 +13,13 @@ from typing import Final
 from pydantic import ValidationError
 from vllm.lora.request import LoRARequest
 
-from common.aio.newest import keep_newest
 from common.errors import (
     ConfigurationError,
     OperationRefusedError,
     RequestRejectedError,
     WorkerBusyError,
 )
+from common.lru import Lru
 from common.request_plane.card import MAX_ADAPTERS, Adapter
 from common.request_plane.operations import (
     LoadLoraAdapter,
@@ -85,8 +85,8 @@ class Adapters:
         self.active: tuple[str, ...] = ()
         self._ids = itertools.count(1)
         self._requests = {adapter.name: self._request(adapter) for adapter in known}
-        self._former: dict[tuple[str, str], LoRARequest] = {}
-        self._unwanted: dict[str, None] = {}
+        self._former: Lru[tuple[str, str], LoRARequest] = Lru(MOST_FORMER)
+        self._unwanted: Lru[str, UnloadLoraAdapter] = Lru(MOST_UNWANTED)
         self._for_requests: set[str] = set()
 
     def _request(self, adapter: Adapter) -> LoRARequest:
@@ -213,7 +213,7 @@ class Adapters:
         if known is not None:
             self._remember(known, request)
         self._requests[name] = request
-        self._unwanted.pop(name, None)
+        self._unwanted.pop(name)
         if wanted.for_request:
             self._for_requests.add(name)
         else:
@@ -230,7 +230,7 @@ class Adapters:
             OperationRefusedError: it is not here.
         """
         name = unwanted.lora_name
-        keep_newest(self._unwanted, name, None, MOST_UNWANTED)
+        self._unwanted.put(name, unwanted)
         self._for_requests.discard(name)
         gone = self._requests.pop(name, None)
         if gone is None:
@@ -242,7 +242,7 @@ class Adapters:
 
     def _remember(self, gone: LoRARequest, instead: LoRARequest) -> None:
         """Frontends may have sent requests for it before they heard that it goes."""
-        keep_newest(self._former, (gone.lora_name, gone.lora_path), instead, MOST_FORMER)
+        self._former.put((gone.lora_name, gone.lora_path), instead)
 
     def _used(self, name: str) -> None:
         if self.active[-1:] != (name,):

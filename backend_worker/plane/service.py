@@ -32,7 +32,7 @@ from common.errors import (
 )
 from common.fleet_key import FleetKey
 from common.identity import Incarnation, RequestId, WorkerId
-from common.observability.loop_delay import measure_loop_delay
+from common.observability.stalled_loop import measure_loop_delay
 from common.observability.telemetry import INTERNAL_ERRORS, UNDECODABLE_MESSAGES
 from common.request_plane.fleet_sockets import REFUSALS, Gate, count_refusals
 from common.request_plane.loop_socket import LoopSocket

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
+from common.backoff import Backoff
 from common.observability.telemetry import TASK_FAILURES
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ async def supervise(
         fatal: errors that are raised, for the owner of the task to act on.
         first_pause_s: before the second try; pauses double up to half a minute.
     """
-    pause = first_pause_s
+    backoff = Backoff(first_pause_s, LONGEST_PAUSE_S, calm_s=CALM_S)
     while True:
         started = time.monotonic()
         try:
@@ -49,6 +50,7 @@ async def supervise(
             if is_cancelled():
                 raise
             # Something that it waited for was cancelled, and not the task itself.
+            pause = backoff.next_s(time.monotonic() - started)
             _report(task, f"trying again in {pause:g} s")
         except fatal:
             raise
@@ -56,11 +58,9 @@ async def supervise(
             if is_cancelled():  # and failed while it was ending: whoever cancelled it waits
                 _report(task, "it was to end anyway")
                 raise asyncio.CancelledError from error
+            pause = backoff.next_s(time.monotonic() - started)
             _report(task, f"trying again in {pause:g} s")
-        if time.monotonic() - started > CALM_S:
-            pause = first_pause_s
         await asyncio.sleep(pause)
-        pause = min(pause * 2, LONGEST_PAUSE_S)
 
 
 async def once(task: str, work: Work, failed: Callable[[BaseException], None]) -> None:

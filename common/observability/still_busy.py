@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from common.backoff import Backoff
+
 FIRST_S: Final = 10.0
 """After which the first line comes; what takes less says nothing."""
 
@@ -34,10 +36,9 @@ def still_busy(
     began = time.monotonic()
 
     def speak() -> None:
-        pause = first_s
-        while not ended.wait(pause):
+        backoff = Backoff(first_s, longest_s)
+        while not ended.wait(backoff.next_s()):
             say(f"{what} ({time.monotonic() - began:.0f} s so far)")
-            pause = min(2 * pause, longest_s)
 
     speaker = threading.Thread(target=speak, name="still-busy", daemon=True)
     speaker.start()

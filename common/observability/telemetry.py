@@ -210,13 +210,13 @@ MODELS = Asked(
     Described(
         GaugeMetricFamily,
         "mmrouter_model_serving",
-        "1 if a model is served, 0 while it is being loaded; where models come from cards",
+        "1 if a model is served, 0 while it is being loaded",
     ),
     Described(GaugeMetricFamily, "mmrouter_model_workers", "Workers of a model that are connected"),
     Described(GaugeMetricFamily, "mmrouter_model_requests", "HTTP requests that a model works on"),
 )
 MODEL_LOADS = Counter(
-    "mmrouter_model_loads", "Models that cards had this frontend load, by outcome", ["outcome"]
+    "mmrouter_model_loads", "Models that this frontend has loaded, by outcome", ["outcome"]
 )
 RANK_REQUESTS = Asked(
     ("worker_id", "rank", "whose"),

@@ -4,14 +4,21 @@ Found by what the encoded bytes are, never by where they came from, so a changed
 picture under an old URL can't be answered with the old one.
 """
 
-from collections import OrderedDict
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
+from blake3 import blake3
+from yarl import URL
+
+from common.lru import Lru
+from common.media.cache_partition import SHARED, Partition
 from common.observability.telemetry import MEDIA_CACHE_BYTES
 from frontend.fetch.content import Content, Digest
 from frontend.fetch.decoded import weight
 from frontend.fetch.mode import Mode
+
+MAX_URLS: Final = 10_000
+"""URLs whose entity tag is remembered."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +30,7 @@ class CacheStatistics:
     budget_bytes: int
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Entry:
     content: Content
     nbytes: int
@@ -39,16 +46,15 @@ class MediaCache:
             budget_bytes: most bytes of encoded and decoded media kept; 0 keeps nothing.
         """
         self._budget = budget_bytes
-        self._used = 0
-        self._entries: OrderedDict[Digest, _Entry] = OrderedDict()
+        self._entries: Lru[Digest, _Entry] = Lru(budget_bytes, lambda entry: entry.nbytes)
 
     def statistics(self) -> CacheStatistics:
         """How full the cache is."""
-        return CacheStatistics(len(self._entries), self._used, self._budget)
+        return CacheStatistics(len(self._entries), self._entries.weight, self._budget)
 
     def content(self, digest: Digest) -> Content | None:
         """The encoded bytes of that digest, if they are here."""
-        entry = self._entries.get(digest)
+        entry = self._entries.peek(digest)
         return None if entry is None else entry.content
 
     def get(self, digest: Digest, mode: Mode) -> Any:
@@ -57,10 +63,7 @@ class MediaCache:
         It belongs to the cache: hand out a copy.
         """
         entry = self._entries.get(digest)
-        if entry is None:
-            return None
-        self._entries.move_to_end(digest)
-        return entry.decoded.get(mode)
+        return None if entry is None else entry.decoded.get(mode)
 
     def add(self, content: Content, mode: Mode, decoded: Any) -> bool:
         """Keep a decoded medium, which belongs to the cache from now on.
@@ -73,35 +76,56 @@ class MediaCache:
             return False
         entry = self._entry(content)
         if mode not in entry.decoded:
-            entry.decoded[mode] = decoded
-            entry.nbytes += nbytes
-            self._used += nbytes
-        self._drop_oldest()
+            more = {**entry.decoded, mode: decoded}
+            entry = replace(entry, nbytes=entry.nbytes + nbytes, decoded=more)
+        self._put(entry)
         return content.digest in self._entries
 
     def keep(self, content: Content) -> None:
         """Keep encoded bytes by themselves, if they fit."""
         if len(content.data) <= self._budget:
-            self._entry(content)
-            self._drop_oldest()
+            self._put(self._entry(content))
 
     def _entry(self, content: Content) -> _Entry:
-        entry = self._entries.get(content.digest)
-        if entry is None:
-            # A copy: what is reserved for a content lasts as long as that object.
-            entry = self._entries[content.digest] = _Entry(replace(content), len(content.data))
-            self._used += entry.nbytes
-        self._entries.move_to_end(content.digest)
-        return entry
+        # A copy: what is reserved for a content lasts as long as that object.
+        return self._entries.peek(content.digest) or _Entry(replace(content), len(content.data))
 
-    def _drop_oldest(self) -> None:
-        while self._used > self._budget:
-            _, dropped = self._entries.popitem(last=False)
-            self._used -= dropped.nbytes
-        MEDIA_CACHE_BYTES.set(self._used)
+    def _put(self, entry: _Entry) -> None:
+        self._entries.put(entry.content.digest, entry)
+        MEDIA_CACHE_BYTES.set(self._entries.weight)
 
     def clear(self) -> None:
         """Drop everything."""
         self._entries.clear()
-        self._used = 0
         MEDIA_CACHE_BYTES.set(0)
+
+
+class EntityTags:
+    """Strong entity tags of contents that are in the cache, by the URL that gave them.
+
+    With its tag a URL is asked for again, but its bytes are sent only if they have changed.
+    """
+
+    def __init__(self, cache: MediaCache) -> None:
+        self._cache = cache
+        # By the URL's digest: URLs hold secrets and have thousands of characters.
+        self._tags: Lru[bytes, tuple[str, Digest]] = Lru(MAX_URLS)
+
+    def remember(
+        self, url: URL, etag: str, content: Content, partition: Partition = SHARED
+    ) -> None:
+        """A server gave that content under that tag."""
+        self._tags.put(_key(url, partition), (etag, content.digest))
+
+    def recall(self, url: URL, partition: Partition = SHARED) -> tuple[str, Content] | None:
+        """Tag and content that a URL had, if the content is still at hand."""
+        known = self._tags.get(_key(url, partition))
+        if known is None:
+            return None
+        etag, digest = known
+        content = self._cache.content(digest)
+        return None if content is None else (etag, content)
+
+
+def _key(url: URL, partition: Partition) -> bytes:
+    return blake3(f"{partition} {url}".encode()).digest()

@@ -24,12 +24,11 @@ from common.media.names import is_web_page
 from common.observability.telemetry import MEDIA_DECODES, MEDIA_FETCHED_BYTES, MEDIA_FETCHES, stage
 from common.observability.thread_watchdog import allow
 from frontend.fetch.allowance import HeldBytes, RequestAllowance, current_allowance
-from frontend.fetch.cache import CacheStatistics, MediaCache
+from frontend.fetch.cache import CacheStatistics, EntityTags, MediaCache
 from frontend.fetch.content import Content
 from frontend.fetch.data_url import has_scheme, is_data_url, read_data_url
 from frontend.fetch.decoded import holder, own_copy, processing_weight
 from frontend.fetch.decoders import PIXEL_BYTES, decode
-from frontend.fetch.entity_tags import EntityTags
 from frontend.fetch.http import HttpFetcher, Unchanged
 from frontend.fetch.local_file import read_local_file
 from frontend.fetch.mode import decoding_mode

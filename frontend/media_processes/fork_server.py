@@ -1,4 +1,4 @@
-"""Imports once what processes for media need, and forks each of them: ``fork_server MODULE FD``.
+"""Imports once what a frontend's processes need, and forks each of them: ``fork_server MODULE FD``.
 
 Importing vLLM takes ten seconds of CPU and hundreds of megabytes; a fork takes neither. Each child
 runs ``MODULE.main(FILE_DESCRIPTOR)``. Python's own fork server listens on a socket in a directory
@@ -14,9 +14,9 @@ import select
 import signal
 import socket
 import sys
+import threading
 
 from frontend.media_processes.messages import FORK
-from frontend.media_processes.parent import end_with
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     connection = _serve(client)
     if connection is not None:
         client.close()
-        end_with(frontend)
+        _end_with(frontend)
         module.main(connection)
 
 
@@ -75,6 +75,23 @@ def _asked(client: socket.socket) -> int | None:
     except ConnectionError:
         return None
     return given[0] if message else None
+
+
+def _end_with(frontend: int) -> None:
+    """Have this process end when the frontend does, also in the middle of a batch that hangs.
+
+    Not by ``PR_SET_PDEATHSIG``, which goes by the thread that started this process, nor by its
+    parent, which is a fork server.
+
+    Args:
+        frontend: its pidfd.
+    """
+
+    def wait() -> None:
+        select.select([frontend], [], [])
+        os._exit(1)
+
+    threading.Thread(target=wait, name="frontend", daemon=True).start()
 
 
 if __name__ == "__main__":

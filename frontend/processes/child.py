@@ -2,24 +2,22 @@
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
 
 from common.aio.frames import FrameProtocol, Frames, frame
+from common.aio.spawn import end_with_parent
 from frontend.processes.messages import Assigned, Attached, FromChild, Plan, Stop
 
 MEMBER: Final = "MMROUTER_MEMBER"
 """Set in a process's environment: pid of its parent, its number, how many there are, and the
 descriptor on which they talk."""
-
-_PR_SET_PDEATHSIG: Final = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Child:
@@ -73,7 +71,7 @@ class Child:
                 *command,
                 pass_fds=[theirs.fileno()],
                 env=environment | {MEMBER: member},
-                preexec_fn=_end_with_the_parent,
+                preexec_fn=partial(end_with_parent, signal.SIGTERM),
             )
             opened.pop_all()
         return cls(index, process, ours, on_message)
@@ -147,15 +145,3 @@ class Child:
             if self._told_to_stop:
                 self.send(Stop(False))
         self._on_message(self, message)
-
-
-def _end_with_the_parent() -> None:
-    """In the new process: if the parent is killed, it ends as if it had been asked to."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def hear_of_the_parent_otherwise() -> None:
-    """In a process that sees the end of its connection to its parent: no signal as well, which
-    would be the second one and mean at once.
-    """
-    _libc.prctl(_PR_SET_PDEATHSIG, 0)

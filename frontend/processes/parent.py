@@ -19,6 +19,7 @@ from prometheus_client import REGISTRY, generate_latest
 
 from common.aio.stop_signals import StopSignals
 from common.aio.supervised import CALM_S, FIRST_PAUSE_S, LONGEST_PAUSE_S
+from common.backoff import Backoff
 from common.cli.command_line import ConfigSettings, read_command_line
 from common.cli.flag_aliases import FRONTEND
 from common.cli.process_settings import ProcessSettings
@@ -132,7 +133,7 @@ class Parent:
             CannotServeError: it ended before it had served, and none serves.
             ConfigurationError: what it needs can't be had.
         """
-        pause = FIRST_PAUSE_S
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, calm_s=CALM_S)
         if index:  # the first one knows what all need, and says so if it can't be understood
             await _any_of(self._planned, self._stopping)
         while not self._stopping.is_set():
@@ -143,8 +144,9 @@ class Parent:
             if not has_served and not self._serving:
                 # Clients would wait for ever in front of a port that nobody accepts from.
                 raise CannotServeError(index, status or 1)
-            if time.monotonic() - started > CALM_S or status == 0:
-                pause = FIRST_PAUSE_S
+            if status == 0:
+                backoff.reset()
+            pause = backoff.next_s(time.monotonic() - started)
             PROCESS_RESTARTS.inc()
             logger.warning(
                 "process %d ended with status %d: starting another in %g s", index, status, pause
@@ -152,7 +154,6 @@ class Parent:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._stopping.wait()
-            pause = min(pause * 2, LONGEST_PAUSE_S)
         return 0
 
     async def _run(self, index: int) -> tuple[int, bool]:

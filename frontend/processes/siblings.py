@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from common.aio.frames import FrameProtocol, Frames, frame
+from common.aio.spawn import end_with_parent
 from common.aio.stop_signals import StopSignals
 from common.aio.supervised import note_failure
 from common.errors import ConfigurationError
@@ -17,7 +18,7 @@ from common.observability.telemetry import SILENT_PROCESSES
 from common.request_plane.open_questions import OpenQuestions
 from common.transfer.arena import ArenaOffer, reap_orphans
 from common.transfer.shared_arena import SharedArena
-from frontend.processes.child import MEMBER, hear_of_the_parent_otherwise
+from frontend.processes.child import MEMBER
 from frontend.processes.connection_counts import ConnectionCounts
 from frontend.processes.messages import (
     Answered,
@@ -129,7 +130,8 @@ class Siblings:
         self._signals = signals
         self._parent = FrameProtocol(FromParent, self._received, self._parent_lost)
         protocol = self._parent
-        hear_of_the_parent_otherwise()
+        # From now on the connection says so; a signal would be the second, which means at once.
+        end_with_parent(None)
         await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, self._end)
         protocol.send(Attached())
 

@@ -5,9 +5,8 @@ is done by :mod:`frontend.processing.template_server`, within limits on time and
 """
 
 import asyncio
-import contextlib
+import os
 import socket
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import replace
@@ -20,14 +19,15 @@ from vllm.renderers.hf import HfRenderer
 from vllm.renderers.inputs import DictPrompt
 from vllm.renderers.params import ChatParams
 
-from common.aio.newest import keep_newest
-from common.cli.python_command import python_command
 from common.errors import OverloadedError, RequestRejectedError
+from common.lru import Lru
 from common.vllm_compat.renderer_patches import replace_messages, replace_template
+from frontend.processing.errors import ProcessLostError
+from frontend.processing.forks import Forks
 from frontend.processing.template_orders import CPU_S, MEMORY_BYTES, OK, Order
 from frontend.vllm_errors import as_vllm_error
 
-COMMAND: Final = python_command("frontend.processing.template_server")
+MODULE: Final = "frontend.processing.template_server"
 
 WAIT_S: Final = 10.0
 """Seconds that a request waits for the templates of others."""
@@ -59,8 +59,8 @@ class ClientTemplates:
         self._default = default
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="templates")
         self._turn = asyncio.Semaphore(1)
-        self._server: _Server | None = None
-        self._formats: dict[str, str] = {}
+        self._forks = Forks(MODULE, "chat templates")
+        self._formats: Lru[str, str] = Lru(_FORMATS_KEPT)
         self._render_now = renderer.render_messages
         self._render_later = renderer.render_messages_async
         self._apply = renderer._apply_chat_template_async
@@ -69,13 +69,13 @@ class ClientTemplates:
         """Let no template of a client be parsed or rendered in this process."""
         replace_messages(self._renderer, self.render_now, self.render)
         replace_template(self._renderer, self._apply_template)
-        self._thread.submit(self._start)
+        self._thread.submit(self._forks.start)
 
     def close(self) -> None:
-        """End the process."""
+        """End the processes. Takes a moment: not on the event loop."""
+        self._forks.refuse()
         self._thread.shutdown(wait=False, cancel_futures=True)
-        if self._server is not None:
-            self._server.close()
+        self._forks.close()
 
     def render_now(self, messages: list[Any], params: ChatParams) -> tuple[list[Any], DictPrompt]:
         """Render a chat that has no template of its own.
@@ -118,7 +118,7 @@ class ClientTemplates:
         found = self._formats.get(template)
         if found is None:
             found = await self._ask(Order(template, None, {}, {}))
-            keep_newest(self._formats, template, found, _FORMATS_KEPT)
+            self._formats.put(template, found)
         return found
 
     async def _apply_template(
@@ -141,10 +141,13 @@ class ClientTemplates:
         except TimeoutError as error:
             busy = OverloadedError("too many chat templates of other requests are being rendered")
             raise as_vllm_error(busy) from error
-        asking = asyncio.get_running_loop().run_in_executor(self._thread, self._ask_server, order)
+        asking = asyncio.get_running_loop().run_in_executor(self._thread, self._ask_process, order)
         # Not before it is answered, also if its client has left.
         asking.add_done_callback(lambda _: self._turn.release())
-        said = await asyncio.shield(asking)
+        try:
+            said = await asyncio.shield(asking)
+        except ProcessLostError as error:
+            raise as_vllm_error(error) from error
         if not said:
             costly = RequestRejectedError(
                 f"the chat template of the request takes more than {CPU_S} s or "
@@ -156,42 +159,22 @@ class ClientTemplates:
             raise VLLMValidationError(text, parameter="chat_template")
         return text
 
-    def _ask_server(self, order: Order) -> bytes:
-        """In a thread. Nothing if the process could not answer."""
-        server = self._start()
-        try:
-            return server.ask(order)
-        except (EOFError, OSError):
-            server.close()
-            self._server = None
-            return b""
+    def _ask_process(self, order: Order) -> bytes:
+        """In a thread. Return nothing if the process ended before it could answer.
 
-    def _start(self) -> "_Server":
-        if self._server is None:
-            self._server = _Server()
-        return self._server
-
-
-class _Server:
-    """One run of the process."""
-
-    def __init__(self) -> None:
+        Raises:
+            ProcessLostError: there was none.
+        """
         ours, theirs = socket.socketpair()
-        with theirs:
-            self._popen = subprocess.Popen(
-                [*COMMAND, str(theirs.fileno())], pass_fds=[theirs.fileno()]
-            )
-        self._connection: Connection[Order, bytes] = Connection(ours.detach())
-
-    def ask(self, order: Order) -> bytes:
-        self._connection.send(order)
-        return self._connection.recv_bytes()
-
-    def close(self) -> None:
-        self._popen.kill()
-        with contextlib.suppress(OSError):
-            self._connection.close()
-        self._popen.wait()
+        connection: Connection[Order, bytes] = Connection(ours.detach())
+        with connection:
+            with theirs:
+                os.close(self._forks.fork(theirs).pidfd)
+            try:
+                connection.send(order)
+                return connection.recv_bytes()
+            except (EOFError, OSError):
+                return b""
 
 
 def take_templates(renderer: BaseRenderer, default: str | None) -> ClientTemplates | None:

@@ -19,6 +19,8 @@ from typing import Self
 from vllm.exceptions import VLLMClientError
 
 from common.errors import MmRouterError, OverloadedError
+from common.identity import MmHash
+from common.lru import Lru
 from common.observability.telemetry import PREPROCESSED
 from common.observability.tracing import current, link_to
 from frontend.fetch import MISLED_DECODER_ERRORS
@@ -26,7 +28,6 @@ from frontend.media_limits import RequestLimitError
 from frontend.processing.backends import Backend
 from frontend.processing.batch import Batch, Processed
 from frontend.processing.errors import AbandonedError
-from frontend.processing.known_hashes import KnownHashes
 from frontend.processing.shared_media import SharedMedia
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class Flights:
     """The flights of one frontend, by key. For one event loop."""
 
     def __init__(
-        self, backend: Backend, hashes: KnownHashes, shared: SharedMedia | None = None
+        self, backend: Backend, hashes: Lru[Hashable, MmHash], shared: SharedMedia | None = None
     ) -> None:
         """
         Args:
@@ -145,7 +146,7 @@ class Flights:
             if self._shared is not None:
                 self._shared.landed(key, None if made is None else made.mm_hash)
             if isinstance(outcome, Processed):
-                self._hashes.remember(key, outcome.mm_hash)
+                self._hashes.put(key, outcome.mm_hash)
                 future.set_result(outcome)
             else:
                 future.set_exception(outcome)

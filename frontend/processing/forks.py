@@ -1,23 +1,21 @@
-"""Where processes for media come from: a fork server, started with the first and again if it dies.
+"""Where processes that work for a frontend come from: a fork server, started again if it dies.
 
 For any number of threads. Every wait for it has an end.
 """
 
 import contextlib
 import socket
-import subprocess
 import threading
 from dataclasses import dataclass
 from typing import Final
 
+from common.aio.spawn import SpawnedProcess
 from common.cli.python_command import python_command
 from frontend.media_processes import FORK
 from frontend.processing.errors import ProcessLostError
 
 COMMAND: Final = python_command("frontend.media_processes.fork_server")
 """Starts the fork server, with the module that children run and its end of a socket pair."""
-
-MODULE: Final = "frontend.processing.child"
 
 START_S: Final = 120.0
 """Seconds within which it has imported what children need, and forked."""
@@ -38,9 +36,16 @@ class Forked:
 
 
 class Forks:
-    """Forks processes for media. They outlive it, and end with this process."""
+    """Forks processes that run a module. They outlive it, and end with this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str, what: str) -> None:
+        """
+        Args:
+            module: its ``main`` gets the descriptor of a process's end.
+            what: the processes are for, in errors.
+        """
+        self._module = module
+        self._what = what
         self._turn = threading.Lock()
         self._changing = threading.Lock()
         self._server: _Server | None = None
@@ -56,7 +61,7 @@ class Forks:
             ProcessLostError: it can't be had, or not in time.
         """
         if not self._turn.acquire(timeout=START_S):
-            raise ProcessLostError(_late())
+            raise ProcessLostError(_late(self._what))
         try:
             return self._running().fork(theirs)
         except ProcessLostError:
@@ -64,6 +69,15 @@ class Forks:
             raise
         finally:
             self._turn.release()
+
+    def start(self) -> None:
+        """Import what processes need ahead of the first, soon and elsewhere.
+
+        Raises:
+            ProcessLostError: the fork server can't be started.
+        """
+        with self._turn:
+            self._running()
 
     def refuse(self) -> None:
         """Fork no more; whoever waits for a fork gets an error."""
@@ -76,74 +90,59 @@ class Forks:
         """After :meth:`refuse`, and when the processes have ended, which the server reaps."""
         with self._turn:
             if self._server is not None:
-                self._server.wait()
+                self._server.process.reap(_STOP_S)
             self._forget()
 
     def _running(self) -> "_Server":
-        if self._server is not None and not self._server.alive:
+        if self._server is not None and not self._server.process.alive:
             self._forget()
         with self._changing:
             if self._closed:
                 raise ProcessLostError("the frontend is shutting down")
             if self._server is None:
-                self._server = _Server()
+                self._server = _Server(self._module, self._what)
             return self._server
 
     def _forget(self) -> None:
         """Only in one's turn: nobody else uses it then."""
         with self._changing:
             if self._server is not None:
-                self._server.close()
+                self._server.process.end(_STOP_S)
             self._server = None
 
 
 class _Server:
     """One run of it."""
 
-    def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.settimeout(START_S)
-        with theirs:
-            try:
-                self._popen = subprocess.Popen(
-                    [*COMMAND, MODULE, str(theirs.fileno())], pass_fds=[theirs.fileno()]
-                )
-            except OSError as error:
-                self._socket.close()
-                raise ProcessLostError(f"a process for media can't be started: {error}") from error
-
-    @property
-    def alive(self) -> bool:
-        return self._popen.poll() is None
+    def __init__(self, module: str, what: str) -> None:
+        self._what = what
+        try:
+            self.process = SpawnedProcess(
+                lambda end: [*COMMAND, module, str(end)], socket.SOCK_SEQPACKET
+            )
+        except OSError as error:
+            raise ProcessLostError(f"a process for {what} can't be started: {error}") from error
+        self.process.socket.settimeout(START_S)
 
     def fork(self, theirs: socket.socket) -> Forked:
         try:
-            socket.send_fds(self._socket, [FORK], [theirs.fileno()])
-            answer, pidfds, _, _ = socket.recv_fds(self._socket, 20, 1)
+            socket.send_fds(self.process.socket, [FORK], [theirs.fileno()])
+            answer, pidfds, _, _ = socket.recv_fds(self.process.socket, 20, 1)
         except TimeoutError as error:
-            raise ProcessLostError(_late()) from error
+            raise ProcessLostError(_late(self._what)) from error
         except OSError as error:
-            raise ProcessLostError(f"a process for media did not start: {error}") from error
+            raise ProcessLostError(f"a process for {self._what} did not start: {error}") from error
         if not answer:
-            raise ProcessLostError("a process for media did not start: its fork server ended")
+            raise ProcessLostError(
+                f"a process for {self._what} did not start: its fork server ended"
+            )
         return Forked(int(answer), pidfds[0])
 
     def leave(self) -> None:
         """Whoever waits for it sees it gone; it goes with its last child."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def wait(self) -> None:
-        """For some seconds, until it has gone by itself, or the kernel lets it go."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._popen.wait(_STOP_S)
-
-    def close(self) -> None:
-        """Once nobody uses it any more."""
-        self._socket.close()
-        self._popen.kill()
-        self.wait()
+            self.process.socket.shutdown(socket.SHUT_RDWR)
 
 
-def _late() -> str:
-    return f"a process for media did not start within {START_S:g} s"
+def _late(what: str) -> str:
+    return f"a process for {what} did not start within {START_S:g} s"

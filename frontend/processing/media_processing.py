@@ -13,9 +13,12 @@ from typing import Any
 from vllm.renderers import BaseRenderer
 
 from common.errors import MmRouterError, OverloadedError
+from common.identity import MmHash
+from common.lru import Lru
 from common.media.cache_partition import Partition
 from common.media.decoded_media import check_decoded
 from common.observability.telemetry import PREPROCESS_WAITING, stage
+from common.transfer.media_source import MediaSource
 from common.vllm_compat.hf_processor_runs import HfProcessorRuns
 from frontend.fetch import MISLED_DECODER_ERRORS, DeferredMedium, arrived
 from frontend.processing.backends import Backend, Decodes
@@ -30,7 +33,6 @@ from frontend.processing.named_media import NamedMedia
 from frontend.processing.processed_once import ProcessedOnce
 from frontend.processing.prompt_media import Kept, MediaData, Shown, listed, media_apart
 from frontend.processing.renderer_processing import RendererProcessing
-from frontend.processing.sources import MediaSources, source_of
 from frontend.processing.store import ProcessedStore
 from frontend.processing.uuids import Namespace, Uuids, check_uuids
 from frontend.request_context import current_context, current_partition
@@ -43,6 +45,10 @@ _ANSWERED_BY_VLLM = (ValueError, TypeError, OverflowError, NotImplementedError)
 
 _LED_ASTRAY = (*MISLED_DECODER_ERRORS, ImportError, MemoryError)
 """What processors raise when what a request says of its media makes no sense."""
+
+
+MediaSources = Lru[MmHash, MediaSource]
+"""Media as fetched, for workers that process them themselves. For one event loop."""
 
 
 class MediaProcessing:
@@ -210,4 +216,11 @@ def _keep_sources(
 ) -> None:
     for each, made in zip(shown, processed, strict=True):
         if not each.medium.content.jpeg_frames:
-            sources.keep(made.mm_hash, source_of(each, options, partition))
+            source = MediaSource(
+                each.modality,
+                each.medium.content.data,
+                dict(options.mm_processor_kwargs),  # type: ignore[arg-type] # JSON in a request
+                dict(options.media_io_kwargs),  # type: ignore[arg-type] # likewise
+                partition,
+            )
+            sources.put(made.mm_hash, source)

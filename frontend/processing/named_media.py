@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from common.identity import MmHash
+from common.transfer.shared_arena import MediaNames
 from frontend.processing.batch import Processed
 from frontend.processing.prompt_media import ByPlace, MediaData, Place, listed
 from frontend.processing.store import ArenaStore, ProcessedStore
-from frontend.processing.uuids import NAMES_PER_TENANT, MediaNames, Namespace, Uuids
+from frontend.processing.uuids import NAMES_PER_TENANT, Namespace, Uuids
 
 
 class NamedMedia:
@@ -61,20 +62,22 @@ class NamedMedia:
     async def _remember(
         self, namespace: Namespace, modality: str, uuid: str, mm_hash: MmHash
     ) -> None:
+        if (name := namespace.name(modality, uuid)) is None:
+            return
+        space = namespace.tenant.encode()
         if self._directory is None:
-            self._names.remember(namespace, modality, uuid, mm_hash)
-        elif (name := namespace.name(modality, uuid)) is not None:
-            space = namespace.tenant.encode()
+            self._names.remember(space, name, mm_hash, NAMES_PER_TENANT)
+        else:
             await self._directory.remember(space, name, mm_hash, NAMES_PER_TENANT)
 
     async def _named(self, namespace: Namespace, modality: str, uuid: str) -> Processed | None:
-        if self._directory is None:
-            mm_hash = self._names.recall(namespace, modality, uuid)
-            return None if mm_hash is None else self._store.get(mm_hash)
-        name = namespace.name(modality, uuid)
-        if name is None:
+        if (name := namespace.name(modality, uuid)) is None:
             return None
-        mm_hash = await self._directory.recall(namespace.tenant.encode(), name)
+        space = namespace.tenant.encode()
+        if self._directory is None:
+            mm_hash = self._names.recall(space, name)
+            return None if mm_hash is None else self._store.get(mm_hash)
+        mm_hash = await self._directory.recall(space, name)
         if mm_hash is None:
             return None
         return self._store.get_now(mm_hash) or await asyncio.to_thread(self._store.get, mm_hash)

@@ -10,6 +10,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 import torch
 from vllm.config import ModelConfig
@@ -31,6 +32,7 @@ from common.aio.undo import undo_on_error
 from common.aio.watched_threads import WatchedThreads
 from common.errors import RequestRejectedError
 from common.identity import MmHash, MmIdentifier
+from common.lru import Lru
 from common.media.cache_partition import hash_within
 from common.observability.log_lines import log_setup
 from common.request_plane.card import WorkerCard
@@ -47,14 +49,16 @@ from frontend.processing.backends import Backend, OwnBackend, PoolBackend
 from frontend.processing.client_embeds import are_embeds, check_embeds
 from frontend.processing.client_hashes import content_hash
 from frontend.processing.client_templates import ClientTemplates, take_templates
-from frontend.processing.media_processing import MediaProcessing
+from frontend.processing.media_processing import MediaProcessing, MediaSources
 from frontend.processing.pool import ProcessPool
 from frontend.processing.renderer import build_config
 from frontend.processing.settings import PreprocessSettings
-from frontend.processing.sources import MediaSources
 from frontend.processing.store import ArenaStore, PrivateStore, ProcessedStore
 from frontend.processing.tokenizing import Tokenizing
 from frontend.request_context import current_partition, salt_of_blocks
+
+SOURCES_BYTES: Final = 1 << 30
+"""Encoded media kept. A request whose source was evicted is served inline."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,9 @@ class Preprocessor:
         self.renderer: BaseRenderer = renderer_from_config(self.vllm_config)
         self.tasks: tuple[SupportedTask, ...] = tuple(card.supported_tasks)
         self.hf_runs = HfProcessorRuns(side="frontend", worker_id=None)
-        self._sources = MediaSources() if keep_sources else None
+        self._sources: MediaSources | None = None
+        if keep_sources:
+            self._sources = Lru(SOURCES_BYTES, lambda source: len(source.encoded))
         self._pool: ProcessPool | None = None
         self._processing: MediaProcessing | None = None
         self._takes_embeds = card.model.enable_mm_embeds
@@ -326,7 +332,7 @@ class Preprocessor:
         if self._pool is not None:
             await asyncio.to_thread(self._pool.close)
         if self._templates is not None:
-            self._templates.close()
+            await asyncio.to_thread(self._templates.close)
         self.tokenizing.close()
         self.renderer.shutdown()
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)

@@ -5,7 +5,10 @@ processed in batches.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
+from typing import Final
 
+from common.identity import MmHash
+from common.lru import Lru
 from common.media.cache_partition import Partition
 from common.observability.telemetry import PREPROCESSED
 from frontend.fetch import for_user
@@ -13,10 +16,13 @@ from frontend.media_limits import MediaError, RequestLimitError
 from frontend.processing.backends import Backend
 from frontend.processing.batch import Batch, MediaOptions, Processed
 from frontend.processing.flights import Flights, Seats
-from frontend.processing.known_hashes import KnownHashes
 from frontend.processing.prompt_media import Shown
 from frontend.processing.shared_media import SharedMedia
 from frontend.processing.store import ArenaStore, ProcessedStore
+
+HASHES_KEPT: Final = 100_000
+"""Media whose hash is known by what they are before they are decoded, so that a repeat needs no
+decoding."""
 
 
 class ProcessedOnce:
@@ -30,7 +36,7 @@ class ProcessedOnce:
         """
         self._store = store
         self._backend = backend
-        self._hashes = KnownHashes()
+        self._hashes: Lru[Hashable, MmHash] = Lru(HASHES_KEPT)
         shared = None
         if isinstance(store, ArenaStore) and store.directory is not None:
             shared = SharedMedia(store.directory, store)
@@ -74,7 +80,7 @@ class ProcessedOnce:
         self._hashes.clear()
 
     def _kept(self, key: Hashable) -> Processed | None:
-        mm_hash = self._hashes.recall(key)
+        mm_hash = self._hashes.get(key)
         return None if mm_hash is None else self._store.get_now(mm_hash)
 
     async def _landed(

@@ -1,19 +1,21 @@
-"""Render chat templates that clients send, each in a process of its own: ``template_server FD``.
+"""A process that renders one chat template that a client sends, forked by a fork server.
 
 Jinja's sandbox keeps a template from the process, and not from its time and memory: 22 bytes of
-arithmetic hold the interpreter's lock for minutes, and no thread can be ended. A process can. This
-one imports once what rendering needs, and forks for each order that the frontend at the other end
-of the socket FD sends. It ends with that end.
+arithmetic hold the interpreter's lock for minutes, and no thread can be ended. A process can.
 """
 
 import logging
 import os
 import resource
 import signal
-import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from jinja2 import TemplateError
+from transformers.utils.chat_template_utils import render_jinja_template
+from vllm.exceptions import VLLMError
+from vllm.renderers import hf
 
 from frontend.processing.template_orders import (
     ALARM_S,
@@ -50,8 +52,6 @@ class _Tokenizer:
         **options: Any,
     ) -> str:
         """Return the prompt."""
-        from transformers.utils.chat_template_utils import render_jinja_template
-
         prompts, _ = render_jinja_template(
             conversations=[conversation],
             tools=tools,
@@ -66,10 +66,6 @@ class _Tokenizer:
 
 def answer(order: Order) -> bytes:
     """Return the prompt, or the format of contents, or why there is none; the first byte says."""
-    from jinja2 import TemplateError
-    from vllm.exceptions import VLLMError
-    from vllm.renderers import hf
-
     try:
         if order.conversation is None:
             return OK + hf._detect_content_format(order.template, default="string").encode()
@@ -101,38 +97,13 @@ def _limit() -> None:
     signal.alarm(ALARM_S)
 
 
-def _forked(order: Order) -> bytes:
-    """Return the answer of a process that ends after it; nothing if it ended before."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            _limit()
-            with os.fdopen(writer, "wb") as file:
-                file.write(answer(order))
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as file:
-        said = file.read()
-    _, status = os.waitpid(pid, 0)
-    return said if status == 0 else b""
-
-
 def main(descriptor: int) -> None:
-    """Render for the frontend until it is gone."""
-    from transformers.utils import chat_template_utils  # noqa: F401  # children have it then
-    from vllm.renderers import hf  # noqa: F401
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the frontend
+    """Render what the frontend orders, and end."""
     logging.disable()  # vLLM logs templates and what is wrong with them
     connection: Connection[bytes, Order] = Connection(descriptor)
-    while True:
-        try:
-            connection.send_bytes(_forked(connection.recv()))
-        except (EOFError, ConnectionError):
-            return
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    try:
+        order = connection.recv()
+        _limit()
+        connection.send_bytes(answer(order))
+    finally:
+        os._exit(0)

@@ -8,14 +8,12 @@ stands for the last that came under it, while that is kept.
 """
 
 import json
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NewType
+from typing import Final
 
 from blake3 import blake3
 
-from common.identity import MmHash
 from common.media.cache_partition import Partition
 from frontend.processing.batch import MediaOptions
 from frontend.request_context import Tenant
@@ -24,8 +22,6 @@ Uuids = Mapping[str, Sequence[str | None]]
 
 NAMES_PER_TENANT: Final = 10_000
 """Names remembered for an API key; the one used longest ago goes first."""
-
-_Name = NewType("_Name", bytes)
 
 
 @dataclass(frozen=True)
@@ -43,50 +39,14 @@ class Namespace:
     partition: Partition
     options: MediaOptions
 
-    def name(self, modality: str, uuid: str) -> _Name | None:
+    def name(self, modality: str, uuid: str) -> bytes | None:
         """A name of fixed length, None if the options can't be compared."""
         try:
             # ASCII, so lone surrogates, which JSON can carry, do no harm.
             text = json.dumps([self.partition, modality, uuid, self.options], sort_keys=True)
         except (TypeError, ValueError):
             return None
-        return _Name(blake3(text.encode()).digest())
-
-
-class MediaNames:
-    """Which media clients showed under which names. For one event loop."""
-
-    def __init__(self, most: int = NAMES_PER_TENANT) -> None:
-        """
-        Args:
-            most: names remembered for each tenant.
-        """
-        self._most = most
-        self._names: dict[Tenant, OrderedDict[_Name, MmHash]] = {}
-
-    def recall(self, namespace: Namespace, modality: str, uuid: str) -> MmHash | None:
-        """The medium that was last shown under a name."""
-        names = self._names.get(namespace.tenant)
-        name = namespace.name(modality, uuid)
-        if names is None or name is None or name not in names:
-            return None
-        names.move_to_end(name)
-        return names[name]
-
-    def remember(self, namespace: Namespace, modality: str, uuid: str, mm_hash: MmHash) -> None:
-        """A medium was shown under a name, which stands for it from now on."""
-        name = namespace.name(modality, uuid)
-        if name is None:
-            return
-        names = self._names.setdefault(namespace.tenant, OrderedDict())
-        names[name] = mm_hash
-        names.move_to_end(name)
-        if len(names) > self._most:
-            names.popitem(last=False)
-
-    def clear(self) -> None:
-        """Forget all names."""
-        self._names.clear()
+        return blake3(text.encode()).digest()
 
 
 def check_uuids(mm_uuids: Uuids | None) -> None:

@@ -7,7 +7,7 @@ from frontend.workers.fleet import Fleet, Gauges
 from frontend.workers.fleets import Fleets, follow
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
-from frontend.workers.members import Everybody, Member, Members, Roll
+from frontend.workers.members import Member, Members, Roll
 from frontend.workers.operations import Performed, WorkerPage, ask_for_pages, perform, those_called
 from frontend.workers.refusals import Refusals
 
@@ -15,7 +15,6 @@ __all__ = [
     "Adapters",
     "Answer",
     "Contract",
-    "Everybody",
     "Fleet",
     "Fleets",
     "Gauges",

@@ -1,8 +1,9 @@
-"""Several models behind one frontend: each has a fleet of its own.
+"""The fleets of a frontend: one for each model.
 
-The names under which a worker serves its model say which fleet its card is for. A model comes with
-its first worker and leaves with its last one. What there is no room for is refused by name, and
-looked at again when a model has left.
+Of several models, the names under which a worker serves its model say which fleet its card is for.
+A model comes with its first worker and leaves with its last one. A model for which there is no room
+is refused by name, and looked at again when another one has left. A single model is decided on by
+the first card, and stays: its fleet takes or refuses all other workers.
 """
 
 import asyncio
@@ -19,11 +20,12 @@ from common.errors import (
     CardNameError,
     DiscoveryError,
 )
+from common.identity import WorkerId
 from common.observability.telemetry import INTERNAL_ERRORS
 from common.request_plane.card import WorkerCard, WorkerState
 from frontend.workers.contract import Contract
 from frontend.workers.fleet import Fleet, Gauges
-from frontend.workers.members import Run
+from frontend.workers.members import Member, Run
 from frontend.workers.refusals import Refusals, nobody
 
 logger = logging.getLogger(__name__)
@@ -37,7 +39,7 @@ It owes :meth:`Fleets.closed` for each."""
 
 
 class Fleets:
-    """The fleets of all models.
+    """The fleets of all models, and the workers of all of them.
 
     Attributes:
         refusals: workers that no fleet looks at, and why; fleets have others.
@@ -49,14 +51,14 @@ class Fleets:
         came: Came,
         terms: Contract,
         *,
-        most: int,
+        most: int | None,
         gauges: Gauges | None = None,
     ) -> None:
         """
         Args:
             make: a fleet for another model.
             terms: what is demanded of every card, whatever its model. Never settled.
-            most: models at the same time.
+            most: models at the same time; None for a single one.
         """
         self.refusals = Refusals()
         self._make = make
@@ -78,6 +80,19 @@ class Fleets:
     def of(self, name: str) -> Fleet | None:
         """The fleet of the model that has a name, if there is one."""
         return next((fleet for fleet in self._here if name in fleet.names), None)
+
+    def holder(self, worker_id: WorkerId) -> Member | None:
+        """Who serves under a worker id, even if it was removed and is about to leave."""
+        held = (fleet.members.holder(worker_id) for fleet in self)
+        return next((member for member in held if member is not None), None)
+
+    def available(self) -> Iterator[Member]:
+        """Those who can take a request now."""
+        return (member for fleet in self for member in fleet.members.available())
+
+    def shown(self) -> list[Member]:
+        """Every worker with a card that fits, connected or not."""
+        return [member for fleet in self for member in fleet.members.shown()]
 
     def check_available(self) -> None:
         """Raises NoWorkerError, with what is known of the reason, if nobody is there."""
@@ -149,8 +164,8 @@ class Fleets:
             self.refusals.add(run, error)
 
     def _check_unchanged(self, home: Fleet, run: Run, card: WorkerCard) -> None:
-        if card.served_model_names == home.names:
-            return
+        if self._most is None or card.served_model_names == home.names:
+            return  # of a single model, the contract says so
         error = CardModelError(
             f"worker {card.worker_id} refused: it joined as one of {', '.join(home.names)}, and "
             f"its card says {', '.join(card.served_model_names)} now; start it again"
@@ -166,7 +181,7 @@ class Fleets:
             return
         self._terms.check(card)
         _check_names(card)
-        fleet = next((one for one in self._here if one.names == card.served_model_names), None)
+        fleet = self._fleet_for(card)
         self._outside[run] = card
         self._check_worker_id(run, card, fleet)
         if fleet is None:
@@ -181,6 +196,12 @@ class Fleets:
             self._here[made] = gone = asyncio.Event()
             logger.info("the first worker of model %s has come", card.served_model_names[0])
             self._came(made, gone)
+
+    def _fleet_for(self, card: WorkerCard) -> Fleet | None:
+        """The fleet that a card is for; None if it begins one."""
+        if self._most is None:
+            return next(iter(self._here), None)
+        return next((one for one in self._here if one.names == card.served_model_names), None)
 
     def _check_worker_id(self, run: Run, card: WorkerCard, fleet: Fleet | None) -> None:
         """Whatever is kept by worker id is kept for all models together."""
@@ -205,7 +226,7 @@ class Fleets:
                     f"{', '.join(other.names)} has the name {shared[0]} here"
                 )
             _check_apart(theirs, card)
-        if len(others) >= self._most:
+        if self._most is not None and len(others) >= self._most:
             raise CardModelError(
                 f"worker {card.worker_id} refused: its model {card.served_model_names[0]} would be "
                 f"one more than the {self._most} of --max-models"
@@ -223,7 +244,7 @@ class Fleets:
     def _look(self) -> None:
         wanted, self._look_at = self._look_at or set(), None
         for fleet, gone in list(self._here.items()):
-            if not len(fleet.members):
+            if not len(fleet.members) and self._most is not None:
                 del self._here[fleet]
                 self._leaving.append(fleet)
                 logger.info("the last worker of model %s has left", fleet.names[0])

@@ -4,7 +4,7 @@ Several incarnations under one worker id are told apart: at most one of them ser
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -80,30 +80,6 @@ class Roll(Protocol):
 
     def shown(self) -> list[Member]:
         """Every worker with a card that fits, connected or not."""
-
-
-class Everybody:
-    """The members of several fleets."""
-
-    def __init__(self, fleets: Iterable["Members"]) -> None:
-        """
-        Args:
-            fleets: asked each time.
-        """
-        self._fleets = fleets
-
-    def holder(self, worker_id: WorkerId) -> Member | None:
-        """Who serves under a worker id, even if it was removed and is about to leave."""
-        held = (members.holder(worker_id) for members in self._fleets)
-        return next((member for member in held if member is not None), None)
-
-    def available(self) -> Iterator[Member]:
-        """Those who can take a request now."""
-        return (member for members in self._fleets for member in members.available())
-
-    def shown(self) -> list[Member]:
-        """Every worker with a card that fits, connected or not."""
-        return [member for members in self._fleets for member in members.shown()]
 
 
 class Members:

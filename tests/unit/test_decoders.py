@@ -4,6 +4,7 @@ Noise is refused at the first byte, so most inputs here are valid messages with 
 changed, a frame lost, or a field that is of the right type and cannot be.
 """
 
+import socket
 from collections.abc import Callable
 
 import msgspec
@@ -177,7 +178,7 @@ DEEP = b"\x91" * 10_000 + b"\xc0"
 @example(FromReader, b"\x82\xa4type\xa4pong\xa1x" + DEEP)
 @FUZZ
 def test_messages_of_processes_that_hold_a_nixl_agent(incoming: object, content: bytes) -> None:
-    ours, theirs = Channel.pair()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         channel: Channel[object, object] = Channel(ours, incoming)
         theirs.send(content)

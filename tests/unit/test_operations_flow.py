@@ -41,7 +41,7 @@ class Office:
         operating = Operating(town.fleet.members)
         app = FastAPI()
         app.include_router(operate_routes(operating, self._forget))
-        app.include_router(manage_routes(Management([town.router], None)))
+        app.include_router(manage_routes(Management(lambda: [town.router], None)))
         app.include_router(vllms_routes(operating))
         transport = httpx.ASGITransport(AdminGuard(app, Keys(["user"]), Keys(["admin"])))
         self.http = httpx.AsyncClient(

@@ -13,10 +13,10 @@ from vllm.config import ProfilerConfig
 from vllm.entrypoints.launchers.app import build_app
 
 from frontend.args import parse
-from frontend.http.operator.operate import REPLACED, Operating, vllms_routes
+from frontend.http.operator.operate import Operating, vllms_routes
 from frontend.http.operator.operation_queries import READS
+from frontend.http.operator.vllm_routes import ADAPTERS, PROFILER, REFUSED, REPLACED, SERVED
 from frontend.http.server.vllm_server import replace_engine_routes
-from frontend.http.vllm_routes import ADAPTERS, PROFILER, REFUSED, SERVED
 from frontend.workers import Members
 from tests.by_version import NOT_HERE
 

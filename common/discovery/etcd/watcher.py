@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final
 
+from common.backoff import Backoff
 from common.discovery.base import CardChange, CardWatcher
 from common.discovery.etcd.client import EtcdClient, Stored
 from common.discovery.etcd.keys import named_by
@@ -36,13 +37,13 @@ class EtcdCardWatcher(CardWatcher):
         self._problems: set[str] = set()
 
     async def changes(self) -> AsyncIterator[CardChange]:
-        pause = FIRST_PAUSE_S
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         try:
             while True:
                 try:
                     async with contextlib.aclosing(self._watched()) as looks:
                         async for _ in looks:
-                            pause = FIRST_PAUSE_S
+                            backoff.reset()
                             self._problems.clear()
                             while self._pending:
                                 yield self._pending.popleft()
@@ -53,8 +54,7 @@ class EtcdCardWatcher(CardWatcher):
                     if str(error) not in self._problems:
                         self._problems.add(str(error))
                         logger.error("no cards can be read, the last ones stay: %s", error)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE_S)
+                await asyncio.sleep(backoff.next_s())
         finally:
             await self._client.close()
 

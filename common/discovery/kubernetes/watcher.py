@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final
 
+from common.backoff import Backoff
 from common.discovery.base import CardChange, CardWatcher
 from common.discovery.known_card import KnownCard
 from common.discovery.kubernetes.client import KubernetesRefusedError, LeaseClient, Seen
@@ -85,10 +86,10 @@ class KubernetesCardWatcher(CardWatcher):
         self._look_at = 0.0
         self._to_list = False
         self._problem = ""
-        self._pause = FIRST_PAUSE_S
+        self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
     async def changes(self) -> AsyncIterator[CardChange]:
-        self._pause = FIRST_PAUSE_S
+        self._backoff.reset()
         try:
             while True:
                 try:
@@ -100,8 +101,7 @@ class KubernetesCardWatcher(CardWatcher):
                     if not self._has_read:
                         raise DiscoveryError(f"no cards can be read: {error}") from error
                     self._note_problem(error)
-                await asyncio.sleep(self._pause)
-                self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
+                await asyncio.sleep(self._backoff.next_s())
         finally:
             await self._client.close()
 
@@ -125,7 +125,8 @@ class KubernetesCardWatcher(CardWatcher):
                 silent = True
                 async with contextlib.aclosing(self._client.watch(version)) as watched:
                     async for seen in watched:
-                        self._pause, silent = FIRST_PAUSE_S, False
+                        silent = False
+                        self._backoff.reset()
                         for each in seen:
                             version = each.version or version
                             self._note_seen(each)

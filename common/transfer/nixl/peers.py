@@ -3,11 +3,12 @@
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, NamedTuple, TypeVar
 
 from common.aio.supervised import supervise
 from common.aio.undo import undo_on_error
+from common.backoff import Backoff
 from common.errors import ArenaUnavailableError, TransferError, TransferTimeoutError
 from common.transfer.nixl.reading import NixlReading
 from common.transfer.nixl_offer import NixlOffer
@@ -22,6 +23,8 @@ of their buffers can be used until the bytes came or the connection broke."""
 
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
+"""Seconds between looks whether a frontend that left has ended, and between attempts to reach one
+whose connection broke."""
 
 
 class _Left(NamedTuple):
@@ -219,8 +222,9 @@ class NixlPeers:
         Meanwhile items are refused, so they come inline.
         """
         logger.warning("the NIXL connection to %s broke: making a new one", offer.agent)
-        for pause in _pauses():
-            await asyncio.sleep(pause)
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        while True:
+            await asyncio.sleep(backoff.next_s())
             try:
                 await self.attach(offer)
             except TransferError as error:
@@ -240,10 +244,9 @@ class NixlPeers:
         NIXL doesn't close its connection to a peer that lives: each frontend that is lost and
         found again, after a pause for instance, would cost a socket at both ends.
         """
-        for pause in _pauses():
-            if not await self._lives(offer):
-                break
-            await asyncio.sleep(pause)
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        while await self._lives(offer):  # noqa: ASYNC110  # no event tells of its end
+            await asyncio.sleep(backoff.next_s())
         self._forget(offer.agent)
 
     async def _lives(self, offer: NixlOffer) -> bool:
@@ -265,13 +268,3 @@ class NixlPeers:
 
     def _disconnect(self, agent: str) -> None:
         self._reader.disconnect(agent)
-
-
-def _pauses() -> Iterator[float]:
-    """Seconds between looks whether a frontend that left has ended, and between attempts to reach
-    one whose connection broke: ever longer.
-    """
-    pause = _FIRST_PAUSE
-    while True:
-        yield pause
-        pause = min(pause * 2, _LONGEST_PAUSE)

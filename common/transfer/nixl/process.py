@@ -4,10 +4,9 @@ Over TCP an agent gives whoever reaches its port all memory of its process, and 
 address ends it. So neither frontend nor worker has one: each has such a process.
 """
 
-import contextlib
 import logging
 import os
-import subprocess
+import socket
 import sys
 import threading
 import time
@@ -20,7 +19,8 @@ from typing import Final, Generic, TypeVar
 import msgspec
 import torch
 
-from common.aio.undo import undo_on_error
+from common.aio.spawn import SpawnedProcess
+from common.backoff import Backoff
 from common.errors import ArenaUnavailableError, ConfigurationError
 from common.observability.telemetry import INTERNAL_ERRORS, NIXL_RESTARTS
 from common.transfer.nixl_processes import (
@@ -52,7 +52,7 @@ for as long as the longest."""
 _GIVEN_UP_S: Final = 0.2
 """How often whoever waits for one looks whether it is still wanted."""
 
-_STDERR: Final = 2
+_STOP_S: Final = 10.0
 
 
 class NixlProcess(Generic[_Sent, _Got]):
@@ -98,7 +98,7 @@ class NixlProcess(Generic[_Sent, _Got]):
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._channel: Channel[_Sent | NixlPing, _Got | NixlPong | Unusable] | None = None
-        self._popen: subprocess.Popen[bytes] | None = None
+        self._process: SpawnedProcess | None = None
         self._first: Future[None] = Future()
         # Not a pool's: the kernel ends the process with the thread that started it.
         self._thread = threading.Thread(target=self._run, name=self._role, daemon=True)
@@ -108,7 +108,7 @@ class NixlProcess(Generic[_Sent, _Got]):
     def pid(self) -> int | None:
         """Of the process, None while there is none."""
         with self._lock:
-            return None if self._popen is None else self._popen.pid
+            return None if self._process is None else self._process.pid
 
     def wait_until_ready(self, given_up: Callable[[], bool] = lambda: False) -> None:
         """Wait for the first one; not on the event loop.
@@ -157,11 +157,11 @@ class NixlProcess(Generic[_Sent, _Got]):
             self._thread.join()
 
     def _kill(self) -> None:
-        if self._popen is not None:
-            self._popen.kill()
+        if self._process is not None:
+            self._process.kill()
 
     def _run(self) -> None:
-        pause = FIRST_PAUSE_S
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, calm_s=LONGEST_PAUSE_S)
         while not self._closed.is_set():
             began = time.monotonic()
             reason = "it ended"
@@ -182,11 +182,9 @@ class NixlProcess(Generic[_Sent, _Got]):
                 self._settle(ConfigurationError(f"a process for NIXL can't be had: {error!r}"))
             if self._closed.is_set():
                 break
-            if time.monotonic() - began > LONGEST_PAUSE_S:
-                pause = FIRST_PAUSE_S
+            pause = backoff.next_s(time.monotonic() - began)
             logger.warning("the process for NIXL is started anew in %.1f s: %s", pause, reason)
             self._closed.wait(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
         self._settle(ConfigurationError("NIXL was shut down"))
 
     def _settle(self, error: ConfigurationError | None = None) -> None:
@@ -235,54 +233,52 @@ class NixlProcess(Generic[_Sent, _Got]):
             logger.error("the process for NIXL says nonsense, so it is ended: %s", error)
         finally:
             impatience.cancel()
-            self._end(channel)
+            self._end()
             if ready:
                 self._on_lost()
         return ready
 
     def _start(self) -> Channel[_Sent | NixlPing, _Got | NixlPong | Unusable]:
-        ours, theirs = Channel.pair()
-        memory = -1
+        memory = self._open_memory()
+        search_path = [str(Path(path or ".").absolute()) for path in sys.path]
+
+        def command(end: int) -> list[str]:
+            start = Start(
+                channel=end,
+                memory=memory,
+                size=self._size,
+                error_handling=self._network.error_handling,
+                needs_files=self._network.needs_files,
+                parent=os.getpid(),
+                torch_has_cuda=torch.version.cuda is not None,
+                writable=self._writable,
+            )
+            return [sys.executable, "-P", "-s", "-m", self._module, *start.arguments()]
+
         try:
-            with undo_on_error(ours.close), theirs:
-                memory = self._open_memory()
-                start = Start(
-                    channel=theirs.fileno(),
-                    memory=memory,
-                    size=self._size,
-                    error_handling=self._network.error_handling,
-                    needs_files=self._network.needs_files,
-                    parent=os.getpid(),
-                    torch_has_cuda=torch.version.cuda is not None,
-                    writable=self._writable,
-                )
-                search_path = [str(Path(path or ".").absolute()) for path in sys.path]
-                popen = subprocess.Popen(
-                    [sys.executable, "-P", "-s", "-m", self._module, *start.arguments()],
-                    cwd="/",
-                    env=self._network.environment(os.environ, search_path),
-                    stdin=subprocess.DEVNULL,
-                    stdout=_STDERR,  # where UCX logs to
-                    pass_fds=[theirs.fileno(), memory],
-                )
+            process = SpawnedProcess(
+                command,
+                socket.SOCK_SEQPACKET,
+                descriptors=[memory],
+                cwd="/",
+                env=self._network.environment(os.environ, search_path),
+                only_stderr=True,  # where UCX logs to
+            )
         finally:
-            if memory >= 0:
-                os.close(memory)
+            os.close(memory)
         channel: Channel[_Sent | NixlPing, _Got | NixlPong | Unusable] = Channel(
-            ours, self._incoming
+            process.socket, self._incoming
         )
         with self._lock:
-            self._popen, self._channel = popen, channel
+            self._process, self._channel = process, channel
             if self._closed.is_set():
                 self._kill()
         return channel
 
-    def _end(self, channel: Channel[_Sent | NixlPing, _Got | NixlPong | Unusable]) -> None:
+    def _end(self) -> None:
         with self._lock:
-            popen, self._popen, self._channel = self._popen, None, None
-        channel.close()
-        assert popen is not None
-        popen.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it is the kernel's now
-            status = popen.wait(10)
+            process, self._process, self._channel = self._process, None, None
+        assert process is not None
+        status = process.end(_STOP_S)
+        if status is not None:  # else it is the kernel's now
             logger.debug("a process for NIXL ended with status %d", status)

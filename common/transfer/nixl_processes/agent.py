@@ -64,20 +64,16 @@ class NixlAgent:
         except (*self._errors, RuntimeError) as error:
             raise ConfigurationError(f"a NIXL agent can't be made: {error}") from error
 
-    def register(self, address: int, size: int) -> Any:
-        """Make memory known to the network; gives a handle for :meth:`deregister`.
+    def register(self, address: int, size: int) -> None:
+        """Make memory known to the network.
 
         Raises:
             ArenaUnavailableError: it can't be.
         """
         try:
-            return self._agent.register_memory([(address, size, 0, "")], _MEMORY)
+            self._agent.register_memory([(address, size, 0, "")], _MEMORY)
         except self._errors as error:
             raise ArenaUnavailableError(f"NIXL can't register {size} bytes: {error}") from error
-
-    def deregister(self, registration: Any) -> None:
-        """Undo :meth:`register`."""
-        self._agent.deregister_memory(registration)
 
     def metadata(self) -> bytes:
         """How to reach this agent and what it has registered by now."""

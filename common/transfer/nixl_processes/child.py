@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from common.aio.spawn import end_with_parent
+
 # linux/prctl.h
-_PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NO_NEW_PRIVS: Final = 38
 
 # asm-generic/unistd.h, the same for all architectures; linux/landlock.h
@@ -108,7 +109,7 @@ class Start:
 
 def begin(start: Start) -> None:
     """First of all: end with the parent, and leave no memory behind for others to find."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    end_with_parent(signal.SIGKILL)
     if orphaned(start):
         raise SystemExit(0)
     # Those who stop the parent with Ctrl-C mean the parent, which then stops us.

@@ -129,11 +129,6 @@ class Channel(Generic[_Sent, _Got]):
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[_Got] = msgspec.msgpack.Decoder(incoming)
 
-    @staticmethod
-    def pair() -> tuple[socket.socket, socket.socket]:
-        """Both ends, connected."""
-        return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
     def fileno(self) -> int:
         """To wait for messages."""
         return self._socket.fileno()

@@ -7,7 +7,7 @@ process. It gives that back when somebody needs room.
 
 import socket
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +18,7 @@ import cloudpickle
 
 from common.errors import ArenaFullError, ArenaUnavailableError
 from common.identity import MmHash
+from common.lru import Lru
 from common.transfer.arena import (
     SHARED_MEMORY,
     ArenaAccess,
@@ -94,9 +95,9 @@ class SharedArena(ArenaAccess):
         self._memory = ArenaMapping.open(offer, directory, writable=True).memory
         self._lock = threading.Lock()
         self._held: dict[MmHash, _Held] = {}
-        self._idle: OrderedDict[_Held, None] = OrderedDict()
-        self._idle_bytes = 0
         self._most_idle = int(offer.size * KEPT_SHARE / processes)
+        # Never over its budget: _keep_few evicts, since what goes has to be released.
+        self._idle: Lru[MmHash, _Held] = Lru(offer.size, lambda held: held.layout.length)
         self._to_release: deque[Lease] = deque()
         self._leases = self._writes = self._hits = self._full = 0
         self.connection = KeeperConnection(end, self._ordered, self._unwanted)
@@ -197,7 +198,7 @@ class SharedArena(ArenaAccess):
             return ArenaStatistics(
                 bytes_total=self.offer.size,
                 bytes_used=held,
-                bytes_leased=held - self._idle_bytes,
+                bytes_leased=held - self._idle.weight,
                 segments=len(self._held),
                 leases=self._leases,
                 writes=self._writes,
@@ -244,9 +245,7 @@ class SharedArena(ArenaAccess):
         self._to_release.append(lease)
 
     def _lease(self, held: _Held) -> Lease:
-        if held in self._idle:
-            del self._idle[held]
-            self._idle_bytes -= held.layout.length
+        self._idle.pop(held.mm_hash)
         held.uses += 1
         self._leases += 1
         return Lease(self, held)
@@ -260,8 +259,7 @@ class SharedArena(ArenaAccess):
         assert isinstance(held, _Held), held
         held.uses -= 1
         if not held.uses:
-            self._idle[held] = None
-            self._idle_bytes += held.layout.length
+            self._idle.put(held.mm_hash, held)
 
     def _release_marked(self) -> None:
         while self._to_release:
@@ -270,15 +268,11 @@ class SharedArena(ArenaAccess):
 
     def _keep_few(self, most: int | None = None) -> None:
         """Give back what is leased for later beyond a limit, the oldest first."""
-        limit = self._most_idle if most is None else most
-        tokens = []
-        while self._idle and self._idle_bytes > limit:
-            held, _ = self._idle.popitem(last=False)
-            self._idle_bytes -= held.layout.length
+        evicted = self._idle.shrink(self._most_idle if most is None else most)
+        for held in evicted:
             del self._held[held.mm_hash]
-            tokens.append(held.token)
-        if tokens:
-            self.connection.tell(Release(tokens))
+        if evicted:
+            self.connection.tell(Release([held.token for held in evicted]))
 
     def _forget(self) -> None:
         with self._lock:

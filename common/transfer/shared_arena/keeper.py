@@ -28,7 +28,7 @@ from common.transfer.shared_arena.messages import (
     Room,
     ToKeeper,
 )
-from common.transfer.shared_arena.names import HASHES_KEPT, Claims, Names
+from common.transfer.shared_arena.names import HASHES_KEPT, Claims, MediaNames
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class ArenaKeeper:
             arena: of this process, which closes it.
         """
         self.arena = arena
-        self.names = Names()
+        self.names = MediaNames()
         self.claims = Claims()
         self._quarantine_s = quarantine_s
         self._sessions: set[Session] = set()

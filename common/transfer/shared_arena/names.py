@@ -1,35 +1,32 @@
-"""What the processes of a frontend know together of media: whose name is what, who is at what.
+"""What is known of media by name: which item a name stands for, and who is processing it.
 
 For one event loop.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from common.aio.newest import keep_newest
 from common.identity import MmHash
+from common.lru import Lru
 
 HASHES_KEPT: Final = 100_000
 """Media whose hash is remembered; the one asked for longest ago goes first."""
 
 
-class Names:
+class MediaNames:
     """Names for items in spaces of their own, of which each has a limit."""
 
     def __init__(self) -> None:
-        self._spaces: dict[bytes, OrderedDict[bytes, MmHash]] = {}
+        self._spaces: dict[bytes, Lru[bytes, MmHash]] = {}
 
     def remember(self, space: bytes, name: bytes, mm_hash: MmHash, most: int) -> None:
         """A name stands for an item from now on; the one used longest ago may go."""
-        keep_newest(self._spaces.setdefault(space, OrderedDict()), name, mm_hash, most)
+        self._spaces.setdefault(space, Lru(most)).put(name, mm_hash)
 
     def recall(self, space: bytes, name: bytes) -> MmHash | None:
         """What a name stands for."""
-        names = self._spaces.get(space, OrderedDict())
-        if name in names:
-            names.move_to_end(name)
-        return names.get(name)
+        names = self._spaces.get(space)
+        return None if names is None else names.get(name)
 
     def clear(self) -> None:
         """Forget all names."""

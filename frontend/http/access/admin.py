@@ -7,24 +7,13 @@ proxy, behind which everybody seems to come from here, nor from a page in a brow
 import ipaddress
 import re
 from http import HTTPStatus
-from typing import Final
 
 from starlette.datastructures import Headers
 
 from frontend.asgi import App, Receive, Scope, Send, error_answer, has_body, route_path
 from frontend.http.access.api_keys import ApiKeyGuard, Keys
-from frontend.http.vllm_routes import ADAPTERS, PROFILER, REFUSED
+from frontend.http.operator.vllm_routes import MANAGEMENT
 from frontend.request_context import EVERYBODY, note_tenant
-
-_OF_USERS: Final = {"/v1/realtime"}
-"""Refused, but for users to ask for."""
-
-MANAGEMENT: Final = frozenset(
-    path.removeprefix("/")
-    for path in {*PROFILER, *ADAPTERS, *REFUSED, "/server_info"} - _OF_USERS
-    if "{" not in path
-)
-"""Routes of vLLM, and all below them, that concern the server and not one request."""
 
 # With "$", since routes are found so: a line feed after their name (%0A) is as good as nothing.
 _ADMINS = re.compile(rf"/+(mmrouter|{'|'.join(map(re.escape, sorted(MANAGEMENT)))})(/|$)")

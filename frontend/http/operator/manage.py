@@ -1,6 +1,6 @@
 """What an operator may do to a worker, at all processes of this frontend."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from http import HTTPStatus
 
@@ -49,10 +49,10 @@ class Done(BaseModel):
 class Management:
     """Carries out orders, here and at the other processes."""
 
-    def __init__(self, routers: Iterable[Router], siblings: Siblings | None) -> None:
+    def __init__(self, routers: Callable[[], Iterable[Router]], siblings: Siblings | None) -> None:
         """
         Args:
-            routers: of all models, asked each time.
+            routers: of all models at the time.
             siblings: the other processes of this frontend, if there are any.
         """
         self._routers = routers
@@ -69,7 +69,7 @@ class Management:
         runs = msgspec.json.Decoder(dict[WorkerId, Incarnation])
         for _, body in await self._siblings.ask("drained"):
             for worker_id, incarnation in runs.decode(body).items():
-                for router in self._routers:
+                for router in self._routers():
                     router.drained.add(worker_id, incarnation)
 
     async def act(self, worker_id: WorkerId, action: Action) -> Done:
@@ -78,7 +78,7 @@ class Management:
         Raises:
             HTTPException: nobody does.
         """
-        found = (router.roster.workers.get(worker_id) for router in self._routers)
+        found = (router.roster.workers.get(worker_id) for router in self._routers())
         worker = next((each for each in found if each is not None), None)
         if worker is None:
             raise HTTPException(HTTPStatus.NOT_FOUND, f"there is no worker {worker_id!r}")
@@ -95,10 +95,10 @@ class Management:
         )
 
     def _drained(self) -> dict[WorkerId, Incarnation]:
-        return dict(run for router in self._routers for run in router.drained.runs().items())
+        return dict(run for router in self._routers() for run in router.drained.runs().items())
 
     def _obey(self, order: Order) -> bytes:
-        routers = list(self._routers)
+        routers = list(self._routers())
         having = [router for router in routers if order.worker_id in router.roster.workers]
         for router in having or routers:  # it may be there later
             _obey(router, order)

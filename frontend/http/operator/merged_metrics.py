@@ -11,10 +11,10 @@ from prometheus_client import REGISTRY, generate_latest
 from starlette.responses import Response
 
 from frontend.asgi import App, Receive, Scope, Send, route_path
+from frontend.http.operator.exposition import TEXT_FORMAT, Joined, read_page
 from frontend.processes import Siblings
 
 TOPIC = "metrics"
-TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class MergedMetrics:
@@ -37,7 +37,7 @@ class MergedMetrics:
             return
         pages = {self._siblings.name: own_metrics()}
         pages.update(await self._siblings.ask(TOPIC))
-        answer = Response(merge(pages), media_type=TEXT_FORMAT)
+        answer = Response(await merge(pages), media_type=TEXT_FORMAT)
         await answer(scope, receive, send)
 
 
@@ -46,31 +46,13 @@ def own_metrics() -> bytes:
     return generate_latest(REGISTRY)
 
 
-def merge(pages: Mapping[str, bytes]) -> bytes:
+async def merge(pages: Mapping[str, bytes]) -> bytes:
     """One page from several.
 
     Args:
-        pages: by process, in Prometheus's text format.
+        pages: by process, as ``prometheus_client`` writes them.
     """
-    families: dict[str, list[str]] = {}
+    joined = Joined()
     for process, page in sorted(pages.items()):
-        family: list[str] = []
-        for line in page.decode().split("\n"):
-            if line.startswith("# HELP "):
-                family = families.setdefault(line.split(" ", 3)[2], [])
-                described = bool(family)
-            if line.startswith("#"):
-                if not described:
-                    family.append(line)
-            elif line:
-                family.append(_labelled(line, process))
-    return "".join(f"{line}\n" for family in families.values() for line in family).encode()
-
-
-def _labelled(sample: str, process: str) -> str:
-    """A sample with the process among its labels."""
-    end = min(place for place in (sample.find("{"), sample.find(" ")) if place >= 0)
-    name, rest = sample[:end], sample[end:]
-    if rest.startswith("{"):
-        return f'{name}{{process="{process}",{rest[1:]}'
-    return f'{name}{{process="{process}"}}{rest}'
+        await read_page(page, "process", process, joined)
+    return b"".join(joined)

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from common.identity import WorkerId
 from common.request_plane.operations import Operation, Outcome, name_of
 from frontend.http.operator.operation_queries import READS, Read, refuse_unknown
-from frontend.http.vllm_routes import ADAPTERS, PROFILER, REFUSED
+from frontend.http.operator.vllm_routes import PROFILER, REFUSED
 from frontend.workers import Performed, Roll, perform, those_called
 
 LONG_S: Final = 600.0
@@ -125,9 +125,6 @@ def vllms_routes(operating: Operating) -> APIRouter:
         api.add_api_route(path, refuse, methods=["GET", "POST", "DELETE"], include_in_schema=False)
     return api
 
-
-REPLACED: Final = PROFILER | ADAPTERS | REFUSED.keys()
-"""Paths of vLLM's app that are ours."""
 
 _Act = Callable[..., Awaitable[Response]]
 

@@ -7,7 +7,7 @@ for rather than ended.
 from collections.abc import Callable, Mapping
 from inspect import signature
 from types import MappingProxyType
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final, TypeAlias, get_args
 
 from fastapi import HTTPException, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,15 +17,9 @@ from common.request_plane.operations import (
     Operation,
     Pause,
     PauseMode,
-    ReleaseKvCacheMemory,
-    ReloadWeights,
-    ResetEncoderCache,
-    ResetMmCache,
     ResetPrefixCache,
-    Resume,
     Sleep,
     StartProfile,
-    StopProfile,
     Tag,
     UnloadLoraAdapter,
     WakeUp,
@@ -112,24 +106,25 @@ def _plain(kind: Callable[[], Operation]) -> Read:
     return read
 
 
-READS: Final[Mapping[str, Read]] = MappingProxyType(
+_WITH_PARAMETERS: Final[Mapping[type[Operation], Read]] = MappingProxyType(
     {
-        "sleep": _sleep,
-        "wake_up": _wake_up,
-        "release_kv_cache_memory": _plain(ReleaseKvCacheMemory),
-        "pause": _pause,
-        "resume": _plain(Resume),
-        "reset_prefix_cache": _reset_prefix_cache,
-        "reset_mm_cache": _plain(ResetMmCache),
-        "reset_encoder_cache": _plain(ResetEncoderCache),
-        "start_profile": _start_profile,
-        "stop_profile": _plain(StopProfile),
-        "reload_weights": _plain(ReloadWeights),
-        "load_lora_adapter": _load_lora_adapter,
-        "unload_lora_adapter": _unload_lora_adapter,
+        Sleep: _sleep,
+        WakeUp: _wake_up,
+        Pause: _pause,
+        ResetPrefixCache: _reset_prefix_cache,
+        StartProfile: _start_profile,
+        LoadLoraAdapter: _load_lora_adapter,
+        UnloadLoraAdapter: _unload_lora_adapter,
     }
 )
-"""By operation."""
+
+READS: Final[Mapping[str, Read]] = MappingProxyType(
+    {
+        str(kind.__struct_config__.tag): _WITH_PARAMETERS.get(kind) or _plain(kind)
+        for kind in get_args(Operation)
+    }
+)
+"""Of every operation, by its name."""
 
 
 def refuse_unknown(request: Request, read: Read, *more: str) -> None:

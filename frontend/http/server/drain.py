@@ -11,7 +11,7 @@ import uvicorn
 
 from common.aio.stop_signals import StopSignals
 from frontend.http.server.readiness_gate import ReadinessGate
-from frontend.workers import Fleet, Fleets
+from frontend.workers import Fleets
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ async def graceful_shutdown(
     signals: StopSignals,
     server: uvicorn.Server,
     gate: ReadinessGate,
-    fleet: Fleet | Fleets,
+    fleets: Fleets,
     timeout_s: float,
 ) -> None:
     """Wait for a signal, then bring ``server.serve()`` to its end.
@@ -37,7 +37,7 @@ async def graceful_shutdown(
     logger.info("draining, %d requests are left", len(server.server_state.tasks))
     await signals.at_once(timeout_s)
     logger.warning("%d requests are given up", len(server.server_state.tasks))
-    await fleet.close()  # every request now fails, in its own words
+    await fleets.close()  # every request now fails, in its own words
     tasks = set(server.server_state.tasks)
     if tasks:
         _, tasks = await asyncio.wait(tasks, timeout=LAST_WORDS_S)

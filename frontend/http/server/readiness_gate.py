@@ -6,17 +6,14 @@ the frontend is about to leave.
 """
 
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from http import HTTPStatus
-
-from fastapi import FastAPI
 
 from common.errors import NoWorkerError
 from frontend.asgi import App, Receive, Scope, Send, error_answer, has_body
 
 
 class ReadinessGate:
-    """503 until :meth:`open`, then vLLM's app, then 503 again."""
+    """503 until :meth:`let_in`, then vLLM's app, then 503 again."""
 
     def __init__(self, reason: Callable[[], None]) -> None:
         """
@@ -26,16 +23,6 @@ class ReadinessGate:
         self._reason = reason
         self._app: App | None = None
         self._leaving = False
-        self._lifespan = AsyncExitStack()
-
-    async def open(self, app: FastAPI, served: App | None = None) -> None:
-        """Start the app and let requests in.
-
-        Args:
-            served: what requests go to, with ``app`` inside; ``app`` itself unless given.
-        """
-        await self._lifespan.enter_async_context(app.router.lifespan_context(app))
-        self.let_in(served or app)
 
     def let_in(self, app: App | None) -> None:
         """Let requests in to an app that was started; None to let nobody in until the next one."""
@@ -44,11 +31,6 @@ class ReadinessGate:
     def close_for_good(self) -> None:
         """Answer 503 to whoever comes from now on; those who are in may finish."""
         self._leaving = True
-
-    async def close(self) -> None:
-        """Stop the app."""
-        self._app = None
-        await self._lifespan.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""

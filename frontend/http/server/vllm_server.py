@@ -41,7 +41,8 @@ from frontend.gate import fail_fast, take_parsed_bodies
 from frontend.http.access.cors import Cors
 from frontend.http.limits import content_parts
 from frontend.http.limits.connection import HeadLimits, connections
-from frontend.http.operator.operate import REPLACED, Operating, vllms_routes
+from frontend.http.operator.operate import Operating, vllms_routes
+from frontend.http.operator.vllm_routes import REPLACED
 from frontend.http.server.adapter_routes import adapter_routes
 from frontend.http.server.lookups import (
     STORED,
@@ -85,23 +86,20 @@ async def build_vllm_app(
     args: Namespace,
     tasks: tuple[SupportedTask, ...],
     server: uvicorn.Server,
-    *,
-    apart: bool = False,
 ) -> FastAPI:
     """vLLM's own app. Its lifespan still has to be entered.
 
     Args:
         args: vLLM's API server arguments, with the model's filled in.
         server: vLLM's error handlers look at it.
-        apart: make it in a thread, since others are served meanwhile: it takes seconds.
 
     Raises:
         KeyError: a reasoning parser of the workers' that doesn't exist here, from vLLM.
     """
     validate_api_server_args(args)
     fail_fast()
-    assembling = _assembled(client, args, tasks)
-    app = await (asyncio.to_thread(asyncio.run, assembling) if apart else assembling)
+    # In a thread, since other models may be served meanwhile: it takes seconds.
+    app = await asyncio.to_thread(asyncio.run, _assembled(client, args, tasks))
     app.state.server = server
     take_parsed_bodies()
     content_parts.install()

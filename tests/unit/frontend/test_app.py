@@ -31,9 +31,7 @@ async def test_all_of_it_is_there_and_gone_afterwards(args: FrontendArgs) -> Non
     assert arenas() == before
 
 
-@pytest.mark.parametrize(
-    "part", ["MediaLoader", "ZmqFeeds", "Router", "Fleet", "ReadinessGate", "Server", "AdminGuard"]
-)
+@pytest.mark.parametrize("part", ["MediaLoader", "Models", "ReadinessGate", "Server", "AdminGuard"])
 async def test_what_was_made_before_an_error_is_closed(
     part: str, args: FrontendArgs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

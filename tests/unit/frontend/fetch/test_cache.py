@@ -7,10 +7,9 @@ from PIL import Image
 from vllm.multimodal.media import ImageMediaIO, MediaWithBytes, VideoMediaIO
 from yarl import URL
 
-from frontend.fetch.cache import MediaCache
+from frontend.fetch.cache import EntityTags, MediaCache
 from frontend.fetch.content import Content
 from frontend.fetch.decoded import own_copy, weight
-from frontend.fetch.entity_tags import EntityTags
 from frontend.fetch.mode import Mode, decoding_mode
 from tests.unit.frontend.fetch.sites import PUBLIC
 

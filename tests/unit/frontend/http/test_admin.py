@@ -9,8 +9,9 @@ from starlette.responses import PlainTextResponse
 
 from frontend.args import parse
 from frontend.asgi import Receive, Scope, Send
-from frontend.http.access.admin import MANAGEMENT, AdminGuard, is_for_admins
+from frontend.http.access.admin import AdminGuard, is_for_admins
 from frontend.http.access.api_keys import Keys
+from frontend.http.operator.vllm_routes import MANAGEMENT
 from frontend.http.settings import HttpSettings
 from tests.unit.frontend.http.serving import post, serving
 

@@ -49,7 +49,7 @@ def client(management: Management) -> httpx.AsyncClient:
 
 
 async def test_who_is_drained_gets_nothing_until_it_is_reinstated(router: Router) -> None:
-    async with client(Management([router], None)) as http:
+    async with client(Management(lambda: [router], None)) as http:
         done = await http.post("/a/drain", headers=ADMIN)
         assert done.json() == {
             "worker_id": "a", "incarnation": "1", "action": "drain", "processes": 1
@@ -88,7 +88,7 @@ async def test_another_run_of_the_same_name_serves(router: Router) -> None:
 
 
 async def test_who_is_ejected_is_on_trial_later_and_may_be_reinstated(router: Router) -> None:
-    async with client(Management([router], None)) as http:
+    async with client(Management(lambda: [router], None)) as http:
         await http.post("/a/eject", headers=ADMIN)
         assert router.ejection.circuit(A) == ("open", "an operator")
         assert taken(router) == {"b"}
@@ -110,7 +110,7 @@ async def test_who_is_ejected_is_on_trial_later_and_may_be_reinstated(router: Ro
 async def test_what_is_not_done(
     router: Router, path: str, headers: dict[str, str], status: int
 ) -> None:
-    async with client(Management([router], None)) as http:
+    async with client(Management(lambda: [router], None)) as http:
         assert (await http.post(path, headers=headers)).status_code == status
         assert (await http.get("/a/drain", headers=ADMIN)).status_code == 405
     assert taken(router) == {"a", "b"}
@@ -138,15 +138,15 @@ async def test_all_processes_do_it_and_one_that_comes_later_learns_it(router: Ro
     try:
         for name in ("a", "b"):
             await second.roster.add(worker(name))
-        first = Management([router], cast(Siblings, ours))
-        Management([second], cast(Siblings, theirs))
+        first = Management(lambda: [router], cast(Siblings, ours))
+        Management(lambda: [second], cast(Siblings, theirs))
         assert (await first.act(A, cast(Any, "drain"))).processes == 2
         assert taken(second) == taken(router) == {"b"}
         late = Router(RouterSettings(), clock=Clock())
-        await Management([late], cast(Siblings, theirs)).learn()
+        await Management(lambda: [late], cast(Siblings, theirs)).learn()
         assert late.drained.runs() == {A: "1"}
         await first.act(B, cast(Any, "drain"))
-        await Management([late], cast(Siblings, theirs)).learn()  # which has no worker yet
+        await Management(lambda: [late], cast(Siblings, theirs)).learn()  # which has no worker yet
         assert late.drained.runs() == {A: "1", B: "1"}
         await late.close()
     finally:

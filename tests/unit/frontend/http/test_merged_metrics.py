@@ -32,8 +32,8 @@ def samples(merged: bytes) -> Iterator[tuple[str, tuple[tuple[str, str], ...], f
             yield sample.name, tuple(sorted(sample.labels.items())), sample.value
 
 
-def test_each_sample_has_its_process_and_is_there_once() -> None:
-    merged = merge({"1": page(2.0, more=True), "0": page(1.0), "parent": page(3.0)})
+async def test_each_sample_has_its_process_and_is_there_once() -> None:
+    merged = await merge({"1": page(2.0, more=True), "0": page(1.0), "parent": page(3.0)})
     found = list(samples(merged))
     assert len({each[:2] for each in found}) == len(found)
     values = {(name, dict(labels)["process"]): value for name, labels, value in found}
@@ -46,13 +46,14 @@ def test_each_sample_has_its_process_and_is_there_once() -> None:
         assert text.count(line) == 1
 
 
-def test_samples_of_a_family_stand_together() -> None:
-    lines = merge({"0": page(1.0), "1": page(2.0)}).decode().splitlines()
+async def test_samples_of_a_family_stand_together() -> None:
+    merged = await merge({"0": page(1.0), "1": page(2.0)})
+    lines = merged.decode().splitlines()
     names = [line.split("{")[0].split(" ")[0] for line in lines if not line.startswith("#")]
     plain = [index for index, name in enumerate(names) if name == "plain"]
     assert plain == list(range(plain[0], plain[0] + 2))
 
 
 @pytest.mark.parametrize("pages", [{}, {"0": b""}])
-def test_nothing_from_nothing(pages: dict[str, bytes]) -> None:
-    assert merge(pages) == b""
+async def test_nothing_from_nothing(pages: dict[str, bytes]) -> None:
+    assert await merge(pages) == b""

@@ -144,9 +144,8 @@ async def test_it_waits_for_the_first_worker(sdk: Sdk) -> None:
         assert error.value.status_code == 503
         patient = asyncio.create_task(sdk.ask(served.port, "none", 20))
         await until(lambda: refusals.count > 1)
-        await gate.open(desk.app)
+        gate.let_in(desk.app)
         assert await patient == "hello"
-        await gate.close()
 
 
 @SDKS

@@ -1,17 +1,18 @@
 """What leaves the ground lands, whatever becomes of it and of those who wait."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Hashable
 
 import pytest
 import pytest_asyncio
 from vllm.exceptions import VLLMValidationError
 
 from common.errors import OverloadedError
+from common.identity import MmHash
+from common.lru import Lru
 from frontend.processing.batch import Batch, Processed
 from frontend.processing.errors import AbandonedError
 from frontend.processing.flights import Flights, Seats
-from frontend.processing.known_hashes import KnownHashes
 from tests.unit.frontend.processing.media import batch_of, broken_image, made_up
 from tests.waiting import until
 
@@ -44,7 +45,7 @@ class Backend:
 class Airport:
     def __init__(self) -> None:
         self.backend = Backend()
-        self.hashes = KnownHashes()
+        self.hashes = Lru[Hashable, MmHash](9)
         self.flights = Flights(self.backend, self.hashes)
 
     async def passenger(self, *names: str) -> list[str]:
@@ -80,7 +81,7 @@ async def test_a_batch_lands_for_all_who_want_a_part_of_it(airport: Airport) -> 
     assert await first == ["a", "b"]
     assert await second == ["b", "c"]
     assert airport.backend.batches == ["a b", "c"]
-    assert [airport.hashes.recall(name) for name in "abc"] == ["a", "b", "c"]
+    assert [airport.hashes.get(name) for name in "abc"] == ["a", "b", "c"]
 
 
 async def test_what_has_landed_is_not_in_flight(airport: Airport) -> None:
@@ -98,7 +99,7 @@ async def test_a_batch_that_fails_is_tried_medium_by_medium(airport: Airport) ->
         await both
     assert await other == ["good"]
     assert airport.backend.batches == ["good bad", "good", "bad"]
-    assert airport.hashes.recall("bad") is None
+    assert airport.hashes.get("bad") is None
 
 
 @pytest.mark.parametrize("kind", [ValueError, VLLMValidationError])

@@ -21,6 +21,7 @@ from vllm.utils.import_utils import PlaceholderModule
 
 from backend_worker.engine.render import LocalRenderer, partitioned_hashes
 from common.errors import MmRouterError, OverloadedError
+from common.lru import Lru
 from common.request_plane.card import WorkerCard
 from common.transfer.arena.arena import Arena
 from common.vllm_compat.hf_processor_runs import HfProcessorRuns
@@ -33,9 +34,8 @@ from frontend.processing import backends, processed_once
 from frontend.processing.backends import OwnBackend
 from frontend.processing.batch import Batch, Processed, process
 from frontend.processing.errors import AbandonedError
-from frontend.processing.media_processing import MediaProcessing
+from frontend.processing.media_processing import MediaProcessing, MediaSources
 from frontend.processing.renderer import build_renderer
-from frontend.processing.sources import MediaSources
 from frontend.processing.store import ArenaStore
 from frontend.request_context import current_partition
 from tests.clips import data_url
@@ -76,7 +76,7 @@ class Setting:
         self.arena = arena
         self.loader = MediaLoader(FetchPolicy(), 1 << 26)
         self.store = ArenaStore(arena)
-        self.sources = MediaSources()
+        self.sources: MediaSources = Lru(1 << 20, lambda source: len(source.encoded))
         self.backend = WatchedBackend(OwnBackend(renderer, self.store, self.loader.decode))
         self.processing = MediaProcessing(
             renderer,

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from common.lru import Lru
 from common.transfer.arena.arena import Arena
 from common.transfer.shared_arena import ArenaKeeper, SharedArena
 from frontend.processing.batch import Batch, Processed
 from frontend.processing.flights import Flights
-from frontend.processing.known_hashes import KnownHashes
 from frontend.processing.shared_media import SharedMedia
 from frontend.processing.store import ArenaStore
 from tests.unit.frontend.processing.media import batch_of, broken_image, made_up
@@ -30,7 +30,7 @@ class Frontend:
         self.error: Exception | None = None
         assert self.store.directory is not None
         shared = SharedMedia(self.store.directory, self.store)
-        self.flights = Flights(self, KnownHashes(), shared)
+        self.flights = Flights(self, Lru(9), shared)
 
     async def run(self, batch: Batch, abandoned: Callable[[], bool]) -> list[Processed]:
         names = [medium.content.data.decode() for medium in batch.media]

@@ -1,5 +1,7 @@
-"""As many models as the fleet has (``--models-from-cards``): each is loaded when its first worker
-comes, and let go when its last worker has left.
+"""The models of a frontend: each is loaded when its first worker comes.
+
+With ``--models-from-cards`` there are as many as the workers have, and one is unloaded when its
+last worker has left. Without, the first worker decides on the model, which stays.
 """
 
 import asyncio
@@ -8,37 +10,38 @@ import gc
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
 
 from fastapi import FastAPI
 from starlette.routing import Match
 
 from common.aio.supervised import once
-from common.errors import MmRouterError
+from common.errors import ConfigurationError, MmRouterError
 from common.observability.live_metrics import Row
 from common.observability.still_busy import still_busy
 from common.observability.telemetry import MODEL_LOADS, MODELS
-from frontend.asgi import App, Scope
+from frontend.args import ModelsSettings
+from frontend.asgi import App, Receive, Scope, Send
 from frontend.http import ModelApp, ModelChoice, ReadinessGate, list_together
-from frontend.model import Model, Shared, Whole
-from frontend.workers import Contract, Everybody, Fleet, Fleets, Gauges
+from frontend.model import Model, Shared
+from frontend.workers import Contract, Fleet, Fleets, Gauges
 
 logger = logging.getLogger(__name__)
-
-Part = TypeVar("Part")
 
 LAST_WORDS_S = 30.0
 """How long requests may take to end once the last worker of their model has left. All that needed
 one have failed by then."""
 
+_LOADING_ERRORS = (ImportError, KeyError, OSError, TypeError, ValueError)
+"""What vLLM raises for flags, and for files that this host lacks."""
 
-class ModelsFromCards:
-    """Loads models and lets them go.
+
+class Models:
+    """Loads models and unloads them.
 
     Attributes:
         fleets: of all models.
+        choice: which of several models a request is for.
     """
 
     def __init__(
@@ -46,46 +49,57 @@ class ModelsFromCards:
         make_fleet: Callable[[], Fleet],
         terms: Contract,
         gauges: Gauges,
+        settings: ModelsSettings,
         *,
-        most: int,
         root_path: str,
     ) -> None:
         """
         Args:
             make_fleet: for another model.
             terms: what is demanded of every card.
-            most: models at the same time.
+            settings: how many models at the same time.
             root_path: prefix under which a proxy serves the app.
         """
+        self._several = settings.models_from_cards
+        most = settings.max_models if self._several else None
         self.fleets = Fleets(make_fleet, self._came, terms, most=most, gauges=gauges)
         self.choice = ModelChoice(lambda name: self.fleets.of(name) is not None, root_path)
-        self._whole = Whole(
-            self.fleets,
-            _OfEach(self.fleets, lambda fleet: fleet.router),
-            Everybody(_OfEach(self.fleets, lambda fleet: fleet.members)),
-            (self.fleets.refusals,),
-            self._forget_media,
-        )
         self._models: dict[ModelApp, Model] = {}
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._leaving: set[asyncio.Task[None]] = set()
         self._ready = asyncio.Event()
+        self._come = asyncio.Event()
+        self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         MODELS.set_function(self._rows)
 
-    def open(self, shared: Shared, gate: ReadinessGate, served: Callable[[App], App]) -> None:
-        """Serve what has come, and what comes.
+    async def open(self, shared: Shared, gate: ReadinessGate, served: Callable[[App], App]) -> None:
+        """Serve what has come, and what comes. Return once a single model is served.
 
         Args:
             served: what requests go to, with an app inside.
+
+        Raises:
+            ConfigurationError: a single model can't be served here.
+            MmRouterError: likewise, for other reasons.
         """
         self._shared = shared
         self._gate = gate
-        self._served = served(self.choice)
+        self._served = served(self.choice if self._several else self._only)
         self._ready.set()
+        if not self._several:
+            place = shared.args.discovery
+            with still_busy(f"waiting for the first worker's card in {place}", logger.info):
+                await self._come.wait()
+            await asyncio.shield(self._first)
+
+    async def forget_media(self) -> None:
+        """Let all models forget those that were processed."""
+        for model in list(self._models.values()):
+            await model.client.reset_mm_cache()
 
     async def close(self) -> None:
-        """Leave every worker and let all models go."""
+        """Leave every worker and unload all models."""
         await self.fleets.close()
         for task in self._tasks:
             task.cancel()
@@ -93,6 +107,7 @@ class ModelsFromCards:
         await asyncio.gather(*self._leaving, return_exceptions=True)
 
     def _came(self, fleet: Fleet, gone: asyncio.Event) -> None:
+        self._come.set()
         task = asyncio.create_task(self._serve(fleet, gone), name=f"model {fleet.names[0]}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -116,7 +131,7 @@ class ModelsFromCards:
         await once("model leaves", closing.aclose, lambda _: None)
         await fleet.router.close()
         self.fleets.closed(fleet)
-        logger.info("model %s is let go", fleet.names[0])
+        logger.info("unloaded model %s", fleet.names[0])
 
     async def _live(self, fleet: Fleet, gone: asyncio.Event, closing: AsyncExitStack) -> None:
         try:
@@ -127,16 +142,22 @@ class ModelsFromCards:
             MODEL_LOADS.labels("ok").inc()
             with self._let_in(fleet, model) as app:
                 logger.info("serving %s", ", ".join(fleet.names))
+                if not self._several:
+                    self._first.set_result(None)
                 await gone.wait()
             await fleet.close()
             await _ended(app)
         except MmRouterError as error:
-            logger.error("model %s can't be served: %s", fleet.names[0], error)
             self._refuse(fleet, error)
 
     def _refuse(self, fleet: Fleet, error: BaseException) -> None:
         MODEL_LOADS.labels(type(error).__name__).inc()
-        self.fleets.give_up(fleet, error)
+        if self._several:
+            logger.error("model %s can't be served: %s", fleet.names[0], error)
+            self.fleets.give_up(fleet, error)
+        elif not self._first.done():
+            self._first.set_exception(error)
+            self._first.exception()  # seen, also if nobody waits for it any more
 
     async def _load(
         self, fleet: Fleet, gone: asyncio.Event, closing: AsyncExitStack
@@ -149,12 +170,22 @@ class ModelsFromCards:
             card = await fleet.contract.card()
             with still_busy(f"loading the processor of {card.model.model}", logger.info):
                 serve = copy.copy(self._shared.args.serve)
-                model = await Model.load(
-                    card, fleet, self._shared, self._whole, closing, serve, apart=True
-                )
-            list_together(model.app, lambda: [each.app for each in self._models.values()])
+                try:
+                    model = await Model.load(card, fleet, self._shared, closing, serve)
+                except _LOADING_ERRORS as error:
+                    logger.debug("the model was not loaded", exc_info=True)
+                    raise ConfigurationError(
+                        f"model {card.model.model} can't be served with the flags of this frontend "
+                        f"and the files of this host: {error} (--log-level=debug says where)"
+                    ) from error
+            if self._several:
+                list_together(model.app, lambda: [each.app for each in self._models.values()])
             await closing.enter_async_context(model.app.router.lifespan_context(model.app))
         return None if gone.is_set() else model
+
+    async def _only(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on to the app of a single model."""
+        await self.choice.apps[0](scope, receive, send)
 
     @contextmanager
     def _let_in(self, fleet: Fleet, model: Model) -> Iterator[ModelApp]:
@@ -170,6 +201,8 @@ class ModelsFromCards:
         self.choice.apps.append(app)
         self._gate.let_in(self._served)
         self._shared.server.accept()
+        if self._shared.siblings is not None:
+            self._shared.siblings.serving()
         try:
             yield app
         finally:
@@ -177,10 +210,6 @@ class ModelsFromCards:
             self.choice.apps.remove(app)
             if not self.choice.apps:
                 self._gate.let_in(None)
-
-    async def _forget_media(self) -> None:
-        for model in list(self._models.values()):
-            await model.client.reset_mm_cache()
 
     def _rows(self) -> Iterator[Row]:
         for fleet in self.fleets:
@@ -202,14 +231,3 @@ async def _ended(app: ModelApp) -> None:
                 await app.idle.wait()
     except TimeoutError:
         logger.warning("%d requests of model %s are given up", app.requests, app.names[0])
-
-
-@dataclass(frozen=True)
-class _OfEach(Generic[Part]):
-    """A part of every fleet, asked each time."""
-
-    fleets: Fleets
-    part: Callable[[Fleet], Part]
-
-    def __iter__(self) -> Iterator[Part]:
-        return map(self.part, self.fleets)

@@ -1,4 +1,4 @@
-"""Every route of vLLM's server: how it is served here, or why it is not.
+"""Every route of vLLM's server: how it is served here or why it is not, and who may ask for it.
 
 What concerns an engine rather than a request workers do: ``operate.py`` has these routes under
 ``/mmrouter/workers``. A test finds each route of vLLM's in exactly one place.
@@ -7,6 +7,8 @@ What concerns an engine rather than a request workers do: ``operate.py`` has the
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
+
+from frontend.http.operator.operation_queries import READS
 
 _APP: Final = "by vLLM's app"
 
@@ -83,13 +85,29 @@ _REFUSED: Final[Mapping[str, str]] = {
     "GET /mmrouter/workers says it of each worker": "/is_paused /is_sleeping",
 }
 
-_UNDER_MMROUTER: Final = """
-    pause release_kv_cache_memory reset_encoder_cache reset_mm_cache reset_prefix_cache resume sleep
-    wake_up
-"""
+_OURS: Final = frozenset({"/reload_weights"})
+"""Operations of workers for which vLLM has no route."""
+
+_AT_WORKERS: Final = (
+    {f"/{name}" for name in READS}
+    - PROFILER
+    - _OURS
+    - {path.removeprefix("/v1") for path in ADAPTERS}
+)
 
 REFUSED: Final[Mapping[str, str]] = MappingProxyType(
     {path: reason for reason, paths in _REFUSED.items() for path in paths.split()}
-    | {f"/{name}": f"POST /mmrouter/workers/{name} does it" for name in _UNDER_MMROUTER.split()}
+    | {path: f"POST /mmrouter/workers{path} does it" for path in _AT_WORKERS}
 )
 """Routes that answer 501, and why."""
+
+REPLACED: Final = PROFILER | ADAPTERS | REFUSED.keys()
+"""Routes of vLLM's app in whose place stand ours."""
+
+_OF_USERS: Final = {"/v1/realtime"}
+"""Refused, but for users to ask for."""
+
+MANAGEMENT: Final = frozenset(
+    path.removeprefix("/") for path in {*REPLACED, "/server_info"} - _OF_USERS if "{" not in path
+)
+"""Routes for admins, and all below them: they concern the server and not one request."""

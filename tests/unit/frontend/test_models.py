@@ -20,7 +20,7 @@ from common.transfer.choice import TransferMode
 from frontend.args import parse
 from frontend.http import PoolingLimits, ReadinessGate
 from frontend.model import Model, Shared
-from frontend.models_from_cards import ModelsFromCards
+from frontend.models import Models
 from frontend.router import Router, RouterSettings
 from frontend.workers import Contract, Fleet, Gauges, MediaSender, follow
 from tests.fakes.fleet import Announcements, Worker, gone
@@ -67,11 +67,8 @@ class Loads:
         card: WorkerCard,
         fleet: Fleet,
         shared: Shared,
-        whole: Any,
         closing: AsyncExitStack,
         serve: Any,
-        *,
-        apart: bool,
     ) -> Model:
         name = card.served_model_names[0]
         self.asked.append(name)
@@ -102,7 +99,7 @@ class Loads:
 class Frontend:
     """Models of which only the loading is made up."""
 
-    def __init__(self) -> None:
+    def __init__(self, *flags: str) -> None:
         self.news = Announcements()
         self.media_sender = MediaSender(None, TransferMode.AUTO)
         gauges = Gauges()
@@ -116,14 +113,23 @@ class Frontend:
                 gauges=gauges,
             )
 
-        self.models = ModelsFromCards(make, Contract("0.32.0"), gauges, most=2, root_path="")
+        args = parse(list(flags))
+        self.models = Models(make, Contract("0.32.0"), gauges, args.models, root_path="")
         self.gate = ReadinessGate(self.models.fleets.check_available)
         server: Any = SimpleNamespace(accept=lambda: None)
         loader: Any = None
-        args = parse([])
         pooling = PoolingLimits(args.http, several_keys=False)
-        shared = Shared(args, self.media_sender, loader, server, None, pooling)
-        self.models.open(shared, self.gate, lambda app: app)
+        shared = Shared(
+            args,
+            self.models.fleets,
+            self.models.forget_media,
+            self.media_sender,
+            loader,
+            server,
+            None,
+            pooling,
+        )
+        self.opening = asyncio.create_task(self.models.open(shared, self.gate, lambda app: app))
         self.following = asyncio.create_task(follow(self.news, self.models.fleets.apply))
         self.workers: list[Worker] = []
 
@@ -160,9 +166,9 @@ class Frontend:
 
     async def close(self) -> None:
         self.following.cancel()
-        await asyncio.gather(self.following, return_exceptions=True)
+        self.opening.cancel()
+        await asyncio.gather(self.following, self.opening, return_exceptions=True)
         await self.models.close()
-        await self.gate.close()
         for worker in self.workers:
             await worker.close()
         self.media_sender.close()
@@ -177,7 +183,14 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
 
 
 @pytest.fixture
-async def frontend(request: pytest.FixtureRequest) -> AsyncIterator[Frontend]:
+async def frontend() -> AsyncIterator[Frontend]:
+    frontend = Frontend("--models-from-cards", "--max-models=2")
+    yield frontend
+    await frontend.close()
+
+
+@pytest.fixture
+async def single() -> AsyncIterator[Frontend]:
     frontend = Frontend()
     yield frontend
     await frontend.close()
@@ -299,3 +312,56 @@ async def test_it_ends_while_a_model_is_loaded(loads: Loads, frontend: Frontend)
     await until(lambda: loads.loading)
     await frontend.close()
     assert loads.closed == ["alpha"]
+
+
+async def test_a_single_model_stays_and_refuses_the_workers_of_others(
+    loads: Loads, single: Frontend
+) -> None:
+    alpha = single.come("alpha")
+    await single.opening
+    other = single.come("beta")
+    (fleet,) = single.models.fleets
+    await until(lambda: other.worker_id in fleet.refusals.by_worker())
+    assert "served_model_names" in fleet.refusals.by_worker()[other.worker_id]
+    # Its app says what other names are; the one here does not look at them.
+    assert (await single.ask("whatever")).json() == {"model": "alpha"}
+    await until(lambda: figures("alpha") == [1, 1, 0])
+    await single.leave(alpha)
+    await until(lambda: figures("alpha") == [1, 0, 0])
+    single.come("alpha")
+    await until(lambda: figures("alpha") == [1, 1, 0])
+    assert loads.asked == ["alpha"] and not loads.closed
+    await single.close()
+    assert loads.closed == ["alpha"]
+    assert (await single.ask("alpha")).status_code == 503
+
+
+@pytest.mark.parametrize("error", [ConfigurationError("no such file"), KeyError("parser")])
+async def test_a_single_model_that_can_not_be_loaded_ends_the_frontend(
+    loads: Loads, single: Frontend, error: Exception
+) -> None:
+    loads.error = error
+    single.come("alpha")
+    with pytest.raises(ConfigurationError, match=str(error)):
+        await single.opening
+
+
+async def test_a_mistake_in_loading_a_single_model_ends_the_frontend_too(
+    loads: Loads, single: Frontend
+) -> None:
+    loads.error = ZeroDivisionError()
+    single.come("alpha")
+    with pytest.raises(ZeroDivisionError):
+        await single.opening
+
+
+async def test_a_single_model_is_loaded_once_though_its_workers_leave_meanwhile(
+    loads: Loads, single: Frontend
+) -> None:
+    loads.may_end.clear()
+    alpha = single.come("alpha")
+    await until(lambda: loads.loading)
+    await single.leave(alpha)
+    loads.may_end.set()
+    await single.opening
+    assert single.serving() == ["alpha"] and loads.asked == ["alpha"]

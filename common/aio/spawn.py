@@ -1,0 +1,87 @@
+"""Child processes that are spoken to over a socket pair, and that end with this process."""
+
+import contextlib
+import ctypes
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+_STDERR: Final = 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def end_with_parent(number: signal.Signals | None) -> None:
+    """In a child: get a signal when the thread that started it ends; None for none any more."""
+    _libc.prctl(_PR_SET_PDEATHSIG, number or 0, 0, 0, 0)
+
+
+class SpawnedProcess:
+    """A child process that has the other end of a socket pair.
+
+    Attributes:
+        pid: for the log.
+        socket: this end; it says that the other one is closed once the process has ended.
+    """
+
+    def __init__(
+        self,
+        command: Callable[[int], Sequence[str]],
+        kind: socket.SocketKind = socket.SOCK_STREAM,
+        *,
+        descriptors: Sequence[int] = (),
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        only_stderr: bool = False,
+    ) -> None:
+        """Start it. It need not be ready yet.
+
+        Args:
+            command: what it runs; gets the descriptor of its end.
+            descriptors: what else it inherits.
+            cwd: where it runs, env: its environment; as this process unless given.
+            only_stderr: it reads nothing, and writes to stderr alone.
+
+        Raises:
+            OSError: this host has no room for another process, or no such program.
+        """
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, kind)
+        with contextlib.ExitStack() as opened, theirs:
+            opened.enter_context(self.socket)
+            self._popen = subprocess.Popen(
+                command(theirs.fileno()),
+                pass_fds=[theirs.fileno(), *descriptors],
+                cwd=cwd,
+                env=env,
+                stdin=subprocess.DEVNULL if only_stderr else None,
+                stdout=_STDERR if only_stderr else None,
+            )
+            opened.pop_all()
+        self.pid = self._popen.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._popen.poll() is None
+
+    def kill(self) -> None:
+        """End it at once. Harmless if it has ended."""
+        self._popen.kill()
+
+    def reap(self, timeout_s: float) -> int | None:
+        """Wait for its end; its exit status, None if it does not come in time.
+
+        A process that was killed may be the kernel's for longer: it may wait for a disk.
+        """
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._popen.wait(timeout_s)
+        return None
+
+    def end(self, timeout_s: float) -> int | None:
+        """Close the connection, once nobody uses it any more, and kill and reap the process."""
+        self.socket.close()
+        self.kill()
+        return self.reap(timeout_s)

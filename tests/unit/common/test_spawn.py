@@ -1,0 +1,56 @@
+"""A child process with one end of a socket pair, from its start to its end."""
+
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.aio.spawn import SpawnedProcess
+
+ECHO = "import socket,sys; s=socket.socket(fileno=int(sys.argv[1])); s.sendall(s.recv(9)*2)"
+
+
+def python(code: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-c", code, *arguments]
+
+
+def test_it_is_spoken_to_and_seen_to_end() -> None:
+    process = SpawnedProcess(lambda end: python(ECHO, str(end)))
+    process.socket.sendall(b"ab")
+    assert process.socket.recv(9) == b"abab"
+    assert process.socket.recv(9) == b"", "its end is its own alone"
+    assert process.reap(60) == 0 and not process.alive
+    assert process.end(60) == 0
+    assert process.socket.fileno() == -1
+
+
+def test_one_that_does_not_end_is_killed() -> None:
+    process = SpawnedProcess(lambda _: ["sleep", "1000"], socket.SOCK_SEQPACKET)
+    assert process.alive and process.reap(0.0) is None
+    assert process.end(60) == -signal.SIGKILL
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
+
+
+def test_it_inherits_what_it_is_given_and_nothing_else() -> None:
+    reader, writer = os.pipe()
+    code = "import os,sys; os.write(int(sys.argv[1]), b'%d' % os.getpid()); print('here')"
+    try:
+        process = SpawnedProcess(
+            lambda _: python(code, str(writer)), descriptors=[writer], cwd="/", only_stderr=True
+        )
+        assert int(os.read(reader, 99)) == process.pid
+        assert process.end(60) in (0, -signal.SIGKILL)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_one_that_can_not_be_started_leaves_no_descriptor() -> None:
+    before = set(Path("/proc/self/fd").iterdir())
+    with pytest.raises(OSError, match="no/such"):
+        SpawnedProcess(lambda _: ["/no/such/program"])
+    assert set(Path("/proc/self/fd").iterdir()) == before
