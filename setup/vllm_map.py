@@ -132,6 +132,13 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.utils.async_utils",
         ),
     },
+    "structures of answers": {
+        "frontend/processing/structures.py": (
+            "vllm.config",
+            "vllm.v1.structured_output.backend_xgrammar",
+            "vllm.v1.structured_output.utils",
+        ),
+    },
     "how pooling requests are served": {
         "frontend/http/pooling.py": ("vllm.entrypoints.pooling.base.serving",),
     },

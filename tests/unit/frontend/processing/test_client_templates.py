@@ -105,8 +105,8 @@ async def test_a_lost_process_is_started_again(
 ) -> None:
     params = ChatParams(chat_template=ROLES + "1", chat_template_kwargs={"tokenize": False})
     _, before = await ours.render_messages_async(CHAT[1:], params)
-    assert templates._server is not None
-    templates._server._popen.kill()
+    assert templates._work.process is not None
+    templates._work.process.popen.kill()
     with pytest.raises(VLLMValidationError):
         await ours.render_messages_async(CHAT[1:], params)
     assert (await ours.render_messages_async(CHAT[1:], params))[1] == before
