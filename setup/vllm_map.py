@@ -109,6 +109,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.serve.utils.sse_keep_alive",
         ),
         "frontend/http/echo.py": ("vllm.entrypoints.openai.chat_completion.serving",),
+        "frontend/http/whole_answers.py": ("vllm.entrypoints.openai.chat_completion.serving",),
         "frontend/http/plain_deltas.py": (
             "vllm.entrypoints.generate.base.protocol",
             "vllm.parser.abstract_parser",
