@@ -31,7 +31,7 @@ limits gets 400 with the name of the field. The flag `--max-body-mb` bounds its 
 | values, and commas in texts | {commas} |
 | choices: `n` times prompts, conversations, or items to score | `--max-choices` |
 | `label_token_ids` times `items` | {labels} |
-| log probabilities: tokens of its prompts or choices (`max_tokens` of each) times their candidates. One choice may have any number | {logprobs} |
+| log probabilities: candidates of all tokens of several prompts or choices | {logprobs} |
 
 Each field is of a kind. It has the same limit on all routes.
 
