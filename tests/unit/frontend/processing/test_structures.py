@@ -25,7 +25,7 @@ from frontend.processing.structures import StructureTrials
 from frontend.tenancy import Tenant, current_tenant
 
 BOUNDS: Final = Bounds(cpu_s=1, memory_bytes=512 << 20, alarm_s=30)
-MANY: Final = {f"p{n}": {} for n in range(3000)}
+MANY: Final[dict[str, dict[str, Any]]] = {f"p{n}": {} for n in range(3000)}
 SLOW: Final = 'root ::= "{}" ' + '"a"? ' * 2000
 
 
@@ -166,7 +166,7 @@ async def test_where_the_operator_chose_another_backend_nothing_is_tried(
 ) -> None:
     config = build_config(card, serve_args)
     config.structured_outputs_config.backend = "guidance"
-    other = StructureTrials(config, object(), BOUNDS)  # type: ignore[arg-type]
+    other = StructureTrials(config, object(), BOUNDS)
     await other.check(asked(grammar=SLOW))
     assert other._work.process is None
     other.close()
