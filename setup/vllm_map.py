@@ -111,6 +111,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.serve.utils.sse_keep_alive",
         ),
         "frontend/http/streaming/echo.py": ("vllm.entrypoints.openai.chat_completion.serving",),
+        "frontend/http/whole_answers.py": ("vllm.entrypoints.openai.chat_completion.serving",),
         "frontend/http/streaming/plain_deltas.py": (
             "vllm.entrypoints.generate.base.protocol",
             "vllm.parser.abstract_parser",
@@ -132,6 +133,13 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.renderers",
             "vllm.tokenizers.hf",
             "vllm.utils.async_utils",
+        ),
+    },
+    "structures of answers": {
+        "frontend/processing/structures.py": (
+            "vllm.config",
+            "vllm.v1.structured_output.backend_xgrammar",
+            "vllm.v1.structured_output.utils",
         ),
     },
     "how pooling requests are served": {

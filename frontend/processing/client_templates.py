@@ -4,14 +4,8 @@ vLLM parses each on the event loop and renders it on the thread that all prompts
 is done by :mod:`frontend.processing.template_server`, within limits on time and memory.
 """
 
-import asyncio
-import contextlib
-import socket
-import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from vllm.exceptions import VLLMValidationError
@@ -24,7 +18,8 @@ from common.aio.newest import keep_newest
 from common.cli.python_command import python_command
 from common.errors import OverloadedError, RequestRejectedError
 from common.vllm_compat.renderer_patches import replace_messages, replace_template
-from frontend.processing.template_orders import CPU_S, MEMORY_BYTES, OK, Order
+from frontend.processing.bounded_work import BoundedWork
+from frontend.processing.template_orders import BOUNDS, OK, Order
 from frontend.vllm_errors import as_vllm_error
 
 COMMAND: Final = python_command("frontend.processing.template_server")
@@ -57,9 +52,7 @@ class ClientTemplates:
         """
         self._renderer = renderer
         self._default = default
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="templates")
-        self._turn = asyncio.Semaphore(1)
-        self._server: _Server | None = None
+        self._work = BoundedWork(COMMAND, "chat templates", WAIT_S)
         self._formats: dict[str, str] = {}
         self._render_now = renderer.render_messages
         self._render_later = renderer.render_messages_async
@@ -69,13 +62,11 @@ class ClientTemplates:
         """Let no template of a client be parsed or rendered in this process."""
         replace_messages(self._renderer, self.render_now, self.render)
         replace_template(self._renderer, self._apply_template)
-        self._thread.submit(self._start)
+        self._work.start_soon()
 
     def close(self) -> None:
         """End the process."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        if self._server is not None:
-            self._server.close()
+        self._work.close()
 
     def render_now(self, messages: list[Any], params: ChatParams) -> tuple[list[Any], DictPrompt]:
         """Render a chat that has no template of its own.
@@ -136,62 +127,19 @@ class ClientTemplates:
 
     async def _ask(self, order: Order) -> str:
         try:
-            async with asyncio.timeout(WAIT_S):
-                await self._turn.acquire()
-        except TimeoutError as error:
-            busy = OverloadedError("too many chat templates of other requests are being rendered")
-            raise as_vllm_error(busy) from error
-        asking = asyncio.get_running_loop().run_in_executor(self._thread, self._ask_server, order)
-        # Not before it is answered, also if its client has left.
-        asking.add_done_callback(lambda _: self._turn.release())
-        said = await asyncio.shield(asking)
+            said = await self._work.ask(order)
+        except OverloadedError as busy:
+            raise as_vllm_error(busy) from busy
         if not said:
             costly = RequestRejectedError(
-                f"the chat template of the request takes more than {CPU_S} s or "
-                f"{MEMORY_BYTES >> 20} MiB to render"
+                f"the chat template of the request takes more than {BOUNDS.cpu_s} s or "
+                f"{BOUNDS.memory_bytes >> 20} MiB to render"
             )
             raise as_vllm_error(costly) from costly
         text = said[1:].decode("utf-8", "surrogatepass")
         if said[:1] != OK:
             raise VLLMValidationError(text, parameter="chat_template")
         return text
-
-    def _ask_server(self, order: Order) -> bytes:
-        """In a thread. Nothing if the process could not answer."""
-        server = self._start()
-        try:
-            return server.ask(order)
-        except (EOFError, OSError):
-            server.close()
-            self._server = None
-            return b""
-
-    def _start(self) -> "_Server":
-        if self._server is None:
-            self._server = _Server()
-        return self._server
-
-
-class _Server:
-    """One run of the process."""
-
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._popen = subprocess.Popen(
-                [*COMMAND, str(theirs.fileno())], pass_fds=[theirs.fileno()]
-            )
-        self._connection: Connection[Order, bytes] = Connection(ours.detach())
-
-    def ask(self, order: Order) -> bytes:
-        self._connection.send(order)
-        return self._connection.recv_bytes()
-
-    def close(self) -> None:
-        self._popen.kill()
-        with contextlib.suppress(OSError):
-            self._connection.close()
-        self._popen.wait()
 
 
 def take_templates(renderer: BaseRenderer, default: str | None) -> ClientTemplates | None:

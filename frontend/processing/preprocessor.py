@@ -53,6 +53,7 @@ from frontend.processing.renderer import build_config
 from frontend.processing.settings import PreprocessSettings
 from frontend.processing.sources import MediaSources
 from frontend.processing.store import ArenaStore, PrivateStore, ProcessedStore
+from frontend.processing.structures import StructureTrials
 from frontend.processing.tokenizing import Tokenizing
 from frontend.tenancy import current_partition, salt_of_blocks
 
@@ -162,6 +163,7 @@ class Preprocessor:
             self.tokenizing = Tokenizing(self.renderer, limit_s)
             replace_tokenizing(self.renderer, self.tokenizing)
             self.input_processor = InputProcessor(self.vllm_config, self.renderer)
+            self._structures = StructureTrials(self.vllm_config, self.renderer.tokenizer)
             if is_mistral_tokenizer(self.renderer.tokenizer):
                 _take_over_mistral(self.renderer, loader)
             if self.renderer.mm_processor is not None:
@@ -220,6 +222,7 @@ class Preprocessor:
         """
         prompt = await self._with_own_hashes(prompt, encoded=names_encoder(params))
         drop_transfer_params(params)
+        await self._structures.check(params)
         # Which adapters there are the workers know; the configuration here has none.
         request: EngineCoreRequest = await self.input_processor.process_inputs_async(
             request_id, prompt, params, self.tasks
@@ -327,6 +330,7 @@ class Preprocessor:
             await asyncio.to_thread(self._pool.close)
         if self._templates is not None:
             self._templates.close()
+        self._structures.close()
         self.tokenizing.close()
         self.renderer.shutdown()
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)

@@ -7,20 +7,16 @@ of the socket FD sends. It ends with that end.
 """
 
 import logging
-import os
-import resource
 import signal
 import sys
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
+from frontend.processing.bounded_forks import serve
 from frontend.processing.template_orders import (
-    ALARM_S,
-    CPU_S,
+    BOUNDS,
     MAX_REASON,
     MAX_TEXT,
-    MEMORY_BYTES,
     OK,
     REFUSED,
     Order,
@@ -92,33 +88,6 @@ def answer(order: Order) -> bytes:
     return OK + said
 
 
-def _limit() -> None:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    memory = pages * resource.getpagesize() + MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.alarm(ALARM_S)
-
-
-def _forked(order: Order) -> bytes:
-    """Return the answer of a process that ends after it; nothing if it ended before."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            _limit()
-            with os.fdopen(writer, "wb") as file:
-                file.write(answer(order))
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as file:
-        said = file.read()
-    _, status = os.waitpid(pid, 0)
-    return said if status == 0 else b""
-
-
 def main(descriptor: int) -> None:
     """Render for the frontend until it is gone."""
     from transformers.utils import chat_template_utils  # noqa: F401  # children have it then
@@ -127,11 +96,7 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the frontend
     logging.disable()  # vLLM logs templates and what is wrong with them
     connection: Connection[bytes, Order] = Connection(descriptor)
-    while True:
-        try:
-            connection.send_bytes(_forked(connection.recv()))
-        except (EOFError, ConnectionError):
-            return
+    serve(connection, answer, BOUNDS)
 
 
 if __name__ == "__main__":

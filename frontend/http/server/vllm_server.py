@@ -38,6 +38,7 @@ from common.errors import (
 )
 from frontend.asgi import App, error_answer, overload_answer
 from frontend.gate import fail_fast, take_parsed_bodies
+from frontend.http import whole_answers
 from frontend.http.access.cors import Cors
 from frontend.http.limits import content_parts
 from frontend.http.limits.connection import HeadLimits, connections
@@ -109,6 +110,7 @@ async def build_vllm_app(
     plain_deltas.install()
     plain_streams.install()
     echo.install()
+    whole_answers.install()
     straight_streams.install(app.user_middleware)
     say_where_tool_flags_go(app)
     _handle_errors(app)

@@ -105,8 +105,8 @@ async def test_a_lost_process_is_started_again(
 ) -> None:
     params = ChatParams(chat_template=ROLES + "1", chat_template_kwargs={"tokenize": False})
     _, before = await ours.render_messages_async(CHAT[1:], params)
-    assert templates._server is not None
-    templates._server._popen.kill()
+    assert templates._work.process is not None
+    templates._work.process.popen.kill()
     with pytest.raises(VLLMValidationError):
         await ours.render_messages_async(CHAT[1:], params)
     assert (await ours.render_messages_async(CHAT[1:], params))[1] == before
@@ -130,10 +130,10 @@ async def test_who_leaves_keeps_its_turn_until_the_process_is_free(
     """Or others would wait behind its template without an end to their waiting."""
     slow = ChatParams(chat_template=SLOW, chat_template_kwargs={"tokenize": False})
     leaving = asyncio.ensure_future(ours.render_messages_async(CHAT, slow))
-    await until(templates._turn.locked)
+    await until(templates._work._turn.locked)
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
-    assert templates._turn.locked()
+    assert templates._work._turn.locked()
     params = ChatParams(chat_template=ROLES + "3", chat_template_kwargs={"tokenize": False})
     await ours.render_messages_async(CHAT[1:], params)
 
