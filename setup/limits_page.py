@@ -15,6 +15,7 @@ from frontend.gate.judge import (
     RENDERER_OPTIONS,
 )
 from frontend.gate.read import MAX_BRACKETS, MAX_COMMAS
+from frontend.request.logprob_limit import MAX_LOGPROBS
 
 _TEXT: Final = """\
 <!-- Made by `make docs` from frontend/gate/fields.py: change that. -->
@@ -30,6 +31,7 @@ limits gets 400 with the name of the field. The flag `--max-body-mb` bounds its 
 | values, and commas in texts | {commas} |
 | choices: `n` times prompts, conversations, or items to score | `--max-choices` |
 | `label_token_ids` times `items` | {labels} |
+| log probabilities: candidates of all tokens of several prompts or choices | {logprobs} |
 
 Each field is of a kind. It has the same limit on all routes.
 
@@ -64,6 +66,7 @@ def page() -> str:
         brackets=f"{MAX_BRACKETS:,}",
         commas=f"{MAX_COMMAS:,}",
         labels=f"{MAX_LABELS:,}",
+        logprobs=f"{MAX_LOGPROBS:,}",
         kinds="\n".join(rows),
         nested=_names(NESTED),
         fields_of_kinds="\n".join(fields),

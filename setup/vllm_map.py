@@ -111,6 +111,9 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.serve.utils.sse_keep_alive",
         ),
         "frontend/http/streaming/echo.py": ("vllm.entrypoints.openai.chat_completion.serving",),
+        "frontend/http/streaming/whole_answers.py": (
+            "vllm.entrypoints.openai.chat_completion.serving",
+        ),
         "frontend/http/streaming/plain_deltas.py": (
             "vllm.entrypoints.generate.base.protocol",
             "vllm.parser.abstract_parser",
@@ -132,6 +135,13 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.renderers",
             "vllm.tokenizers.hf",
             "vllm.utils.async_utils",
+        ),
+    },
+    "structures of answers": {
+        "frontend/processing/structures.py": (
+            "vllm.config",
+            "vllm.v1.structured_output.backend_xgrammar",
+            "vllm.v1.structured_output.utils",
         ),
     },
     "how pooling requests are served": {
@@ -186,7 +196,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.renderers.params",
         ),
         "frontend/processing/preprocessor.py": ("vllm.renderers.chat_utils",),
-        "frontend/processing/template_server.py": ("vllm.renderers.hf",),
+        "frontend/bounded/template_server.py": ("vllm.renderers.hf",),
     },
     "input processor": {
         "frontend/processing/preprocessor.py": ("vllm.v1.engine", "vllm.v1.engine.input_processor"),

@@ -4,6 +4,7 @@ vLLM reads it by pyzmq's own class for asyncio, which took a third of what a wor
 for a step of its engine.
 """
 
+import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
@@ -26,7 +27,15 @@ class EngineOutputs(zmq.asyncio.Socket):
         """The frames of the next message. vLLM asks for them without a copy."""
         if self._loop_reader is None:
             self._loop_reader = LoopReader(zmq.Socket.shadow(self))
-        return self._loop_reader.receive()
+        return self._next(self._loop_reader)
+
+    async def _next(self, reader: LoopReader) -> list[zmq.Frame]:
+        """With a turn for others before it. Where an engine is ahead of what its outputs cost here,
+        neither this nor vLLM's queue ever waits, and the worker would be silent until it caught up.
+        """
+        if reader.does_not_wait:
+            await asyncio.sleep(0)
+        return await reader.receive()
 
     def close(self, linger: int | None = None) -> None:
         """Close it. Whoever waits is cancelled, as pyzmq does it."""

@@ -41,6 +41,11 @@ class LoopReader:
         """Whether somebody waits for what comes."""
         return self._reader is not None
 
+    @property
+    def does_not_wait(self) -> bool:
+        """Whether there is a message, which :meth:`receive` gives at once."""
+        return not self._stopped and self.look()
+
     async def receive(self) -> list[zmq.Frame]:
         """The frames of the next message. Does not wait if there is one, so whoever receives many
         lets others have a turn now and then.

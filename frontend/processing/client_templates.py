@@ -1,16 +1,11 @@
 """Chat templates that clients send (``--trust-request-chat-template``), rendered in a process.
 
 vLLM parses each on the event loop and renders it on the thread that all prompts need. Here either
-is done by :mod:`frontend.processing.template_server`, within limits on time and memory.
+is done by :mod:`frontend.bounded.template_server`, within limits on time and memory.
 """
 
-import asyncio
-import os
-import socket
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from vllm.exceptions import VLLMValidationError
@@ -19,15 +14,15 @@ from vllm.renderers.hf import HfRenderer
 from vllm.renderers.inputs import DictPrompt
 from vllm.renderers.params import ChatParams
 
+from common.cli.python_command import python_command
 from common.errors import OverloadedError, RequestRejectedError
 from common.lru import Lru
 from common.vllm_compat.renderer_patches import replace_messages, replace_template
-from frontend.processing.errors import ProcessLostError
-from frontend.processing.forks import Forks
-from frontend.processing.template_orders import CPU_S, MEMORY_BYTES, OK, Order
+from frontend.bounded.template_orders import BOUNDS, OK, Order
+from frontend.bounded.work import BoundedWork
 from frontend.vllm_errors import as_vllm_error
 
-MODULE: Final = "frontend.processing.template_server"
+COMMAND: Final = python_command("frontend.bounded.template_server")
 
 WAIT_S: Final = 10.0
 """Seconds that a request waits for the templates of others."""
@@ -57,9 +52,7 @@ class ClientTemplates:
         """
         self._renderer = renderer
         self._default = default
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="templates")
-        self._turn = asyncio.Semaphore(1)
-        self._forks = Forks(MODULE, "chat templates")
+        self._work = BoundedWork(COMMAND, "chat templates", WAIT_S)
         self._formats: Lru[str, str] = Lru(_FORMATS_KEPT)
         self._render_now = renderer.render_messages
         self._render_later = renderer.render_messages_async
@@ -69,13 +62,11 @@ class ClientTemplates:
         """Let no template of a client be parsed or rendered in this process."""
         replace_messages(self._renderer, self.render_now, self.render)
         replace_template(self._renderer, self._apply_template)
-        self._thread.submit(self._forks.start)
+        self._work.start_soon()
 
     def close(self) -> None:
-        """End the processes. Takes a moment: not on the event loop."""
-        self._forks.refuse()
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        self._forks.close()
+        """End the process."""
+        self._work.close()
 
     def render_now(self, messages: list[Any], params: ChatParams) -> tuple[list[Any], DictPrompt]:
         """Render a chat that has no template of its own.
@@ -136,45 +127,19 @@ class ClientTemplates:
 
     async def _ask(self, order: Order) -> str:
         try:
-            async with asyncio.timeout(WAIT_S):
-                await self._turn.acquire()
-        except TimeoutError as error:
-            busy = OverloadedError("too many chat templates of other requests are being rendered")
-            raise as_vllm_error(busy) from error
-        asking = asyncio.get_running_loop().run_in_executor(self._thread, self._ask_process, order)
-        # Not before it is answered, also if its client has left.
-        asking.add_done_callback(lambda _: self._turn.release())
-        try:
-            said = await asyncio.shield(asking)
-        except ProcessLostError as error:
-            raise as_vllm_error(error) from error
+            said = await self._work.ask(order)
+        except OverloadedError as busy:
+            raise as_vllm_error(busy) from busy
         if not said:
             costly = RequestRejectedError(
-                f"the chat template of the request takes more than {CPU_S} s or "
-                f"{MEMORY_BYTES >> 20} MiB to render"
+                f"the chat template of the request takes more than {BOUNDS.cpu_s} s or "
+                f"{BOUNDS.memory_bytes >> 20} MiB to render"
             )
             raise as_vllm_error(costly) from costly
         text = said[1:].decode("utf-8", "surrogatepass")
         if said[:1] != OK:
             raise VLLMValidationError(text, parameter="chat_template")
         return text
-
-    def _ask_process(self, order: Order) -> bytes:
-        """In a thread. Return nothing if the process ended before it could answer.
-
-        Raises:
-            ProcessLostError: there was none.
-        """
-        ours, theirs = socket.socketpair()
-        connection: Connection[Order, bytes] = Connection(ours.detach())
-        with connection:
-            with theirs:
-                os.close(self._forks.fork(theirs).pidfd)
-            try:
-                connection.send(order)
-                return connection.recv_bytes()
-            except (EOFError, OSError):
-                return b""
 
 
 def take_templates(renderer: BaseRenderer, default: str | None) -> ClientTemplates | None:

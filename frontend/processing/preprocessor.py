@@ -54,6 +54,7 @@ from frontend.processing.pool import ProcessPool
 from frontend.processing.renderer import build_config
 from frontend.processing.settings import PreprocessSettings
 from frontend.processing.store import ArenaStore, PrivateStore, ProcessedStore
+from frontend.processing.structures import StructureTrials
 from frontend.processing.tokenizing import Tokenizing
 from frontend.request_context import current_partition, salt_of_blocks
 
@@ -168,6 +169,7 @@ class Preprocessor:
             self.tokenizing = Tokenizing(self.renderer, limit_s)
             replace_tokenizing(self.renderer, self.tokenizing)
             self.input_processor = InputProcessor(self.vllm_config, self.renderer)
+            self._structures = StructureTrials(self.vllm_config, self.renderer.tokenizer)
             if is_mistral_tokenizer(self.renderer.tokenizer):
                 _take_over_mistral(self.renderer, loader)
             if self.renderer.mm_processor is not None:
@@ -226,6 +228,7 @@ class Preprocessor:
         """
         prompt = await self._with_own_hashes(prompt, encoded=names_encoder(params))
         drop_transfer_params(params)
+        await self._structures.check(params)
         # Which adapters there are the workers know; the configuration here has none.
         request: EngineCoreRequest = await self.input_processor.process_inputs_async(
             request_id, prompt, params, self.tasks
@@ -332,7 +335,8 @@ class Preprocessor:
         if self._pool is not None:
             await asyncio.to_thread(self._pool.close)
         if self._templates is not None:
-            await asyncio.to_thread(self._templates.close)
+            self._templates.close()
+        self._structures.close()
         self.tokenizing.close()
         self.renderer.shutdown()
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)

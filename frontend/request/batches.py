@@ -14,19 +14,21 @@ from typing import Final
 from frontend.request.deadlines import Deadlines
 
 
-@dataclass(frozen=True)
+@dataclass
 class Batch:
-    """What one request may take.
+    """What one request may take, and has taken.
 
     Attributes:
         places: a call has one of each: of its own, so that no request takes all that there are, and
             of those of several requests, in this order.
         keep: called with the bytes of each pooled answer, which are held until the last one is
             there; raises OverloadedError if there is no room.
+        logprobs: log probabilities that its calls asked for.
     """
 
     places: Sequence[asyncio.Semaphore]
     keep: Callable[[int], None] | None = None
+    logprobs: int = 0
 
 
 current_batch: Final[ContextVar[Batch | None]] = ContextVar("batch", default=None)

@@ -39,6 +39,7 @@ from frontend.processing import MediaItem, ProcessedPrompt
 from frontend.request.deadlines import Deadlines
 from frontend.request.embedded import hashed_embeds, hashed_tokens
 from frontend.request.failures import failure
+from frontend.request.logprob_limit import check_logprobs
 from frontend.request.retry import DEADLY, DEADLY_TENSORS, Attempts, RetryBudget
 from frontend.request.settings import FaultSettings
 from frontend.request.spans import CallSpans, new_request_id
@@ -278,9 +279,11 @@ class RequestRunner:
             raise RequestRejectedError("only prompts that vLLM's renderer made can be routed")
         check_structure(request.params)
         with stage("process"):
-            return await self._processor.process(
+            processed = await self._processor.process(
                 prompt, request.params, own_id, request.lora_request
             )
+        check_logprobs(request.params, len(processed.token_ids))
+        return processed
 
     async def _hash(self, state: RequestState) -> RoutingRequest:
         """Step 2. ``block_mm_infos`` and vLLM's own block hashes."""

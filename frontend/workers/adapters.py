@@ -12,8 +12,8 @@ from typing import Final
 
 from vllm.lora.request import LoRARequest
 
-from common.aio.newest import keep_newest
 from common.identity import WorkerId
+from common.lru import Lru
 from common.request_plane.card import Adapter, WorkerCard
 from frontend.router import LoraKey
 
@@ -45,7 +45,7 @@ class Adapters:
         self.requests: dict[str, LoRARequest] = {}
         self._of: dict[WorkerId, Sequence[Adapter]] = {}
         self._offers: dict[str, dict[Adapter, int]] = {}
-        self._lost: dict[LoraKey, float] = {}
+        self._lost: Lru[LoraKey, float] = Lru(MOST_LOST)
         self._reserved: frozenset[str] = frozenset()
         self._ids = itertools.count(1)
 
@@ -62,7 +62,7 @@ class Adapters:
     def changed(self, worker_id: WorkerId, adapters: Sequence[Adapter]) -> None:
         """A worker that serves has these now, and no others."""
         for adapter in {*self._of.get(worker_id, ())} - {*adapters}:
-            self._lost.pop(key_of(adapter), None)  # it was let go
+            self._lost.pop(key_of(adapter))  # it was let go
         self._forget(worker_id)
         self._of[worker_id] = adapters
         for adapter in adapters:
@@ -78,13 +78,13 @@ class Adapters:
         """A worker does not serve any longer. Others are ignored."""
         until = time.monotonic() + LOST_S
         for adapter in self._of.get(worker_id, ()):
-            keep_newest(self._lost, key_of(adapter), until, MOST_LOST)
+            self._lost.put(key_of(adapter), until)
         self._forget(worker_id)
 
     def has(self, key: LoraKey) -> bool:
         """Whether some worker has an adapter, or had it when it left a short while ago."""
         return any(one.path == key.path for one in self._offers.get(key.name, ())) or (
-            self._lost.get(key, 0.0) > time.monotonic()
+            (self._lost.peek(key) or 0.0) > time.monotonic()
         )
 
     def _forget(self, worker_id: WorkerId) -> None:

@@ -149,3 +149,16 @@ def test_it_can_be_closed_after_its_loop(
     assert socket.closed
     reading.close()
     context.destroy(linger=0)
+
+
+async def test_an_engine_that_is_ahead_leaves_turns_to_others(
+    client: Client, engine: zmq.Socket[bytes]
+) -> None:
+    for number in range(100):
+        engine.send_multipart(MsgpackEncoder().encode(said(number)), copy=False)
+    client._ensure_output_queue_task()
+    turns = 0
+    while client.outputs_queue.qsize() < 100:
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 100

@@ -5,7 +5,6 @@ from argparse import Namespace
 from collections.abc import AsyncIterator
 from typing import Any
 
-import psutil
 import pytest
 import pytest_asyncio
 from vllm.exceptions import VLLMValidationError
@@ -35,7 +34,7 @@ async def templates(card: WorkerCard, serve_args: Namespace) -> AsyncIterator[Cl
     templates = take_templates(renderer, "the server's own")
     assert templates is not None
     yield templates
-    await asyncio.to_thread(templates.close)
+    templates.close()
     renderer.shutdown()
 
 
@@ -101,18 +100,16 @@ async def test_what_costs_too_much_is_a_400(ours: BaseRenderer, template: str, s
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_lost_fork_server_costs_no_request(ours: BaseRenderer) -> None:
+async def test_a_lost_process_is_started_again(
+    templates: ClientTemplates, ours: BaseRenderer
+) -> None:
     params = ChatParams(chat_template=ROLES + "1", chat_template_kwargs={"tokenize": False})
     _, before = await ours.render_messages_async(CHAT[1:], params)
-    servers = [
-        child
-        for child in psutil.Process().children()
-        if "frontend.processing.template_server" in child.cmdline()
-    ]
-    for server in servers:
-        server.kill()
-        await until(lambda server=server: server.status() == psutil.STATUS_ZOMBIE)  # type: ignore[misc]
-    assert servers and (await ours.render_messages_async(CHAT[1:], params))[1] == before
+    assert templates._work.process is not None
+    templates._work.process.spawned.kill()
+    with pytest.raises(VLLMValidationError):
+        await ours.render_messages_async(CHAT[1:], params)
+    assert (await ours.render_messages_async(CHAT[1:], params))[1] == before
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -133,10 +130,10 @@ async def test_who_leaves_keeps_its_turn_until_the_process_is_free(
     """Or others would wait behind its template without an end to their waiting."""
     slow = ChatParams(chat_template=SLOW, chat_template_kwargs={"tokenize": False})
     leaving = asyncio.ensure_future(ours.render_messages_async(CHAT, slow))
-    await until(templates._turn.locked)
+    await until(templates._work._turn.locked)
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
-    assert templates._turn.locked()
+    assert templates._work._turn.locked()
     params = ChatParams(chat_template=ROLES + "3", chat_template_kwargs={"tokenize": False})
     await ours.render_messages_async(CHAT[1:], params)
 

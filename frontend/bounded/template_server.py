@@ -1,28 +1,22 @@
-"""A process that renders one chat template that a client sends, forked by a fork server.
+"""Render chat templates that clients send, each in a process of its own: ``template_server FD``.
 
 Jinja's sandbox keeps a template from the process, and not from its time and memory: 22 bytes of
-arithmetic hold the interpreter's lock for minutes, and no thread can be ended. A process can.
+arithmetic hold the interpreter's lock for minutes, and no thread can be ended. A process can. This
+one imports once what rendering needs, and forks for each order that the frontend at the other end
+of the socket FD sends. It ends with that end.
 """
 
 import logging
-import os
-import resource
 import signal
+import sys
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-from transformers.utils.chat_template_utils import render_jinja_template
-from vllm.exceptions import VLLMError
-from vllm.renderers import hf
-
-from frontend.processing.template_orders import (
-    ALARM_S,
-    CPU_S,
+from frontend.bounded.forks import serve
+from frontend.bounded.template_orders import (
+    BOUNDS,
     MAX_REASON,
     MAX_TEXT,
-    MEMORY_BYTES,
     OK,
     REFUSED,
     Order,
@@ -52,6 +46,8 @@ class _Tokenizer:
         **options: Any,
     ) -> str:
         """Return the prompt."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
         prompts, _ = render_jinja_template(
             conversations=[conversation],
             tools=tools,
@@ -66,6 +62,10 @@ class _Tokenizer:
 
 def answer(order: Order) -> bytes:
     """Return the prompt, or the format of contents, or why there is none; the first byte says."""
+    from jinja2 import TemplateError
+    from vllm.exceptions import VLLMError
+    from vllm.renderers import hf
+
     try:
         if order.conversation is None:
             return OK + hf._detect_content_format(order.template, default="string").encode()
@@ -88,22 +88,16 @@ def answer(order: Order) -> bytes:
     return OK + said
 
 
-def _limit() -> None:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    memory = pages * resource.getpagesize() + MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.alarm(ALARM_S)
-
-
 def main(descriptor: int) -> None:
-    """Render what the frontend orders, and end."""
+    """Render for the frontend until it is gone."""
+    from transformers.utils import chat_template_utils  # noqa: F401  # children have it then
+    from vllm.renderers import hf  # noqa: F401
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the frontend
     logging.disable()  # vLLM logs templates and what is wrong with them
     connection: Connection[bytes, Order] = Connection(descriptor)
-    try:
-        order = connection.recv()
-        _limit()
-        connection.send_bytes(answer(order))
-    finally:
-        os._exit(0)
+    serve(connection, answer, BOUNDS)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -2,20 +2,16 @@
 
 from typing import Any, Final, NamedTuple
 
-CPU_S: Final = 2
-"""Seconds of a core for one template. Templates of models take milliseconds."""
+from frontend.bounded.forks import Bounds
 
-MEMORY_BYTES: Final = 256 << 20
-"""What one template may take beside what this process has."""
+BOUNDS: Final = Bounds(cpu_s=2, memory_bytes=256 << 20, alarm_s=10)
+"""For one template. Templates of models take milliseconds."""
 
 MAX_TEXT: Final = 64 << 20
 """Bytes of a prompt; the frontend keeps it."""
 
 MAX_REASON: Final = 1024
 """Bytes of what a template raises."""
-
-ALARM_S: Final = 10
-"""Seconds on the clock, on a host whose cores are busy."""
 
 
 class Order(NamedTuple):

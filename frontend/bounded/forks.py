@@ -1,0 +1,66 @@
+"""Do each piece of a client's work in a fork of this process, within limits on time and memory.
+
+The frontend at the other end of a socket sends the pieces. No thread can be ended; a process can.
+"""
+
+import os
+import resource
+import signal
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Bounds(NamedTuple):
+    """What one piece of work may take.
+
+    Attributes:
+        cpu_s: seconds of cores.
+        memory_bytes: beside what this process has.
+        alarm_s: seconds on the clock, on a host whose cores are busy.
+    """
+
+    cpu_s: int
+    memory_bytes: int
+    alarm_s: int
+
+
+def serve(
+    connection: "Connection[bytes, Any]", answer: Callable[[Any], bytes], bounds: Bounds
+) -> None:
+    """Work for the frontend until it is gone."""
+    while True:
+        try:
+            connection.send_bytes(_forked(connection.recv(), answer, bounds))
+        except (EOFError, ConnectionError):
+            return
+
+
+def _forked(order: Any, answer: Callable[[Any], bytes], bounds: Bounds) -> bytes:
+    """Return the answer of a process that ends after it; nothing if it ended before."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            _limit(bounds)
+            with os.fdopen(writer, "wb") as file:
+                file.write(answer(order))
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as file:
+        said = file.read()
+    _, status = os.waitpid(pid, 0)
+    return said if status == 0 else b""
+
+
+def _limit(bounds: Bounds) -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    memory = pages * resource.getpagesize() + bounds.memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CPU, (bounds.cpu_s, bounds.cpu_s))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.alarm(bounds.alarm_s)

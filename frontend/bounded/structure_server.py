@@ -1,0 +1,113 @@
+"""Compile clients' structures of answers, each in a process of its own: ``structure_server FD``.
+
+An engine compiles them in a few threads, with no end: 256 bytes of ``[a-z]?`` take more than 12 s
+with a large vocabulary, and other structures wait behind them. Then it makes a mask for each token
+between its steps: 10 KB of ``(a*)*`` took 9 s for one, and no request went on. Some take gigabytes
+of a frontend already when they are only looked at. What takes too much here reaches neither.
+"""
+
+import json
+import signal
+import sys
+import time
+from functools import partial
+from multiprocessing.connection import Connection
+from random import Random
+from typing import Any
+
+import numpy as np
+import xgrammar
+
+from frontend.bounded.forks import serve
+from frontend.bounded.structure_orders import (
+    COMPILES,
+    STEP_S,
+    STEPS,
+    THREADS,
+    Structure,
+    Vocabulary,
+)
+
+
+def compile_structure(info: xgrammar.TokenizerInfo, compact: bool, order: Structure) -> bytes:
+    """Return whether a structure costs no more than it may. One that is wrong costs nothing more:
+    vLLM says what is wrong with it.
+    """
+    compiler = xgrammar.GrammarCompiler(info, max_threads=THREADS, cache_enabled=False)
+    try:
+        compiled = _compile(compiler, compact, order)
+        return COMPILES if _is_quick(compiled) else b""
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return b"" if "bad_alloc" in str(error) else COMPILES
+
+
+def _is_quick(compiled: xgrammar.CompiledGrammar) -> bool:
+    """Whether the masks of the first tokens of an answer take no long time."""
+    matcher = xgrammar.GrammarMatcher(compiled)
+    size = compiled.tokenizer_info.vocab_size
+    mask = xgrammar.allocate_token_bitmask(1, size)
+    random = Random(0)
+    for _ in range(STEPS):
+        began = time.thread_time()
+        matcher.fill_next_token_bitmask(mask)
+        took = time.thread_time() - began
+        allowed = np.unpackbits(mask[0].numpy().view(np.uint8), bitorder="little")[:size].nonzero()[
+            0
+        ]
+        if took > STEP_S:
+            return False
+        if not len(allowed) or not matcher.accept_token(int(random.choice(allowed))):
+            break
+        if matcher.is_terminated():
+            break
+    return True
+
+
+def _compile(
+    compiler: xgrammar.GrammarCompiler, compact: bool, order: Structure
+) -> xgrammar.CompiledGrammar:
+    """As vLLM's ``XgrammarBackend.compile_grammar`` does."""
+    match order.kind:
+        case "json":
+            separators = (",", ":") if compact else None
+            return compiler.compile_json_schema(
+                order.text, any_whitespace=not compact, separators=separators
+            )
+        case "regex":
+            return compiler.compile_regex(order.text)
+        case "grammar":
+            return compiler.compile_grammar(order.text)
+        case "lark":
+            return compiler.compile_lark(order.text)
+        case "structural_tag":
+            return _compile_tag(compiler, order.text)
+    raise ValueError(f"no kind of structure: {order.kind}")
+
+
+def _compile_tag(compiler: xgrammar.GrammarCompiler, text: str) -> xgrammar.CompiledGrammar:
+    tag: Any = json.loads(text)
+    if "structures" not in tag:
+        return compiler.compile_structural_tag(text)
+    items = [
+        xgrammar.StructuralTagItem(
+            begin=each["begin"], schema=json.dumps(each["schema"]), end=each["end"]
+        )
+        for each in tag["structures"]
+    ]
+    return compiler.compile_structural_tag(items, tag["triggers"])
+
+
+def main(descriptor: int) -> None:
+    """Compile for the frontend until it is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the frontend
+    connection: Connection[bytes, Any] = Connection(descriptor)
+    try:
+        vocabulary: Vocabulary = connection.recv()
+    except (EOFError, ConnectionError):
+        return
+    info = xgrammar.TokenizerInfo.deserialize_json(vocabulary.info)
+    serve(connection, partial(compile_structure, info, vocabulary.compact), vocabulary.bounds)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

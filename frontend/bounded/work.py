@@ -1,0 +1,110 @@
+"""Have a process do what clients ask for and nobody knows the cost of: one piece at a time.
+
+The process's side is :mod:`frontend.bounded.forks`.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from common.aio.spawn import SpawnedProcess
+from common.errors import OverloadedError
+
+REAP_S: Final = 2.0
+"""Seconds that a process which was killed may take to end."""
+
+
+class BoundedWork:
+    """The process, which is started when it is needed, and again if it is lost. For one event
+    loop.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        what: str,
+        wait_s: float,
+        greeting: Callable[[], object] | None = None,
+    ) -> None:
+        """
+        Args:
+            command: what starts it; a file descriptor is added.
+            what: is worked on, for the name of a thread and for errors.
+            wait_s: seconds that a request waits for those of others.
+            greeting: makes what the process is sent first, in a thread.
+        """
+        self._command: Final = command
+        self._what: Final = what
+        self._wait_s: Final = wait_s
+        self._greeting: Final = greeting
+        self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix=what)
+        self._turn: Final = asyncio.Semaphore(1)
+        self.process: Process | None = None
+
+    def start_soon(self) -> None:
+        """Start the process, in a thread."""
+        self._thread.submit(self._start)
+
+    def close(self) -> None:
+        """End the process."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if self.process is not None:
+            self.process.close()
+
+    async def ask(self, order: Any) -> bytes | None:
+        """Return the answer: nothing in it if it took too much, None if the process was lost.
+
+        Raises:
+            OverloadedError: others are worked for.
+        """
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._turn.acquire()
+        except TimeoutError as error:
+            raise OverloadedError(
+                f"too many {self._what} of other requests are being worked on"
+            ) from error
+        asking = asyncio.get_running_loop().run_in_executor(self._thread, self._ask, order)
+        # Not before it is answered, also if its client has left.
+        asking.add_done_callback(lambda _: self._turn.release())
+        return await asyncio.shield(asking)
+
+    def _ask(self, order: Any) -> bytes | None:
+        process = self._start()
+        try:
+            return process.ask(order)
+        except (EOFError, OSError):
+            process.close()
+            self.process = None
+            return None
+
+    def _start(self) -> "Process":
+        if self.process is None:
+            greeting = None if self._greeting is None else self._greeting()
+            self.process = Process(self._command, greeting)
+        return self.process
+
+
+class Process:
+    """One run of the process."""
+
+    def __init__(self, command: Sequence[str], greeting: object | None) -> None:
+        self.spawned = SpawnedProcess(lambda end: [*command, str(end)])
+        self._connection: Connection[Any, bytes] = Connection(self.spawned.socket.detach())
+        if greeting is not None:
+            self._connection.send(greeting)
+
+    def ask(self, order: Any) -> bytes:
+        """Return the answer, in the calling thread."""
+        self._connection.send(order)
+        return self._connection.recv_bytes()
+
+    def close(self) -> None:
+        """End it."""
+        self.spawned.kill()
+        with contextlib.suppress(OSError):
+            self._connection.close()
+        self.spawned.reap(REAP_S)

@@ -1,0 +1,195 @@
+"""Structures of answers that cost too much to compile reach neither vLLM here nor an engine."""
+
+import asyncio
+import json
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import pytest
+import pytest_asyncio
+from vllm.inputs import tokens_input
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+
+from common.errors import OverloadedError, RequestRejectedError
+from common.request_plane.card import WorkerCard
+from frontend.bounded.forks import Bounds
+from frontend.bounded.structure_orders import Structure
+from frontend.bounded.work import BoundedWork
+from frontend.fetch.loader import MediaLoader
+from frontend.media_limits.policy import FetchPolicy
+from frontend.processing.preprocessor import Preprocessor
+from frontend.processing.renderer import build_config, build_renderer
+from frontend.processing.settings import PreprocessSettings
+from frontend.processing.structures import StructureTrials
+from frontend.request_context import Tenant, note_tenant
+
+BOUNDS: Final = Bounds(cpu_s=1, memory_bytes=512 << 20, alarm_s=30)
+MANY: Final[dict[str, dict[str, Any]]] = {f"p{n}": {} for n in range(3000)}
+SLOW: Final = 'root ::= "{}" ' + '"a"? ' * 2000
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def trials(card: WorkerCard, serve_args: Namespace) -> AsyncIterator[StructureTrials]:
+    renderer = build_renderer(card, serve_args)
+    trials = StructureTrials(build_config(card, serve_args), renderer.tokenizer, BOUNDS)
+    yield trials
+    trials.close()
+    renderer.shutdown()
+
+
+def asked(**wanted: Any) -> SamplingParams:
+    return SamplingParams(structured_outputs=StructuredOutputsParams(**wanted))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"json": {"type": "object", "properties": MANY, "minProperties": 1500}},
+        {"json": json.dumps({"type": "object", "properties": MANY, "minProperties": 1500})},
+        {"grammar": SLOW.format("grammar")},
+        {"regex": "(a*)*" * 20_000},
+        {"regex": "(a*)*" * 1000},
+        {
+            "structural_tag": json.dumps(
+                {
+                    "type": "structural_tag",
+                    "format": {"type": "regex", "pattern": "(a*)*" * 20_000},
+                }
+            )
+        },
+    ],
+    ids=[
+        "schema",
+        "schema as text",
+        "grammar",
+        "regex",
+        "regex whose masks take long",
+        "structural tag",
+    ],
+)
+async def test_what_costs_too_much_is_refused(
+    trials: StructureTrials, wanted: dict[str, Any]
+) -> None:
+    with pytest.raises(RequestRejectedError, match=r"takes more than 1 s of a core or 512 MiB"):
+        await trials.check(asked(**wanted))
+    await trials.check(asked(regex="yes|no"))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"json": {"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}}}},
+        {"json_object": True},
+        {"regex": r"\d{4}-\d{2}"},
+        {"choice": ["yes", "no"]},
+        {"grammar": 'root ::= "yes" | "no"'},
+        {"grammar": 'start: "yes" | "no"'},
+        {
+            "structural_tag": json.dumps(
+                {
+                    "structures": [{"begin": "<a>", "schema": {"type": "object"}, "end": "</a>"}],
+                    "triggers": ["<a>"],
+                }
+            )
+        },
+        {"grammar": "no grammar at all"},
+        {"regex": "("},
+        {"structural_tag": "{}"},
+        {"structural_tag": "no JSON"},
+        {"json": {"const": "\ud800"}},
+        {"regex": "\ud800"},
+    ],
+)
+async def test_others_pass_and_what_is_wrong_with_one_vllm_says(
+    trials: StructureTrials, wanted: dict[str, Any]
+) -> None:
+    await trials.check(asked(**wanted))
+    await trials.check(SamplingParams())
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_equal_ones_are_tried_once(trials: StructureTrials) -> None:
+    tried = []
+    ask = trials._work.ask
+
+    async def counted(order: Any) -> bytes | None:
+        tried.append(order)
+        return await ask(order)
+
+    trials._work.ask = counted  # type: ignore[method-assign]
+    try:
+        await asyncio.gather(*(trials.check(asked(regex="once|twice")) for _ in range(9)))
+        await trials.check(asked(regex="once|twice"))
+    finally:
+        trials._work.ask = ask  # type: ignore[method-assign]
+    assert len(tried) == 1
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_key_with_many_keeps_no_other_waiting_for_more_than_one(
+    trials: StructureTrials,
+) -> None:
+    done = []
+
+    async def of(key: str, name: str, grammar: str) -> None:
+        note_tenant(Tenant(key))
+        try:
+            await trials.check(asked(grammar=grammar))
+        except RequestRejectedError:
+            done.append(f"{name} refused")
+        else:
+            done.append(name)
+
+    first = [of("many", f"slow {n}", SLOW.format(n)) for n in range(2)]
+    await asyncio.gather(*first, of("one", "quick", 'root ::= "q"'))
+    assert done == ["slow 0 refused", "quick", "slow 1 refused"]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_process_that_was_lost_says_nothing_of_a_structure(
+    trials: StructureTrials,
+) -> None:
+    await trials.check(asked(regex="before"))
+    assert trials._work.process is not None
+    trials._work.process.spawned.kill()
+    with pytest.raises(OverloadedError, match="lost"):
+        await trials.check(asked(regex="after"))
+    await trials.check(asked(regex="after"))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_where_the_operator_chose_another_backend_nothing_is_tried(
+    card: WorkerCard, serve_args: Namespace
+) -> None:
+    config = build_config(card, serve_args)
+    config.structured_outputs_config.backend = "guidance"
+    other = StructureTrials(config, object(), BOUNDS)
+    await other.check(asked(grammar=SLOW))
+    assert other._work.process is None
+    other.close()
+
+
+async def test_a_preprocessor_tries_them_before_vllm_reads_them(
+    card: WorkerCard, serve_args: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = MediaLoader(FetchPolicy(), 0)
+    preprocessor = Preprocessor(
+        card, serve_args, loader=loader, arena=None, settings=PreprocessSettings()
+    )
+    tried = []
+
+    async def too_much(_: object, structure: Structure) -> bytes:
+        tried.append(structure.text)
+        return b""
+
+    monkeypatch.setattr(BoundedWork, "ask", too_much)
+    try:
+        with pytest.raises(RequestRejectedError, match="takes more than 10 s"):
+            await preprocessor.process(tokens_input([1, 2]), asked(regex="("), "r", None)
+    finally:
+        await preprocessor.close()
+        await loader.close()
+    assert tried == ["("]

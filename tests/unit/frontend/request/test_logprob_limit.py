@@ -1,0 +1,68 @@
+"""Log probabilities by the hundred thousand: what one request may ask for."""
+
+from collections.abc import Iterator
+
+import pytest
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import SamplingParams
+
+from common.errors import RequestRejectedError
+from frontend.request.batches import Batch, current_batch
+from frontend.request.logprob_limit import MAX_LOGPROBS, check_logprobs
+
+
+@pytest.fixture(autouse=True)
+def batch() -> Iterator[Batch]:
+    batch = Batch(())
+    token = current_batch.set(batch)
+    yield batch
+    current_batch.reset(token)
+
+
+@pytest.mark.parametrize(
+    ("params", "tokens"),
+    [
+        (SamplingParams(n=96, logprobs=20, max_tokens=1000), 3),
+        (SamplingParams(n=2, logprobs=0, max_tokens=MAX_LOGPROBS), 3),
+        (SamplingParams(n=2, logprobs=1, max_tokens=None), 3),
+        (SamplingParams(n=2, logprobs=-1, max_tokens=3), 3),
+        (SamplingParams(n=96, logprob_token_ids=[*range(128)], logprobs=0, max_tokens=99), 3),
+        (SamplingParams(prompt_logprobs=20, max_tokens=1), 20_000),
+    ],
+)
+def test_too_many_are_refused(params: SamplingParams, tokens: int) -> None:
+    with pytest.raises(RequestRejectedError, match=f"more than {MAX_LOGPROBS} log probabilities"):
+        check_logprobs(params, tokens)
+
+
+@pytest.mark.parametrize(
+    ("params", "tokens"),
+    [
+        (SamplingParams(n=1024, max_tokens=100_000), 3),
+        (SamplingParams(n=1, logprobs=20, max_tokens=130_000), 3),
+        (SamplingParams(n=8, logprobs=5, max_tokens=2000), 3),
+        (SamplingParams(prompt_logprobs=0, max_tokens=1), 130_000),
+        (PoolingParams(), 130_000),
+    ],
+)
+def test_others_pass(params: SamplingParams | PoolingParams, tokens: int) -> None:
+    check_logprobs(params, tokens)
+
+
+def test_those_of_all_prompts_of_a_request_count() -> None:
+    params = SamplingParams(prompt_logprobs=20, max_tokens=1)
+    check_logprobs(params, 5000)
+    with pytest.raises(RequestRejectedError, match="log probabilities"):
+        check_logprobs(params, 5000)
+
+
+def test_many_prompts_are_no_way_to_many_choices() -> None:
+    params = SamplingParams(logprobs=20, max_tokens=6000)
+    check_logprobs(params, 3)
+    with pytest.raises(RequestRejectedError, match="log probabilities"):
+        check_logprobs(params, 3)
+
+
+def test_a_request_without_any_is_not_refused_for_another_one() -> None:
+    check_logprobs(SamplingParams(logprobs=20, max_tokens=130_000), 3)
+    check_logprobs(SamplingParams(), 3)
