@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from PIL import Image
 
+from frontend.fetch.decoders import decode
 from frontend.processing import child
 
 GREEDY: Final = (64, 32)
@@ -16,7 +17,7 @@ LEAKING: Final = (32, 64)
 """Size of pictures that leave as much behind as any may have."""
 
 _kept: Final[list[bytearray]] = []
-_decode: Final = child.decode
+_decode: Final = decode
 
 
 def _grow(*args: Any) -> Any:
@@ -31,5 +32,5 @@ def _grow(*args: Any) -> Any:
     return decoded
 
 
-child.decode = _grow
+setattr(child, decode.__name__, _grow)
 main = child.main

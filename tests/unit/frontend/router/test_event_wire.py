@@ -167,7 +167,7 @@ def test_an_event_of_more_blocks_than_any_has_is_malformed() -> None:
 
 
 def test_tokens_and_keys_are_passed_over() -> None:
-    keys = [([[]],)] * 1000
+    keys: list[tuple[list[list[int]]]] = [([[]],)] * 1000
     (change,) = decode_batch(encode([stored(1, token_ids=[5] * 16, extra_keys=keys)])).changes
     assert change == decode_batch(encode([stored(1, token_ids=[5] * 16)])).changes[0]
 
