@@ -11,6 +11,7 @@ import uvloop
 
 from common.discovery.settings import check_place
 from common.errors import MmRouterError
+from common.large_memory import give_back_large_memory
 from common.log_lines import configure_logging
 from common.settings_summary import log_settings
 from common.stalled_loop import watch_for_stalls
@@ -36,6 +37,7 @@ def main(run: Run = serve) -> None:
     Args:
         run: what serves, :func:`frontend.app.serve` unless something goes round it.
     """
+    give_back_large_memory()
     siblings = Siblings.join()
     args = parse(sys.argv[1:])
     name = "frontend" if siblings is None else f"frontend {siblings.name}"
