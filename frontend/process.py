@@ -14,6 +14,7 @@ from common.cli.settings_summary import log_settings
 from common.cli.vllm_command_line import configure_vllms_logging
 from common.discovery.settings import check_place
 from common.errors import MmRouterError
+from common.large_memory import give_back_large_memory
 from common.observability.log_lines import configure_logging
 from common.observability.stalled_loop import watch_for_stalls
 from common.observability.telemetry import enable_nvtx
@@ -36,6 +37,7 @@ def main(run: Run = serve) -> None:
     Args:
         run: what serves, :func:`frontend.app.serve` unless something goes round it.
     """
+    give_back_large_memory()
     siblings = Siblings.join()
     args = parse(sys.argv[1:])
     name = "frontend" if siblings is None else f"frontend {siblings.name}"
