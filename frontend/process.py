@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 
 import uvloop
 
+from common.aio.large_memory import give_back_large_memory
 from common.aio.supervised import supervise
 from common.cli.settings_summary import log_settings
 from common.cli.vllm_command_line import configure_vllms_logging
@@ -36,6 +37,7 @@ def main(run: Run = serve) -> None:
     Args:
         run: what serves, :func:`frontend.app.serve` unless something goes round it.
     """
+    give_back_large_memory()
     siblings = Siblings.join()
     args = parse(sys.argv[1:])
     name = "frontend" if siblings is None else f"frontend {siblings.name}"

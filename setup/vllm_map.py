@@ -124,6 +124,11 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.openai.completion.protocol",
             "vllm.entrypoints.openai.completion.serving",
         ),
+        "frontend/http/streaming/stream_errors.py": (
+            "vllm.entrypoints.anthropic.serving",
+            "vllm.entrypoints.openai.responses.serving",
+            "vllm.entrypoints.serve.engine.protocol",
+        ),
         "frontend/http/streaming/straight_streams.py": (
             "vllm.entrypoints.openai.chat_completion.api_router",
             "vllm.entrypoints.openai.completion.api_router",

@@ -132,6 +132,23 @@ def indexed(frames: int | None = None) -> bytes:
     return bytes(data)
 
 
+def listed(kind: bytes, *numbers: int, form: str) -> bytes:
+    """A film with metadata that begin a list of so many names or pictures, and end there."""
+    handler = box(b"hdlr", bytes(8), b"mdta", bytes(13))
+    fields = struct.pack(">" + form, *numbers)
+    return movie(format_=b"mp4v") + box(b"meta", bytes(4), handler, box(kind, fields, bytes(40)))
+
+
+def tracks(*lists: int) -> bytes:
+    """A Matroska file with lists of so many tracks, of which nothing is said."""
+    head = b"\x1a\x45\xdf\xa3\x87\x42\x82\x84webm"
+    inside = b"".join(
+        b"\x16\x54\xae\x6b\x01" + (2 * count).to_bytes(7, "big") + b"\xae\x80" * count
+        for count in lists
+    )
+    return head + b"\x18\x53\x80\x67\x01" + len(inside).to_bytes(7, "big") + inside
+
+
 def hostile() -> Mapping[str, bytes]:
     """All of them."""
     repeated = table(b"stts", 2, MANY // 2, 1, MANY // 2, 1)
@@ -148,6 +165,11 @@ def hostile() -> Mapping[str, bytes]:
         "a run": run(MANY),
         "keyframes": keyframes(0x0FFFFFF0),
         "an index": indexed(200_000_000),
+        "names": listed(b"keys", 0, MANY - 10**6, form="II"),
+        "pictures": listed(b"iinf", 1 << 24, MANY - 10**6, form="II"),
+        "places of pictures": listed(b"iloc", 2 << 24, 0, MANY - 10**6, form="IHI"),
+        "tracks": tracks(500_000),
+        "tracks in many lists": tracks(*[900] * 500),
     }
 
 

@@ -14,7 +14,7 @@ import ctypes
 import os
 from copy import copy
 from functools import wraps
-from io import BytesIO
+from io import SEEK_SET, BytesIO
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -139,10 +139,42 @@ def _check_tables(source: object) -> None:
         raise ValueError("The medium claims more samples than it can hold")
 
 
+class _Steady(BytesIO):
+    """Bytes for OpenCV, which ends the process where a stream's ``seek`` raises.
+
+    FFmpeg seeks to what a film's tables say, of which OpenCV keeps 32 bits with their sign.
+    """
+
+    def seek(self, offset: int, whence: int = SEEK_SET, /) -> int:
+        """Return the new place, -1 if there is none such."""
+        try:
+            return super().seek(offset, whence)
+        except (ValueError, OverflowError):
+            return -1
+
+
+class _Capture:
+    """A ``cv2.VideoCapture`` of bytes, which outlive it.
+
+    OpenCV lets go of its source without the interpreter's lock, so it must not be the last one to.
+    Not a subclass: OpenCV frees objects of such in a way that damages memory.
+    """
+
+    def __init__(self, data: bytes, *args: Any, **kwargs: Any) -> None:
+        self._source = _Steady(data)
+        self._capture = _OPENCV_OPEN(self._source, *args, **kwargs)
+
+    def __del__(self) -> None:
+        self._capture = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._capture, name)
+
+
 def _guarded_capture(*args: Any, **kwargs: Any) -> Any:
-    # A function: OpenCV frees objects of subclasses in a way that damages memory.
-    if args:
+    if args and isinstance(args[0], BytesIO):
         _check_tables(args[0])
+        return _Capture(args[0].getvalue(), *args[1:], **kwargs)
     return _OPENCV_OPEN(*args, **kwargs)
 
 
@@ -150,6 +182,8 @@ def _guarded_capture(*args: Any, **kwargs: Any) -> Any:
 def _guarded_open(file: Any, mode: str | None = None, *args: Any, **kwargs: Any) -> Any:
     if mode in (None, "r"):
         _check_tables(file)
+        # Titles and the like, which nobody looks at.
+        kwargs.setdefault("metadata_errors", "replace")
         kwargs["container_options"] = {**(kwargs.get("container_options") or {}), **_OPTIONS}
     return _PYAV_OPEN(file, mode, *args, **kwargs)
 

@@ -2,7 +2,8 @@
 
 FFmpeg builds an index when it opens a file: of MP4 and QuickTime an entry for each sample, for each
 1,024 samples of plain sound, and again for each time that an edit list shows a sample. A header
-claims billions of them in four bytes. FLV and MXF have one such number each.
+claims billions of them in four bytes. So do its lists of pictures and of names. FLV and MXF have
+one such number each. A track of Matroska takes two bytes in the file, and hundreds in memory.
 
 Looks for tables wherever they may be, save in the media themselves, since FFmpeg looks for them in
 many places. Only a track in which every table is there once is judged by itself.
@@ -40,7 +41,18 @@ _FIRST: Final = frozenset(
     b"ftyp moov moof mdat pnot udta wide free skip junk pict uuid prfl styp sidx meta".split()
 )
 
-_AVI: Final = (b"AVI ", b"AVIX")
+_LISTS: Final = re.compile(
+    rb"keys.{4}(.{4})|iinf[^\x00].{3}(.{4})|iloc[^\x00\x01].{5}(.{4})", re.DOTALL
+)
+"""Lists of MP4 whose number FFmpeg takes memory for at once, eight bytes for each."""
+_MOST_LISTED: Final = 1 << 26
+"""More than FFmpeg ever takes memory for. Four letters of a text are more than that."""
+
+_MATROSKA: Final = b"\x1a\x45\xdf\xa3"
+_MATROSKA_TRACKS: Final = b"\x16\x54\xae\x6b"
+_MOST_TRACKS: Final = 1000
+"""FFmpeg's own limit, which it looks at when it has read all of them."""
+
 
 _FLV_ARRAYS: Final = re.compile(rb"(?:times|filepositions)\x0a(.{4})", re.DOTALL)
 _FLV_NUMBER: Final = 9
@@ -55,30 +67,52 @@ def claims_too_much(data: bytes | memoryview) -> bool:
             int.from_bytes(found[1], "big") * _FLV_NUMBER > len(data)
             for found in _FLV_ARRAYS.finditer(data)
         )
-    if bytes(data[:4]) == b"RIFF" and bytes(data[8:12]) in _AVI:
-        return _has_impossible_chunk(data)
+    if bytes(data[:4]) == _MATROSKA:
+        return _has_too_many_tracks(data)
     if _MXF_START in bytes(data[: 1 << 16]):
         return any(
             int.from_bytes(found[1], "big") > len(data) for found in _MXF_DURATION.finditer(data)
         )
-    return _claims_too_many_samples(data)
+    return _lists_too_much(data) or _claims_too_many_samples(data)
 
 
-def _has_impossible_chunk(data: bytes | memoryview) -> bool:
-    """Return whether a chunk of an AVI, beside its frames, is longer than the whole file.
+def _lists_too_much(data: bytes | memoryview) -> bool:
+    """Return whether a list of an MP4 has more entries than the file has bytes."""
+    return any(
+        len(data) < int.from_bytes(found[found.lastindex or 0], "big") < _MOST_LISTED
+        for found in _LISTS.finditer(data)
+    )
 
-    OpenCV's FFmpeg ends the process with one of two gigabytes. A list may be: it is cut off.
+
+def _has_too_many_tracks(data: bytes | memoryview) -> bool:
+    """Return whether the lists of a Matroska file, or WebM, have more tracks than any film has."""
+    whole = bytes(data)
+    tracks = start = 0
+    while (found := whole.find(_MATROSKA_TRACKS, start)) >= 0 and tracks <= _MOST_TRACKS:
+        start = found + len(_MATROSKA_TRACKS)
+        tracks += _elements(whole, start)
+    return tracks > _MOST_TRACKS
+
+
+def _elements(data: bytes, at: int) -> int:
+    """Return how many elements of EBML follow a name, up to one more than the most tracks.
+
+    Not looked at is where their parent ends: whatever follows it is of other names.
     """
-    at = 12
-    while at + 8 <= len(data):
-        kind, size = bytes(data[at : at + 4]), int.from_bytes(data[at + 4 : at + 8], "little")
-        if kind in (b"LIST", b"RIFF") and bytes(data[at + 8 : at + 12]) != b"movi":
-            at += 12  # what is in it is looked at
-            continue
-        if kind != b"LIST" and size > len(data):
-            return True
-        at += 8 + size + size % 2
-    return False
+    at += _length_of_number(data, at)
+    count = 0
+    while at + 1 < len(data) and data[at] and count <= _MOST_TRACKS:
+        at += _length_of_number(data, at)
+        width = _length_of_number(data, at)
+        size = int.from_bytes(data[at : at + width], "big") & ((1 << 7 * width) - 1)
+        at += width + size
+        count += 1
+    return count
+
+
+def _length_of_number(data: bytes, at: int) -> int:
+    """Return the bytes that a number of EBML takes, by its first bits."""
+    return 9 - data[at].bit_length() if at < len(data) else 1
 
 
 def _claims_too_many_samples(data: bytes | memoryview) -> bool:

@@ -3,6 +3,7 @@ read at once.
 """
 
 from frontend.media_processes.deadline import Deadline
+from frontend.media_processes.memory_limit import MemoryLimit, is_out_of_memory, private_bytes
 from frontend.media_processes.messages import (
     FORK,
     Answer,
@@ -24,6 +25,7 @@ __all__ = [
     "BatchFailed",
     "Deadline",
     "Fault",
+    "MemoryLimit",
     "NoRoom",
     "Offsets",
     "Ready",
@@ -32,4 +34,6 @@ __all__ = [
     "StartUp",
     "Wants",
     "Written",
+    "is_out_of_memory",
+    "private_bytes",
 ]

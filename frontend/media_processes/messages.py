@@ -127,6 +127,7 @@ class Fault(Enum):
     INVALID = "vLLM refuses a medium"
     BROKEN = "an error of ours or of vLLM's"
     MISSING = "a Python package is not installed"
+    MEMORY = "a medium takes more memory than it may"
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,8 @@ class BatchFailed:
     """A batch could not be processed; the process goes on.
 
     Attributes:
-        reason: for the user; the package if one is missing.
+        reason: for the user; the package if one is missing, what the medium is if it takes too
+            much memory.
     """
 
     fault: Fault

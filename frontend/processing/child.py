@@ -4,6 +4,7 @@ It has a renderer of its own and writes tensors straight into the frontend's are
 places that the frontend gives it. It ends when the frontend does.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Final
 
 import cloudpickle
 from vllm.exceptions import VLLMClientError
@@ -30,6 +31,7 @@ from frontend.media_processes import (
     Answer,
     BatchFailed,
     Fault,
+    MemoryLimit,
     NoRoom,
     Offsets,
     Ready,
@@ -38,12 +40,27 @@ from frontend.media_processes import (
     StartUp,
     Wants,
     Written,
+    is_out_of_memory,
+    private_bytes,
 )
-from frontend.processing.batch import Batch, Processed, process
+from frontend.processing.batch import Batch, Medium, Processed, process
 from frontend.processing.errors import missing_package
 from frontend.processing.renderer import build_renderer
 
 logger = logging.getLogger("frontend.processing.child")
+
+ANY_MEDIUM_BYTES: Final = 1 << 30
+"""Memory that decoding may take whatever the medium is: codecs keep frames, threads have stacks."""
+
+_DECODED: Final = (4, 48)
+"""Bytes that decoding may take for each encoded byte, and for each pixel that was granted."""
+
+_PROCESSED: Final = (128 << 20, 96)
+"""Bytes that processing may take for each medium, however small, and for each pixel granted.
+Processors enlarge small pictures, cut them into tiles and make floats of them, with copies."""
+
+KEPT_BYTES: Final = 1 << 30
+"""That a process may have more than when it was ready; another takes its place beyond."""
 
 
 class _DeniedError(Exception):
@@ -69,6 +86,8 @@ class Child:
         self._runs = HfProcessorRuns(side="frontend", worker_id=None)
         patch_renderer(renderer, runs=self._runs)
         self._processor = renderer.get_mm_processor()
+        self._pixels = 0
+        self._at_first = private_bytes()
         connection.send(Ready())
 
     def serve(self) -> None:
@@ -90,29 +109,49 @@ class Child:
                 current_request.reset(about)
             if isinstance(outcome, BatchFailed):
                 self._connection.send(outcome)
-                continue
-            encoded, processed = outcome
-            self._deliver(encoded, processed, self._runs.total - before)
+            else:
+                self._deliver(*outcome, self._runs.total - before)
+            del outcome
+            if self._keeps_too_much():
+                return
+
+    def _keeps_too_much(self) -> bool:
+        """Return whether media have left so much behind that another process should go on."""
+        if private_bytes() - self._at_first <= KEPT_BYTES:
+            return False
+        gc.collect()
+        kept = private_bytes() - self._at_first
+        if kept > KEPT_BYTES:
+            logger.warning(
+                "this process for media kept %d MiB of what it processed, so it ends and another "
+                "takes its place",
+                kept >> 20,
+            )
+        return kept > KEPT_BYTES
 
     def _process(self, batch: Batch) -> BatchFailed | tuple[list[EncodedItem], list[Processed]]:
+        self._pixels = 0
+        for_each, for_pixel = _PROCESSED
         try:
-            decoded = [
-                decode(medium.content, medium.media_io, self._policy, self._admit)
-                for medium in batch.media
-            ]
-            processed = process(self._processor, batch, decoded)
+            decoded = [self._decode(medium) for medium in batch.media]
+            taken = for_each * len(decoded) + for_pixel * self._pixels
+            with MemoryLimit(ANY_MEDIUM_BYTES + taken):
+                processed = process(self._processor, batch, decoded)
             return [encode(each.item) for each in processed], processed
         except _DeniedError:
             raise
-        except MediaError as error:
-            return BatchFailed(Fault.REFUSED, error.reason)
-        except (ValueError, VLLMClientError, UnsupportedItemError, RequestRejectedError) as error:
-            return BatchFailed(Fault.INVALID, str(error))
-        except Exception as error:  # told to the frontend, which raises it
-            logger.exception("processing of %s media failed", batch.modality)
-            if (package := missing_package(error)) is not None:
-                return BatchFailed(Fault.MISSING, package)
-            return BatchFailed(Fault.BROKEN, str(error))
+        except Exception as error:  # noqa: BLE001 # told to the frontend, which raises it
+            return _failed(batch, error)
+
+    def _decode(self, medium: Medium) -> Any:
+        for_byte, for_pixel = _DECODED
+        with MemoryLimit(ANY_MEDIUM_BYTES + for_byte * len(medium.content.data)) as limit:
+
+            def admit(pixels: int) -> None:
+                self._admit(pixels)
+                limit.grow(for_pixel * pixels)
+
+            return decode(medium.content, medium.media_io, self._policy, admit)
 
     def _admit(self, pixels: int) -> None:
         try:
@@ -123,6 +162,7 @@ class Child:
         if answer is not Answer.GRANTED:
             raise _DeniedError
         allow(seconds_for(pixels))
+        self._pixels += pixels
 
     def _deliver(
         self, encoded: Sequence[EncodedItem], processed: Sequence[Processed], hf_runs: int
@@ -148,6 +188,21 @@ class Child:
                 segment = self._arena.segment(offset, layout.length)
                 write_parts(segment, layout, [each.envelope, *each.buffers])
         self._connection.send(Written())
+
+
+def _failed(batch: Batch, error: Exception) -> BatchFailed:
+    if is_out_of_memory(error):
+        logger.warning("%s media take more memory than they may: %s", batch.modality, error)
+        return BatchFailed(Fault.MEMORY, f"this {batch.modality}")
+    match error:
+        case MediaError():
+            return BatchFailed(Fault.REFUSED, error.reason)
+        case ValueError() | VLLMClientError() | UnsupportedItemError() | RequestRejectedError():
+            return BatchFailed(Fault.INVALID, str(error))
+    logger.error("processing of %s media failed", batch.modality, exc_info=error)
+    if (package := missing_package(error)) is not None:
+        return BatchFailed(Fault.MISSING, package)
+    return BatchFailed(Fault.BROKEN, str(error))
 
 
 def _layout(encoded: EncodedItem) -> SegmentLayout:

@@ -27,6 +27,18 @@ class ProcessingFailedError(MmRouterError):
         return cls(f"a medium could not be processed: {said}")
 
 
+class MediumTooCostlyError(MmRouterError):
+    """A medium takes far more memory than one of its size and pixels needs."""
+
+    status = HTTPStatus.UNPROCESSABLE_ENTITY
+
+    def __init__(self, medium: str) -> None:
+        super().__init__(
+            f"{medium} could not be processed: it takes far more memory than one of its size and "
+            "pixels needs. Send it in another format, or smaller"
+        )
+
+
 class MissingPackageError(MmRouterError):
     """A medium needs a Python package that is not installed."""
 

@@ -26,6 +26,7 @@ from frontend.media_processes import (
 from frontend.processing.batch import Batch, Processed
 from frontend.processing.child_process import LOST, ChildProcess
 from frontend.processing.errors import (
+    MediumTooCostlyError,
     MissingPackageError,
     ProcessHungError,
     ProcessingFailedError,
@@ -186,3 +187,5 @@ def _error(failed: BatchFailed) -> Exception:
             return ProcessingFailedError.about(failed.reason)
         case Fault.MISSING:
             return MissingPackageError(failed.reason)
+        case Fault.MEMORY:
+            return MediumTooCostlyError(failed.reason)

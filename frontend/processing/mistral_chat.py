@@ -8,6 +8,7 @@ of an address. Its encoders refuse any other reference.
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any, Final
 
 import numpy as np
@@ -29,8 +30,9 @@ from vllm.renderers.mistral import MistralRenderer
 from vllm.renderers.params import ChatParams
 
 from common.errors import OverloadedError, ThreadStuckError
+from common.observability.thread_watchdog import allow
 from common.vllm_compat.renderer_patches import replace_messages
-from frontend.fetch import DeferredMedium, for_user
+from frontend.fetch import DeferredMedium, for_user, seconds_to_process
 from frontend.media_limits import MediaError
 from frontend.processing.backends import Decodes
 from frontend.vllm_errors import as_vllm_error
@@ -47,17 +49,19 @@ _TEXTS: Final = ("text", "thinking")
 class MistralChat:
     """Renders the chats of one renderer. For one event loop."""
 
-    def __init__(self, renderer: BaseRenderer, decode: Decodes) -> None:
+    def __init__(self, renderer: BaseRenderer, decode: Decodes, threads: Executor) -> None:
         """Change nothing yet: :meth:`take_over` does.
 
         Args:
             renderer: of any model with such a tokenizer: parts that vLLM passes over may have
                 addresses too.
             decode: decodes a medium whose size is needed.
+            threads: in which decoded media are measured.
         """
         assert isinstance(renderer, MistralRenderer), "a Mistral tokenizer with another renderer"
         self._renderer = renderer
         self._decode = decode
+        self._threads = threads
         self._by_vllm = renderer.render_messages
 
     def take_over(self) -> None:
@@ -96,10 +100,13 @@ class MistralChat:
             media_io_kwargs=params.media_io_kwargs,
             mm_processor_kwargs=params.mm_processor_kwargs,
         )
-        sizes = {
-            modality: [await self._size(modality, medium) for medium in media]
-            for modality, media in (mm_data or {}).items()
-        }
+        try:
+            sizes = {
+                modality: [await self._size(modality, medium) for medium in media]
+                for modality, media in (mm_data or {}).items()
+            }
+        except ThreadStuckError as error:
+            raise as_vllm_error(error) from error
         tokens = await self._renderer._apply_chat_template_async(
             self._renderer.get_tokenizer(),
             _with_sizes(messages, sizes),
@@ -119,16 +126,18 @@ class MistralChat:
                 medium = await self._decode(medium.content, medium.media_io)
             except MediaError as error:
                 raise for_user(error, medium.place) from error
-            except (OverloadedError, ThreadStuckError) as error:
+            except OverloadedError as error:
                 raise as_vllm_error(error) from error
         if medium is None:
             raise VLLMValidationError(
                 f"With a Mistral tokenizer, {modality} content needs its data: a uuid alone says "
                 "nothing about its size"
             )
-        return await asyncio.to_thread(self._measured, modality, medium)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._measured, modality, medium)
 
     def _measured(self, modality: str, medium: Any) -> str:
+        allow(seconds_to_process(medium))
         # As the model's processor sees the medium: resampled, for one.
         info = self._renderer.get_mm_processor().info
         items = info.parse_mm_data({modality: [medium]})[modality]

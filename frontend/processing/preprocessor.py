@@ -160,6 +160,7 @@ class Preprocessor:
         self._takes_embeds = card.model.enable_mm_embeds
         limit_s = loader.policy.decode_timeout_s
         self._thread = WatchedThreads("processor", 1, limit_s)
+        self._media_threads = loader.pool
         self._templates: ClientTemplates | None = None
         with undo_on_error(self.renderer.shutdown):
             texts = partial(
@@ -224,7 +225,8 @@ class Preprocessor:
         Runs on the renderer's pool. What the client says of other servers is dropped from the
         parameters. Raises what vLLM's ``process_inputs`` raises,
         which vLLM's server turns into a 4xx, and RequestRejectedError for embeddings that
-        would end an engine and for media that are only named, by a hash or to an encoder.
+        would end an engine and for media that are only named, by a hash or to an encoder, and
+        ThreadStuckError if a thread does not come back from hashing what the client sent.
         """
         prompt = await self._with_own_hashes(prompt, encoded=names_encoder(params))
         drop_transfer_params(params)
@@ -283,9 +285,17 @@ class Preprocessor:
                             "ec_transfer_params: no other server encodes media for this one; send "
                             "their tensors"
                         )
-                    found = await asyncio.to_thread(content_hash, modality, item, algorithm)
+                    found = await self._content_hash(modality, item, algorithm)
                     hashes[modality][index] = hash_within(found, partition)
         return {**prompt, "mm_hashes": hashes}
+
+    async def _content_hash(
+        self, modality: str, item: MultiModalKwargsItem, algorithm: str
+    ) -> MmHash:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._media_threads, content_hash, modality, item, algorithm
+        )
 
     def _media_item(self, feature: MultiModalFeatureSpec) -> MediaItem:
         assert feature.mm_hash is not None and feature.data is not None  # processor-only cache
@@ -346,7 +356,7 @@ def _take_over_mistral(renderer: BaseRenderer, loader: MediaLoader) -> None:
     # Here, since mistral_common takes a second to be imported, and most models do without.
     from frontend.processing.mistral_chat import MistralChat
 
-    MistralChat(renderer, loader.decode).take_over()
+    MistralChat(renderer, loader.decode, loader.pool).take_over()
 
 
 def _said_to_the_decoder(prompt: EngineInput) -> EngineInput:

@@ -1,21 +1,17 @@
 """Reading KV event messages: bytes in, changes of a cache out.
 
-Decodes with vLLM's own structs (0.32.0 and 0.33.0, ``vllm.distributed.kv_events``), which
-ignore fields they don't know. Sequence numbers and what to do on loss are in
-``event_stream.py``.
+Decodes what is used of vLLM's structs (0.32.0 and 0.33.0, ``vllm.distributed.kv_events``). The rest
+is passed over: tokens and extra keys are most of a message. Sequence numbers and what to do on loss
+are in ``event_stream.py``.
 """
 
+from collections.abc import Iterator
 from enum import Enum
-from typing import NamedTuple, TypeAlias
+from itertools import islice
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
-from vllm.distributed.kv_events import (
-    MEDIUM_GPU,
-    AllBlocksCleared,
-    BlockRemoved,
-    BlockStored,
-    KVEventBatch,
-)
+from vllm.distributed.kv_events import MEDIUM_GPU
 
 from common.errors import MmRouterError
 from common.identity import BlockHash
@@ -27,6 +23,14 @@ END_OF_REPLAY = b"\xff" * SEQUENCE_BYTES
 _HASH_BYTES = 32
 _MAX_GROUPS = 64
 """Far more than any model has; a bound for hostile messages."""
+
+_AT_ONCE: Final = 16_384
+"""Events of a message that are decoded before any is applied: milliseconds of the event loop, and
+four times a step of 64k tokens that evicts as many blocks. The rest of a larger message is decoded
+as it is applied."""
+
+_MAX_HASHES: Final = 1 << 18
+"""Of one event: four million tokens in blocks of 16."""
 
 # vLLM's ``KVCacheSpecKind`` values of groups in which a hit needs every block.
 _EVERY_BLOCK = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
@@ -96,17 +100,22 @@ class Cleared(NamedTuple):
 
 Change: TypeAlias = Stored | Removed | Cleared
 
+NOTHING: Final = Removed([], 0, False)
+"""What an event says that is of no concern."""
+
 
 class EventBatch(NamedTuple):
     """The changes of one engine step.
 
     Attributes:
         time: seconds since the epoch, by the worker's clock.
-        changes: in order.
+        changes: in order; the first of a large message.
+        later: those that follow. Raises MalformedEventError where one can't be read.
     """
 
     time: float
     changes: list[Change]
+    later: Iterator[Change] = iter(())
 
     @property
     def begins_anew(self) -> bool:
@@ -114,7 +123,40 @@ class EventBatch(NamedTuple):
         return bool(self.changes) and isinstance(self.changes[0], Cleared)
 
 
-_decoder = msgspec.msgpack.Decoder(KVEventBatch)
+class _Batch(msgspec.Struct, array_like=True, gc=False):
+    """``KVEventBatch``."""
+
+    ts: float
+    events: list[msgspec.Raw]
+
+
+class _BlockStored(msgspec.Struct, tag="BlockStored", gc=False):
+    block_hashes: msgspec.Raw
+    parent_block_hash: bytes | int | None
+    token_ids: msgspec.Raw
+    block_size: int
+    medium: str | None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+
+
+class _BlockRemoved(msgspec.Struct, tag="BlockRemoved", gc=False):
+    block_hashes: msgspec.Raw
+    medium: str | None
+    group_idx: int | None = None
+    locality: str | None = None
+
+
+class _AllBlocksCleared(msgspec.Struct, tag="AllBlocksCleared", gc=False):
+    pass
+
+
+_batches: Final = msgspec.msgpack.Decoder(_Batch)
+_events: Final = msgspec.msgpack.Decoder(_BlockStored | _BlockRemoved | _AllBlocksCleared)
+_hash_lists: Final = msgspec.msgpack.Decoder(list[bytes | int])
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def decode_sequence(frame: bytes) -> int:
@@ -139,37 +181,50 @@ def decode_batch(payload: bytes) -> EventBatch:
             :mod:`frontend.router.hashing.block_hasher` computes.
     """
     try:
-        batch = _decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        batch = _batches.decode(payload)
+    except _UNREADABLE as error:
         raise MalformedEventError("payload", str(error)) from error
+    events = iter(batch.events)
     changes: list[Change] = []
-    for event in batch.events:
-        if isinstance(event, AllBlocksCleared):
-            changes.append(Cleared())
+    for change in _changes(islice(events, _AT_ONCE)):
+        if change is NOTHING:
+            continue
+        last = changes[-1] if changes else None
+        if isinstance(change, Removed) and isinstance(last, Removed) and last[1:] == change[1:]:
+            # vLLM evicts one block per event, many in a row.
+            last.hashes.extend(change.hashes)
+        else:
+            changes.append(change)
+    return EventBatch(batch.ts, changes, _changes(events))
+
+
+def _changes(events: Iterator[msgspec.Raw]) -> Iterator[Change]:
+    for raw in events:
+        try:
+            event = _events.decode(raw)
+        except _UNREADABLE as error:
+            raise MalformedEventError("payload", str(error)) from error
+        if isinstance(event, _AllBlocksCleared):
+            yield Cleared()
             continue
         if event.medium not in _LOCAL_MEDIA or event.locality == "REMOTE":
+            yield NOTHING  # so that whoever applies changes can stop between any two events
             continue
         hashes = _hashes(event.block_hashes)
         group = event.group_idx or 0
         if not 0 <= group < _MAX_GROUPS:
             raise MalformedEventError("group", f"cache group {group}")
         offloaded = event.medium not in (None, MEDIUM_GPU)
-        if isinstance(event, BlockStored):
-            changes.append(_stored(event, hashes, group, offloaded))
-        elif isinstance(event, BlockRemoved):
-            last = changes[-1] if changes else None
-            if isinstance(last, Removed) and last[1:] == (group, offloaded):
-                # vLLM evicts one block per event, many in a row.
-                last.hashes.extend(hashes)
-            else:
-                changes.append(Removed(hashes, group, offloaded))
-    return EventBatch(batch.ts, changes)
+        if isinstance(event, _BlockStored):
+            yield _stored(event, hashes, group, offloaded)
+        else:
+            yield Removed(hashes, group, offloaded)
 
 
 _LOCAL_MEDIA = frozenset({None, MEDIUM_GPU, "CPU"})
 
 
-def _stored(event: BlockStored, hashes: list[BlockHash], group: int, offloaded: bool) -> Stored:
+def _stored(event: _BlockStored, hashes: list[BlockHash], group: int, offloaded: bool) -> Stored:
     kind = event.kv_cache_spec_kind
     window = 0
     if kind in _EVERY_BLOCK:
@@ -192,16 +247,35 @@ def _stored(event: BlockStored, hashes: list[BlockHash], group: int, offloaded: 
         BlockHash(parent) if isinstance(parent, bytes) else None,
         # vLLM leaves out blocks that a group skips, but not their tokens. Our workers' account of
         # all that they hold (backend_worker/kv_events/event_snapshot.py) has no tokens, no gaps.
-        not offloaded and len(event.token_ids) in (0, len(hashes) * event.block_size),
+        not offloaded and _length(event.token_ids) in (0, len(hashes) * event.block_size),
     )
 
 
-def _hashes(raw: list[bytes | int]) -> list[BlockHash]:
+def _hashes(raw: msgspec.Raw) -> list[BlockHash]:
     """The hashes, if all are whole SHA-256 digests."""
+    if _length(raw) > _MAX_HASHES:
+        raise MalformedEventError("hash-count", f"an event of more than {_MAX_HASHES:,} blocks")
     try:
-        total = len(b"".join(raw))  # type: ignore[arg-type]
+        hashes = _hash_lists.decode(raw)
+    except _UNREADABLE as error:
+        raise MalformedEventError("payload", str(error)) from error
+    try:
+        total = len(b"".join(hashes))  # type: ignore[arg-type]
     except TypeError:
         raise MalformedEventError("integer-hashes", "hashes are cut to 64 bits") from None
-    if total != _HASH_BYTES * len(raw) or len(set(map(len, raw))) > 1:  # type: ignore[arg-type]
+    if total != _HASH_BYTES * len(hashes) or len(set(map(len, hashes))) > 1:  # type: ignore[arg-type]
         raise MalformedEventError("hash-length", f"hashes are not {_HASH_BYTES} bytes long")
-    return raw  # type: ignore[return-value]
+    return hashes  # type: ignore[return-value]
+
+
+def _length(raw: msgspec.Raw) -> int:
+    """How many entries a list has, by its first bytes."""
+    head = bytes(memoryview(raw)[:5])
+    match head[0]:
+        case 0xDC:
+            return int.from_bytes(head[1:3], "big")
+        case 0xDD:
+            return int.from_bytes(head[1:5], "big")
+        case first if first & 0xF0 == 0x90:
+            return first & 0x0F
+    raise MalformedEventError("payload", "something else where a list has to be")

@@ -54,7 +54,7 @@ class ErrorShapes:
 class _Held:
     def __init__(self, send: Send, *, anthropic: bool) -> None:
         self._send = send
-        self._rewrite = _as_anthropics if anthropic else _as_openais
+        self._rewrite = as_anthropics if anthropic else _as_openais
         self._head: Message | None = None
         self._body = b""
 
@@ -92,7 +92,7 @@ def _as_openais(status: int, body: bytes) -> Mapping[str, object] | None:
     return {**answer, "error": {**error, "code": "context_length_exceeded"}}
 
 
-def _as_anthropics(status: int, body: bytes) -> Mapping[str, object] | None:
+def as_anthropics(status: int, body: bytes) -> Mapping[str, object] | None:
     """The error of another shape, of which there are vLLM's, FastAPI's and that of a 401."""
     answer = _read(body)
     error = answer.get("error", answer.get("detail"))

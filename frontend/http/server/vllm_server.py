@@ -59,6 +59,7 @@ from frontend.http.streaming import (
     plain_streams,
     straight_streams,
     stream_chunks,
+    stream_errors,
     whole_answers,
 )
 from frontend.vllm_errors import as_vllm_error
@@ -109,6 +110,7 @@ async def build_vllm_app(
     plain_streams.install()
     echo.install()
     whole_answers.install()
+    stream_errors.install()
     straight_streams.install(app.user_middleware)
     say_where_tool_flags_go(app)
     _handle_errors(app)

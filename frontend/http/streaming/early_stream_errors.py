@@ -5,7 +5,9 @@ after, such as that every worker has become busy, as the only event of the strea
 client or load balancer that looks at the status would take that for a success.
 """
 
+import re
 from http import HTTPStatus
+from typing import Final
 
 from pydantic import ValidationError
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
@@ -13,7 +15,7 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from frontend.asgi import App, Message, Receive, Scope, Send
 from frontend.http.streaming.straight_streams import offer_way
 
-_ERROR_EVENT = b'data: {"error"'
+_ERROR_EVENT: Final = re.compile(rb'(?:event: \w+\n)?data: (\{"error".*)')
 
 
 class EarlyStreamErrors:
@@ -64,11 +66,11 @@ def _starts_stream(message: Message) -> bool:
 
 
 def _error_in(body: bytes) -> ErrorResponse | None:
-    if not body.startswith(_ERROR_EVENT):
+    event = _ERROR_EVENT.match(body)
+    if event is None:
         return None
-    event = bytes(body).partition(b"\n")[0].removeprefix(b"data: ")
     try:
-        return ErrorResponse.model_validate_json(event)
+        return ErrorResponse.model_validate_json(event[1])
     except ValidationError:
         return None  # not vLLM's: a stream like any other
 

@@ -5,11 +5,20 @@ When to apply what is in ``event_stream.py``.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Final
 
 from common.identity import BlockHash, Target
-from frontend.router.event_wire import Change, Cleared, EventBatch, Need, Removed, Stored
+from frontend.router.event_wire import (
+    Change,
+    Cleared,
+    EventBatch,
+    MalformedEventError,
+    Need,
+    Removed,
+    Stored,
+)
 from frontend.router.index.indexes import BlockIndexes
 
 _MOST_BLOCKS = 1 << 22
@@ -18,6 +27,10 @@ _MOST_BLOCKS = 1 << 22
 SLICE_BLOCKS: Final = 16_384
 """Blocks that are applied at a time: milliseconds of the event loop. Four times a step of 64k
 tokens, so that nothing of an honest worker waits, unless a step of its own is as large."""
+
+
+_COST: Final = 16
+"""Of an event, in blocks: what it takes to find where it belongs."""
 
 
 class TargetBlocks:
@@ -45,7 +58,7 @@ class TargetBlocks:
         self._predictions = indexes.predicted
         self._indexes = indexes
         self._offloaded: set[tuple[int, BlockHash]] = set()
-        self._rest: deque[Change] = deque()
+        self._rest: deque[Iterator[Change]] = deque()
         self.unusable = ""
         """Why these events can't be used at all; empty if they can."""
         self.unmodelled = ""
@@ -57,16 +70,23 @@ class TargetBlocks:
         Of a large batch only the first blocks: :meth:`go_on` until it says that nothing is left.
         Until then the target is known to hold what it held a moment ago.
         """
-        for change in batch.changes:
-            self._rest.extend(_pieces(change))
+        self._rest.append(_pieces(chain(batch.changes, batch.later)))
         self.go_on()
 
     def go_on(self) -> bool:
         """Apply some more of what is left; return whether anything still is."""
         blocks = 0
         while self._rest and blocks < SLICE_BLOCKS and not self.unusable:
-            change = self._rest.popleft()
-            blocks += 1 if isinstance(change, Cleared) else 1 + len(change.hashes)
+            try:
+                change = next(self._rest[0])
+            except StopIteration:
+                self._rest.popleft()
+                continue
+            except MalformedEventError as error:
+                # What came before it in the message is applied: rather know nothing.
+                self.unusable = f"one of its events can't be read: {error}"
+                continue
+            blocks += _COST if isinstance(change, Cleared) else _COST + len(change.hashes)
             self._apply(change)
         if self.unusable:
             self._rest.clear()
@@ -152,13 +172,14 @@ class TargetBlocks:
         return self.held - offloaded > self._capacity or offloaded > _MOST_BLOCKS
 
 
-def _pieces(change: Change) -> Iterator[Change]:
+def _pieces(changes: Iterable[Change]) -> Iterator[Change]:
     """Yield changes that are small, and together the same."""
-    if isinstance(change, Cleared) or len(change.hashes) <= SLICE_BLOCKS:
-        yield change
-        return
-    for start in range(0, len(change.hashes), SLICE_BLOCKS):
-        piece = change._replace(hashes=change.hashes[start : start + SLICE_BLOCKS])
-        if start and isinstance(piece, Stored):
-            piece = piece._replace(parent=change.hashes[start - 1] if piece.chained else None)
-        yield piece
+    for change in changes:
+        if isinstance(change, Cleared) or len(change.hashes) <= SLICE_BLOCKS:
+            yield change
+            continue
+        for start in range(0, len(change.hashes), SLICE_BLOCKS):
+            piece = change._replace(hashes=change.hashes[start : start + SLICE_BLOCKS])
+            if start and isinstance(piece, Stored):
+                piece = piece._replace(parent=change.hashes[start - 1] if piece.chained else None)
+            yield piece

@@ -22,7 +22,18 @@ from frontend.media_limits.errors import RefusedError
 from frontend.media_limits.policy import FetchPolicy
 from tests.clips import film, sound
 from tests.fakes.budget import anything
-from tests.hostile_films import box, chunks, edited, hostile, indexed, keyframes, movie, table
+from tests.hostile_films import (
+    box,
+    chunks,
+    edited,
+    hostile,
+    indexed,
+    keyframes,
+    listed,
+    movie,
+    table,
+    tracks,
+)
 from tests.hostile_media import quicktime
 
 
@@ -151,6 +162,11 @@ def test_honest_files_pass() -> None:
     both = together[: together.index(b"moov") - 4] + moov
     assert not claims_too_much(both)
     for data in (film("a"), film("a", audible=True), sound("a"), quicktime("x"), fragmented()):
+        assert not claims_too_much(data)
+    text = listed(
+        b"keys", int.from_bytes(b" of ", "big"), int.from_bytes(b"Rome", "big"), form="II"
+    )
+    for data in (text, listed(b"iinf", 0, 2, form="IH"), tracks(2, 3), film("a") + tracks(999)):
         assert not claims_too_much(data)
     for data in (b"", b"\0", bytes(100), b"\0\0\0\1moov", b"\xff" * 100):
         assert not claims_too_much(data)

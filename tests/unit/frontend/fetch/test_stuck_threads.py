@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import threading
 from collections.abc import Iterator
 from http import HTTPStatus
 
@@ -10,33 +9,14 @@ import pytest
 from vllm.exceptions import GracefulHTTPError
 from vllm.multimodal.media import ImageMediaIO
 
-from common.observability.thread_watchdog import WATCHDOG, allow
+from common.observability.thread_watchdog import WATCHDOG
 from frontend.fetch import loader as loader_module
 from frontend.fetch.connector import FrontendMediaConnector
 from frontend.fetch.content import Content
+from tests.fakes.hanging import Hanging
 from tests.pictures import data_uri, picture
 from tests.unit.frontend.fetch.conftest import MakeLoader
 from tests.waiting import until
-
-EVER = 1e6
-
-
-class Hanging:
-    """In the place of a step, for the media that it is told of."""
-
-    def __init__(self, original: object) -> None:
-        self._original = original
-        self.go = threading.Event()
-        self.asked = 0
-        self.hangs = True
-
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        if self.hangs:
-            self.asked += 1
-            allow(-EVER)
-            self.go.wait()
-        assert callable(self._original)
-        return self._original(*args, **kwargs)
 
 
 @pytest.fixture(params=["decode", "read_data_url", "read_local_file"])

@@ -4,27 +4,33 @@ import copy
 import gc
 from argparse import Namespace
 from collections.abc import AsyncIterator
+from http import HTTPStatus
 from typing import Any
 
 import pytest
 import pytest_asyncio
 import torch
+from vllm.exceptions import GracefulHTTPError
 from vllm.inputs import mm_input, tokens_input
 from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 from vllm.sampling_params import SamplingParams
 
-from common.errors import RequestRejectedError, SaltLostError
+from common.errors import RequestRejectedError, SaltLostError, ThreadStuckError
 from common.identity import MmHash
 from common.media.cache_partition import hash_within, partition_of
+from common.observability.thread_watchdog import WATCHDOG
 from common.request_plane.card import WorkerCard
 from common.transfer.arena.arena import Arena
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.policy import FetchPolicy
+from frontend.processing import preprocessor as preprocessor_module
 from frontend.processing.client_hashes import HashedItems, content_hash
 from frontend.processing.preprocessor import MediaItem, Preprocessor
 from frontend.processing.settings import PreprocessSettings
+from tests.fakes.hanging import Hanging
 from tests.unit.frontend.http.asking import asking
 from tests.unit.frontend.processing.media import image, same
+from tests.waiting import until
 
 
 @pytest_asyncio.fixture
@@ -88,6 +94,37 @@ async def test_a_client_can_plant_nothing_under_anothers_hash(preprocessor: Prep
         salted = await medium(preprocessor, as_a_client_sends_it(mine, theirs))
     pepper = partition_of("pepper")
     assert salted.part.mm_hash == hash_within(planted.part.mm_hash, pepper)
+
+
+async def test_hashing_that_hangs_fails_its_request_alone(
+    preprocessor: Preprocessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = WATCHDOG.stuck
+    sent = as_a_client_sends_it(await rendered(preprocessor, "hangs"), "whatever")
+    with Hanging(content_hash) as hanging:
+        monkeypatch.setattr(preprocessor_module, "content_hash", hanging)
+        with pytest.raises(ThreadStuckError, match="media thread"):
+            await medium(preprocessor, sent)
+        hanging.hangs = False
+        await medium(preprocessor, sent)
+    await until(lambda: WATCHDOG.stuck == stuck)
+
+
+async def test_a_processor_that_hangs_fails_its_request_alone(
+    preprocessor: Preprocessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All prompts share its thread, those of text too."""
+    stuck = WATCHDOG.stuck
+    processor = preprocessor.renderer.get_mm_processor()
+    with Hanging(processor._apply_hf_processor) as hanging:
+        monkeypatch.setattr(processor, "_apply_hf_processor", hanging)
+        with pytest.raises(GracefulHTTPError, match="processor thread") as caught:
+            await rendered(preprocessor, "never seen")
+        assert caught.value.http_status is HTTPStatus.UNPROCESSABLE_ENTITY
+        assert hanging.asked == 1
+        hanging.hangs = False
+        await medium(preprocessor, await rendered(preprocessor, "never seen"))
+    await until(lambda: WATCHDOG.stuck == stuck)
 
 
 async def test_a_client_can_not_ask_for_a_medium_by_its_hash(preprocessor: Preprocessor) -> None:

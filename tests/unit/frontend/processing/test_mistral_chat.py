@@ -12,10 +12,11 @@ import pytest
 import pytest_asyncio
 import requests
 from PIL import Image
-from vllm.exceptions import VLLMUnprocessableEntityError, VLLMValidationError
+from vllm.exceptions import VLLMError, VLLMUnprocessableEntityError, VLLMValidationError
 from vllm.renderers import BaseRenderer
 from vllm.renderers.params import ChatParams
 
+from common.observability.thread_watchdog import WATCHDOG
 from common.request_plane.card import WorkerCard
 from frontend.args import parse
 from frontend.fetch.connector import CONNECTOR_NAME, register
@@ -26,8 +27,10 @@ from frontend.processing.renderer import build_renderer
 from frontend.processing.settings import PreprocessSettings
 from tests.clips import sound
 from tests.fakes.cards import make_card
+from tests.fakes.hanging import Hanging
 from tests.families.makers import MAKERS
 from tests.pictures import data_uri, picture, picture_server
+from tests.waiting import until
 
 SIZES = [(56, 56), (200, 31), (31, 200), (500, 400), (1, 1)]
 SECONDS = [0.01, 1.0, 2.0, 2.1, 5.0]
@@ -140,6 +143,21 @@ def no_requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def test_measuring_that_hangs_fails_its_request_alone(
+    pixtral: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = WATCHDOG.stuck
+    asking = asked(shown(data_uri(picture("hangs"))))
+    info = pixtral.ours.renderer.get_mm_processor().info
+    with Hanging(info.parse_mm_data) as hanging:
+        monkeypatch.setattr(info, "parse_mm_data", hanging)
+        with pytest.raises(VLLMError, match="media thread"):
+            await pixtral.tokens(pixtral.ours.renderer, asking)
+        hanging.hangs = False
+        assert await pixtral.tokens(pixtral.ours.renderer, asking)
+    await until(lambda: WATCHDOG.stuck == stuck)
 
 
 async def test_pictures_have_vllms_tokens(pixtral: Both) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import signal
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -190,6 +191,7 @@ def test_lines_about_a_batch_are_of_the_request_that_it_was_begun_for(
     monkeypatch.setattr(Child, "_process", process)
     child = Child.__new__(Child)
     child._connection, child._runs = Connection(), SimpleNamespace(total=0)  # type: ignore[assignment]
+    child._at_first = sys.maxsize
     child.serve()
     assert seen == ["4f1e", "-"]
 

@@ -6,8 +6,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from vllm.distributed.kv_events import KVCacheEvent
 
 from frontend.router.event_wire import (
+    NOTHING,
     Cleared,
     MalformedEventError,
     Need,
@@ -135,6 +137,46 @@ def test_malformed_messages_are_named(payload: bytes, kind: str) -> None:
 def test_noise_never_gets_through_otherwise(noise: bytes) -> None:
     with contextlib.suppress(MalformedEventError):
         decode_batch(noise)
+
+
+def many(count: int, *last: KVCacheEvent) -> bytes:
+    return encode([*(stored(number) for number in range(count)), *last])
+
+
+def test_a_large_message_is_decoded_as_it_is_used() -> None:
+    batch = decode_batch(many(20_000, removed(7), stored(1, medium="STORAGE"), cleared()))
+    assert len(batch.changes) < 20_000
+    later = list(batch.later)
+    assert len(batch.changes) + len(later) == 20_003
+    assert later[-3:] == [Removed(blocks(7), 0, False), NOTHING, Cleared()]
+    assert [one.hashes for one in [*batch.changes, *later[:-3]] if isinstance(one, Stored)] == [
+        blocks(number) for number in range(20_000)
+    ]
+
+
+def test_what_is_malformed_far_behind_is_found_when_it_is_reached() -> None:
+    batch = decode_batch(many(20_000, stored(1, block_hashes=[b"short"])))
+    with pytest.raises(MalformedEventError, match="32 bytes"):
+        list(batch.later)
+
+
+def test_an_event_of_more_blocks_than_any_has_is_malformed() -> None:
+    with pytest.raises(MalformedEventError) as caught:
+        decode_batch(encode([removed(block_hashes=[bytes(32)] * (1 << 19))]))
+    assert caught.value.kind == "hash-count"
+
+
+def test_tokens_and_keys_are_passed_over() -> None:
+    keys: list[tuple[list[list[int]]]] = [([[]],)] * 1000
+    (change,) = decode_batch(encode([stored(1, token_ids=[5] * 16, extra_keys=keys)])).changes
+    assert change == decode_batch(encode([stored(1, token_ids=[5] * 16)])).changes[0]
+
+
+@pytest.mark.parametrize("field", ["token_ids", "block_hashes"])
+def test_something_else_where_a_list_has_to_be(field: str) -> None:
+    event = msgspec.to_builtins(stored(1), builtin_types=(bytes,)) | {field: "none"}
+    with pytest.raises(MalformedEventError):
+        decode_batch(msgspec.msgpack.encode([1.0, [event], 0]))
 
 
 def test_sequence_numbers() -> None:

@@ -1,12 +1,21 @@
 """A large event is applied in parts, and comes to the same."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from common.identity import BlockHash, Target, WorkerId
-from frontend.router.event_wire import Change, Cleared, EventBatch, Need, Removed, Stored
+from frontend.router.event_wire import (
+    NOTHING,
+    Change,
+    Cleared,
+    EventBatch,
+    MalformedEventError,
+    Need,
+    Removed,
+    Stored,
+)
 from frontend.router.index import BlockIndexes, TargetBlocks, target_blocks
 
 TARGET = Target(WorkerId("w0"), 0)
@@ -75,6 +84,34 @@ def test_it_comes_to_the_same(
     assert parts.target.held == whole.target.held > 0
     for blocks in (A, B):
         assert parts.matched(blocks) == whole.matched(blocks)
+
+
+def test_each_of_many_small_events_counts() -> None:
+    """However many say nothing of the target, the event loop is free between them."""
+    taken = 0
+
+    def odd() -> Iterator[Change]:
+        nonlocal taken
+        for _ in range(MANY):
+            taken += 1
+            yield NOTHING
+
+    blocks = Blocks()
+    blocks.target.apply(EventBatch(1.0, [], odd()))
+    assert taken <= SLICE // 8
+    blocks.finish()
+    assert taken == MANY
+
+
+def test_what_can_not_be_read_far_behind_ends_it() -> None:
+    def breaking() -> Iterator[Change]:
+        yield stored(list(B))
+        raise MalformedEventError("payload", "torn")
+
+    blocks = Blocks()
+    blocks.target.apply(EventBatch(1.0, [stored(list(A))], breaking()))
+    assert blocks.finish()
+    assert "can't be read: malformed KV event (payload): torn" in blocks.target.unusable
 
 
 def test_what_comes_meanwhile_is_applied_behind_it() -> None:

@@ -1,0 +1,68 @@
+"""Limit on the memory that a process may take for one medium, beyond what it has."""
+
+import os
+import resource
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from common.errors import causes
+
+_STATM: Final = Path("/proc/self/statm")
+_PRIVATE: Final = 5
+"""Its field of private, writable pages, which is what the kernel compares with the limit. Memory
+that is shared with the frontend, as the arena is, does not count."""
+
+_SAID: Final = ("allocate memory", "not enough memory", "Insufficient memory", "bad_alloc")
+"""What PyTorch, OpenCV and C++ say in errors that are no MemoryError."""
+
+
+class MemoryLimit:
+    """Lets this process take so much more memory while it is entered; then there is no limit."""
+
+    def __init__(self, nbytes: int) -> None:
+        """
+        Args:
+            nbytes: beyond what the process has when it enters.
+        """
+        self._nbytes = nbytes
+
+    def grow(self, nbytes: int) -> None:
+        """Allow more."""
+        self._nbytes += nbytes
+        self._set(self._base + self._nbytes)
+
+    def __enter__(self) -> Self:
+        self._base = private_bytes()
+        self._set(self._base + self._nbytes)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._set(resource.RLIM_INFINITY)
+
+    @staticmethod
+    def _set(nbytes: int) -> None:
+        """Set the soft limit: the hard one is whoever started the frontend's."""
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        wanted = {nbytes, hard} - {resource.RLIM_INFINITY}
+        resource.setrlimit(
+            resource.RLIMIT_DATA, (min(wanted, default=resource.RLIM_INFINITY), hard)
+        )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory could not be had, in Python or in a library."""
+    return any(
+        isinstance(each, MemoryError) or any(said in str(each) for said in _SAID)
+        for each in causes(error)
+    )
+
+
+def private_bytes() -> int:
+    """Return the bytes of this process's own memory, used or not."""
+    return int(_STATM.read_text().split()[_PRIVATE]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,36 @@
+"""Pictures leave nothing behind, whatever else was taken meanwhile."""
+
+import subprocess
+import sys
+
+SCRIPT = """
+import ctypes
+from pathlib import Path
+from common.aio.large_memory import give_back_large_memory
+
+give_back_large_memory()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+
+
+def take(count):
+    taken = []
+    for _ in range(count):
+        taken.append(libc.malloc(16 << 20))
+        ctypes.memset(taken[-1], 1, 16 << 20)
+        libc.malloc(100_000)  # which stays
+    for each in taken:
+        libc.free(each)
+
+
+for _ in range(2):
+    take(20)
+lines = Path("/proc/self/status").read_text().splitlines()
+print(next(int(line.split()[1]) // 1024 for line in lines if line.startswith("RssAnon")))
+"""
+
+
+def test_large_pieces_are_given_back() -> None:
+    ran = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    assert int(ran.stdout) < 100

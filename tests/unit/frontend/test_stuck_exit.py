@@ -1,0 +1,41 @@
+"""A frontend whose threads are stuck ends, so that its supervisor starts another."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from common.observability.thread_watchdog import MAX_STUCK
+
+PROGRAM = """
+import threading
+from common.aio.watched_threads import WatchedThreads
+from frontend.process import main
+
+threads = WatchedThreads("media", {count}, 0.01)
+for _ in range({count}):
+    threads.submit(threading.Event().wait)
+main()
+"""
+
+
+def test_more_stuck_threads_than_it_can_bear_end_it_with_status_1(tmp_path: Path) -> None:
+    program = PROGRAM.format(count=MAX_STUCK + 1)
+    flags = [f"--discovery-dir={tmp_path}", "--mm-arena-gb=0.001", f"--uds={tmp_path}/socket"]
+    ran = subprocess.run(
+        [sys.executable, "-c", program, *flags], capture_output=True, text=True, timeout=240
+    )
+    assert ran.returncode == 1, ran.stderr[-3000:]
+    assert f"more than {MAX_STUCK} threads are stuck" in ran.stderr + ran.stdout
+
+
+def test_as_many_as_it_can_bear_do_not(tmp_path: Path) -> None:
+    program = PROGRAM.format(count=MAX_STUCK)
+    socket = tmp_path / "socket"
+    flags = [f"--discovery-dir={tmp_path}", "--mm-arena-gb=0.001", f"--uds={socket}"]
+    with subprocess.Popen([sys.executable, "-c", program, *flags]) as running:
+        while running.poll() is None and not socket.exists():
+            time.sleep(0.05)
+        running.terminate()
+        # It is told to end, and does not wait for the threads. Nobody calls that an error.
+        assert running.wait(120) == 0
