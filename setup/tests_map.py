@@ -53,7 +53,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "common/media/names.py": "frontend/fetch/test_decode.py",
     "common/observability/stalled_loop.py": "common/test_stalled_loop.py",
     "frontend/http/access/cors.py": "frontend/http/test_cors.py",
-    "frontend/http/server/error_shapes.py": "frontend/http/test_error_shapes.py",
+    "frontend/http/error_shapes.py": "frontend/http/test_error_shapes.py",
     "frontend/gate/refusal.py": "frontend/gate/test_refused_fields.py",
     "frontend/http/server/speech_threads.py": "tests/e2e/test_speech.py",
     "frontend/bounded/forks.py": "frontend/processing/test_structures.py",

@@ -2,6 +2,7 @@
 
 from frontend.http.access.admin import AdminGuard
 from frontend.http.access.key_files import AccessKeys
+from frontend.http.error_shapes import ErrorShapes
 from frontend.http.limits.admission import Admission
 from frontend.http.limits.file_limit import attainable_files, files_needed, raise_file_limit
 from frontend.http.limits.retry_after import RetryAfter
@@ -13,7 +14,6 @@ from frontend.http.operator.status import FleetStatus, Status, status_routes
 from frontend.http.operator.status_page import page_routes
 from frontend.http.operator.worker_metrics import worker_metrics_routes
 from frontend.http.server.drain import graceful_shutdown
-from frontend.http.server.error_shapes import ErrorShapes
 from frontend.http.server.model_choice import ModelApp, ModelChoice
 from frontend.http.server.pooling import PoolingLimits, limit_pooling
 from frontend.http.server.readiness_gate import ReadinessGate

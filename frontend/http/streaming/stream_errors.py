@@ -2,8 +2,8 @@
 
 vLLM has a chat's error read as a chunk on the Anthropic route, and its client gets what Pydantic
 says to that. On the Responses route it closes the connection. Here an error before the first
-output goes to :class:`frontend.http.streaming.early_stream_errors.EarlyStreamErrors`, which answers with its
-status; a later one is the event that clients of the route know.
+output goes to :class:`.early_stream_errors.EarlyStreamErrors`, which answers with its status; a
+later one is the event that clients of the route know.
 """
 
 import json
@@ -17,7 +17,7 @@ from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import GenerationError, VLLMError
 
-from frontend.http.server.error_shapes import as_anthropics
+from frontend.http.error_shapes import as_anthropics
 
 EARLY: Final = "data: "
 """Before an error that comes first: no event has a name then."""
