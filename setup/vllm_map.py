@@ -82,10 +82,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.engine.protocol",
             "vllm.entrypoints.common.cli_args",
             "vllm.entrypoints.launchers.cli_args",
-            "vllm.entrypoints.openai.chat_completion.serving",
-            "vllm.entrypoints.openai.chat_completion.stream_processor",
             "vllm.multimodal.video_decoders.opencv",
-            "vllm.parser.abstract_parser",
             "vllm.renderers",
             "vllm.renderers.chat_utils",
             "vllm.renderers.chat_utils.chat_message",
@@ -96,32 +93,13 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "frontend/http/early_stream_errors.py": ("vllm.entrypoints.serve.engine.protocol",),
     },
     "events of streams": {
-        "frontend/http/stream_chunks.py": (
-            "vllm.entrypoints.generate.base.protocol",
+        "frontend/http/token_streams.py": (
             "vllm.entrypoints.openai.chat_completion.protocol",
             "vllm.entrypoints.openai.chat_completion.serving",
             "vllm.entrypoints.openai.completion.protocol",
             "vllm.entrypoints.openai.completion.serving",
-        ),
-        "frontend/http/keep_alive.py": (
-            "vllm.entrypoints.openai.chat_completion.api_router",
-            "vllm.entrypoints.openai.completion.api_router",
             "vllm.entrypoints.serve.utils.sse_keep_alive",
-        ),
-        "frontend/http/echo.py": ("vllm.entrypoints.openai.chat_completion.serving",),
-        "frontend/http/plain_deltas.py": (
-            "vllm.entrypoints.generate.base.protocol",
             "vllm.parser.abstract_parser",
-        ),
-        "frontend/http/plain_streams.py": (
-            "vllm.entrypoints.openai.chat_completion.protocol",
-            "vllm.entrypoints.openai.chat_completion.serving",
-            "vllm.entrypoints.openai.completion.protocol",
-            "vllm.entrypoints.openai.completion.serving",
-        ),
-        "frontend/http/straight_streams.py": (
-            "vllm.entrypoints.openai.chat_completion.api_router",
-            "vllm.entrypoints.openai.completion.api_router",
         ),
     },
     "tokenizing of long texts": {
@@ -329,10 +307,7 @@ MOVED: Final[Mapping[str, str]] = {
 }
 """Modules that one of the supported versions has here and another there: older -> newer."""
 
-NEW: Final = (
-    "vllm.entrypoints.openai.chat_completion.stream_processor",
-    "vllm.renderers.chat_utils.chat_message",
-)
+NEW: Final = ("vllm.renderers.chat_utils.chat_message",)
 """Modules that only the newer of the supported versions has."""
 
 

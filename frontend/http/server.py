@@ -38,14 +38,7 @@ from common.errors import (
 from common.vllm_command_line import adopt_servers_lines
 from frontend.asgi import App, error_answer, overload_answer
 from frontend.gate import fail_fast, take_parsed_bodies
-from frontend.http import (
-    content_parts,
-    echo,
-    plain_deltas,
-    plain_streams,
-    straight_streams,
-    stream_chunks,
-)
+from frontend.http import content_parts
 from frontend.http.adapter_routes import adapter_routes
 from frontend.http.connection import HeadLimits, connections
 from frontend.http.cors import Cors
@@ -58,6 +51,7 @@ from frontend.http.lookups import (
 )
 from frontend.http.operate import REPLACED, Operating, vllms_routes
 from frontend.http.settings import HttpSettings
+from frontend.http.token_streams import own_streams
 from frontend.http.tools import say_where_tool_flags_go
 from frontend.vllm_errors import as_vllm_error
 from frontend.workers import Adapters
@@ -105,11 +99,7 @@ async def build_vllm_app(
     app.state.server = server
     take_parsed_bodies()
     content_parts.install()
-    stream_chunks.install()
-    plain_deltas.install()
-    plain_streams.install()
-    echo.install()
-    straight_streams.install(app.user_middleware)
+    own_streams(app)
     say_where_tool_flags_go(app)
     _handle_errors(app)
     _drop_doubles(app)
