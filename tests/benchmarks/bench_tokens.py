@@ -1,6 +1,6 @@
 """CPU time that a streamed token takes: in frontend, worker and vLLM's own server.
 
-    python -m tests.benchmarks.bench_tokens [--beside CHECKOUT] [--fields JSON] [--no-vllm] [--flames FOLDER]
+    python -m tests.benchmarks.bench_tokens [--beside CHECKOUT] [--fields JSON] [--no-vllm]
 
 Engines are simulated, so they leave the cores to what is measured. A worker with a frontend and
 vLLM's own server are up at the same time and take turns in blocks: so many streams, and CPU time is
