@@ -15,6 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from setup import replaced_names
+
 ROOT: Final = Path(__file__).parents[1]
 PACKAGES: Final = ("backend_worker", "common", "frontend")
 
@@ -431,6 +435,7 @@ def section(found: Iterable[Import]) -> str:
                 ("module", "types"),
                 ((f"`{module}`", _code(names)) for module, names in sorted(values.items())),
             ),
+            replaced_names.section(),
             END,
         )
     )
@@ -460,7 +465,7 @@ def page(text: str, found: Iterable[Import]) -> str:
 
 def main() -> None:
     found = imports()
-    if wrong := disagreements(found):
+    if wrong := disagreements(found) + replaced_names.disagreements(replaced_names.changes()):
         sys.exit("\n".join(wrong))
     file = Path(sys.argv[1])
     file.write_text(page(file.read_text(), found))

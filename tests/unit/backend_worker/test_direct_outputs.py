@@ -17,7 +17,6 @@ from tests.fakes.engine import output
 from tests.fakes.plane import Plane, collect, open_plane
 from tests.waiting import until
 
-
 _ADD_REQUEST = AsyncLLM.add_request
 
 
