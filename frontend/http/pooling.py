@@ -112,9 +112,7 @@ class _LimitedServing(PoolingBaseServing):
         asked = await loop.run_in_executor(executor, io_processor.get_request_factory_online, ctx)
         if not asked:
             raise ValueError("You must pass at least one prompt")
-        ctx.engine_inputs = await _together(
-            _render(io_processor, executor, each) for each in asked
-        )
+        ctx.engine_inputs = await _together(_render(io_processor, executor, each) for each in asked)
 
 
 def limit_pooling(app: FastAPI, limits: PoolingLimits) -> None:

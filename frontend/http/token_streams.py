@@ -155,7 +155,10 @@ class Chats(_Streaming, OpenAIServingChat):
     def _make_parser(self, request: ChatCompletionRequest, *args: Any, **options: Any) -> Parser:
         parser = super()._make_parser(request, *args, **options)
         if (events := current_events.get()) is not None:
-            events.parsed_until(partial(takes_text_as_it_is, parser, request))
+            events.parsed_until(
+                partial(takes_text_as_it_is, parser, request),
+                skips_empty=parser.tool_parser is not None,
+            )
         return parser
 
 
@@ -186,23 +189,26 @@ def _with_text(conversation: list[Any]) -> list[Any]:
 
 
 def takes_text_as_it_is(parser: Parser, request: ChatCompletionRequest) -> bool:
-    """Return whether a parser has seen enough to make a message of each text and nothing else.
+    """Return whether a parser has seen enough to make content of each text and nothing else.
 
-    A server with a tool parser has vLLM parse the streams of requests without tools too, and join
-    all tokens of an answer anew at each of them.
+    A server with parsers has vLLM parse the streams of requests without tools too, and join all
+    tokens of an answer anew at each of them. With a tool parser nothing is said of no text.
     """
     kind = type(parser)
     if not all(getattr(kind, name, None) is getattr(DelegatingParser, name) for name in _PARSING):
         return False
     state = parser._stream_state
     return bool(
-        request.tool_choice == "none"
-        and request.include_reasoning
-        and parser._reasoning_parser is None
-        and parser._tool_parser is not None
-        and not state.engine_based
+        request.include_reasoning
         and state.reasoning_ended
-        and state.tool_call_text_started
+        and (
+            parser._tool_parser is None
+            or (
+                request.tool_choice == "none"
+                and state.tool_call_text_started
+                and not state.engine_based
+            )
+        )
     )
 
 

@@ -44,13 +44,14 @@ class DirectEvents:
         """vLLM's server will look at nothing but the text of outputs."""
         self._allowed = True
 
-    def parsed_until(self, takes_text: Callable[[], bool]) -> None:
+    def parsed_until(self, takes_text: Callable[[], bool], *, skips_empty: bool) -> None:
         """A parser looks at each text, until it takes all of them as they are.
 
         Args:
-            takes_text: whether it does now. Then it says nothing where there is no text.
+            takes_text: whether it does now.
+            skips_empty: whether it says nothing then where there is no text.
         """
-        self._takes_text = takes_text
+        self._takes_text, self._skips_empty = takes_text, skips_empty
 
     def claim(self) -> bool:
         """Whether the outputs of a call of the engine may become events; of several calls none."""
@@ -79,7 +80,7 @@ class DirectEvents:
         if self._takes_text is not None:
             if not self._takes_text():
                 return
-            self._takes_text, self._skips_empty = None, True
+            self._takes_text = None
         self._tries -= 1
         if self._text is not None:
             self._parts = _around(event, self._text)

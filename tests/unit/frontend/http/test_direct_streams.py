@@ -21,14 +21,16 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 from uvicorn.logging import TRACE_LOG_LEVEL
-from vllm.entrypoints.generate.base.protocol import RequestResponseMetadata
+from vllm.entrypoints.generate.base.protocol import DeltaMessage, RequestResponseMetadata
 from vllm.entrypoints.openai.chat_completion import serving as chat_serving
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion import serving as completion_serving
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.utils.sse_keep_alive import SSE_KEEP_ALIVE_COMMENT
 from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.parser.abstract_parser import DelegatingParser
 from vllm.parser.parser_manager import ParserManager
+from vllm.reasoning.abs_reasoning_parsers import ReasoningParser
 from vllm.sampling_params import RequestOutputKind
 from vllm.utils.async_utils import merge_async_iterators
 
@@ -133,10 +135,33 @@ def paced(lab: Lab, went: list[bool], pause: int | None = None) -> Callable[[str
     return speaking
 
 
-def _serving(kind: Any, *, parses: bool, comments_s: float = 0.0) -> Any:
-    parser: Any = ParserManager.get_parser("hermes", None, enable_auto_tools=True)
+class NoThought(ReasoningParser):
+    """Of a model that was told not to reason."""
+
+    def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
+        return True
+
+    def extract_content_ids(self, input_ids: list[int]) -> list[int]:
+        return input_ids
+
+    def extract_reasoning(self, *_: Any) -> tuple[str | None, str | None]:
+        raise NotImplementedError
+
+    def extract_reasoning_streaming(self, *_: Any) -> DeltaMessage | None:
+        raise NotImplementedError
+
+
+HERMES: Any = ParserManager.get_parser("hermes", None, enable_auto_tools=True)
+PARSERS: dict[str, Any] = {
+    "tools": HERMES,
+    "reasoning": type("Reasons", (DelegatingParser,), {"reasoning_parser_cls": NoThought}),
+    "both": type("Both", (HERMES,), {"reasoning_parser_cls": NoThought}),
+}
+
+
+def _serving(kind: Any, *, parses: str = "", comments_s: float = 0.0) -> Any:
     vllms = SimpleNamespace(
-        parser_cls=parser if parses else None,
+        parser_cls=PARSERS.get(parses),
         model_config=None,
         enable_auto_tools=True,
         enable_force_include_usage=False,
@@ -155,7 +180,7 @@ def _serving(kind: Any, *, parses: bool, comments_s: float = 0.0) -> Any:
 
 class Front:
     """vLLM's streams, as a frontend serves them. Bodies are requests of vLLM's API; what is under
-    ``parses`` says whether the server has a parser of tools, ``logs`` whether it logs answers."""
+    ``parses`` says which parsers the server has, ``logs`` whether it logs answers."""
 
     def __init__(
         self, lab: Lab, *, direct: bool, logs: bool = False, comments_s: float = 0.0
@@ -174,7 +199,7 @@ class Front:
 
     async def _answer(self, request: Request) -> StreamingResponse:
         body = await request.json()
-        parses = body.pop("parses", False)
+        parses = body.pop("parses", "")
         stream = self._chat(body, parses) if request.url.path == "/chat" else self._text(body)
         return StreamingResponse(stream, media_type="text/event-stream")
 
@@ -189,7 +214,7 @@ class Front:
             presence_penalty=body.get("presence_penalty", 0.0),
         )
 
-    def _chat(self, body: dict[str, Any], parses: bool) -> AsyncGenerator[str]:
+    def _chat(self, body: dict[str, Any], parses: str) -> AsyncGenerator[str]:
         asked = ChatCompletionRequest(
             model="demo", stream=True, messages=[{"role": "user", "content": "hi"}], **body
         )
@@ -211,7 +236,7 @@ class Front:
         fields: dict[str, Any] = {"prompt": "hi", "max_tokens": TOKENS} | body
         asked = CompletionRequest(model="demo", stream=True, **fields)
         count = len(fields["prompt"]) if isinstance(fields["prompt"], list) else 1
-        made = _serving(Completions, parses=False)
+        made = _serving(Completions)
         stream: AsyncGenerator[str] = made.completion_stream_generator(
             asked,
             [{"type": "token", "prompt_token_ids": [1, 2]}] * count,
@@ -266,8 +291,9 @@ PLAIN: list[tuple[str, dict[str, Any]]] = [
     ("chat", USAGE),
     ("chat", {"stop": ["schön"]}),
     ("chat", {"max_tokens": 9}),
-    ("chat", {"parses": True}),
-    ("chat", {"parses": True} | USAGE),
+    ("chat", {"parses": "tools"}),
+    ("chat", {"parses": "reasoning"} | USAGE),
+    ("chat", {"parses": "both"} | USAGE),
     ("text", {}),
     ("text", USAGE),
     ("text", {"max_tokens": 9}),
@@ -277,8 +303,8 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("chat", {"logprobs": True, "top_logprobs": 1}),
     ("chat", {"return_token_ids": True}),
     ("chat", {"echo": True, "add_generation_prompt": True}),
-    ("chat", {"parses": True, "include_reasoning": False}),
-    ("chat", {"parses": True, "tools": [{"type": "function", "function": {"name": "f"}}]}),
+    ("chat", {"parses": "tools", "include_reasoning": False}),
+    ("chat", {"parses": "tools", "tools": [{"type": "function", "function": {"name": "f"}}]}),
     ("chat", {"logs": True}),
     ("text", ALL_USAGE),
     ("text", {"logprobs": 1}),

@@ -11,6 +11,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.parser.abstract_parser import DelegatingParser
 from vllm.parser.parser_manager import ParserManager
+from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 
 from frontend.http.token_streams import takes_text_as_it_is
@@ -59,10 +60,10 @@ def _parser(tools: str | None, reasoning: str | None = None) -> Any:
     return kind(_Tokenizer(), None)
 
 
-def _works(name: str) -> bool:
-    """Whether a parser can do with such a tokenizer."""
+def _works(tools: str | None, reasoning: str | None = None) -> bool:
+    """Whether parsers can do with such a tokenizer."""
     try:
-        _stream(_parser(name), _chat(tool_choice="none"), random.Random(0))
+        _stream(_parser(tools, reasoning), _chat(tool_choice="none"), random.Random(0))
     except Exception:  # noqa: BLE001  # each fails in its own way
         return False
     return True
@@ -90,7 +91,8 @@ def _stream(
         tokens = [parser.model_tokenizer.vocabulary[text] for text in texts]
         text, finished = "".join(texts), place == count - 1
         if skips and not finished and takes_text_as_it_is(parser, request):
-            message = DeltaMessage(content=text) if text else None
+            empty = None if parser.tool_parser else DeltaMessage(content="")
+            message = DeltaMessage(content=text) if text else empty
         else:
             # vLLM names the prompt with each output, or, with embeddings, never.
             message = parser.parse_delta(text, tokens, request, prompt, finished=finished)
@@ -132,14 +134,20 @@ def test_streams_say_the_same(asked: str) -> None:
             assert ours == theirs, (name, seed)
 
 
-@pytest.mark.parametrize("reasoning", ["deepseek_r1", "qwen3"])
-def test_streams_with_reasoning_say_the_same(reasoning: str) -> None:
-    for seed in range(40):
-        theirs, ours = (
-            _stream(_parser("hermes", reasoning), _chat(), random.Random(seed), skips=skips)
-            for skips in (False, True)
-        )
-        assert ours == theirs, seed
+@pytest.mark.parametrize("tools", [None, "hermes", "qwen3_coder"])
+@pytest.mark.parametrize("asked", [name for name in REQUESTS if name != "a response"])
+def test_streams_with_reasoning_say_the_same(tools: str | None, asked: str) -> None:
+    compared = 0
+    names = ReasoningParserManager.list_registered()
+    for name in (name for name in names if _works(tools, name)):
+        for seed in range(20):
+            theirs, ours = (
+                _outcome(_parser(tools, name), REQUESTS[asked](), random.Random(seed), skips)
+                for skips in (False, True)
+            )
+            assert ours == theirs, (name, seed)
+            compared += len(theirs) > 1
+    assert compared > 200
 
 
 def test_the_first_text_tells() -> None:
