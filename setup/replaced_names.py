@@ -41,7 +41,8 @@ class Mechanism:
 PROCESS: Final = (
     Mechanism(
         "The gate parses the JSON of a body once, and its limits hold for what vLLM validates.",
-        "FastAPI makes its requests itself, and takes neither a class for them nor a parsed body.",
+        "FastAPI takes a class of requests with a class of routes, and vLLM's routes have theirs "
+        "when their module is imported.",
         {"frontend/gate/body_gate.py": ("Request.json",)},
     ),
     Mechanism(
@@ -176,7 +177,7 @@ OBJECTS: Final = (
     ),
     Mechanism(
         "vLLM's arguments and configuration have what cards and settings say.",
-        "They are made for that.",
+        "Their fields are the hook.",
         {
             "backend_worker/engine_config.py": ("setattr(args, name)",),
             "frontend/args.py": ("setattr(serve, name)",),
