@@ -133,8 +133,8 @@ GPULESS := tests/e2e/test_gpuless.py
 OF_A_VERSION := $(GPULESS) tests/e2e/test_last_hop.py tests/e2e/clients/test_sdks.py \
     tests/unit/test_vllm_*.py tests/unit/common/test_vllm_*.py tests/unit/common/test_shell_completion.py \
     tests/unit/common/test_engine_*.py tests/unit/backend_worker/test_engine_*.py \
-    tests/unit/frontend/fetch/test_decode.py tests/unit/frontend/http/test_stream_chunks.py \
-    tests/unit/frontend/http/test_direct_streams.py tests/unit/frontend/http/test_keep_alive.py \
+    tests/unit/frontend/fetch/test_decode.py \
+    tests/unit/frontend/http/test_*_streams.py tests/unit/frontend/http/test_stream_comments.py \
     tests/unit/backend_worker/test_encodings.py tests/unit/simgpu \
     tests/unit/frontend/router/test_block_hasher.py tests/unit/frontend/router/test_vllm_hits.py \
     tests/unit/backend_worker/test_render.py

@@ -15,6 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from setup import replaced_names
+
 ROOT: Final = Path(__file__).parents[1]
 PACKAGES: Final = ("backend_worker", "common", "frontend")
 
@@ -82,10 +86,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.engine.protocol",
             "vllm.entrypoints.common.cli_args",
             "vllm.entrypoints.launchers.cli_args",
-            "vllm.entrypoints.openai.chat_completion.serving",
-            "vllm.entrypoints.openai.chat_completion.stream_processor",
             "vllm.multimodal.video_decoders.opencv",
-            "vllm.parser.abstract_parser",
             "vllm.renderers",
             "vllm.renderers.chat_utils",
             "vllm.renderers.chat_utils.chat_message",
@@ -98,40 +99,21 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         ),
     },
     "events of streams": {
-        "frontend/http/streaming/stream_chunks.py": (
-            "vllm.entrypoints.generate.base.protocol",
+        "frontend/http/streaming/token_streams.py": (
             "vllm.entrypoints.openai.chat_completion.protocol",
             "vllm.entrypoints.openai.chat_completion.serving",
             "vllm.entrypoints.openai.completion.protocol",
             "vllm.entrypoints.openai.completion.serving",
-        ),
-        "frontend/http/streaming/keep_alive.py": (
-            "vllm.entrypoints.openai.chat_completion.api_router",
-            "vllm.entrypoints.openai.completion.api_router",
             "vllm.entrypoints.serve.utils.sse_keep_alive",
-        ),
-        "frontend/http/streaming/echo.py": ("vllm.entrypoints.openai.chat_completion.serving",),
-        "frontend/http/streaming/whole_answers.py": (
-            "vllm.entrypoints.openai.chat_completion.serving",
-        ),
-        "frontend/http/streaming/plain_deltas.py": (
-            "vllm.entrypoints.generate.base.protocol",
             "vllm.parser.abstract_parser",
         ),
-        "frontend/http/streaming/plain_streams.py": (
-            "vllm.entrypoints.openai.chat_completion.protocol",
+        "frontend/http/streaming/whole_answers.py": (
             "vllm.entrypoints.openai.chat_completion.serving",
-            "vllm.entrypoints.openai.completion.protocol",
-            "vllm.entrypoints.openai.completion.serving",
         ),
         "frontend/http/streaming/stream_errors.py": (
             "vllm.entrypoints.anthropic.serving",
             "vllm.entrypoints.openai.responses.serving",
             "vllm.entrypoints.serve.engine.protocol",
-        ),
-        "frontend/http/streaming/straight_streams.py": (
-            "vllm.entrypoints.openai.chat_completion.api_router",
-            "vllm.entrypoints.openai.completion.api_router",
         ),
     },
     "tokenizing of long texts": {
@@ -348,10 +330,7 @@ MOVED: Final[Mapping[str, str]] = {
 }
 """Modules that one of the supported versions has here and another there: older -> newer."""
 
-NEW: Final = (
-    "vllm.entrypoints.openai.chat_completion.stream_processor",
-    "vllm.renderers.chat_utils.chat_message",
-)
+NEW: Final = ("vllm.renderers.chat_utils.chat_message",)
 """Modules that only the newer of the supported versions has."""
 
 
@@ -475,6 +454,7 @@ def section(found: Iterable[Import]) -> str:
                 ("module", "types"),
                 ((f"`{module}`", _code(names)) for module, names in sorted(values.items())),
             ),
+            replaced_names.section(),
             END,
         )
     )
@@ -504,7 +484,7 @@ def page(text: str, found: Iterable[Import]) -> str:
 
 def main() -> None:
     found = imports()
-    if wrong := disagreements(found):
+    if wrong := disagreements(found) + replaced_names.disagreements(replaced_names.changes()):
         sys.exit("\n".join(wrong))
     file = Path(sys.argv[1])
     file.write_text(page(file.read_text(), found))

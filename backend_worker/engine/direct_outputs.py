@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
 
 from vllm.outputs import RequestOutput
-from vllm.v1.engine import async_llm
+from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 Take: TypeAlias = Callable[[RequestOutput], bool]
@@ -19,11 +19,6 @@ end all requests of the engine."""
 _take: Final[ContextVar[Take | None]] = ContextVar("who takes outputs", default=None)
 
 
-def install() -> None:
-    """Let all engines of this process ask whoever takes outputs."""
-    vars(async_llm)["RequestOutputCollector"] = DirectCollector
-
-
 def take_outputs(take: Take) -> None:
     """Who takes the outputs of what this task asks its engine for from now on: all but the last of
     a request, as long as none before it waits for the task.
@@ -31,20 +26,30 @@ def take_outputs(take: Take) -> None:
     _take.set(take)
 
 
-class DirectCollector(RequestOutputCollector):
-    """Where vLLM leaves the outputs of a request; made within the task that asks for them."""
+class DirectLLM(AsyncLLM):
+    """An engine whose outputs are offered to whoever takes them."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._take = _take.get()
+    async def add_request(self, *args: Any, **options: Any) -> RequestOutputCollector:
+        """Return where vLLM leaves the outputs of a request, once the engine has been told."""
+        collector = await super().add_request(*args, **options)
+        if (take := _take.get()) is not None:
+            # vLLM knows this one already.
+            collector.__class__ = DirectCollector
+            vars(collector)["take"] = take
+        return collector
+
+
+class DirectCollector(RequestOutputCollector):
+    """Where vLLM leaves the outputs of a request."""
+
+    take: Take
 
     def put(self, output: Any) -> None:
         """Called for each output, or for the error that ends all of them."""
         if (
-            self._take is None
-            or self.output is not None
+            self.output is not None
             or not isinstance(output, RequestOutput)
             or output.finished
-            or not self._take(output)
+            or not self.take(output)
         ):
             super().put(output)

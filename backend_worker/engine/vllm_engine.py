@@ -28,11 +28,11 @@ from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from backend_worker.engine import direct_outputs
 from backend_worker.engine import outputs as engine_outputs
 from backend_worker.engine.adapters import Adapters
 from backend_worker.engine.calls import AnyOutput, ask, check, check_form, has_failed
 from backend_worker.engine.config import USAGE, engine_config
+from backend_worker.engine.direct_outputs import DirectLLM
 from backend_worker.engine.encodings import kept_tokens
 from backend_worker.engine.media_input import encoded, media_input
 from backend_worker.engine.operations import operate, refuses
@@ -157,9 +157,8 @@ class Engine:
         args.enable_logging_iteration_details = True  # else the engine says nothing of its steps
         config = engine_config(args, encoder_cache_tokens)
         stats = StatsBoard(show_steps=show_steps)
-        direct_outputs.install()
         engine_outputs.install()
-        llm = AsyncLLM.from_vllm_config(
+        llm = DirectLLM.from_vllm_config(
             config,
             usage_context=USAGE,
             stat_loggers=[stats],

@@ -5,12 +5,9 @@ of the changes. What a version lacks is left alone. Whatever differs is found ou
 ``tests/unit/test_vllm_surface.py`` and ``tests/unit/common/test_vllm_features.py``.
 """
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
-from functools import wraps
+from collections.abc import Callable
 from inspect import signature
 from types import ModuleType
-from typing import Any, Final
 
 from vllm.config import VllmConfig
 from vllm.engine.protocol import EngineClient
@@ -18,8 +15,6 @@ from vllm.renderers import BaseRenderer
 
 from common.errors import OperationRefusedError
 from common.request_plane.operations import ProfilerOptions
-
-_EVENTS: Final = "chat_completion_stream_generator_raw"
 
 
 def server_arguments() -> ModuleType:
@@ -44,17 +39,6 @@ def count_frames_with(count: Callable[[bytes], int]) -> None:
         OpenCVVideoBackendMixin.demux_count_frames = staticmethod(count)
 
 
-def makers_of_messages() -> list[ModuleType]:
-    """vLLM's modules in which what a parser, or none, found in a token becomes part of a stream."""
-    import vllm.parser.abstract_parser as parsers
-
-    try:
-        import vllm.entrypoints.openai.chat_completion.stream_processor as processors
-    except ModuleNotFoundError:  # before 0.33 the serving code did it by itself
-        return [parsers]
-    return [parsers, processors]
-
-
 def reader_of_parts() -> tuple[ModuleType, str]:
     """vLLM's module that reads the parts of a message, and the name of what does so there."""
     try:
@@ -65,37 +49,6 @@ def reader_of_parts() -> tuple[ModuleType, str]:
         return older, "_parse_chat_message_content_mm_part"
     module: ModuleType = newer
     return module, "parse_chat_message_content_mm_part"
-
-
-def give_translators(model: Callable[[Any], Any]) -> None:
-    """Have servers of other APIs read vLLM's models where they translate the stream of a chat.
-
-    Up to 0.32 they read its bytes. From 0.33 on they read what its events are made of, and ask all
-    fields of it.
-
-    Args:
-        model: makes vLLM's own of what may stand in a model's place.
-    """
-    from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat as Chat
-
-    events: Callable[..., AsyncGenerator[Any]] | None = vars(Chat).get(_EVENTS)
-    if events is None or hasattr(events, "__wrapped__"):
-        return
-    of_a_chat = Chat.chat_completion_stream_generator
-
-    @wraps(events)
-    def for_its_reader(chat: Chat, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
-        stream = events(chat, *args, **kwargs)
-        translated = type(chat).chat_completion_stream_generator is not of_a_chat
-        return _each(model, stream) if translated else stream
-
-    setattr(Chat, _EVENTS, for_its_reader)
-
-
-async def _each(model: Callable[[Any], Any], stream: AsyncGenerator[Any]) -> AsyncGenerator[Any]:
-    async with aclosing(stream):
-        async for event in stream:
-            yield model(event)
 
 
 def hash_blocks_by_their_own_tokens(config: VllmConfig) -> None:

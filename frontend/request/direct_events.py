@@ -33,23 +33,25 @@ class DirectEvents:
         """
         self._write: Callable[[bytes], bool] | None = write
         self._sent_at = 0.0
-        self._allowed = self._parsed = self._skips_empty = False
+        self._allowed = self._skips_empty = False
+        self._takes_text: Callable[[], bool] | None = None
         self._calls = 0
         self._text: str | None = None
         self._tries = _TRIES
         self._parts: tuple[bytes, bytes] | None = None
 
-    def allow(self, *, parsed: bool) -> None:
-        """vLLM's server will look at nothing but the text of outputs.
+    def allow(self) -> None:
+        """vLLM's server will look at nothing but the text of outputs."""
+        self._allowed = True
+
+    def parsed_until(self, takes_text: Callable[[], bool], *, skips_empty: bool) -> None:
+        """A parser looks at each text, until it takes all of them as they are.
 
         Args:
-            parsed: after a parser has looked at it, unless that says that it won't.
+            takes_text: whether it does now.
+            skips_empty: whether it says nothing then where there is no text.
         """
-        self._allowed, self._parsed = True, parsed
-
-    def parsed_as_it_is(self) -> None:
-        """A parser takes all text as it is from now on, and says nothing where there is none."""
-        self._parsed, self._skips_empty = False, True
+        self._takes_text, self._skips_empty = takes_text, skips_empty
 
     def claim(self) -> bool:
         """Whether the outputs of a call of the engine may become events; of several calls none."""
@@ -63,12 +65,7 @@ class DirectEvents:
 
     def close(self) -> None:
         """The HTTP request has ended. Its context may go on, with connections that it opened."""
-        self._write = None
-
-    @property
-    def learns(self) -> bool:
-        """Whether :meth:`saw` should be told."""
-        return self._parts is None and self._tries > 0 and self._applies
+        self._write = self._takes_text = None
 
     def gives(self, text: str) -> None:
         """vLLM's server gets an output with a text next."""
@@ -76,11 +73,24 @@ class DirectEvents:
 
     def saw(self, event: bytes) -> None:
         """vLLM's server has written an event, and it was sent."""
+        if self._parts is not None or not self._tries or not self._applies:
+            return
         if not event.startswith(_BEFORE):
             return  # a comment
+        if self._takes_text is not None:
+            if not self._takes_text():
+                return
+            self._takes_text = None
         self._tries -= 1
         if self._text is not None:
             self._parts = _around(event, self._text)
+
+    def write(self, piece: bytes) -> bool:
+        """Send a piece of the answer that vLLM's server has written; says whether it was sent."""
+        sent = self._write is not None and self._write(piece)
+        if sent:
+            self._sent_at = time.monotonic()
+        return sent
 
     def send(self, text: str) -> bool:
         """Send the event of an output that has a text, and nothing else that vLLM's server writes.
@@ -94,16 +104,13 @@ class DirectEvents:
             return True
         before, after = self._parts
         try:
-            sent = self._write(b"".join((before, _encode(text), after)))
+            return self.write(b"".join((before, _encode(text), after)))
         except UnicodeEncodeError:
             return False  # half of a pair: vLLM's server has a way of its own to say so
-        if sent:
-            self._sent_at = time.monotonic()
-        return sent
 
     @property
     def _applies(self) -> bool:
-        return self._allowed and not self._parsed and self._calls == 1
+        return self._allowed and self._calls == 1
 
 
 current_events: Final[ContextVar[DirectEvents | None]] = ContextVar("events", default=None)

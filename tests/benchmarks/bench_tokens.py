@@ -1,6 +1,6 @@
 """CPU time that a streamed token takes: in frontend, worker and vLLM's own server.
 
-    python -m tests.benchmarks.bench_tokens [--beside CHECKOUT] [--no-vllm] [--flames FOLDER]
+    python -m tests.benchmarks.bench_tokens [--beside CHECKOUT] [--fields JSON] [--no-vllm]
 
 Engines are simulated, so they leave the cores to what is measured. A worker with a frontend and
 vLLM's own server are up at the same time and take turns in blocks: so many streams, and CPU time is
@@ -81,6 +81,7 @@ class Block:
     port: int
     streams: int
     tokens: int
+    fields: dict[str, object]
     begun: int = 0
     events: int = 0
     first: tuple[int, dict[str, float]] | None = None
@@ -98,7 +99,7 @@ class Block:
 
     async def _stream(self, number: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(_request(number, self.tokens))
+        writer.write(_request(number, {"max_tokens": self.tokens} | self.fields))
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200"), head
         await reader.readuntil(END)  # the role
@@ -120,14 +121,14 @@ def _serving(cards: Path, worker: str) -> int:
     return pid
 
 
-def _request(number: int, tokens: int) -> bytes:
+def _request(number: int, fields: dict[str, object]) -> bytes:
     body = json.dumps(
         {
             "model": "demo",
-            "max_tokens": tokens,
             "stream": True,
             "messages": [{"role": "user", "content": f"question {number}"}],
         }
+        | fields
     ).encode()
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -196,7 +197,7 @@ async def measure(contenders: Sequence[Contender], args: argparse.Namespace) -> 
         at = turn % len(contenders)
         for each in (*contenders[at:], *contenders[:at]):
             port = int(each.server.url.rpartition(":")[2])
-            await Block(each, port, args.streams, args.tokens).run()
+            await Block(each, port, args.streams, args.tokens, args.fields).run()
             last = {role: round(us[-1], 1) for role, us in each.us.items()}
             print(f"{each.name:12} {last}", flush=True)
             if not turn:
@@ -233,6 +234,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=150, help="of each answer")
+    parser.add_argument(
+        "--fields", type=json.loads, default={}, help="of requests, in JSON: streams of other kinds"
+    )
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument(
         "--step-ms", type=float, default=30.0, help="of an engine, in which it sleeps"

@@ -26,14 +26,6 @@ Vllms: TypeAlias = Any
 Rendered: TypeAlias = dict[str, Vllms]
 """vLLM's ``PoolingEngineInput``, and before that what it is made of."""
 
-_SERVINGS: Final = (
-    "serving_pooling",
-    "serving_embedding",
-    "serving_classification",
-    "serving_scores",
-)
-"""Where vLLM's app keeps them; None of what its model is not for."""
-
 _INPUTS: Final = (
     ("input",),
     ("messages",),
@@ -95,33 +87,49 @@ class PoolingLimits:
             self._memory.give_back(tenant, kept)
 
 
-class LimitedServing:
-    """One of vLLM's serving classes, as its routes call it."""
+class _LimitedServing(PoolingBaseServing):
+    """The part of vLLM's serving classes for pooling that is ours."""
 
-    def __init__(self, serving: PoolingBaseServing, limits: PoolingLimits) -> None:
-        self._serving = serving
-        self._limits = limits
+    _limits: PoolingLimits
 
-    async def __call__(self, asked: Vllms, raw_request: Request | None = None) -> Response:
+    async def __call__(self, request: Vllms, raw_request: Request | None = None) -> Response:
         """Answer a request.
 
         Raises:
             VLLMError: it is refused.
         """
         try:
-            with self._limits.admitted(inputs_of(asked)):
-                self._serving.engine_client.check_admission()
-                return await self._serving(asked, raw_request)
+            with self._limits.admitted(inputs_of(request)):
+                self.engine_client.check_admission()
+                return await super().__call__(request, raw_request)
         except (OverloadedError, RequestRejectedError) as error:
             raise as_vllm_error(error) from error
 
+    async def _preprocessing(self, io_processor: Vllms, ctx: Vllms) -> None:
+        """Render without a thread that waits for anybody and that others need."""
+        loop = asyncio.get_running_loop()
+        executor: Executor = io_processor._executor  # of its tokenizer, which is for one thread
+        asked = await loop.run_in_executor(executor, io_processor.get_request_factory_online, ctx)
+        if not asked:
+            raise ValueError("You must pass at least one prompt")
+        ctx.engine_inputs = await _together(_render(io_processor, executor, each) for each in asked)
+
 
 def limit_pooling(app: FastAPI, limits: PoolingLimits) -> None:
-    """Let the pooling routes of vLLM's app render as we do, and within limits."""
-    PoolingBaseServing._preprocessing = _preprocessing
-    for name in _SERVINGS:
-        if (serving := getattr(app.state, name, None)) is not None:
-            setattr(app.state, name, LimitedServing(serving, limits))
+    """Let the pooling routes of vLLM's app render as we do, and within limits.
+
+    Each of its serving objects for pooling gives way to one of a subclass.
+    """
+    for name in list(app.state):
+        if isinstance(serving := app.state[name], PoolingBaseServing):
+            setattr(app.state, name, _limited(serving, limits))
+
+
+def _limited(serving: PoolingBaseServing, limits: PoolingLimits) -> PoolingBaseServing:
+    kind = type(serving)
+    made: PoolingBaseServing = object.__new__(type(kind.__name__, (_LimitedServing, kind), {}))
+    vars(made).update(vars(serving), _limits=limits)
+    return made
 
 
 def inputs_of(asked: Vllms) -> int:
@@ -136,17 +144,6 @@ def _count(asked: Vllms, name: str) -> int:
     if name in _ONE_IN_A_LIST and value and not isinstance(value[0], (str, list, tuple)):
         return 1
     return len(value)
-
-
-async def _preprocessing(_: PoolingBaseServing, processor: Vllms, context: Vllms) -> None:
-    """For the place of vLLM's own method: nothing that waits for anybody is in a thread that others
-    need."""
-    loop = asyncio.get_running_loop()
-    executor: Executor = processor._executor  # where its tokenizer is used, which is for one thread
-    asked = await loop.run_in_executor(executor, processor.get_request_factory_online, context)
-    if not asked:
-        raise ValueError("You must pass at least one prompt")
-    context.engine_inputs = await _together(_render(processor, executor, each) for each in asked)
 
 
 async def _together(works: Iterable[Awaitable[Rendered]]) -> list[Rendered]:

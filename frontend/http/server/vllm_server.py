@@ -53,15 +53,8 @@ from frontend.http.server.lookups import (
 )
 from frontend.http.server.tools import say_where_tool_flags_go
 from frontend.http.settings import HttpSettings
-from frontend.http.streaming import (
-    echo,
-    plain_deltas,
-    plain_streams,
-    straight_streams,
-    stream_chunks,
-    stream_errors,
-    whole_answers,
-)
+from frontend.http.streaming.stream_errors import say_errors
+from frontend.http.streaming.token_streams import own_streams
 from frontend.vllm_errors import as_vllm_error
 from frontend.workers import Adapters
 
@@ -105,13 +98,8 @@ async def build_vllm_app(
     app.state.server = server
     take_parsed_bodies()
     content_parts.install()
-    stream_chunks.install()
-    plain_deltas.install()
-    plain_streams.install()
-    echo.install()
-    whole_answers.install()
-    stream_errors.install()
-    straight_streams.install(app.user_middleware)
+    own_streams(app)
+    say_errors(app)
     say_where_tool_flags_go(app)
     _handle_errors(app)
     _drop_doubles(app)

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
 from frontend.asgi import App, Message, Receive, Scope, Send
-from frontend.http.streaming.straight_streams import offer_way
+from frontend.http.limits.connection import WRITE_NOW
+from frontend.request import DirectEvents, current_events
 
 _ERROR_EVENT: Final = re.compile(rb'(?:event: \w+\n)?data: (\{"error".*)')
 
@@ -28,7 +29,9 @@ class EarlyStreamErrors:
         """Serve one connection."""
         head: Message | None = None
         failed = False
-        way = offer_way(scope)
+        write = scope.get(WRITE_NOW)
+        events = None if write is None else DirectEvents(write)
+        current_events.set(events)
 
         async def hold(message: Message) -> None:
             nonlocal head, failed
@@ -45,13 +48,13 @@ class EarlyStreamErrors:
                     await _send_error(held, error, send)
                     return
                 await send(held)
-                way.send = send
             await send(message)
 
         try:
             await self._app(scope, receive, hold)
         finally:
-            way.close()
+            if events is not None:
+                events.close()
 
 
 def _starts_stream(message: Message) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Final, NoReturn
 
+from fastapi import FastAPI
 from openai.types.responses import ResponseErrorEvent
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
@@ -24,51 +25,77 @@ EARLY: Final = "data: "
 
 _BEFORE_OUTPUT: Final = frozenset({"response.created", "response.in_progress"})
 
-_GENERATION_ERROR: Final = "_convert_generation_error_to_streaming_response"
 
-_converted: Final = AnthropicServingMessages.message_stream_converter
-_responses: Final = OpenAIServingResponses.responses_stream_generator
-
-
-def install() -> None:
-    """Say what is wrong in all streams of this process that begin from now on."""
-    setattr(AnthropicServingMessages, _converted.__name__, _convert)
-    setattr(OpenAIServingResponses, _responses.__name__, _respond)
-    # vLLM makes an event of it that does not validate.
-    setattr(OpenAIServingResponses, _GENERATION_ERROR, _raise)
+def say_errors(app: FastAPI) -> None:
+    """Put subclasses of vLLM's serving classes where the routes of an app look for them."""
+    for name, kind in _SERVING.items():
+        if (serving := getattr(app.state, name, None)) is not None:
+            made = kind.__new__(kind)
+            vars(made).update(vars(serving))
+            setattr(app.state, name, made)
 
 
-def _raise(_: OpenAIServingResponses, error: GenerationError) -> NoReturn:
-    raise error
+class Messages(AnthropicServingMessages):
+    """vLLM's messages in Anthropic's form."""
+
+    async def message_stream_converter(self, generator: AsyncGenerator[Any]) -> AsyncGenerator[str]:
+        """See vLLM."""
+        failed: ErrorResponse | None = None
+
+        async def until_error() -> AsyncGenerator[Any]:
+            nonlocal failed
+            async with aclosing(generator):
+                async for item in generator:
+                    if (failed := _error_of(item)) is not None:
+                        return
+                    yield item
+
+        begun = False
+        async with aclosing(super().message_stream_converter(until_error())) as events:
+            async for event in events:
+                if failed is not None:
+                    break  # vLLM 0.33 would end the message as if it were whole
+                begun = True
+                yield event
+        if failed is None:
+            return
+        if begun:
+            said = json.dumps(as_anthropics(failed.error.code, failed.model_dump_json().encode()))
+            yield f"event: error\n{EARLY}{said}\n\n"
+        else:
+            yield f"{EARLY}{failed.model_dump_json()}\n\n"
 
 
-async def _convert(
-    serving: AnthropicServingMessages, generator: AsyncGenerator[Any]
-) -> AsyncGenerator[str]:
-    failed: ErrorResponse | None = None
+class Responses(OpenAIServingResponses):
+    """vLLM's responses."""
 
-    async def until_error() -> AsyncGenerator[Any]:
-        nonlocal failed
-        async with aclosing(generator):
-            async for item in generator:
-                if (failed := _error_of(item)) is not None:
-                    return
-                yield item
+    async def responses_stream_generator(self, *args: Any, **options: Any) -> AsyncGenerator[Any]:
+        """See vLLM."""
+        held: list[Any] = []
+        number = -1
+        try:
+            async for event in super().responses_stream_generator(*args, **options):
+                number = event.sequence_number
+                if event.type in _BEFORE_OUTPUT:
+                    held.append(event)
+                    continue
+                for each in held:
+                    yield each
+                held.clear()
+                yield event
+        except VLLMError as error:
+            failed = self.create_error_response(error)
+            yield failed if held else _said(failed, number + 1)
 
-    begun = False
-    async with aclosing(_converted(serving, until_error())) as events:
-        async for event in events:
-            if failed is not None:
-                break  # vLLM 0.33 would end the message as if it were whole
-            begun = True
-            yield event
-    if failed is None:
-        return
-    if begun:
-        said = json.dumps(as_anthropics(failed.error.code, failed.model_dump_json().encode()))
-        yield f"event: error\n{EARLY}{said}\n\n"
-    else:
-        yield f"{EARLY}{failed.model_dump_json()}\n\n"
+    def _convert_generation_error_to_streaming_response(self, e: GenerationError) -> NoReturn:
+        # vLLM makes an event of it that does not validate.
+        raise e
+
+
+_SERVING: Final = {
+    "anthropic_serving_messages": Messages,
+    "openai_serving_responses": Responses,
+}
 
 
 def _error_of(item: Any) -> ErrorResponse | None:
@@ -78,26 +105,6 @@ def _error_of(item: Any) -> ErrorResponse | None:
     if isinstance(item, str) and item.startswith('data: {"error"'):
         return ErrorResponse.model_validate_json(item.removeprefix(EARLY))
     return None
-
-
-async def _respond(
-    serving: OpenAIServingResponses, *args: Any, **options: Any
-) -> AsyncGenerator[Any]:
-    held: list[Any] = []
-    number = -1
-    try:
-        async for event in _responses(serving, *args, **options):
-            number = event.sequence_number
-            if event.type in _BEFORE_OUTPUT:
-                held.append(event)
-                continue
-            for each in held:
-                yield each
-            held.clear()
-            yield event
-    except VLLMError as error:
-        failed = serving.create_error_response(error)
-        yield failed if held else _said(failed, number + 1)
 
 
 def _said(failed: ErrorResponse, number: int) -> ResponseErrorEvent:

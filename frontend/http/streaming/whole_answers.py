@@ -5,43 +5,36 @@ stopped all other requests for four seconds.
 """
 
 import asyncio
-import functools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
-from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.outputs import RequestOutput
 
 MANY: Final = 512
 """Tokens with log probabilities of their own, from which an answer goes aside."""
 
-_NAME: Final = OpenAIServingChat.chat_completion_full_generator.__name__
+
+async def made_aside(
+    make: Callable[[AsyncIterator[Any]], Awaitable[Any]], outputs: AsyncIterator[Any]
+) -> Any:
+    """Wait for the last output here, and make a large answer in a thread.
+
+    Args:
+        make: vLLM's method, which makes an answer of outputs.
+    """
+    last: RequestOutput | None = None
+    try:
+        async for output in outputs:
+            last = output
+    except asyncio.CancelledError as error:
+        return await make(_again(last, error))
+    if last is None or not _is_large(last):
+        return await make(_again(last))
+    return await asyncio.to_thread(asyncio.run, _made(make, last))
 
 
-def install() -> None:
-    """Let the whole answers of this process be made so, by what makes them now."""
-    setattr(OpenAIServingChat, _NAME, aside(getattr(OpenAIServingChat, _NAME)))
-
-
-def aside(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that waits for the last output here, and makes a large answer in a thread."""
-
-    @functools.wraps(make)
-    async def made(
-        serving: Any, request: Any, outputs: AsyncIterator[Any], *args: Any, **options: Any
-    ) -> Any:
-        last: RequestOutput | None = None
-        try:
-            async for output in outputs:
-                last = output
-        except asyncio.CancelledError as error:
-            return await make(serving, request, _again(last, error), *args, **options)
-        making = functools.partial(make, serving, request, _again(last), *args, **options)
-        if last is None or not _is_large(last):
-            return await making()
-        return await asyncio.to_thread(lambda: asyncio.run(making()))
-
-    return made
+async def _made(make: Callable[[AsyncIterator[Any]], Awaitable[Any]], last: RequestOutput) -> Any:
+    return await make(_again(last))
 
 
 async def _again(

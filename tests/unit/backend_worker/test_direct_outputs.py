@@ -1,14 +1,15 @@
 import asyncio
+import inspect
 import random
 from collections.abc import AsyncGenerator
 
 import pytest
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine import async_llm
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.output_processor import RequestOutputCollector
 
-from backend_worker.engine import direct_outputs
-from backend_worker.engine.direct_outputs import DirectCollector, take_outputs
+from backend_worker.engine.direct_outputs import DirectLLM, take_outputs
 from backend_worker.engine.vllm_engine import Items
 from common.identity import RequestId
 from common.request_plane.protocol import Failed, FailureKind, Output, Outputs, Submit, ToFrontend
@@ -16,17 +17,25 @@ from tests.fakes.engine import output
 from tests.fakes.plane import Plane, collect, open_plane
 from tests.waiting import until
 
-
-def a_collector() -> DirectCollector:
-    return DirectCollector(RequestOutputKind.DELTA, "r")
+_ADD_REQUEST = AsyncLLM.add_request
 
 
-async def test_engines_leave_outputs_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(async_llm, "RequestOutputCollector", async_llm.RequestOutputCollector)
-    direct_outputs.install()
-    assert async_llm.RequestOutputCollector is DirectCollector
-    code = async_llm.AsyncLLM.add_request.__code__
-    assert "RequestOutputCollector" in code.co_names
+def test_engines_give_back_where_they_leave_outputs() -> None:
+    assert inspect.signature(_ADD_REQUEST).return_annotation is RequestOutputCollector
+    assert "add_request" in AsyncLLM.generate.__code__.co_names
+
+
+@pytest.fixture(autouse=True)
+def without_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def add_request(_: AsyncLLM) -> RequestOutputCollector:
+        return RequestOutputCollector(RequestOutputKind.DELTA, "r")
+
+    monkeypatch.setattr(AsyncLLM, "add_request", add_request)
+    monkeypatch.setattr(AsyncLLM, "__del__", lambda _: None)
+
+
+async def a_collector() -> RequestOutputCollector:
+    return await DirectLLM.__new__(DirectLLM).add_request()
 
 
 async def test_all_but_the_last_are_offered_in_order() -> None:
@@ -37,7 +46,7 @@ async def test_all_but_the_last_are_offered_in_order() -> None:
         return takes
 
     take_outputs(take)
-    collector = a_collector()
+    collector = await a_collector()
     for text in "ab":
         collector.put(output(text, finished=False))
     assert collector.get_nowait() is None
@@ -58,18 +67,18 @@ async def test_without_anybody_to_take_them_they_wait() -> None:
     assert (await collector.get()).outputs[0].text == "a"
 
 
-async def _made_elsewhere() -> DirectCollector:
-    return a_collector()
+async def _made_elsewhere() -> RequestOutputCollector:
+    return await a_collector()
 
 
 class Steps:
     """A script that answers as an engine does: whatever was put where its task finds it."""
 
     def __init__(self) -> None:
-        self.collectors: dict[str, DirectCollector] = {}
+        self.collectors: dict[str, RequestOutputCollector] = {}
 
     async def __call__(self, submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
-        collector = self.collectors[submit.request_id] = a_collector()
+        collector = self.collectors[submit.request_id] = await a_collector()
         finished = False
         while not finished:
             one = collector.get_nowait() or await collector.get()
@@ -128,7 +137,7 @@ async def test_nothing_is_taken_behind_the_end_of_a_request() -> None:
         assert await collector.get()
 
 
-async def _first_output(plane: Plane, collector: DirectCollector) -> None:
+async def _first_output(plane: Plane, collector: RequestOutputCollector) -> None:
     dispatch = plane.link._dispatches[RequestId("r")]
     collector.put(output("first", finished=False))
     await until(lambda: collector.output is None and not dispatch.unread)

@@ -21,17 +21,16 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 from uvicorn.logging import TRACE_LOG_LEVEL
-from vllm.entrypoints.generate.base.protocol import RequestResponseMetadata
+from vllm.entrypoints.generate.base.protocol import DeltaMessage, RequestResponseMetadata
 from vllm.entrypoints.openai.chat_completion import serving as chat_serving
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion import serving as completion_serving
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.serve.utils.sse_keep_alive import SSE_KEEP_ALIVE_COMMENT
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.parser.abstract_parser import DelegatingParser
 from vllm.parser.parser_manager import ParserManager
+from vllm.reasoning.abs_reasoning_parsers import ReasoningParser
 from vllm.sampling_params import RequestOutputKind
 from vllm.utils.async_utils import merge_async_iterators
 
@@ -41,10 +40,8 @@ from common.request_plane.protocol import Output, Submit
 from frontend.asgi import App, Message, Receive, Scope, Send
 from frontend.http.limits.connection import WRITE_NOW
 from frontend.http.settings import HttpSettings
-from frontend.http.streaming import plain_deltas, plain_streams
 from frontend.http.streaming.early_stream_errors import EarlyStreamErrors
-from frontend.http.streaming.keep_alive import with_comments
-from frontend.http.streaming.straight_streams import StraightStream
+from frontend.http.streaming.token_streams import Chats, Completions
 from frontend.media_limits.budget import Budget, Reservation
 from frontend.processing.preprocessor import ProcessedPrompt
 from frontend.request.direct_events import DirectEvents
@@ -62,18 +59,10 @@ DATE = re.compile(rb"date: [^\r]*")
 
 
 @pytest.fixture(autouse=True)
-def vllms_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the frontend has them, and at one moment."""
-    for kind, name in (
-        (OpenAIServingChat, "chat_completion_stream_generator"),
-        (OpenAIServingCompletion, "completion_stream_generator"),
-        (DelegatingParser, "parse_delta"),
-    ):
-        monkeypatch.setattr(kind, name, getattr(kind, name))
+def one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each event says when its stream was made."""
     for module in (chat_serving, completion_serving):
         monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: 7.0))
-    plain_streams.install()
-    plain_deltas.install()
 
 
 @pytest.fixture(params=[FaultSettings()], ids=[""])
@@ -146,12 +135,34 @@ def paced(lab: Lab, went: list[bool], pause: int | None = None) -> Callable[[str
     return speaking
 
 
-def _serving(kind: Any, *, parses: bool) -> Any:
-    made = kind.__new__(kind)
-    parser: Any = ParserManager.get_parser("hermes", None, enable_auto_tools=True)
-    vars(made).update(
-        parser_cls=parser if parses else None,
-        _make_parser=lambda *_: parser(tokenizer(), None),
+class NoThought(ReasoningParser):
+    """Of a model that was told not to reason."""
+
+    def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
+        return True
+
+    def extract_content_ids(self, input_ids: list[int]) -> list[int]:
+        return input_ids
+
+    def extract_reasoning(self, *_: Any) -> tuple[str | None, str | None]:
+        raise NotImplementedError
+
+    def extract_reasoning_streaming(self, *_: Any) -> DeltaMessage | None:
+        raise NotImplementedError
+
+
+HERMES: Any = ParserManager.get_parser("hermes", None, enable_auto_tools=True)
+PARSERS: dict[str, Any] = {
+    "tools": HERMES,
+    "reasoning": type("Reasons", (DelegatingParser,), {"reasoning_parser_cls": NoThought}),
+    "both": type("Both", (HERMES,), {"reasoning_parser_cls": NoThought}),
+}
+
+
+def _serving(kind: Any, *, parses: str = "", comments_s: float = 0.0) -> Any:
+    vllms = SimpleNamespace(
+        parser_cls=PARSERS.get(parses),
+        model_config=None,
         enable_auto_tools=True,
         enable_force_include_usage=False,
         enable_prompt_tokens_details=True,
@@ -164,15 +175,18 @@ def _serving(kind: Any, *, parses: bool) -> Any:
         _extract_prompt_text=lambda _: "hi",
         _include_reasoning_tokens_details=False,
     )
-    return made
+    return kind.of(vllms, True, comments_s)
 
 
 class Front:
     """vLLM's streams, as a frontend serves them. Bodies are requests of vLLM's API; what is under
-    ``parses`` says whether the server has a parser of tools, ``logs`` whether it logs answers."""
+    ``parses`` says which parsers the server has, ``logs`` whether it logs answers."""
 
-    def __init__(self, lab: Lab, *, direct: bool, logs: bool = False) -> None:
+    def __init__(
+        self, lab: Lab, *, direct: bool, logs: bool = False, comments_s: float = 0.0
+    ) -> None:
         self._lab = lab
+        self._comments_s = comments_s
         self._direct = direct
         self._logs = logs
         routes = [Route(f"/{kind}", self._answer, methods=["POST"]) for kind in ("chat", "text")]
@@ -185,9 +199,9 @@ class Front:
 
     async def _answer(self, request: Request) -> StreamingResponse:
         body = await request.json()
-        parses = body.pop("parses", False)
+        parses = body.pop("parses", "")
         stream = self._chat(body, parses) if request.url.path == "/chat" else self._text(body)
-        return StraightStream(stream, media_type="text/event-stream")
+        return StreamingResponse(stream, media_type="text/event-stream")
 
     def _outputs(self, body: dict[str, Any]) -> AsyncGenerator[RequestOutput]:
         return self._lab.generate(
@@ -200,11 +214,11 @@ class Front:
             presence_penalty=body.get("presence_penalty", 0.0),
         )
 
-    def _chat(self, body: dict[str, Any], parses: bool) -> AsyncGenerator[str]:
+    def _chat(self, body: dict[str, Any], parses: str) -> AsyncGenerator[str]:
         asked = ChatCompletionRequest(
             model="demo", stream=True, messages=[{"role": "user", "content": "hi"}], **body
         )
-        made = _serving(OpenAIServingChat, parses=parses)
+        made = _serving(Chats, parses=parses, comments_s=self._comments_s)
         if self._logs:
             made.enable_log_outputs = True
         stream: AsyncGenerator[str] = made.chat_completion_stream_generator(
@@ -222,7 +236,7 @@ class Front:
         fields: dict[str, Any] = {"prompt": "hi", "max_tokens": TOKENS} | body
         asked = CompletionRequest(model="demo", stream=True, **fields)
         count = len(fields["prompt"]) if isinstance(fields["prompt"], list) else 1
-        made = _serving(OpenAIServingCompletion, parses=False)
+        made = _serving(Completions)
         stream: AsyncGenerator[str] = made.completion_stream_generator(
             asked,
             [{"type": "token", "prompt_token_ids": [1, 2]}] * count,
@@ -277,8 +291,9 @@ PLAIN: list[tuple[str, dict[str, Any]]] = [
     ("chat", USAGE),
     ("chat", {"stop": ["schön"]}),
     ("chat", {"max_tokens": 9}),
-    ("chat", {"parses": True}),
-    ("chat", {"parses": True} | USAGE),
+    ("chat", {"parses": "tools"}),
+    ("chat", {"parses": "reasoning"} | USAGE),
+    ("chat", {"parses": "both"} | USAGE),
     ("text", {}),
     ("text", USAGE),
     ("text", {"max_tokens": 9}),
@@ -288,8 +303,8 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("chat", {"logprobs": True, "top_logprobs": 1}),
     ("chat", {"return_token_ids": True}),
     ("chat", {"echo": True, "add_generation_prompt": True}),
-    ("chat", {"parses": True, "include_reasoning": False}),
-    ("chat", {"parses": True, "tools": [{"type": "function", "function": {"name": "f"}}]}),
+    ("chat", {"parses": "tools", "include_reasoning": False}),
+    ("chat", {"parses": "tools", "tools": [{"type": "function", "function": {"name": "f"}}]}),
     ("chat", {"logs": True}),
     ("text", ALL_USAGE),
     ("text", {"logprobs": 1}),
@@ -538,12 +553,11 @@ def learned(event: bytes, text: str = "b", calls: int = 1) -> list[bytes]:
     """What is written of a text of "x" after an event was seen."""
     written: list[bytes] = []
     events = DirectEvents(_writing(written))
-    events.allow(parsed=False)
+    events.allow()
     for _ in range(calls):
         events.claim()
-    if events.learns:
-        events.gives(text)
-        events.saw(event)
+    events.gives(text)
+    events.saw(event)
     events.send("x")
     return written
 
@@ -590,7 +604,7 @@ def test_of_several_calls_none_is_written_past_vllms_server() -> None:
 def test_half_of_a_pair_is_left_to_vllms_server() -> None:
     written: list[bytes] = []
     events = DirectEvents(_writing(written))
-    events.allow(parsed=False)
+    events.allow()
     events.claim()
     events.gives("b")
     events.saw(EVENT)
@@ -686,12 +700,8 @@ async def test_comments_while_a_stream_waits_leave_its_events_direct(
 
             await super().__call__(scope, receive, count)
 
-        async def _answer(self, request: Request) -> StreamingResponse:
-            made = with_comments(self._chat(await request.json(), False), 0.02)
-            return StraightStream(made, media_type="text/event-stream")
-
     say(lab, direct, [*(said("word ", [1]) for _ in range(20)), END], once=lambda: comments > 9)
-    async with serving(Commented(lab, direct=True), HttpSettings()) as served:
+    async with serving(Commented(lab, direct=True, comments_s=0.02), HttpSettings()) as served:
         await pieces(await ask(served, "chat"))
     assert any(direct)
 
@@ -729,7 +739,7 @@ async def test_a_streams_request_is_free_though_others_use_the_connection_that_i
                 yield "data: 1\n\n"
                 yield "data: 2\n\n"
 
-            await StraightStream(events(), media_type="text/event-stream")(scope, receive, send)
+            await StreamingResponse(events(), media_type="text/event-stream")(scope, receive, send)
 
         early = EarlyStreamErrors(stream_after_picture)
 

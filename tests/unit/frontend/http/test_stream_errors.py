@@ -8,30 +8,18 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionStreamResponse
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import GenerationError, GracefulHTTPError
 
 from frontend.asgi import Message, Receive, Scope, Send
-from frontend.http.streaming import stream_errors
 from frontend.http.streaming.early_stream_errors import EarlyStreamErrors
+from frontend.http.streaming.stream_errors import Messages, Responses
 from tests.by_version import since_033
 
 LOST = GracefulHTTPError("worker w1 was lost", HTTPStatus.SERVICE_UNAVAILABLE)
 ERROR: ErrorResponse = OpenAIServingResponses.create_error_response(LOST)
-
-
-@pytest.fixture(autouse=True)
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for owner, name in (
-        (AnthropicServingMessages, "message_stream_converter"),
-        (OpenAIServingResponses, "responses_stream_generator"),
-        (OpenAIServingResponses, stream_errors._GENERATION_ERROR),
-    ):
-        monkeypatch.setattr(owner, name, getattr(owner, name))
-    stream_errors.install()
 
 
 async def answered(events: AsyncIterator[str]) -> tuple[int, str]:
@@ -74,10 +62,8 @@ def messages(*items: BaseModel) -> AsyncIterator[str]:
         for item in items:
             yield since_033(item, f"data: {item.model_dump_json()}\n\n")
 
-    return AnthropicServingMessages.message_stream_converter(
-        SimpleNamespace(),  # nothing of it is used
-        chat(),
-    )
+    serving = Messages.__new__(Messages)  # nothing of it is used
+    return serving.message_stream_converter(chat())
 
 
 async def test_anthropics_clients_get_the_status() -> None:
@@ -113,12 +99,9 @@ def responses(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             if fails is not None:
                 raise fails
 
-        monkeypatch.setattr(stream_errors, "_responses", original)
-        serving: Any = SimpleNamespace(
-            create_error_response=OpenAIServingResponses.create_error_response
-        )
-        events = OpenAIServingResponses.responses_stream_generator(serving)
-        return _as_vllm_writes_them(events)
+        monkeypatch.setattr(OpenAIServingResponses, "responses_stream_generator", original)
+        serving = Responses.__new__(Responses)  # nothing of it is used
+        return _as_vllm_writes_them(serving.responses_stream_generator())
 
     yield stream
 
@@ -169,5 +152,6 @@ async def test_what_nobody_expected_is_not_hidden(responses: Any) -> None:
 async def test_an_error_that_vllm_makes_no_valid_event_of_is_raised() -> None:
     error = GenerationError("the engine failed")
     with pytest.raises(GenerationError) as caught:
-        getattr(OpenAIServingResponses, stream_errors._GENERATION_ERROR)(None, error)
+        serving = Responses.__new__(Responses)
+        serving._convert_generation_error_to_streaming_response(error)
     assert caught.value is error

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from frontend.http.streaming.whole_answers import MANY, aside
+from frontend.http.streaming.whole_answers import MANY, made_aside
 
 
 async def given(*outputs: Any, error: BaseException | None = None) -> AsyncIterator[Any]:
@@ -22,9 +22,7 @@ def an_output(logprobs: int) -> Any:
     return SimpleNamespace(outputs=[SimpleNamespace(logprobs=[{}] * logprobs or None)])
 
 
-async def make(
-    serving: Any, request: Any, outputs: AsyncIterator[Any], *args: Any, **options: Any
-) -> Any:
+async def make(outputs: AsyncIterator[Any]) -> Any:
     """As vLLM's method begins."""
     last = None
     try:
@@ -32,24 +30,22 @@ async def make(
             last = output
     except asyncio.CancelledError:
         return "client disconnected"
-    return serving, request, last, args, options, threading.current_thread()
+    return last, threading.current_thread()
 
 
 @pytest.mark.parametrize("size", [0, MANY, MANY + 1])
 async def test_only_large_ones_go_aside(size: int) -> None:
     last = an_output(size)
-    *rest, thread = await aside(make)("serving", "request", given(an_output(1), last), 1, two=2)
-    assert rest == ["serving", "request", last, (1,), {"two": 2}]
+    found, thread = await made_aside(make, given(an_output(1), last))
+    assert found is last
     assert (thread is threading.main_thread()) == (size <= MANY)
 
 
 async def test_without_outputs_vllm_says_so() -> None:
-    assert (await aside(make)("s", "r", given()))[2] is None
+    assert (await made_aside(make, given()))[0] is None
 
 
 async def test_errors_are_vllms_to_answer() -> None:
-    assert await aside(make)("s", "r", given(error=asyncio.CancelledError())) == (
-        "client disconnected"
-    )
+    assert await made_aside(make, given(error=asyncio.CancelledError())) == ("client disconnected")
     with pytest.raises(ValueError, match="lost"):
-        await aside(make)("s", "r", given(an_output(1), error=ValueError("lost")))
+        await made_aside(make, given(an_output(1), error=ValueError("lost")))

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -33,6 +33,7 @@ from frontend.processing.settings import PreprocessSettings
 from frontend.request import state
 from frontend.request.engine_client import RoutedEngineClient
 from frontend.request.settings import FaultSettings
+from tests.by_version import since_033
 from tests.fakes.engine import output, pooled
 from tests.fakes.request_lab import Lab, Script
 from tests.pictures import data_uri, picture
@@ -100,6 +101,7 @@ async def pooling_frontend(
     card: WorkerCard,
     http: HttpSettings | None = None,
     faults: FaultSettings | None = None,
+    tasks: Sequence[str] = EMBEDS,
 ) -> AsyncIterator[Pooling]:
     made = AsyncEngineArgs(
         model=card.model.model,
@@ -110,7 +112,7 @@ async def pooling_frontend(
         limit_mm_per_prompt={"image": 2},
     )
     settings = model_settings(made.create_model_config())
-    card = card.model_copy(update={"model": settings, "supported_tasks": list(EMBEDS)})
+    card = card.model_copy(update={"model": settings, "supported_tasks": list(tasks)})
     loader = MediaLoader(FetchPolicy(), 1 << 26)
     register(loader)
     preprocessor = Preprocessor(
@@ -339,6 +341,15 @@ async def test_a_site_that_hangs_holds_up_nobody_else(pooling: Pooling) -> None:
     hung.cancel()
     server.close()
     await asyncio.wait([hung])
+
+
+async def test_embeddings_of_each_token_are_limited_too(card: WorkerCard) -> None:
+    """Up to vLLM 0.32 no route is for them alone."""
+    limits = HttpSettings(max_pooling_inputs=5)
+    async with pooling_frontend(card, limits, tasks=["token_embed"]) as pooling:
+        answer = await pooling.embed(*"123456")
+        assert answer.status_code == since_033(400, 404)
+        assert ("more than the 5 of --max-pooling-inputs" in answer.text) == since_033(True, False)
 
 
 async def test_one_request_has_no_more_inputs_than_allowed(card: WorkerCard) -> None:

@@ -1,19 +1,16 @@
 """Comments in idle streams, by a clock that the test moves."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from vllm.entrypoints.openai.chat_completion import api_router as chat
-from vllm.entrypoints.openai.completion import api_router as completion
 from vllm.entrypoints.serve.utils.sse_keep_alive import SSE_KEEP_ALIVE_COMMENT as COMMENT
 
-from frontend.http.streaming import keep_alive, straight_streams
-from frontend.http.streaming.keep_alive import with_comments
-from frontend.request import DirectEvents, current_events
+from frontend.http.streaming import token_streams
+from frontend.http.streaming.token_streams import with_comments
+from frontend.request import DirectEvents
 from frontend.request import direct_events as direct
 from tests.waiting import until
 
@@ -36,22 +33,20 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (keep_alive, direct):
+    for module in (token_streams, direct):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
 
 @pytest.fixture
-def events() -> Iterator[DirectEvents]:
+def events() -> DirectEvents:
     """Of the HTTP request that the test works on: one that has been understood."""
     made = DirectEvents(lambda piece: True)
-    made.allow(parsed=False)
+    made.allow()
     made.claim()
     made.gives("b")
     made.saw(b'data: {"choices":[{"index":0,"delta":{"content":"b"}}]}\n\n')
-    token = current_events.set(made)
-    yield made
-    current_events.reset(token)
+    return made
 
 
 async def collect(stream: AsyncGenerator[str], said: list[str]) -> None:
@@ -70,7 +65,7 @@ async def test_comments_come_only_while_nothing_goes_to_the_client(
             yield event
 
     said: list[str] = []
-    collecting = asyncio.create_task(collect(with_comments(stream(), INTERVAL), said))
+    collecting = asyncio.create_task(collect(with_comments(stream(), INTERVAL, events), said))
     await until(lambda: said.count(COMMENT) > 2)
     looked, before = clock.looks, len(said)
 
@@ -101,7 +96,7 @@ async def test_no_comment_while_events_go_past(
         return float(looks)
 
     monkeypatch.setattr(DirectEvents, "sent_at", property(sent_at))
-    monkeypatch.setattr(keep_alive, "time", SimpleNamespace(monotonic=lambda: float(looks)))
+    monkeypatch.setattr(token_streams, "time", SimpleNamespace(monotonic=lambda: float(looks)))
     ends = asyncio.Event()
 
     async def stream() -> AsyncGenerator[str]:
@@ -109,7 +104,7 @@ async def test_no_comment_while_events_go_past(
         yield "last"
 
     said: list[str] = []
-    collecting = asyncio.create_task(collect(with_comments(stream(), INTERVAL), said))
+    collecting = asyncio.create_task(collect(with_comments(stream(), INTERVAL, events), said))
     await until(lambda: looks > 20)
     ends.set()
     await collecting
@@ -126,7 +121,7 @@ async def test_who_leaves_ends_the_stream(events: DirectEvents) -> None:
         finally:
             ended.set()
 
-    async with aclosing(with_comments(stream(), INTERVAL)) as commented:
+    async with aclosing(with_comments(stream(), INTERVAL, events)) as commented:
         while await anext(commented) != "first":
             """Its turn took longer than an interval, on a machine that is taken."""
         assert await anext(commented) == COMMENT
@@ -140,7 +135,7 @@ async def test_what_the_stream_raises_is_raised(events: DirectEvents) -> None:
 
     said: list[str] = []
     with pytest.raises(ValueError, match="broken"):
-        await collect(with_comments(stream(), 60.0), said)
+        await collect(with_comments(stream(), 60.0, events), said)
     assert said == ["first"]
 
 
@@ -152,14 +147,5 @@ async def test_without_an_interval_a_stream_is_as_it_was(
         yield "only"
 
     made = stream()
-    assert with_comments(made, interval) is made
+    assert with_comments(made, interval, events) is made
     await made.aclose()
-
-
-def test_vllms_routers_use_it_where_events_may_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (chat, completion):
-        for name in ("with_sse_keep_alive", "StreamingResponse"):
-            monkeypatch.setattr(module, name, getattr(module, name))
-    routers: tuple[Any, ...] = (chat, completion)
-    straight_streams.install([])
-    assert all(module.with_sse_keep_alive is with_comments for module in routers)

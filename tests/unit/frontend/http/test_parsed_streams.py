@@ -1,4 +1,4 @@
-"""Streams whose text no parser looks at say the same as vLLM's, and all others are left alone."""
+"""A parser that takes text as it is makes nothing else of it, also if it is not asked."""
 
 import random
 import re
@@ -11,11 +11,10 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.parser.abstract_parser import DelegatingParser
 from vllm.parser.parser_manager import ParserManager
+from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 
-from common.vllm_compat.features import makers_of_messages
-from frontend.http.streaming import plain_deltas
-from frontend.http.streaming.stream_chunks import quick_message
+from frontend.http.streaming.token_streams import takes_text_as_it_is
 
 PIECES = ["", "a", " b", "<", "<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]"]
 PIECES += ['{"name": "f", ', '"arguments": {}}', "\n\n", "<|python_tag|>", "é", "[", "]"]
@@ -61,10 +60,10 @@ def _parser(tools: str | None, reasoning: str | None = None) -> Any:
     return kind(_Tokenizer(), None)
 
 
-def _works(name: str) -> bool:
-    """Whether a parser can do with such a tokenizer."""
+def _works(tools: str | None, reasoning: str | None = None) -> bool:
+    """Whether parsers can do with such a tokenizer."""
     try:
-        _stream(_parser(name), _chat(tool_choice="none"), random.Random(0))
+        _stream(_parser(tools, reasoning), _chat(tool_choice="none"), random.Random(0))
     except Exception:  # noqa: BLE001  # each fails in its own way
         return False
     return True
@@ -76,24 +75,34 @@ def _chat(**fields: Any) -> ChatCompletionRequest:
     )
 
 
-def _stream(parser: Any, request: Any, chance: random.Random) -> list[str | None]:
+def _stream(
+    parser: Any, request: Any, chance: random.Random, *, skips: bool = False
+) -> list[str | None]:
+    """The messages of a stream.
+
+    Args:
+        skips: do not ask the parser about a text that it takes as it is.
+    """
     said: list[str | None] = []
     prompt = [1, 2] if chance.random() < 0.9 else None
     count = chance.randrange(1, 12)
     for place in range(count):
         texts = chance.choices(PIECES, k=chance.choice([0, 1, 1, 1, 3]))
         tokens = [parser.model_tokenizer.vocabulary[text] for text in texts]
-        # vLLM names the prompt with each output, or, with embeddings, never.
-        message = parser.parse_delta(
-            "".join(texts), tokens, request, prompt, finished=place == count - 1
-        )
+        text, finished = "".join(texts), place == count - 1
+        if skips and not finished and takes_text_as_it_is(parser, request):
+            empty = None if parser.tool_parser else DeltaMessage(content="")
+            message = DeltaMessage(content=text) if text else empty
+        else:
+            # vLLM names the prompt with each output, or, with embeddings, never.
+            message = parser.parse_delta(text, tokens, request, prompt, finished=finished)
         said.append(message and message.model_dump_json(exclude_unset=True))
     return said
 
 
-def _outcome(parser: Any, request: Any, chance: random.Random) -> list[str | None]:
+def _outcome(parser: Any, request: Any, chance: random.Random, skips: bool) -> list[str | None]:
     try:
-        said = _stream(parser, request, chance)
+        said = _stream(parser, request, chance, skips=skips)
     except Exception as error:  # noqa: BLE001  # a parser that such text is too odd for
         said = [repr(error)]
     return [one and re.sub(r'"id":"[^"]*"', '"id":"random"', one) for one in said]
@@ -108,74 +117,57 @@ REQUESTS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.fixture
-def parsed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> Callable[[bool], None]:
-    """Has streams parsed by vLLM or by us."""
-
-    def switch(ours: bool) -> None:
-        monkeypatch.setattr(DelegatingParser, "parse_delta", plain_deltas._parse)
-        for module in makers_of_messages():
-            monkeypatch.setattr(module, "DeltaMessage", quick_message if ours else DeltaMessage)
-        if ours:
-            plain_deltas.install()
-
-    return switch
-
-
 def test_most_parsers_can_be_compared() -> None:
     names = ToolParserManager.list_registered()
     assert sum(map(_works, names)) > len(names) / 2
 
 
 @pytest.mark.parametrize("asked", REQUESTS)
-def test_streams_say_the_same(parsed: Callable[[bool], None], asked: str) -> None:
-    parsed(False)
+def test_streams_say_the_same(asked: str) -> None:
     names = [name for name in ToolParserManager.list_registered() if _works(name)]
     for name in names:
         for seed in range(20):
-            said = []
-            for ours in (False, True):
-                parsed(ours)
-                said.append(_outcome(_parser(name), REQUESTS[asked](), random.Random(seed)))
-            assert said[0] == said[1], (name, seed)
+            theirs, ours = (
+                _outcome(_parser(name), REQUESTS[asked](), random.Random(seed), skips)
+                for skips in (False, True)
+            )
+            assert ours == theirs, (name, seed)
 
 
-@pytest.mark.parametrize("reasoning", ["deepseek_r1", "qwen3"])
-def test_streams_with_reasoning_say_the_same(
-    parsed: Callable[[bool], None], reasoning: str
-) -> None:
-    for seed in range(40):
-        said = []
-        for ours in (False, True):
-            parsed(ours)
-            said.append(_stream(_parser("hermes", reasoning), _chat(), random.Random(seed)))
-        assert said[0] == said[1], seed
+@pytest.mark.parametrize("tools", [None, "hermes", "qwen3_coder"])
+@pytest.mark.parametrize("asked", [name for name in REQUESTS if name != "a response"])
+def test_streams_with_reasoning_say_the_same(tools: str | None, asked: str) -> None:
+    compared = 0
+    names = ReasoningParserManager.list_registered()
+    for name in (name for name in names if _works(tools, name)):
+        for seed in range(20):
+            theirs, ours = (
+                _outcome(_parser(tools, name), REQUESTS[asked](), random.Random(seed), skips)
+                for skips in (False, True)
+            )
+            assert ours == theirs, (name, seed)
+            compared += len(theirs) > 1
+    assert compared > 200
 
 
-def test_vllm_is_asked_for_the_first_and_the_last_only(
-    parsed: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parsed(True)
-    asked: list[str] = []
-    vllms: Any = plain_deltas._parse
-
-    def parse(parser: Any, text: str, *args: Any, **options: Any) -> Any:
-        asked.append(text)
-        return vllms(parser, text, *args, **options)
-
-    monkeypatch.setattr(plain_deltas, "_parse", parse)
+def test_the_first_text_tells() -> None:
     parser, request = _parser("hermes"), _chat()
-    texts = ["a", "b", "", "c", "d"]
-    said = [parser.parse_delta(text, [1], request, [1], finished=text == "d") for text in texts]
-    assert asked == ["a", "d"]
-    assert [message and message.content for message in said] == ["a", "b", None, "c", "d"]
+    assert not takes_text_as_it_is(parser, request)
+    parser.parse_delta("a", [1], request, [1], finished=False)
+    assert takes_text_as_it_is(parser, request)
 
 
-def test_parsers_of_single_models_are_left_alone(parsed: Callable[[bool], None]) -> None:
-    parsed(True)
+@pytest.mark.parametrize(
+    "request_", [_chat(tools=[TOOL]), _chat(include_reasoning=False)], ids=["tools", "hidden"]
+)
+def test_what_may_become_something_else_is_parsed(request_: ChatCompletionRequest) -> None:
+    parser = _parser("hermes")
+    for _ in range(3):
+        parser.parse_delta("a", [1], request_, [1], finished=False)
+        assert not takes_text_as_it_is(parser, request_)
 
+
+def test_parsers_of_single_models_are_left_alone() -> None:
     class Own(DelegatingParser):
         tool_parser_cls = ToolParserManager.get_tool_parser("hermes")
 
@@ -183,5 +175,6 @@ def test_parsers_of_single_models_are_left_alone(parsed: Callable[[bool], None])
             return None, False
 
     parser: Any = Own(_Tokenizer(), None)
-    said = [parser.parse_delta("a", [1], _chat(), [1], finished=False) for _ in range(3)]
-    assert said == [None, None, None]
+    for _ in range(3):
+        parser.parse_delta("a", [1], _chat(), [1], finished=False)
+        assert not takes_text_as_it_is(parser, _chat())

@@ -1,0 +1,269 @@
+"""Streams of chats and completions: vLLM's serving classes, with a short way for their events.
+
+The app calls each layer of ASGI for every event of a stream, and vLLM's server makes three Pydantic
+models of each token. Here vLLM's server writes an event, and the first one alone goes through the
+layers, together with the head of the answer; the others go to the client's connection. Events of a
+plain stream pass by vLLM's server as well: see :mod:`frontend.request.direct_events`.
+"""
+
+import asyncio
+import time
+from argparse import Namespace
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Mapping
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+from vllm.entrypoints.serve.utils.sse_keep_alive import (
+    SSE_KEEP_ALIVE_COMMENT,
+    with_sse_keep_alive,
+)
+from vllm.parser.abstract_parser import DelegatingParser, Parser
+
+from frontend.http.streaming.whole_answers import made_aside
+from frontend.request import DirectEvents, current_events
+
+_Serving = TypeVar("_Serving", bound="_Streaming")
+
+_HEADS_ONLY: Final = frozenset(
+    {
+        "prometheus_fastapi_instrumentator.middleware.PrometheusInstrumentatorMiddleware",
+        "starlette.middleware.cors.CORSMiddleware",
+        "vllm.entrypoints.serve.elastic_ep.middleware.ScalingMiddleware",
+        "vllm.entrypoints.serve.middleware.x_request_id.XRequestIdMiddleware",
+    }
+)
+"""Layers of the app that look at the head of an answer and at none of its events."""
+
+_PARSING: Final = (
+    "parse_delta",
+    "_in_reasoning_phase",
+    "_in_tool_call_phase",
+    "_extract_tool_calls_streaming",
+)
+"""Methods of a parser that decide what a text becomes; those of single models have their own."""
+
+
+def own_streams(app: FastAPI) -> None:
+    """Put subclasses of vLLM's serving classes where the routes of an app look for them."""
+    state, passes_layers = app.state, _all_look_at_heads(app.user_middleware)
+    interval = 0.0
+    if passes_layers:
+        # vLLM's routes would take a stream for idle whose events they do not see.
+        interval = float(state.args.sse_keep_alive_interval)
+        state.args = Namespace(**{**vars(state.args), "sse_keep_alive_interval": 0})
+    for name, kind in _SERVING.items():
+        if (serving := getattr(state, name, None)) is not None:
+            setattr(state, name, kind.of(serving, passes_layers, interval))
+
+
+def _all_look_at_heads(middleware: Iterable[Middleware]) -> bool:
+    classes: list[object] = [each.cls for each in middleware]
+    return all(
+        isinstance(each, type) and f"{each.__module__}.{each.__qualname__}" in _HEADS_ONLY
+        for each in classes
+    )
+
+
+class _Streaming:
+    """The part of both serving classes that sends streams."""
+
+    _passes_layers: bool
+    _comment_interval: float
+
+    @classmethod
+    def of(
+        cls: type[_Serving], serving: object, passes_layers: bool, comment_interval: float
+    ) -> _Serving:
+        """Return an object of this class with everything that vLLM gave to its own.
+
+        Args:
+            passes_layers: whether events may pass by the layers of the app.
+            comment_interval: seconds after which an idle stream gets a comment; 0 for none.
+        """
+        made = cls.__new__(cls)
+        vars(made).update(vars(serving))
+        made._passes_layers, made._comment_interval = passes_layers, comment_interval
+        return made
+
+    def _send(self, stream: AsyncGenerator[str], *, plain: bool) -> AsyncGenerator[str]:
+        """Return what vLLM's route sends of a stream: the first event, and what has to wait.
+
+        Args:
+            plain: whether nothing is made of an output but an event with its text.
+        """
+        events = current_events.get()
+        if events is None or not self._passes_layers:
+            return with_sse_keep_alive(stream, self._comment_interval)
+        if plain:
+            events.allow()
+        return with_comments(_directly(stream, events), self._comment_interval, events)
+
+    def _is_plain(self, request: ChatCompletionRequest | CompletionRequest) -> bool:
+        return (
+            request.n in (None, 1)
+            and not request.use_beam_search
+            and not request.echo  # an event of its own, much like the others
+            and not getattr(self, "enable_log_outputs", False)
+        )
+
+
+class Chats(_Streaming, OpenAIServingChat):
+    """vLLM's chats. ``echo`` gives the last message as a string, as OpenAI's API has it: templates
+    of some models get contents as lists of parts, and vLLM's streams would send such a list."""
+
+    def chat_completion_stream_generator(
+        self,
+        request: ChatCompletionRequest,
+        result_generator: Any,
+        request_id: str,
+        model_name: str,
+        conversation: list[Any],
+        *args: Any,
+        **options: Any,
+    ) -> AsyncGenerator[str]:
+        """See vLLM."""
+        if request.echo:
+            conversation = _with_text(conversation)
+        stream = super().chat_completion_stream_generator(
+            request, result_generator, request_id, model_name, conversation, *args, **options
+        )
+        return self._send(stream, plain=self._is_plain(request))
+
+    async def chat_completion_full_generator(
+        self,
+        request: ChatCompletionRequest,
+        result_generator: Any,
+        request_id: str,
+        model_name: str,
+        conversation: list[Any],
+        *args: Any,
+        **options: Any,
+    ) -> Any:
+        """See vLLM."""
+        if request.echo:
+            conversation = _with_text(conversation)
+        whole = super().chat_completion_full_generator
+
+        def make(outputs: AsyncIterator[Any]) -> Awaitable[Any]:
+            return whole(request, outputs, request_id, model_name, conversation, *args, **options)
+
+        return await made_aside(make, result_generator)
+
+    def _make_parser(self, request: ChatCompletionRequest, *args: Any, **options: Any) -> Parser:
+        parser = super()._make_parser(request, *args, **options)
+        if (events := current_events.get()) is not None:
+            events.parsed_until(
+                partial(takes_text_as_it_is, parser, request),
+                skips_empty=parser.tool_parser is not None,
+            )
+        return parser
+
+
+class Completions(_Streaming, OpenAIServingCompletion):
+    """vLLM's completions."""
+
+    def completion_stream_generator(
+        self, request: CompletionRequest, engine_inputs: list[Any], *args: Any, **options: Any
+    ) -> AsyncGenerator[str]:
+        """See vLLM."""
+        stream = super().completion_stream_generator(request, engine_inputs, *args, **options)
+        # vLLM reads several prompts in tasks, and so before it has written their events.
+        return self._send(stream, plain=len(engine_inputs) == 1 and self._is_plain(request))
+
+
+_SERVING: Final[Mapping[str, type[_Streaming]]] = {
+    "openai_serving_chat": Chats,
+    "openai_serving_completion": Completions,
+}
+
+
+def _with_text(conversation: list[Any]) -> list[Any]:
+    """Join the texts of the last message as vLLM's whole answers join them; media have none."""
+    if not conversation or not isinstance(conversation[-1].get("content"), list):
+        return conversation
+    text = "\n".join(part["text"] for part in conversation[-1]["content"] if "text" in part)
+    return [*conversation[:-1], {**conversation[-1], "content": text}]
+
+
+def takes_text_as_it_is(parser: Parser, request: ChatCompletionRequest) -> bool:
+    """Return whether a parser has seen enough to make content of each text and nothing else.
+
+    A server with parsers has vLLM parse the streams of requests without tools too, and join all
+    tokens of an answer anew at each of them. With a tool parser nothing is said of no text.
+    """
+    kind = type(parser)
+    if not all(getattr(kind, name, None) is getattr(DelegatingParser, name) for name in _PARSING):
+        return False
+    state = parser._stream_state
+    return bool(
+        request.include_reasoning
+        and state.reasoning_ended
+        and (
+            parser._tool_parser is None
+            or (
+                request.tool_choice == "none"
+                and state.tool_call_text_started
+                and not state.engine_based
+            )
+        )
+    )
+
+
+async def _directly(stream: AsyncGenerator[str], events: DirectEvents) -> AsyncGenerator[str]:
+    """Yield the first event, whose way is that of the head, and each that can't be written at once;
+    write the others."""
+    begun = False
+    async with aclosing(stream):
+        async for event in stream:
+            piece = event.encode()
+            if not begun or not events.write(piece):
+                yield event
+                begun = True
+            events.saw(piece)  # sent: nobody asks for more before
+
+
+def with_comments(
+    stream: AsyncGenerator[str], interval: float, events: DirectEvents
+) -> AsyncGenerator[str]:
+    """Return a stream with a comment whenever its client has got nothing for an interval.
+
+    Args:
+        interval: seconds; without comments unless it is more than 0 and finite.
+        events: those that go to the client without this stream.
+    """
+    return _with_comments(stream, interval, events) if 0 < interval < float("inf") else stream
+
+
+async def _with_comments(
+    stream: AsyncGenerator[str], interval: float, events: DirectEvents
+) -> AsyncGenerator[str]:
+    said_at = time.monotonic()
+    coming = asyncio.ensure_future(anext(stream))
+    try:
+        while True:
+            left = max(said_at, events.sent_at) + interval - time.monotonic()
+            if left > 0 and not coming.done():
+                await asyncio.wait({coming}, timeout=left)
+                continue  # an event may have gone past meanwhile
+            if coming.done():
+                try:
+                    event = coming.result()
+                except StopAsyncIteration:
+                    return
+                yield event
+                coming = asyncio.ensure_future(anext(stream))
+            else:
+                yield SSE_KEEP_ALIVE_COMMENT
+            said_at = time.monotonic()
+    finally:
+        coming.cancel()
+        # Whatever it was, the reader of this stream is gone, or was told.
+        await asyncio.gather(coming, return_exceptions=True)
+        await stream.aclose()
