@@ -17,6 +17,7 @@ ROOT: Final = Path(__file__).parents[1]
 PACKAGES: Final = ("backend_worker", "common", "frontend")
 
 THROUGH: Final[Mapping[str, str]] = {
+    "common/aio/large_memory.py": "common/test_large_memory.py",
     "common/aio/file_changes.py": "frontend/http/test_api_keys.py",
     "frontend/http/access/key_files.py": "frontend/http/test_api_keys.py",
     "frontend/door.py": "frontend/http/test_error_shapes.py",

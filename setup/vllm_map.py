@@ -107,9 +107,6 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.serve.utils.sse_keep_alive",
             "vllm.parser.abstract_parser",
         ),
-        "frontend/http/streaming/whole_answers.py": (
-            "vllm.entrypoints.openai.chat_completion.serving",
-        ),
         "frontend/http/streaming/stream_errors.py": (
             "vllm.entrypoints.anthropic.serving",
             "vllm.entrypoints.openai.responses.serving",

