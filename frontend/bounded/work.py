@@ -49,7 +49,7 @@ class BoundedWork:
         self._thread.submit(self._start)
 
     def close(self) -> None:
-        """End the process."""
+        """End the process. May take a moment: not on the event loop."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self.process is not None:
             self.process.close()
@@ -73,12 +73,12 @@ class BoundedWork:
         return await asyncio.shield(asking)
 
     def _ask(self, order: Any) -> bytes | None:
-        process = self._start()
         try:
-            return process.ask(order)
+            return self._start().ask(order)
         except (EOFError, OSError):
-            process.close()
-            self.process = None
+            if self.process is not None:
+                self.process.close()
+                self.process = None
             return None
 
     def _start(self) -> "Process":

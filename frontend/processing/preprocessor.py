@@ -345,8 +345,8 @@ class Preprocessor:
         if self._pool is not None:
             await asyncio.to_thread(self._pool.close)
         if self._templates is not None:
-            self._templates.close()
-        self._structures.close()
+            await asyncio.to_thread(self._templates.close)
+        await asyncio.to_thread(self._structures.close)
         self.tokenizing.close()
         self.renderer.shutdown()
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
