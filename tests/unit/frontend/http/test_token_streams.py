@@ -130,11 +130,14 @@ async def echoed(content: object, *, echo: bool, monkeypatch: pytest.MonkeyPatch
         await full(*args)
         yield ""
 
+    async def outputs() -> AsyncGenerator[Any]:
+        yield SimpleNamespace(outputs=[])
+
     monkeypatch.setattr(OpenAIServingChat, "chat_completion_stream_generator", stream)
     monkeypatch.setattr(OpenAIServingChat, "chat_completion_full_generator", full)
     chats: Any = Chats.of(SimpleNamespace(), False, 0.0)
     request = SimpleNamespace(echo=echo, n=1, use_beam_search=False)
-    args = request, None, "id", "name", given
+    args = request, outputs(), "id", "name", given
     assert [event async for event in chats.chat_completion_stream_generator(*args)] == [""]
     await chats.chat_completion_full_generator(*args)
     assert given == before
