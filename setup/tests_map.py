@@ -18,7 +18,7 @@ PACKAGES: Final = ("backend_worker", "common", "frontend")
 
 THROUGH: Final[Mapping[str, str]] = {
     "common/aio/large_memory.py": "common/test_large_memory.py",
-    "common/aio/file_changes.py": "frontend/http/test_api_keys.py",
+    "common/aio/followed_files.py": "frontend/http/test_api_keys.py",
     "frontend/http/access/key_files.py": "frontend/http/test_api_keys.py",
     "frontend/door.py": "frontend/http/test_error_shapes.py",
     "common/transfer/nixl/late.py": "test_nixl_on_demand.py",

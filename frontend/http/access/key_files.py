@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from common.aio.file_changes import LOOK_S, FileChanges
+from common.aio.followed_files import FollowedFiles
 from common.errors import ConfigurationError
 from frontend.http.access.api_keys import Keys, read_keys
 from frontend.http.settings import KeySettings
@@ -12,7 +12,7 @@ from frontend.http.settings import KeySettings
 logger = logging.getLogger(__name__)
 
 
-class AccessKeys:
+class AccessKeys(FollowedFiles):
     """All keys that are in force.
 
     Attributes:
@@ -32,7 +32,7 @@ class AccessKeys:
         self._settings = settings
         files = (settings.api_key_file, settings.admin_key_file)
         # Before the files are read, or a change in between would go unseen.
-        self._changes = FileChanges(file for file in files if file is not None)
+        super().__init__(file for file in files if file is not None)
         users, admins = self._read()
         self.users = Keys(users) if users else None
         self.admins = Keys(admins) if admins else None
@@ -42,19 +42,11 @@ class AccessKeys:
         """Whether there is more than one user."""
         return self.users is not None and len(self.users) > 1
 
-    async def follow(self) -> None:
-        """Look at the files again and again."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            await self.look()
-
-    async def look(self) -> None:
-        """Take the keys that are in the files, if they have changed.
+    async def changed(self) -> None:
+        """Take the keys that are in the files.
 
         Requests that were let in go on. Files that can't be used leave the keys as they are.
         """
-        if not await self._changes.any():
-            return
         try:
             users, admins = await asyncio.to_thread(self._read)
         except ConfigurationError as error:

@@ -1,18 +1,17 @@
 """``--enable-ssl-refresh``: new connections get the certificate that is in the files by then."""
 
-import asyncio
 import logging
 from pathlib import Path
 
 import uvicorn
 from uvicorn.config import create_ssl_context
 
-from common.aio.file_changes import LOOK_S, FileChanges
+from common.aio.followed_files import FollowedFiles
 
 logger = logging.getLogger(__name__)
 
 
-class TlsRefresh:
+class TlsRefresh(FollowedFiles):
     """Follows the files of a server's TLS."""
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -22,18 +21,10 @@ class TlsRefresh:
         """
         self._config = config
         names = (config.ssl_certfile, config.ssl_keyfile, config.ssl_ca_certs)
-        self._changes = FileChanges(Path(name) for name in names if name is not None)
+        super().__init__(Path(name) for name in names if name is not None)
 
-    async def run(self) -> None:
-        """Look again and again."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            await self.look()
-
-    async def look(self) -> None:
-        """Take what is in the files, if they have changed."""
-        if not await self._changes.any():
-            return
+    async def changed(self) -> None:
+        """Take what is in the files for new connections."""
         try:
             self._load()
         except OSError as error:  # that of TLS is one

@@ -53,7 +53,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket] | None = None) -> None:
         """Listen, or begin to accept."""
         if self._refresh_tls:
-            work = TlsRefresh(self.config).run
+            work = TlsRefresh(self.config).follow
             self._refreshing = asyncio.create_task(supervise("TLS files", work), name="TLS files")
         siblings = self._siblings
         if siblings is None:
