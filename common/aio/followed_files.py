@@ -22,8 +22,8 @@ class FollowedFiles(ABC):
         """Take what is in the files now, or log why it can't be taken."""
 
     async def follow(self) -> None:
-        """Look again and again."""
-        while True:
+        """Look again and again, if there are any."""
+        while self._paths:
             await asyncio.sleep(LOOK_S)
             await self.look()
 

@@ -84,27 +84,27 @@ class BoundedWork:
     def _start(self) -> "Process":
         if self.process is None:
             greeting = None if self._greeting is None else self._greeting()
-            self.process = Process(self._command, greeting)
+            self.process = Process(self._command)
+            if greeting is not None:
+                self.process.connection.send(greeting)
         return self.process
 
 
 class Process:
     """One run of the process."""
 
-    def __init__(self, command: Sequence[str], greeting: object | None) -> None:
+    def __init__(self, command: Sequence[str]) -> None:
         self.spawned = SpawnedProcess(lambda end: [*command, str(end)])
-        self._connection: Connection[Any, bytes] = Connection(self.spawned.socket.detach())
-        if greeting is not None:
-            self._connection.send(greeting)
+        self.connection: Connection[Any, bytes] = Connection(self.spawned.socket.detach())
 
     def ask(self, order: Any) -> bytes:
         """Return the answer, in the calling thread."""
-        self._connection.send(order)
-        return self._connection.recv_bytes()
+        self.connection.send(order)
+        return self.connection.recv_bytes()
 
     def close(self) -> None:
         """End it."""
         self.spawned.kill()
         with contextlib.suppress(OSError):
-            self._connection.close()
+            self.connection.close()
         self.spawned.reap(REAP_S)
