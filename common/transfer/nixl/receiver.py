@@ -34,7 +34,7 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
         network: NixlNetwork,
         *,
         memory: int = 256 << 20,
-        slots: int = 64,
+        slots: int = 32,
         deadline: float = 10.0,
     ) -> None:
         """Starts nothing: the process comes with the first frontend that needs it.
@@ -43,7 +43,7 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
             memory: bytes in which items lie until they are given back, a multiple of the page
                 size; what finds no room there gets memory of its own for the time.
             slots: reads that go on at the same time, each of an item that is used where it lands
-                or of a piece of a MiB.
+                or of a piece of 2 MiB.
             deadline: seconds that a read may take.
 
         Raises:

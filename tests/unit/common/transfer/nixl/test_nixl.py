@@ -58,8 +58,8 @@ needs_nixl = pytest.mark.skipif(not nixl_installed(), reason="nixl is not instal
 
 _PIDFD_GETFD = 438
 
-LARGE = 8000
-"""Rows of an image of 9.4 MB: more than socket buffers take at once, and nine pieces, of which
+LARGE = 15_000
+"""Rows of an image of 17.6 MB: more than socket buffers take at once, and nine pieces, of which
 :data:`AT_ONCE` are read at the same time.
 """
 AT_ONCE = 8
@@ -69,7 +69,7 @@ class Frontend(Process):
     """A second process with an arena, and a third that serves it."""
 
     def __init__(self, *, tcp: bool) -> None:
-        super().__init__(FRONTEND, "nixl", 40_000_000, tcp)
+        super().__init__(FRONTEND, "nixl", 80_000_000, tcp)
         self.network = NixlNetwork(allow_tcp=tcp)
         self._seed = 0
         self._leased: set[int] = set()
