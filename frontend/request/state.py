@@ -240,9 +240,10 @@ class RequestState:
             or not (one.text or one.token_ids)  # to vLLM a piece of the prefill
         ):
             return False
-        if not events.send(one.text):
+        tokens = len(one.token_ids)
+        if not events.send(one.text, self._place + tokens):
             return False
-        now, tokens = time.perf_counter(), len(one.token_ids)
+        now = time.perf_counter()
         if tokens:
             INTER_TOKEN_LATENCY.observe((now - self._last_output) / tokens, tokens)
         self._last_output = now
@@ -253,7 +254,7 @@ class RequestState:
 
     def _tell(self, one: CompletionOutput, events: DirectEvents) -> None:
         """Let vLLM's server count the tokens of the outputs that it never got."""
-        events.gives(one.text)
+        events.gives(one.text, self._place)
         if self._taken:
             said = self._generated.choices[one.index].token_ids
             one.token_ids = said[len(said) - self._taken - len(one.token_ids) :]
