@@ -9,7 +9,6 @@ than a text.
 
 import time
 from collections.abc import Callable, Container
-from contextvars import ContextVar
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -120,10 +119,6 @@ class DirectEvents:
     @property
     def _applies(self) -> bool:
         return self._allowed and self._calls == 1
-
-
-current_events: Final[ContextVar[DirectEvents | None]] = ContextVar("events", default=None)
-"""Of the HTTP request that this task works on."""
 
 
 class _Likeness(NamedTuple):

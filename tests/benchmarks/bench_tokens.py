@@ -44,7 +44,9 @@ HEAD_EVENTS = 6
 """Of a stream, at most, that say what comes; not measured."""
 
 CHATS = "/v1/chat/completions"
-USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+USAGE: dict[str, object] = {
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True}
+}
 FUNCTION = {"name": "look_up", "parameters": {"type": "object", "properties": {}}}
 KINDS: dict[str, tuple[str, dict[str, object]]] = {
     "plain": (CHATS, {}),
@@ -125,7 +127,7 @@ class Block:
         self.begun += 1
         if self.begun == self.streams:
             self.first = (self.events, self.contender.cpu())
-        while not (await reader.readuntil(END)).startswith(DONE):
+        while not _ends(await reader.readuntil(END)):
             self.events += 1
         if self.last is None:
             self.last = (self.events, self.contender.cpu())
@@ -137,6 +139,10 @@ def _serving(cards: Path, worker: str) -> int:
     pid = json.loads(card_path(cards, worker).read_bytes())["host"]["pid"]
     assert isinstance(pid, int)
     return pid
+
+
+def _ends(event: bytes) -> bool:
+    return any(last in event for last in DONE)
 
 
 def _request(kind: str, number: int, tokens: int) -> bytes:

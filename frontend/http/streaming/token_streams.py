@@ -27,7 +27,8 @@ from vllm.entrypoints.serve.utils.sse_keep_alive import (
 from vllm.parser.abstract_parser import DelegatingParser, Parser
 
 from frontend.http.streaming.whole_answers import made_aside
-from frontend.request import DirectEvents, current_events
+from frontend.request import DirectEvents
+from frontend.request_context import current_context
 
 _Serving = TypeVar("_Serving", bound="_Streaming")
 
@@ -98,7 +99,7 @@ class _Streaming:
         Args:
             plain: whether nothing is made of an output but an event with its text.
         """
-        events = current_events.get()
+        events = current_context().find(DirectEvents)
         if events is None or not self._passes_layers:
             return with_sse_keep_alive(stream, self._comment_interval)
         if plain:
@@ -158,7 +159,7 @@ class Chats(_Streaming, OpenAIServingChat):
 
     def _make_parser(self, request: ChatCompletionRequest, *args: Any, **options: Any) -> Parser:
         parser = super()._make_parser(request, *args, **options)
-        if (events := current_events.get()) is not None:
+        if (events := current_context().find(DirectEvents)) is not None:
             events.parsed_until(
                 partial(takes_text_as_it_is, parser, request),
                 skips_empty=parser.tool_parser is not None,

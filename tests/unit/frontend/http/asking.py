@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from frontend.request_context import RequestContext, Tenant, current_context
+from frontend.request_context import Tenant, begin
 
 
 @contextmanager
 def asking(*, key: str = "", salt: str | None = None, apart: bool = False) -> Iterator[None]:
     """Ask with an API key and a ``cache_salt``; ``apart`` isolates keys from each other."""
-    token = current_context.set(RequestContext(tenant=Tenant(key), isolated=apart, salt=salt))
-    try:
-        yield
-    finally:
-        current_context.reset(token)
+    context = begin()
+    context.tenant, context.isolated, context.salt = Tenant(key), apart, salt
+    yield
+    begin()

@@ -37,10 +37,10 @@ from vllm.utils.async_utils import merge_async_iterators
 from backend_worker.engine.vllm_engine import Items
 from common.errors import EngineGoneError, OverloadedError
 from common.request_plane.protocol import Output, Submit
-from frontend.asgi import App, Message, Receive, Scope, Send
+from frontend.asgi import App, Door, Message, Receive, Scope, Send
 from frontend.http.limits.connection import WRITE_NOW
 from frontend.http.settings import HttpSettings
-from frontend.http.streaming.early_stream_errors import EarlyStreamErrors
+from frontend.http.streaming.early_stream_errors import hold_stream_heads
 from frontend.http.streaming.token_streams import Chats, Completions
 from frontend.media_limits.budget import Budget, Reservation
 from frontend.processing.preprocessor import ProcessedPrompt
@@ -190,7 +190,7 @@ class Front:
         self._direct = direct
         self._logs = logs
         routes = [Route(f"/{kind}", self._answer, methods=["POST"]) for kind in ("chat", "text")]
-        self._inner: App = EarlyStreamErrors(Starlette(routes=routes))
+        self._inner: App = Door(Starlette(routes=routes), [hold_stream_heads])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._direct:
@@ -762,7 +762,7 @@ async def test_a_streams_request_is_free_though_others_use_the_connection_that_i
 
             await StreamingResponse(events(), media_type="text/event-stream")(scope, receive, send)
 
-        early = EarlyStreamErrors(stream_after_picture)
+        early = Door(stream_after_picture, [hold_stream_heads])
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             seen.append(weakref.ref(receive.__self__))  # type: ignore[attr-defined]

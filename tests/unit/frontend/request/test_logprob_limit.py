@@ -7,16 +7,17 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 
 from common.errors import RequestRejectedError
-from frontend.request.batches import Batch, current_batch
+from frontend.request.batches import Batch
 from frontend.request.logprob_limit import MAX_LOGPROBS, check_logprobs
+from frontend.request_context import begin
 
 
 @pytest.fixture(autouse=True)
 def batch() -> Iterator[Batch]:
     batch = Batch(())
-    token = current_batch.set(batch)
+    begin().put(batch)
     yield batch
-    current_batch.reset(token)
+    begin()
 
 
 @pytest.mark.parametrize(
