@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
+from vllm.entrypoints.generate.base.protocol import DeltaMessage
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
@@ -89,7 +90,9 @@ class _Streaming:
             comment_interval: seconds after which an idle stream gets a comment; 0 for none.
         """
         made = cls.__new__(cls)
-        vars(made).update(vars(serving))
+        parses = getattr(serving, "parser_cls", None)
+        own = {} if parses is None else {"parser_cls": skipping(parses)}
+        vars(made).update(vars(serving), **own)
         made._passes_layers, made._comment_interval = passes_layers, comment_interval
         return made
 
@@ -193,14 +196,49 @@ def _with_text(conversation: list[Any]) -> list[Any]:
     return [*conversation[:-1], {**conversation[-1], "content": text}]
 
 
+class _Skipping(DelegatingParser):
+    """A parser that is not asked about texts once it takes them as they are."""
+
+    _asked: bool = True
+
+    def parse_delta(
+        self,
+        delta_text: str,
+        delta_token_ids: list[int],
+        request: Any,
+        prompt_token_ids: list[int] | None = None,
+        *,
+        finished: bool,
+    ) -> DeltaMessage | None:
+        """See vLLM. Of the last text there may be more to say."""
+        if self._asked or finished:
+            message = super().parse_delta(
+                delta_text, delta_token_ids, request, prompt_token_ids, finished=finished
+            )
+            self._asked = not takes_text_as_it_is(self, request)
+            return message
+        return DeltaMessage(content=delta_text) if delta_text or not self.tool_parser else None
+
+
+def skipping(kind: type[Parser]) -> type[Parser]:
+    """Return a class of parsers that skips what needs no parsing, if a class can have it."""
+    return type(kind.__name__, (_Skipping, kind), {}) if _parses_as_usual(kind) else kind
+
+
+def _parses_as_usual(kind: type[Parser]) -> bool:
+    return all(
+        getattr(kind, name, None) in (getattr(DelegatingParser, name), getattr(_Skipping, name))
+        for name in _PARSING
+    )
+
+
 def takes_text_as_it_is(parser: Parser, request: ChatCompletionRequest) -> bool:
     """Return whether a parser has seen enough to make content of each text and nothing else.
 
     A server with parsers has vLLM parse the streams of requests without tools too, and join all
     tokens of an answer anew at each of them. With a tool parser nothing is said of no text.
     """
-    kind = type(parser)
-    if not all(getattr(kind, name, None) is getattr(DelegatingParser, name) for name in _PARSING):
+    if not _parses_as_usual(type(parser)):
         return False
     state = parser._stream_state
     return bool(
