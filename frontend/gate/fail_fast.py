@@ -66,8 +66,8 @@ def fail_fast() -> None:
         if model.__module__.startswith(_SERVER) and isinstance(schema, dict):
             for collection in collections_in(schema):
                 collection["fail_fast"] = True
-            if model in parts:
-                schema = _unlogged(schema)
+            for node in [*_nodes(schema)] if model in parts else ():
+                _log_nothing(node)
             # Members of its unions that something has used already have validators of their own,
             # which go to the end of each list.
             model.__pydantic_validator__ = SchemaValidator(schema, _use_prebuilt=False)
@@ -94,22 +94,14 @@ def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
             left.extend(node)
 
 
-def _unlogged(node: Any) -> Any:
-    """Return a schema without the looks for unknown fields."""
-    if isinstance(node, list | tuple):
-        return type(node)(map(_unlogged, node))
-    if not isinstance(node, dict):
-        return node
-    if _logs(node):
-        inner = _unlogged(node["schema"])
-        return inner | {"ref": node["ref"]} if "ref" in node else inner
-    return {name: _unlogged(value) for name, value in node.items()}
-
-
-def _logs(node: dict[str, Any]) -> bool:
+def _log_nothing(node: dict[str, Any]) -> None:
+    """Take the look for unknown fields out of a schema."""
     wrap = node.get("function") if node.get("type") == "function-wrap" else None
     function = wrap.get("function") if isinstance(wrap, dict) else None
-    return getattr(function, "__name__", "") == "__log_extra_fields__"
+    if getattr(function, "__name__", "") == "__log_extra_fields__":
+        inner, ref = node["schema"], {"ref": node["ref"]} if "ref" in node else {}
+        node.clear()
+        node.update(inner | ref)
 
 
 def _subclasses(model: type[BaseModel]) -> Iterator[type[BaseModel]]:

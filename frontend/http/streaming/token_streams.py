@@ -222,14 +222,8 @@ class _Skipping(DelegatingParser):
 
 def skipping(kind: type[Parser]) -> type[Parser]:
     """Return a class of parsers that skips what needs no parsing, if a class can have it."""
-    return type(kind.__name__, (_Skipping, kind), {}) if _parses_as_usual(kind) else kind
-
-
-def _parses_as_usual(kind: type[Parser]) -> bool:
-    return all(
-        getattr(kind, name, None) in (getattr(DelegatingParser, name), getattr(_Skipping, name))
-        for name in _PARSING
-    )
+    usual = all(getattr(kind, name, None) is getattr(DelegatingParser, name) for name in _PARSING)
+    return type(kind.__name__, (_Skipping, kind), {}) if usual else kind
 
 
 def takes_text_as_it_is(parser: Parser, request: ChatCompletionRequest) -> bool:
@@ -238,7 +232,7 @@ def takes_text_as_it_is(parser: Parser, request: ChatCompletionRequest) -> bool:
     A server with parsers has vLLM parse the streams of requests without tools too, and join all
     tokens of an answer anew at each of them. With a tool parser nothing is said of no text.
     """
-    if not _parses_as_usual(type(parser)):
+    if not isinstance(parser, _Skipping):
         return False
     state = parser._stream_state
     return bool(
