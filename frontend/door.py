@@ -31,16 +31,7 @@ def make_door(args: FrontendArgs, gate: ReadinessGate, siblings: Siblings | None
         gate: knows the app that requests go to.
         siblings: the other processes of this frontend, if there are any.
     """
-    serve, access = args.serve, args.access
-    open_to_all = access.users is None and serve.uds is None
-    if open_to_all and leaves_host(f"tcp://{serve.host}:{serve.port}"):
-        logger.warning("anybody who reaches %s may use this API: set --api-key-file", serve.host)
-    guard = AdminGuard(
-        access.users,
-        access.admins,
-        unix_socket=serve.uds is not None,
-        isolate=args.isolate_api_keys,
-    )
+    serve, guard = args.serve, _guard(args)
     steps: list[Step] = [
         # A name first: log lines and answers of all that follows have it, refusals too.
         partial(name_request, answered=serve.enable_request_id_headers),
@@ -57,7 +48,7 @@ def make_door(args: FrontendArgs, gate: ReadinessGate, siblings: Siblings | None
         # The span shows how long the body took, and the wait for a place.
         trace,
         # Reads the body, and gives the request a place.
-        Admission(args.http, several_keys=access.several),
+        Admission(args.http, several_keys=args.access.several),
         # Needs the whole body. What it refuses cost the reading of its bytes and nothing more.
         BodyGate(args.http.max_choices, runs_tools=bool(serve.tool_server)),
         # What the request's media may take, before vLLM's app begins to fetch them.
@@ -66,3 +57,12 @@ def make_door(args: FrontendArgs, gate: ReadinessGate, siblings: Siblings | None
         hold_stream_heads,
     ]
     return Door(unanswered, steps, sockets=[guard, gate], root_path=serve.root_path or "")
+
+
+def _guard(args: FrontendArgs) -> AdminGuard:
+    serve, access, is_local = args.serve, args.access, args.serve.uds is not None
+    if access.users is None and not is_local and leaves_host(f"tcp://{serve.host}:{serve.port}"):
+        logger.warning("anybody who reaches %s may use this API: set --api-key-file", serve.host)
+    return AdminGuard(
+        access.users, access.admins, unix_socket=is_local, isolate=args.isolate_api_keys
+    )

@@ -9,7 +9,7 @@ stream's events, which it makes itself, this takes a fifth of their time and is 
 
 import importlib
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from pydantic import BaseModel
 from pydantic_core import SchemaValidator
@@ -73,14 +73,14 @@ def fail_fast() -> None:
             model.__pydantic_validator__ = SchemaValidator(schema, _use_prebuilt=False)
 
 
-def collections_in(schema: Any) -> Iterator[dict[str, Any]]:
+def collections_in(schema: object) -> Iterator[dict[str, object]]:
     """Yield each schema of many values within one of pydantic's core schemas. Models and typed
     dicts are none: the table of fields bounds those that forbid other names.
     """
     return (node for node in _nodes(schema) if node.get("type") in _COLLECTIONS)
 
 
-def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
+def _nodes(schema: object) -> Iterator[dict[str, object]]:
     left, seen = [schema], set[int]()
     while left:
         node = left.pop()
@@ -94,12 +94,13 @@ def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
             left.extend(node)
 
 
-def _log_nothing(node: dict[str, Any]) -> None:
+def _log_nothing(node: dict[str, object]) -> None:
     """Take the look for unknown fields out of a schema."""
     wrap = node.get("function") if node.get("type") == "function-wrap" else None
     function = wrap.get("function") if isinstance(wrap, dict) else None
     if getattr(function, "__name__", "") == "__log_extra_fields__":
         inner, ref = node["schema"], {"ref": node["ref"]} if "ref" in node else {}
+        assert isinstance(inner, dict)
         node.clear()
         node.update(inner | ref)
 

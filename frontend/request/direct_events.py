@@ -172,7 +172,7 @@ def _understood(event: bytes, text: str, tokens: int) -> _Likeness | None:
     return _with_counts(_Likeness(before + key, after), said.get("usage"), tokens)
 
 
-def _with_counts(likeness: _Likeness, usage: Any, tokens: int) -> _Likeness | None:
+def _with_counts(likeness: _Likeness, usage: object, tokens: int) -> _Likeness | None:
     """The likeness with what an event says of its tokens; None if that is not understood."""
     if usage is None:
         return likeness
