@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from frontend.request_context import Tenant, begin
+from frontend.request_context import RequestContext, Tenant, _current
 
 
 @contextmanager
 def asking(*, key: str = "", salt: str | None = None, apart: bool = False) -> Iterator[None]:
     """Ask with an API key and a ``cache_salt``; ``apart`` isolates keys from each other."""
-    context = begin()
-    context.tenant, context.isolated, context.salt = Tenant(key), apart, salt
-    yield
-    begin()
+    token = _current.set(RequestContext(tenant=Tenant(key), isolated=apart, salt=salt))
+    try:
+        yield
+    finally:
+        _current.reset(token)

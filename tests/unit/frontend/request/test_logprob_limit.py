@@ -9,15 +9,16 @@ from vllm.sampling_params import SamplingParams
 from common.errors import RequestRejectedError
 from frontend.request.batches import Batch
 from frontend.request.logprob_limit import MAX_LOGPROBS, check_logprobs
-from frontend.request_context import begin
+from frontend.request_context import current_context
+from tests.unit.frontend.http.asking import asking
 
 
 @pytest.fixture(autouse=True)
 def batch() -> Iterator[Batch]:
     batch = Batch(())
-    begin().put(batch)
-    yield batch
-    begin()
+    with asking():
+        current_context().put(batch)
+        yield batch
 
 
 @pytest.mark.parametrize(
