@@ -19,8 +19,7 @@ from common.observability.stalled_loop import measure_loop_delay
 from common.observability.thread_watchdog import MAX_STUCK, WATCHDOG
 from common.vllm_compat.versions import INSTALLED
 from frontend.args import FrontendArgs
-from frontend.asgi import App
-from frontend.door import guarded, judged
+from frontend.door import make_door
 from frontend.fetch import MediaLoader, register
 from frontend.http import (
     PoolingLimits,
@@ -92,10 +91,7 @@ class Frontend:
     async def _open(self) -> None:
         logger.info("waiting for workers in %s", self.shared.args.discovery)
         with undo_on_error(self._give_up):
-            await self.models.open(self.shared, self.gate, self._judged)
-
-    def _judged(self, app: App) -> App:
-        return judged(app, self.shared.args, self.shared.siblings)
+            await self.models.open(self.shared, self.gate)
 
     def _give_up(self) -> None:
         self.shared.server.should_exit = True
@@ -142,7 +138,7 @@ async def open_frontend(
         closing.push_async_callback(models.close)
         gate = ReadinessGate(models.fleets.check_available)
         server = Server(
-            uvicorn_config(guarded(gate, args), args.serve, args.http),
+            uvicorn_config(make_door(args, gate, siblings), args.serve, args.http),
             siblings,
             refresh_tls=args.serve.enable_ssl_refresh,
         )

@@ -1,6 +1,11 @@
-"""ASGI's own types, and an error answer in vLLM's shape. Nothing here decides anything."""
+"""ASGI's own types, the door that requests come in by, and an error answer in vLLM's shape.
 
-from collections.abc import Awaitable, Callable, MutableMapping
+Nothing here decides anything: the steps of the door do, and ``frontend/door.py`` has their order.
+"""
+
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from contextlib import ExitStack
+from functools import cached_property
 from http import HTTPStatus
 from typing import Any, TypeAlias
 
@@ -9,6 +14,7 @@ from starlette.responses import JSONResponse
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
 
 from common.errors import OverloadedError
+from frontend.request_context import begin
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -18,6 +24,101 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 RETRY_AFTER_S = 1
 """When to try again, if nobody knows better."""
+
+_FREE = ("GET", "HEAD", "OPTIONS")
+
+
+class Arrival:
+    """A request at the door, as far as it has come.
+
+    Attributes:
+        scope: its head, as ASGI has it.
+        receive: gives the body, unless a step has read it.
+        send: takes the answer, which earlier steps may look at.
+        app: where it goes after the last step.
+        context: what the rest of the frontend learns of it.
+        body: of all that a step has read.
+        held: closed when the request has ended; what came last goes first.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, app: App, prefix: str) -> None:
+        """
+        Args:
+            prefix: of paths, under which a proxy serves the app.
+        """
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.app = app
+        self.context = begin()
+        self.body: bytes | None = None
+        self.held = ExitStack()
+        self._prefix = prefix
+
+    @cached_property
+    def headers(self) -> Headers:
+        """Of the request."""
+        return Headers(scope=self.scope)
+
+    @cached_property
+    def path(self) -> str:
+        """By which routes are found."""
+        return route_path(self.scope, self._prefix)
+
+    @cached_property
+    def has_body(self) -> bool:
+        """Whether the head announces a body, be it an empty one in pieces."""
+        return has_body(self.scope)
+
+    @property
+    def asks_for_work(self) -> bool:
+        """Whether it is more than a GET or its like, which are answered from memory."""
+        return self.scope["method"] not in _FREE
+
+    def pass_on(self, app: App) -> Awaitable[None]:
+        """Have an app answer it, which gets the body as one message."""
+        receive = self.receive
+        if self.body is not None:
+            message = {"type": "http.request", "body": self.body, "more_body": False}
+            receive = once_more(message, receive)
+            self.body = None  # the app's now, to let go of as early as it likes
+        return app(self.scope, receive, self.send)
+
+
+Step: TypeAlias = Callable[[Arrival], Awaitable[App | None]]
+"""Looks at a request, and returns what answers it in the place of all that follows, if that is not
+to be reached."""
+
+
+class Door:
+    """The ASGI middleware before an app: requests pass its steps, in order."""
+
+    def __init__(
+        self, app: App, steps: Sequence[Step], *, sockets: Sequence[Step] = (), root_path: str = ""
+    ) -> None:
+        """
+        Args:
+            app: where they go, unless a step knows better.
+            sockets: the steps for WebSockets.
+            root_path: prefix under which a proxy serves the app.
+        """
+        self._app = app
+        self._steps = {"http": steps, "websocket": sockets}
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        arrival = Arrival(scope, receive, send, self._app, self._root_path)
+        with arrival.held:
+            for step in self._steps.get(scope["type"], ()):
+                if (answer := await step(arrival)) is not None:
+                    await arrival.pass_on(answer)
+                    return
+            await arrival.pass_on(arrival.app)
+
+
+async def unanswered(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer nothing: nobody is there any more."""
 
 
 def error_answer(

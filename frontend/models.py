@@ -21,7 +21,7 @@ from common.observability.live_metrics import Row
 from common.observability.still_busy import still_busy
 from common.observability.telemetry import MODEL_LOADS, MODELS
 from frontend.args import ModelsSettings
-from frontend.asgi import App, Receive, Scope, Send
+from frontend.asgi import Receive, Scope, Send
 from frontend.http import ModelApp, ModelChoice, ReadinessGate, list_together
 from frontend.model import Model, Shared
 from frontend.workers import Contract, Fleet, Fleets, Gauges
@@ -73,11 +73,8 @@ class Models:
         self._first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         MODELS.set_function(self._rows)
 
-    async def open(self, shared: Shared, gate: ReadinessGate, served: Callable[[App], App]) -> None:
+    async def open(self, shared: Shared, gate: ReadinessGate) -> None:
         """Serve what has come, and what comes. Return once a single model is served.
-
-        Args:
-            served: what requests go to, with an app inside.
 
         Raises:
             ConfigurationError: a single model can't be served here.
@@ -85,7 +82,6 @@ class Models:
         """
         self._shared = shared
         self._gate = gate
-        self._served = served(self.choice if self._several else self._only)
         self._ready.set()
         if not self._several:
             place = shared.args.discovery
@@ -199,7 +195,7 @@ class Models:
         )
         self._models[app] = model
         self.choice.apps.append(app)
-        self._gate.let_in(self._served)
+        self._gate.let_in(self.choice if self._several else self._only)
         self._shared.server.accept()
         if self._shared.siblings is not None:
             self._shared.siblings.serving()

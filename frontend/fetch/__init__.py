@@ -1,11 +1,11 @@
 """Media are fetched, checked and decoded."""
 
-from frontend.fetch.allowance import MediaAllowances, RequestAllowance, current_allowance
+from frontend.fetch.allowance import RequestAllowance, allow_media, current_allowance
 from frontend.fetch.connector import CONNECTOR_NAME, for_user, register
 from frontend.fetch.content import Content
 from frontend.fetch.decoded import seconds_to_process
 from frontend.fetch.decoders import MISLED_DECODER_ERRORS, decode, limit_decoders
-from frontend.fetch.deferred import DeferredMedium, PendingMedium, arrived, deferring
+from frontend.fetch.deferred import DeferredMedium, PendingMedium, arrived
 from frontend.fetch.format_probe import FILM, PICTURE, SOUND, ProbedFormat, probe_formats
 from frontend.fetch.loader import MediaLoader
 from frontend.fetch.mode import decoding_mode, freeze
@@ -20,17 +20,16 @@ __all__ = [
     "SOUND",
     "Content",
     "DeferredMedium",
-    "MediaAllowances",
     "MediaLoader",
     "MediaSettings",
     "PendingMedium",
     "ProbedFormat",
     "RequestAllowance",
+    "allow_media",
     "arrived",
     "current_allowance",
     "decode",
     "decoding_mode",
-    "deferring",
     "for_user",
     "freeze",
     "limit_decoders",

@@ -1,17 +1,14 @@
 """What one HTTP request may ask for: so many media, so many bytes, so many pixels.
 
-A context variable, like the tenant, since vLLM makes a connector for each message of a
-request and knows of no place that is the request's own.
+It is a part of the request's context, since vLLM makes a connector for each message of a request
+and knows of no place that is the request's own.
 """
 
 import threading
-from contextvars import ContextVar
-from typing import Final
 
-from frontend.asgi import App, Receive, Scope, Send
+from frontend.asgi import Arrival
 from frontend.media_limits import MEGAPIXEL, MIB, Budget, FetchPolicy, RequestLimitError
-
-_current: Final[ContextVar["RequestAllowance | None"]] = ContextVar("allowance", default=None)
+from frontend.request_context import current_context
 
 
 class RequestAllowance:
@@ -111,18 +108,9 @@ class HeldBytes:
 
 def current_allowance(policy: FetchPolicy) -> RequestAllowance:
     """That of the request that this task works on, a new one if it works on none."""
-    return _current.get() or RequestAllowance(policy)
+    return current_context().find(RequestAllowance) or RequestAllowance(policy)
 
 
-class MediaAllowances:
-    """ASGI middleware that gives each HTTP request its allowance."""
-
-    def __init__(self, app: App, policy: FetchPolicy) -> None:
-        self._app = app
-        self._policy = policy
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
-        if scope["type"] == "http":
-            _current.set(RequestAllowance(self._policy))
-        await self._app(scope, receive, send)
+async def allow_media(arrival: Arrival, *, policy: FetchPolicy) -> None:
+    """Give a request its allowance."""
+    arrival.context.put(RequestAllowance(policy))

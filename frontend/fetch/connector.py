@@ -33,7 +33,7 @@ from common.observability.telemetry import MEDIA_HELD_BYTES, MEDIA_HELD_PIXELS
 from frontend.fetch.allowance import HeldBytes, current_allowance
 from frontend.fetch.data_url import has_scheme, is_data_url
 from frontend.fetch.decoders import MISLED_DECODER_ERRORS, limit_decoders
-from frontend.fetch.deferred import DeferredMedium, PendingMedium, deferring
+from frontend.fetch.deferred import DeferredMedium, PendingMedium
 from frontend.fetch.loader import MediaLoader
 from frontend.fetch.mode import check_video_backend
 from frontend.media_limits import (
@@ -44,6 +44,7 @@ from frontend.media_limits import (
     UnfetchableError,
     parse_url,
 )
+from frontend.request_context import current_context
 from frontend.vllm_errors import as_vllm_error
 
 CONNECTOR_NAME = "mmrouter"
@@ -92,7 +93,7 @@ class FrontendMediaConnector(MediaConnector):
         number = 1
         try:
             number = current_allowance(self._loader.policy).take_medium()
-            defers = deferring.get()
+            defers = current_context().defers
             if defers is None:
                 defers = self._loader.defers
             if defers and isinstance(media_io, _DEFERRABLE):

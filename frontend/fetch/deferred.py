@@ -7,17 +7,12 @@ processed.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from vllm.multimodal.media import MediaIO
 
 from frontend.fetch.content import Content
-
-deferring: Final[ContextVar[bool | None]] = ContextVar("deferring", default=None)
-"""Whether the model of the request that this task works on wants media so; None where there is one
-model, whose processing has told the loader."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""ASGI middleware between admission and vLLM's app: parse each body once, judge it, pass it on."""
+"""Between admission and vLLM's app: parse each body once, judge it, pass it on."""
 
 import json
 from http import HTTPStatus
@@ -9,11 +9,10 @@ from starlette.requests import Request
 
 from common.errors import RequestRejectedError
 from common.observability.telemetry import REQUESTS
-from frontend.asgi import App, Receive, Scope, Send, error_answer, has_body, once_more, route_path
+from frontend.asgi import App, Arrival, error_answer
 from frontend.gate.judge import judge
 from frontend.gate.read import read
 from frontend.gate.refused_fields import RefusedFieldError, check
-from frontend.request_context import note_salt
 
 _PARSED: Final = "mmrouter.body"
 """Where a request's scope has its parsed body."""
@@ -24,44 +23,35 @@ _FORMS: Final = ("multipart/", "application/x-www-form-urlencoded")
 class BodyGate:
     """Refuse bodies beyond the limits of ``fields.py``, or with refused fields, with 400."""
 
-    def __init__(
-        self, app: App, max_choices: int, *, runs_tools: bool = False, root_path: str = ""
-    ) -> None:
+    def __init__(self, max_choices: int, *, runs_tools: bool = False) -> None:
         """
         Args:
             max_choices: answers that one request may ask for.
             runs_tools: whether the server runs tools itself (``--tool-server``).
-            root_path: prefix under which a proxy serves the app.
         """
-        self._app = app
         self._max_choices = max_choices
         self._runs_tools = runs_tools
-        self._root_path = root_path
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, whose body is one message if it has one."""
-        if scope["type"] == "http" and has_body(scope) and not _is_form(scope):
-            message = await receive()
-            receive = once_more(message, receive)
-            try:
-                self._take(scope, message.get("body", b""))
-            except RequestRejectedError as error:
-                REQUESTS.labels(type(error).__name__).inc()
-                refusal = _answer(error)
-                await refusal(scope, receive, send)
-                return
-            del message
-        await self._app(scope, receive, send)
+    async def __call__(self, arrival: Arrival) -> App | None:
+        """Return a 400 for a body that vLLM is not to see."""
+        if arrival.body is None or _is_form(arrival.headers):
+            return None
+        try:
+            self._take(arrival, arrival.body)
+        except RequestRejectedError as error:
+            REQUESTS.labels(type(error).__name__).inc()
+            return _answer(error)
+        return None
 
-    def _take(self, scope: Scope, content: bytes) -> None:
+    def _take(self, arrival: Arrival, content: bytes) -> None:
         try:
             body = read(content)
         except ValueError:
             return  # vLLM's app parses it again, and says what is wrong as its clients know it
         judge(body, self._max_choices)
-        check(route_path(scope, self._root_path), body, runs_tools=self._runs_tools)
-        scope[_PARSED] = body
-        note_salt(body)
+        check(arrival.path, body, runs_tools=self._runs_tools)
+        arrival.scope[_PARSED] = body
+        arrival.context.note_salt(body)
 
 
 def take_parsed_bodies() -> None:
@@ -73,7 +63,7 @@ def take_parsed_bodies() -> None:
 async def _json(self: Request) -> Any:
     if _PARSED in self.scope:
         return self.scope[_PARSED]
-    if _is_form(self.scope):  # no way past the gate
+    if _is_form(self.headers):  # no way past the gate
         raise json.JSONDecodeError("a form is no JSON", "", 0)
     return json.loads(await self.body())
 
@@ -83,5 +73,5 @@ def _answer(error: RequestRejectedError) -> App:
     return error_answer(str(error), HTTPStatus.BAD_REQUEST, kind="BadRequestError", param=field)
 
 
-def _is_form(scope: Scope) -> bool:
-    return Headers(scope=scope).get("content-type", "").lower().startswith(_FORMS)
+def _is_form(headers: Headers) -> bool:
+    return headers.get("content-type", "").lower().startswith(_FORMS)

@@ -2,10 +2,10 @@
 
 from frontend.http.access.admin import AdminGuard
 from frontend.http.access.key_files import AccessKeys
-from frontend.http.error_shapes import ErrorShapes
+from frontend.http.error_shapes import shape_errors
 from frontend.http.limits.admission import Admission
 from frontend.http.limits.file_limit import attainable_files, files_needed, raise_file_limit
-from frontend.http.limits.retry_after import RetryAfter
+from frontend.http.limits.retry_after import say_when_to_retry
 from frontend.http.operator.history import History, history_routes
 from frontend.http.operator.manage import Management, manage_routes
 from frontend.http.operator.merged_metrics import MergedMetrics
@@ -17,7 +17,7 @@ from frontend.http.server.drain import graceful_shutdown
 from frontend.http.server.model_choice import ModelApp, ModelChoice
 from frontend.http.server.pooling import PoolingLimits, limit_pooling
 from frontend.http.server.readiness_gate import ReadinessGate
-from frontend.http.server.request_ids import RequestIds, Traced
+from frontend.http.server.request_ids import name_request, trace
 from frontend.http.server.scoring import tokenize_scores_aside
 from frontend.http.server.speech_threads import watch_speech
 from frontend.http.server.tools import check_parsers
@@ -30,14 +30,12 @@ from frontend.http.server.vllm_server import (
     uvicorn_config,
 )
 from frontend.http.settings import HttpSettings, KeySettings
-from frontend.http.streaming.early_stream_errors import EarlyStreamErrors
+from frontend.http.streaming.early_stream_errors import hold_stream_heads
 
 __all__ = [
     "AccessKeys",
     "AdminGuard",
     "Admission",
-    "EarlyStreamErrors",
-    "ErrorShapes",
     "FleetStatus",
     "History",
     "HttpSettings",
@@ -49,27 +47,29 @@ __all__ = [
     "Operating",
     "PoolingLimits",
     "ReadinessGate",
-    "RequestIds",
-    "RetryAfter",
     "Server",
     "Status",
-    "Traced",
     "attainable_files",
     "build_vllm_app",
     "check_parsers",
     "files_needed",
     "graceful_shutdown",
     "history_routes",
+    "hold_stream_heads",
     "limit_pooling",
     "list_together",
     "manage_routes",
+    "name_request",
     "operate_routes",
     "page_routes",
     "raise_file_limit",
     "replace_engine_routes",
+    "say_when_to_retry",
+    "shape_errors",
     "share_adapters",
     "status_routes",
     "tokenize_scores_aside",
+    "trace",
     "uvicorn_config",
     "watch_speech",
     "worker_metrics_routes",

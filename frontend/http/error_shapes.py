@@ -13,7 +13,7 @@ from typing import Final
 
 from starlette.datastructures import MutableHeaders
 
-from frontend.asgi import App, Message, Receive, Scope, Send, route_path
+from frontend.asgi import Arrival, Message, Send
 
 MESSAGES: Final = "/v1/messages"
 
@@ -32,23 +32,11 @@ _ANTHROPICS: Final = {
 _TOO_LONG: Final = re.compile(r"maximum context length|longer than the maximum model length")
 
 
-class ErrorShapes:
-    """ASGI middleware that holds an error back until its end, and may write it anew."""
-
-    def __init__(self, app: App, root_path: str = "") -> None:
-        """
-        Args:
-            root_path: prefix under which a proxy serves the app.
-        """
-        self._app = app
-        self._root_path = root_path
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
-        if scope["type"] == "http":
-            path = route_path(scope, self._root_path)
-            send = _Held(send, anthropic=path == MESSAGES or path.startswith(f"{MESSAGES}/"))
-        await self._app(scope, receive, send)
+async def shape_errors(arrival: Arrival) -> None:
+    """Hold an error back until its end, and perhaps write it anew."""
+    path = arrival.path
+    anthropic = path == MESSAGES or path.startswith(f"{MESSAGES}/")
+    arrival.send = _Held(arrival.send, anthropic=anthropic)
 
 
 class _Held:

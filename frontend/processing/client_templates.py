@@ -4,8 +4,7 @@ vLLM parses each on the event loop and renders it on the thread that all prompts
 is done by :mod:`frontend.bounded.template_server`, within limits on time and memory.
 """
 
-from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from vllm.exceptions import VLLMValidationError
@@ -39,7 +38,14 @@ _AS_RENDERED: Final = f"{{{{ {RENDERED} }}}}"
 
 _FORMATS_KEPT: Final = 128
 
-_own: Final[ContextVar[str | None]] = ContextVar("chat template of the request", default=None)
+_OWN: Final = "mmrouter_template"
+
+
+@dataclass(frozen=True)
+class _Own:
+    """A client's template, on its way through vLLM's renderer. No JSON makes one."""
+
+    template: str
 
 
 class ClientTemplates:
@@ -88,14 +94,11 @@ class ClientTemplates:
         if template is None:
             return await self._render_later(messages, params)
         options = {k: v for k, v in params.chat_template_kwargs.items() if k != "chat_template"}
+        options[_OWN] = _Own(template)
         stand_in = STAND_INS[await self._format(template)]
-        token = _own.set(template)
-        try:
-            return await self._render_later(
-                messages, replace(params, chat_template=stand_in, chat_template_kwargs=options)
-            )
-        finally:
-            _own.reset(token)
+        return await self._render_later(
+            messages, replace(params, chat_template=stand_in, chat_template_kwargs=options)
+        )
 
     def _template_of(self, params: ChatParams) -> str | None:
         template = params.get_apply_chat_template_kwargs().get("chat_template")
@@ -116,12 +119,13 @@ class ClientTemplates:
         self, model_config: Any, tokenizer: Any, conversation: list[Any], **options: Any
     ) -> Any:
         """In the place of the renderer's own, which still makes tokens of a prompt if asked to."""
-        template = _own.get()
-        if template is None:
+        own = options.get(_OWN)
+        if not isinstance(own, _Own):
             return await self._apply(model_config, tokenizer, conversation, **options)
+        del options[_OWN]
         of_tokenizer = {k: options.pop(k) for k in ("tokenize", "return_dict") if k in options}
         options.pop("chat_template")
-        order = Order(template, conversation, options, tokenizer.special_tokens_map)
+        order = Order(own.template, conversation, options, tokenizer.special_tokens_map)
         prompt = {"chat_template": _AS_RENDERED, RENDERED: await self._ask(order)}
         return await self._apply(model_config, tokenizer, conversation, **of_tokenizer, **prompt)
 

@@ -154,7 +154,7 @@ class MediaProcessing:
     ) -> Any:
         check_uuids(mm_uuids)
         partition = current_partition()
-        namespace = Namespace(current_context.get().tenant, partition, options)
+        namespace = Namespace(current_context().tenant, partition, options)
         named = await self._named.find(mm_data, mm_uuids, namespace)
         media = media_apart(mm_data, named, options)
         if media is None:

@@ -101,7 +101,7 @@ class StructureTrials:
             running.exception()  # those who waited may have left
 
     async def _try(self, key: _Key, structure: Structure) -> bool:
-        lock = self._of_tenants.setdefault(current_context.get().tenant, asyncio.Lock())
+        lock = self._of_tenants.setdefault(current_context().tenant, asyncio.Lock())
         try:
             async with asyncio.timeout(WAIT_S):
                 await lock.acquire()

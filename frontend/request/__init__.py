@@ -1,7 +1,7 @@
 """One request: six steps from a prompt to an answer, and what happens when a worker is lost."""
 
-from frontend.request.batches import Batch, current_batch
-from frontend.request.direct_events import DirectEvents, current_events
+from frontend.request.batches import Batch
+from frontend.request.direct_events import DirectEvents
 from frontend.request.engine_client import RoutedEngineClient
 from frontend.request.runner import RequestRunner
 from frontend.request.settings import FaultSettings
@@ -12,6 +12,4 @@ __all__ = [
     "FaultSettings",
     "RequestRunner",
     "RoutedEngineClient",
-    "current_batch",
-    "current_events",
 ]

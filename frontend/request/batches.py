@@ -7,11 +7,10 @@ a request in says here what it may take; a call that belongs to none takes what 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Final
 
 from frontend.request.deadlines import Deadlines
+from frontend.request_context import current_context
 
 
 @dataclass
@@ -31,10 +30,6 @@ class Batch:
     logprobs: int = 0
 
 
-current_batch: Final[ContextVar[Batch | None]] = ContextVar("batch", default=None)
-"""Of the request that a task works on."""
-
-
 @asynccontextmanager
 async def place(deadlines: Deadlines) -> AsyncIterator[None]:
     """Wait for a place, and hold it.
@@ -42,7 +37,7 @@ async def place(deadlines: Deadlines) -> AsyncIterator[None]:
     Raises:
         DeadlineExceededError: there is none in time.
     """
-    if (batch := current_batch.get()) is None:
+    if (batch := current_context().find(Batch)) is None:
         yield
         return
     async with await _places(batch, deadlines):
@@ -66,6 +61,6 @@ def keep(nbytes: int) -> None:
     Raises:
         OverloadedError: there is no room for it.
     """
-    batch = current_batch.get()
+    batch = current_context().find(Batch)
     if batch is not None and batch.keep is not None:
         batch.keep(nbytes)

@@ -2,19 +2,21 @@
 
 To wake the task of a request at each token, through a generator of each layer and vLLM's own,
 takes several times as long as to send what comes of it. So vLLM's server writes the events of a
-stream until one is understood: it says the text of an output, and nothing else that could change.
-Those after it are written in its likeness, until an output is more than a text.
+stream until one is understood: it says the text of an output, perhaps the tokens so far, and
+nothing else that could change. Those after it are written in its likeness, until an output is more
+than a text.
 """
 
 import time
-from collections.abc import Callable
-from contextvars import ContextVar
-from typing import Any, Final
+from collections.abc import Callable, Container
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-_SAME_IN_ALL: Final = {"id", "object", "created", "model"}
+_SAME_IN_ALL: Final = {"id", "object", "created", "model", "usage"}
 _OWN: Final = {"index", "delta", "text"}
+_COUNTED: Final = ("prompt_tokens", "total_tokens", "completion_tokens")
+_COUNTS: Final = b'"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d'
 _BEFORE: Final = b"data: "
 _AFTER: Final = b"\n\n"
 _TRIES: Final = 8
@@ -36,9 +38,9 @@ class DirectEvents:
         self._allowed = self._skips_empty = False
         self._takes_text: Callable[[], bool] | None = None
         self._calls = 0
-        self._text: str | None = None
+        self._given: tuple[str, int] | None = None
         self._tries = _TRIES
-        self._parts: tuple[bytes, bytes] | None = None
+        self._likeness: _Likeness | None = None
 
     def allow(self) -> None:
         """vLLM's server will look at nothing but the text of outputs."""
@@ -67,13 +69,17 @@ class DirectEvents:
         """The HTTP request has ended. Its context may go on, with connections that it opened."""
         self._write = self._takes_text = None
 
-    def gives(self, text: str) -> None:
-        """vLLM's server gets an output with a text next."""
-        self._text = text
+    def gives(self, text: str, tokens: int) -> None:
+        """vLLM's server gets an output with a text next.
+
+        Args:
+            tokens: of the answer up to its end.
+        """
+        self._given = text, tokens
 
     def saw(self, event: bytes) -> None:
         """vLLM's server has written an event, and it was sent."""
-        if self._parts is not None or not self._tries or not self._applies:
+        if self._likeness is not None or not self._tries or not self._applies:
             return
         if not event.startswith(_BEFORE):
             return  # a comment
@@ -82,8 +88,8 @@ class DirectEvents:
                 return
             self._takes_text = None
         self._tries -= 1
-        if self._text is not None:
-            self._parts = _around(event, self._text)
+        if self._given is not None:
+            self._likeness = _understood(event, *self._given)
 
     def write(self, piece: bytes) -> bool:
         """Send a piece of the answer that vLLM's server has written; says whether it was sent."""
@@ -92,19 +98,21 @@ class DirectEvents:
             self._sent_at = time.monotonic()
         return sent
 
-    def send(self, text: str) -> bool:
+    def send(self, text: str, tokens: int) -> bool:
         """Send the event of an output that has a text, and nothing else that vLLM's server writes.
+
+        Args:
+            tokens: of the answer up to its end.
 
         Returns:
             Whether it was sent; if not, nothing was.
         """
-        if self._parts is None or self._write is None or not self._applies:
+        if self._likeness is None or self._write is None or not self._applies:
             return False
         if not text and self._skips_empty:
             return True
-        before, after = self._parts
         try:
-            return self.write(b"".join((before, _encode(text), after)))
+            return self.write(self._likeness.of(text, tokens))
         except UnicodeEncodeError:
             return False  # half of a pair: vLLM's server has a way of its own to say so
 
@@ -113,12 +121,33 @@ class DirectEvents:
         return self._allowed and self._calls == 1
 
 
-current_events: Final[ContextVar[DirectEvents | None]] = ContextVar("events", default=None)
-"""Of the HTTP request that this task works on."""
+class _Likeness(NamedTuple):
+    """What is the same in all events of a stream.
+
+    Attributes:
+        prompt_tokens: None if the events do not say how many tokens there are.
+        between: the text and the tokens, if they do.
+    """
+
+    before: bytes
+    after: bytes
+    prompt_tokens: int | None = None
+    between: bytes = b""
+
+    def of(self, text: str, tokens: int) -> bytes:
+        """The event of a text.
+
+        Args:
+            tokens: of the answer up to its end.
+        """
+        if self.prompt_tokens is None:
+            return b"".join((self.before, _encode(text), self.after))
+        counts = _COUNTS % (self.prompt_tokens, self.prompt_tokens + tokens, tokens)
+        return b"".join((self.before, _encode(text), self.between, counts, self.after))
 
 
-def _around(event: bytes, text: str) -> tuple[bytes, bytes] | None:
-    """What stands before and after a text in an event that says nothing else, if it is one."""
+def _understood(event: bytes, text: str, tokens: int) -> _Likeness | None:
+    """The likeness of an event that says a text, and perhaps how many tokens there are."""
     if not event.startswith(_BEFORE) or event.find(_AFTER) != len(event) - len(_AFTER):
         return None
     try:
@@ -140,9 +169,25 @@ def _around(event: bytes, text: str) -> tuple[bytes, bytes] | None:
     before, found, after = event.partition(key + _encode(text))
     if not found or key in after:
         return None
-    return before + key, after
+    return _with_counts(_Likeness(before + key, after), said.get("usage"), tokens)
 
 
-def _only(fields: dict[str, Any], names: set[str]) -> bool:
+def _with_counts(likeness: _Likeness, usage: object, tokens: int) -> _Likeness | None:
+    """The likeness with what an event says of its tokens; None if that is not understood."""
+    if usage is None:
+        return likeness
+    if not isinstance(usage, dict) or not _only(usage, _COUNTED):
+        return None
+    counts = tuple(usage.get(name) for name in _COUNTED)
+    prompt_tokens = counts[0]
+    if type(prompt_tokens) is not int or counts[1:] != (prompt_tokens + tokens, tokens):
+        return None
+    between, found, after = likeness.after.partition(_COUNTS % counts)
+    if not found:
+        return None
+    return _Likeness(likeness.before, after, prompt_tokens, between)
+
+
+def _only(fields: dict[str, Any], names: Container[str]) -> bool:
     """Whether all fields but those of some names are empty."""
     return all(value is None for name, value in fields.items() if name not in names)

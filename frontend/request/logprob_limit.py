@@ -10,7 +10,8 @@ from typing import Final
 from vllm.sampling_params import SamplingParams
 
 from common.errors import RequestRejectedError
-from frontend.request.batches import current_batch
+from frontend.request.batches import Batch
+from frontend.request_context import current_context
 
 MAX_LOGPROBS: Final = 1 << 17
 """Of all calls of a request: 20 candidates for 6,000 tokens, or 130,000 tokens alone."""
@@ -36,7 +37,7 @@ def check_logprobs(params: object, prompt_tokens: int) -> None:
     of_prompt = _candidates(params.prompt_logprobs) * prompt_tokens
     wanted = _candidates(params.logprobs, params.logprob_token_ids)
     of_answer = wanted * params.n * (params.max_tokens or _ENDLESS)
-    batch = current_batch.get()
+    batch = current_context().find(Batch)
     before = batch.logprobs if batch is not None else 0
     if batch is not None:
         batch.logprobs += of_prompt + of_answer

@@ -5,7 +5,6 @@ The names are vLLM's where it has the same figure; a test compares them. Nothing
 user wrote.
 """
 
-import itertools
 import secrets
 import time
 from collections.abc import Mapping
@@ -44,7 +43,7 @@ def new_request_id() -> RequestId:
     lines about it.
     """
     base = current_request.get() or secrets.token_hex(16)
-    number = next(current_context.get().engine_calls or itertools.count())
+    number = next(current_context().engine_calls)
     return RequestId(f"{base}.{number}" if number else base)
 
 
@@ -64,7 +63,7 @@ class CallSpans:
         self._root = tracing.current()
         self._attempt: Span | None = None
         self._workers: list[WorkerId] = []
-        self._begun = current_context.get().arrived or time.perf_counter()
+        self._begun = current_context().arrived or time.perf_counter()
 
     def submitted(
         self, model: str, prompt_tokens: int, params: SamplingParams | PoolingParams

@@ -25,7 +25,7 @@ from common.request_plane.lifecycle import Event, Lifecycle, State
 from common.request_plane.protocol import MOST_POOLED_BYTES, Output, Submit
 from frontend.processing import ProcessedPrompt
 from frontend.request.deadlines import Deadlines
-from frontend.request.direct_events import DirectEvents, current_events
+from frontend.request.direct_events import DirectEvents
 from frontend.request.gathering import GatheredAnswer
 from frontend.request.resume import Beginning, Continuation, GeneratedSoFar, Resume, plan_resume
 from frontend.request.retry import Attempts
@@ -91,13 +91,14 @@ class RequestState:
                 lora_request=prompt.lora_request,
             )
         )
-        self._arrived = current_context.get().arrived or time.perf_counter()
+        context = current_context()
+        self._arrived = context.arrived or time.perf_counter()
         self._last_output = 0.0
         self._tokenizer = tokenizer
         self._place = 0  # tokens of the answer that the worker which has it now said or was told
         self._generated = GeneratedSoFar()
         self._gathered = GatheredAnswer()
-        self._events = current_events.get() if self._alone and not self._gathers else None
+        self._events = context.find(DirectEvents) if self._alone and not self._gathers else None
         if self._events is not None and not self._events.claim():
             self._events = None
         self._taken = 0  # tokens that vLLM's server was not told of
@@ -240,9 +241,10 @@ class RequestState:
             or not (one.text or one.token_ids)  # to vLLM a piece of the prefill
         ):
             return False
-        if not events.send(one.text):
+        tokens = len(one.token_ids)
+        if not events.send(one.text, self._place + tokens):
             return False
-        now, tokens = time.perf_counter(), len(one.token_ids)
+        now = time.perf_counter()
         if tokens:
             INTER_TOKEN_LATENCY.observe((now - self._last_output) / tokens, tokens)
         self._last_output = now
@@ -253,7 +255,7 @@ class RequestState:
 
     def _tell(self, one: CompletionOutput, events: DirectEvents) -> None:
         """Let vLLM's server count the tokens of the outputs that it never got."""
-        events.gives(one.text)
+        events.gives(one.text, self._place)
         if self._taken:
             said = self._generated.choices[one.index].token_ids
             one.token_ids = said[len(said) - self._taken - len(one.token_ids) :]

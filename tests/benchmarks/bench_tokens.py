@@ -1,15 +1,15 @@
 """CPU time that a streamed token takes: in frontend, worker and vLLM's own server.
 
-    python -m tests.benchmarks.bench_tokens [--beside CHECKOUT] [--fields JSON] [--no-vllm]
+    python -m tests.benchmarks.bench_tokens [--beside CHECKOUT] [--kinds KIND …] [--no-vllm]
 
 Engines are simulated, so they leave the cores to what is measured. A worker with a frontend and
 vLLM's own server are up at the same time and take turns in blocks: so many streams, and CPU time is
 read when the last of them has begun and again when the first of them ends. Another checkout of this
-project can take turns with this one.
+project can take turns with this one. Streams of several kinds are measured one kind after another.
 
-Ends with one line of JSON: microseconds for each token, medians of blocks, and the spread between
-the lowest and the highest. With --flames it ends with the flame graphs that it drew instead, since
-processes that are sampled are slower.
+Ends with one line of JSON: microseconds for each token (for each event, if a stream has several
+choices), medians of blocks, and the spread between the lowest and the highest. With --flames it
+ends with the flame graphs that it drew instead, since processes that are sampled are slower.
 """
 
 import argparse
@@ -39,7 +39,27 @@ from tests.simgpu.totals import late_share, read_totals, since
 
 HERE = Path(__file__).parents[2]
 END = b"\n\n"
-DONE = b"data: [DONE]"
+DONE = (b"data: [DONE]", b"event: message_stop", b"event: response.completed")
+HEAD_EVENTS = 6
+"""Of a stream, at most, that say what comes; not measured."""
+
+CHATS = "/v1/chat/completions"
+USAGE: dict[str, object] = {
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True}
+}
+FUNCTION = {"name": "look_up", "parameters": {"type": "object", "properties": {}}}
+KINDS: dict[str, tuple[str, dict[str, object]]] = {
+    "plain": (CHATS, {}),
+    "usage": (CHATS, USAGE),
+    "logprobs": (CHATS, {"logprobs": True, "top_logprobs": 2}),
+    "choices": (CHATS, {"n": 2}),
+    "tools": (CHATS, {"tools": [{"type": "function", "function": FUNCTION}]}),
+    "completions": ("/v1/completions", {}),
+    "completions-usage": ("/v1/completions", USAGE),
+    "messages": ("/v1/messages", {}),
+    "responses": ("/v1/responses", {}),
+}
+"""Streams by name: route, and fields beside those that each has."""
 
 
 def trees(*pids: int) -> float:
@@ -60,13 +80,13 @@ class Contender:
     Attributes:
         server: answers; waited for once all have been started.
         find: the processes, by role, once it answers.
-        us: microseconds for each token, by role, of each block.
+        us: microseconds for each token of each block, by kind of stream and role.
     """
 
     name: str
     server: HttpServer
     find: Callable[[], dict[str, int]]
-    us: dict[str, list[float]] = field(default_factory=dict)
+    us: dict[tuple[str, str], list[float]] = field(default_factory=dict)
 
     def cpu(self) -> dict[str, float]:
         """Seconds so far, by role."""
@@ -79,9 +99,9 @@ class Block:
 
     contender: Contender
     port: int
+    kind: str
     streams: int
     tokens: int
-    fields: dict[str, object]
     begun: int = 0
     events: int = 0
     first: tuple[int, dict[str, float]] | None = None
@@ -95,19 +115,19 @@ class Block:
         count = self.last[0] - self.first[0]
         for role, seconds in self.last[1].items():
             spent = (seconds - self.first[1][role]) / count * 1e6
-            self.contender.us.setdefault(role, []).append(spent)
+            self.contender.us.setdefault((self.kind, role), []).append(spent)
 
     async def _stream(self, number: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(_request(number, {"max_tokens": self.tokens} | self.fields))
+        writer.write(_request(self.kind, number, self.tokens))
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200"), head
-        await reader.readuntil(END)  # the role
-        await reader.readuntil(END)  # the first token
+        for _ in range(HEAD_EVENTS):
+            await reader.readuntil(END)
         self.begun += 1
         if self.begun == self.streams:
             self.first = (self.events, self.contender.cpu())
-        while DONE not in await reader.readuntil(END):
+        while not _ends(await reader.readuntil(END)):
             self.events += 1
         if self.last is None:
             self.last = (self.events, self.contender.cpu())
@@ -121,17 +141,22 @@ def _serving(cards: Path, worker: str) -> int:
     return pid
 
 
-def _request(number: int, fields: dict[str, object]) -> bytes:
-    body = json.dumps(
-        {
-            "model": "demo",
-            "stream": True,
-            "messages": [{"role": "user", "content": f"question {number}"}],
-        }
-        | fields
-    ).encode()
+def _ends(event: bytes) -> bool:
+    return any(last in event for last in DONE)
+
+
+def _request(kind: str, number: int, tokens: int) -> bytes:
+    path, fields = KINDS[kind]
+    question = f"question {number}"
+    asked: dict[str, object] = {"messages": [{"role": "user", "content": question}]}
+    if path == "/v1/completions":
+        asked = {"prompt": question}
+    elif path == "/v1/responses":
+        asked = {"input": question}
+    length = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    body = json.dumps({"model": "demo", "stream": True, length: tokens} | asked | fields).encode()
     head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
@@ -192,16 +217,17 @@ class Lab:
 
 
 async def measure(contenders: Sequence[Contender], args: argparse.Namespace) -> None:
-    """Blocks in turn, the order rotating; the first of each warms up."""
-    for turn in range(args.rounds + 1):
-        at = turn % len(contenders)
-        for each in (*contenders[at:], *contenders[:at]):
-            port = int(each.server.url.rpartition(":")[2])
-            await Block(each, port, args.streams, args.tokens, args.fields).run()
-            last = {role: round(us[-1], 1) for role, us in each.us.items()}
-            print(f"{each.name:12} {last}", flush=True)
-            if not turn:
-                each.us.clear()
+    """Blocks in turn, the order rotating; the first of each kind warms up."""
+    for kind in args.kinds:
+        for turn in range(args.rounds + 1):
+            at = turn % len(contenders)
+            for each in (*contenders[at:], *contenders[:at]):
+                port = int(each.server.url.rpartition(":")[2])
+                await Block(each, port, kind, args.streams, args.tokens).run()
+                last = {role: round(us[-1], 1) for (of, role), us in each.us.items() if of == kind}
+                print(f"{kind:18}{each.name:8} {last}", flush=True)
+                if not turn:
+                    each.us = {key: us for key, us in each.us.items() if key[0] != kind}
 
 
 async def sample(contenders: Sequence[Contender], args: argparse.Namespace) -> list[Path]:
@@ -218,13 +244,15 @@ async def sample(contenders: Sequence[Contender], args: argparse.Namespace) -> l
     return graphs
 
 
-def report(contenders: Sequence[Contender]) -> dict[str, float]:
+def report(contenders: Sequence[Contender], args: argparse.Namespace) -> dict[str, float]:
     """Print the blocks; the figures."""
     figures: dict[str, float] = {}
     for each in contenders:
-        for role, us in each.us.items():
-            print(f"{each.name:12}{role:12}" + " ".join(f"{one:6.0f}" for one in us))
+        for (kind, role), us in each.us.items():
             name = role if each.name in ("this", "vllm") else f"{each.name}_{role}"
+            if len(args.kinds) > 1:
+                name = f"{kind}_{name}"
+            print(f"{name:40}" + " ".join(f"{one:6.0f}" for one in us))
             figures[f"{name}_us_per_token"] = round(statistics.median(us), 1)
             figures[f"{name}_spread"] = round(max(us) - min(us), 1)
     return figures
@@ -234,9 +262,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=150, help="of each answer")
-    parser.add_argument(
-        "--fields", type=json.loads, default={}, help="of requests, in JSON: streams of other kinds"
-    )
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["plain"], help="of streams")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument(
         "--step-ms", type=float, default=30.0, help="of an engine, in which it sleeps"
@@ -271,7 +297,7 @@ def main() -> None:
         before = read_totals(lab.totals)
         with telling(f"measuring, {args.rounds} rounds"):
             asyncio.run(measure(contenders, args))
-        figures = report(contenders)
+        figures = report(contenders, args)
         time.sleep(2 * WRITE_EVERY_S)
         figures["late_share"] = round(late_share(since(before, read_totals(lab.totals))), 4)
     print("\n" + json.dumps(figures))

@@ -16,6 +16,7 @@ from common.identity import MmHash, RequestId, WorkerId
 from common.request_plane.card import WorkerCard
 from common.request_plane.operations import Condition, Operation, ResetMmCache, Sleep
 from common.request_plane.protocol import Failed, FailureKind, Operate, Submit
+from frontend.asgi import Door
 from frontend.http.access.admin import AdminGuard
 from frontend.http.access.api_keys import Keys
 from frontend.http.operator.manage import Management, manage_routes
@@ -43,7 +44,8 @@ class Office:
         app.include_router(operate_routes(operating, self._forget))
         app.include_router(manage_routes(Management(lambda: [town.router], None)))
         app.include_router(vllms_routes(operating))
-        transport = httpx.ASGITransport(AdminGuard(app, Keys(["user"]), Keys(["admin"])))
+        guard = AdminGuard(Keys(["user"]), Keys(["admin"]))
+        transport = httpx.ASGITransport(Door(app, [guard]))
         self.http = httpx.AsyncClient(
             transport=transport, base_url="http://f", headers=ADMIN, timeout=120
         )

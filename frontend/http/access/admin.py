@@ -8,12 +8,9 @@ import ipaddress
 import re
 from http import HTTPStatus
 
-from starlette.datastructures import Headers
-
-from frontend.asgi import App, Receive, Scope, Send, error_answer, has_body, route_path
+from frontend.asgi import App, Arrival, error_answer
 from frontend.http.access.api_keys import ApiKeyGuard, Keys
 from frontend.http.operator.vllm_routes import MANAGEMENT
-from frontend.request_context import EVERYBODY, note_tenant
 
 # With "$", since routes are found so: a line feed after their name (%0A) is as good as nothing.
 _ADMINS = re.compile(rf"/+(mmrouter|{'|'.join(map(re.escape, sorted(MANAGEMENT)))})(/|$)")
@@ -29,15 +26,13 @@ def is_for_admins(path: str) -> bool:
 
 
 class AdminGuard:
-    """ASGI middleware before API keys: admin paths for admins, everything else for users."""
+    """Lets admins in on admin paths, and users everywhere else."""
 
     def __init__(
         self,
-        app: App,
         api_keys: Keys | None,
         admin_keys: Keys | None,
         *,
-        root_path: str = "",
         unix_socket: bool = False,
         isolate: bool = False,
     ) -> None:
@@ -45,39 +40,27 @@ class AdminGuard:
         Args:
             api_keys: of users, None to let everybody in.
             admin_keys: None to go by where a request comes from.
-            root_path: prefix under which a proxy serves the app.
             unix_socket: there is no other way in, so everybody is on this host.
             isolate: whether no two API keys share anything that is kept.
         """
-
-        def for_users(inside: App) -> App:
-            if api_keys is None:
-                return inside
-            return ApiKeyGuard(inside, api_keys, root_path, isolate=isolate)
-
-        self._app = app
-        self._users = for_users(app)
-        self._refused = for_users(self._forbid)
+        self._users = None if api_keys is None else ApiKeyGuard(api_keys, isolate=isolate)
         self._keys = admin_keys
-        self._root_path = root_path
         self._unix_socket = unix_socket
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, or answer 401 or 403."""
-        if scope["type"] != "http" or not is_for_admins(route_path(scope, self._root_path)):
-            await self._users(scope, receive, send)
-        elif self._keys is None:
-            # With an API key as well, where users need one.
-            inside = self._users if self._is_local(scope) else self._refused
-            await inside(scope, receive, send)
-        elif self._keys.shown_by(scope) is not None:
-            note_tenant(EVERYBODY)
-            await self._app(scope, receive, send)
+    async def __call__(self, arrival: Arrival) -> App | None:
+        """Return a 401 or a 403 for others."""
+        if arrival.scope["type"] == "http" and is_for_admins(arrival.path):
+            if self._keys is not None and self._keys.shown_by(arrival.headers) is not None:
+                return None
+            admitted = self._keys is None and self._is_local(arrival)
         else:
-            await self._refused(scope, receive, send)
+            admitted = True
+        # With an API key as well, where users need one.
+        refusal = None if self._users is None else await self._users(arrival)
+        return refusal if refusal is not None or admitted else self._forbidden(arrival)
 
-    def _is_local(self, scope: Scope) -> bool:
-        headers = Headers(scope=scope)
+    def _is_local(self, arrival: Arrival) -> bool:
+        scope, headers = arrival.scope, arrival.headers
         if any(_FORWARDED.fullmatch(name) for name in headers):
             return False
         # A page in a local browser: from another site, or by a name that leads here by trickery.
@@ -91,7 +74,7 @@ class AdminGuard:
         names = headers.getlist("host")
         return _is_here(client, here) and all(_names_here(name, here) for name in names)
 
-    async def _forbid(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _forbidden(self, arrival: Arrival) -> App:
         message = "this path is for admins: show a key of --admin-key-file"
         if self._keys is None:
             message = (
@@ -99,9 +82,9 @@ class AdminGuard:
                 "this frontend from its own host, by its address or localhost, without a proxy"
             )
         answer = error_answer(message, HTTPStatus.FORBIDDEN)
-        if has_body(scope):
+        if arrival.has_body:
             answer.headers["connection"] = "close"  # it isn't read
-        await answer(scope, receive, send)
+        return answer
 
 
 def _names_here(host: str, here: str) -> bool:

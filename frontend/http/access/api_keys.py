@@ -15,9 +15,9 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
 from common.errors import ConfigurationError
-from frontend.asgi import App, Receive, Scope, Send, has_body, route_path
+from frontend.asgi import App, Arrival, Receive, Scope, Send
 from frontend.http.operator.status_page import PAGE
-from frontend.request_context import EVERYBODY, Tenant, note_tenant
+from frontend.request_context import EVERYBODY, Tenant
 
 logger = logging.getLogger(__name__)
 
@@ -72,12 +72,11 @@ class Keys:
     def __contains__(self, key: str) -> bool:
         return _digest(key) in self._digests
 
-    def shown_by(self, scope: Scope) -> Tenant | None:
+    def shown_by(self, headers: Headers) -> Tenant | None:
         """Return the one that a request shows, by its digest; None if it shows none of these.
 
         Anthropic's header, ``x-api-key``, counts where there is no ``Authorization``.
         """
-        headers = Headers(scope=scope)
         kind, _, key = headers.get("authorization", "").partition(" ")
         if "authorization" not in headers:
             kind, key = "bearer", headers.get("x-api-key", "")
@@ -92,42 +91,40 @@ def _digest(key: str) -> bytes:
 
 
 class ApiKeyGuard:
-    """Passes on what carries one of the keys, or goes to an open path, and says whose it is."""
+    """Lets in what carries one of the keys, or goes to an open path, and notes whose it is."""
 
-    def __init__(self, app: App, keys: Keys, root_path: str = "", *, isolate: bool = False) -> None:
+    def __init__(self, keys: Keys, *, isolate: bool = False) -> None:
         """
         Args:
-            root_path: prefix under which a proxy serves the app.
             isolate: whether no two keys share anything that is kept.
         """
         self._isolate = isolate
-        self._app = app
-        self._root_path = root_path
         self._keys = keys
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, or answer 401."""
-        tenant = self._tenant(scope)
+    async def __call__(self, arrival: Arrival) -> App | None:
+        """Return a 401 for others."""
+        tenant = self._tenant(arrival)
         if tenant is not None:
-            note_tenant(tenant, isolated=self._isolate)
-            await self._app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
-        else:
-            refusal = JSONResponse({"error": "Unauthorized"}, 401)
-            if has_body(scope):
-                refusal.headers["connection"] = "close"  # it isn't read
-            await refusal(scope, receive, send)
+            arrival.context.tenant, arrival.context.isolated = tenant, self._isolate
+            return None
+        if arrival.scope["type"] == "websocket":
+            return _close_socket
+        refusal = JSONResponse({"error": "Unauthorized"}, 401)
+        if arrival.has_body:
+            refusal.headers["connection"] = "close"  # it isn't read
+        return refusal
 
-    def _tenant(self, scope: Scope) -> Tenant | None:
+    def _tenant(self, arrival: Arrival) -> Tenant | None:
         """Whose request it is, None if it is nobody's."""
-        if scope["type"] not in ("http", "websocket"):
-            return EVERYBODY
-        tenant = self._keys.shown_by(scope)
+        tenant = self._keys.shown_by(arrival.headers)
         if tenant is not None:
             return tenant
-        if has_body(scope):
+        if arrival.has_body:
             return None  # strangers have nothing to say
-        path = route_path(scope, self._root_path).rstrip("/")
         # A browser asks what it may send before it sends a key.
-        return EVERYBODY if path in OPEN or scope.get("method") == "OPTIONS" else None
+        is_open = arrival.path.rstrip("/") in OPEN or arrival.scope.get("method") == "OPTIONS"
+        return EVERYBODY if is_open else None
+
+
+async def _close_socket(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "websocket.close", "code": 1008})

@@ -10,40 +10,22 @@ import time
 
 from common.errors import BodyError, OverloadedError
 from common.observability.telemetry import INFLIGHT_REQUESTS, REQUESTS
-from frontend.asgi import (
-    App,
-    Receive,
-    Scope,
-    Send,
-    error_answer,
-    has_body,
-    once_more,
-    overload_answer,
-    route_path,
-)
+from frontend.asgi import App, Arrival, error_answer, overload_answer, unanswered
 from frontend.http.access.admin import is_for_admins
 from frontend.http.limits.bodies import Body, BodyReader
 from frontend.http.limits.call_places import CallPlaces
 from frontend.http.limits.tenant_quota import TenantQuota
 from frontend.http.settings import HttpSettings
-from frontend.request_context import current_context, note_arrival
-
-_FREE = ("GET", "HEAD", "OPTIONS")
 
 
 class Admission:
-    """ASGI middleware that reads bodies, and answers 408, 413, 415 or 429 instead of passing on."""
+    """Reads bodies, and gives requests their places."""
 
-    def __init__(
-        self, app: App, settings: HttpSettings, *, several_keys: bool = False, root_path: str = ""
-    ) -> None:
+    def __init__(self, settings: HttpSettings, *, several_keys: bool = False) -> None:
         """
         Args:
             several_keys: there is more than one API key, so none may take everything.
-            root_path: prefix under which a proxy serves the app.
         """
-        self._app = app
-        self._root_path = root_path
         places, memory = settings.max_inflight, settings.body_memory_bytes
         share = settings.key_share if several_keys else 1.0
         self._places = TenantQuota("requests in flight", places, max(1, int(places * share)))
@@ -57,40 +39,31 @@ class Admission:
         )
         INFLIGHT_REQUESTS.set_function(lambda: self._places.taken)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
-        if scope["type"] != "http" or (scope["method"] in _FREE and not has_body(scope)):
-            await self._app(scope, receive, send)
-            return
-        free = scope["method"] in _FREE or is_for_admins(route_path(scope, self._root_path))
-        places = None if free else self._places
-        tenant = current_context.get().tenant
-        with Body(self._bodies, tenant) as body:
-            try:
-                if has_body(scope):
-                    self._bodies.check(scope)
-                    if places is not None:
-                        places.check(tenant)  # or the body would be read in vain
-                    content = await body.read(receive)
-                    if content is None:
-                        return
-                    message = {"type": "http.request", "body": content, "more_body": False}
-                    receive = once_more(message, receive)
-                    del message
-                    del content
-                if places is not None:
-                    places.take(tenant)
-            except (BodyError, OverloadedError) as error:
-                REQUESTS.labels(type(error).__name__).inc()
-                await _answer(error)(scope, receive, send)
-                return
-            note_arrival(time.perf_counter())
-            try:
-                with self._calls.of_request(tenant):
-                    await self._app(scope, receive, send)
-            finally:
-                if places is not None:
-                    places.give_back(tenant)
+    async def __call__(self, arrival: Arrival) -> App | None:
+        """Return a 408, 413, 415 or 429 for what there is no room for."""
+        if not arrival.asks_for_work and not arrival.has_body:
+            return None
+        context, held = arrival.context, arrival.held
+        tenant = context.tenant
+        takes_place = arrival.asks_for_work and not is_for_admins(arrival.path)
+        body = held.enter_context(Body(self._bodies, tenant))
+        try:
+            if arrival.has_body:
+                self._bodies.check(arrival.headers)
+                if takes_place:
+                    self._places.check(tenant)  # or the body would be read in vain
+                arrival.body = await body.read(arrival.receive)
+                if arrival.body is None:
+                    return unanswered
+            if takes_place:
+                self._places.take(tenant)
+                held.callback(self._places.give_back, tenant)
+        except (BodyError, OverloadedError) as error:
+            REQUESTS.labels(type(error).__name__).inc()
+            return _answer(error)
+        context.arrived = time.perf_counter()
+        held.enter_context(self._calls.of_request(context))
+        return None
 
 
 def _answer(error: BodyError | OverloadedError) -> App:

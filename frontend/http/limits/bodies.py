@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 
 from common.errors import BodyEncodedError, BodyTooLargeError, BodyTooSlowError
 from common.observability.telemetry import REQUEST_BODY_BYTES
-from frontend.asgi import Receive, Scope
+from frontend.asgi import Receive
 from frontend.http.limits.tenant_quota import TenantQuota
 from frontend.http.settings import HttpSettings
 from frontend.request_context import Tenant
@@ -27,14 +27,13 @@ class BodyReader:
         self.budget = budget
         REQUEST_BODY_BYTES.set_function(lambda: budget.taken)
 
-    def check(self, scope: Scope) -> None:
+    def check(self, headers: Headers) -> None:
         """Refuse by its head what need not be read.
 
         Raises:
             BodyTooLargeError: it says that it is too large.
             BodyEncodedError: it is compressed.
         """
-        headers = Headers(scope=scope)
         if int(headers.get("content-length", "0")) > self.largest:
             raise self.too_large()
         encoding = headers.get("content-encoding", "identity")

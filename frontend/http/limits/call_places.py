@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import Final
 from weakref import WeakValueDictionary
 
-from frontend.request import Batch, current_batch
-from frontend.request_context import Tenant
+from frontend.request import Batch
+from frontend.request_context import RequestContext, Tenant
 
 SHARE: Final = 4
 """Of the places, one request may have this part."""
@@ -32,19 +32,20 @@ class CallPlaces:
 
     @contextmanager
     def of_request(
-        self, tenant: Tenant, keep: Callable[[int], None] | None = None
+        self, request: RequestContext, keep: Callable[[int], None] | None = None
     ) -> Iterator[None]:
-        """A request is worked on, in the context of this task.
+        """Count the calls of a request from now on.
 
         Args:
             keep: see :class:`frontend.request.Batch`.
         """
-        of_tenant = self._tenants.get(tenant)
+        of_tenant = self._tenants.get(request.tenant)
         if of_tenant is None:
-            of_tenant = self._tenants[tenant] = asyncio.Semaphore(self._of_a_tenant)
-        places = (asyncio.Semaphore(self._own), of_tenant, self._shared)
-        token = current_batch.set(Batch(places, keep))
+            of_tenant = self._tenants[request.tenant] = asyncio.Semaphore(self._of_a_tenant)
+        before = request.find(Batch)
+        request.put(Batch((asyncio.Semaphore(self._own), of_tenant, self._shared), keep))
         try:
             yield
         finally:
-            current_batch.reset(token)
+            if before is not None:
+                request.put(before)

@@ -10,7 +10,7 @@ from http import HTTPMethod
 from prometheus_client import REGISTRY, generate_latest
 from starlette.responses import Response
 
-from frontend.asgi import App, Receive, Scope, Send, route_path
+from frontend.asgi import App, Arrival
 from frontend.http.operator.exposition import TEXT_FORMAT, Joined, read_page
 from frontend.processes import Siblings
 
@@ -18,27 +18,20 @@ TOPIC = "metrics"
 
 
 class MergedMetrics:
-    """ASGI middleware that answers ``/metrics`` for all processes."""
+    """Answers ``/metrics`` for all processes."""
 
-    def __init__(self, app: App, siblings: Siblings, root_path: str = "") -> None:
-        self._app = app
+    def __init__(self, siblings: Siblings) -> None:
         self._siblings = siblings
-        self._root_path = root_path
         siblings.tell(TOPIC, lambda _: own_metrics())
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
-        if (
-            scope["type"] != "http"
-            or scope["method"] != HTTPMethod.GET
-            or route_path(scope, self._root_path).rstrip("/") != "/metrics"
-        ):
-            await self._app(scope, receive, send)
-            return
+    async def __call__(self, arrival: Arrival) -> App | None:
+        """Return the page, if that is asked for."""
+        asked = arrival.path.rstrip("/") == "/metrics"
+        if not asked or arrival.scope["method"] != HTTPMethod.GET:
+            return None
         pages = {self._siblings.name: own_metrics()}
         pages.update(await self._siblings.ask(TOPIC))
-        answer = Response(await merge(pages), media_type=TEXT_FORMAT)
-        await answer(scope, receive, send)
+        return Response(await merge(pages), media_type=TEXT_FORMAT)
 
 
 def own_metrics() -> bytes:

@@ -27,8 +27,8 @@ from frontend.asgi import (
     once_more,
     route_path,
 )
-from frontend.fetch import deferring
 from frontend.http.access.admin import is_for_admins
+from frontend.request_context import current_context
 
 _FIELD: Final = b'name="model"\r\n'
 _VALUE: Final = re.compile(rb"(?:[^\r\n]{1,1024}\r\n){0,8}\r\n([^\r\n]{0,4096})\r\n")
@@ -72,7 +72,7 @@ class ModelApp:
         """Serve one connection."""
         self.requests += 1
         self.idle.clear()
-        deferring.set(self.defers)
+        current_context().defers = self.defers
         try:
             await self.app(scope, receive, send)
         finally:

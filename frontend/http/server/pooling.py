@@ -70,7 +70,8 @@ class PoolingLimits:
                 f"the request has {inputs} inputs, more than the {self._most} of "
                 "--max-pooling-inputs: send several requests"
             )
-        tenant = current_context.get().tenant
+        request = current_context()
+        tenant = request.tenant
         kept = 0
 
         def keep(nbytes: int) -> None:
@@ -80,7 +81,7 @@ class PoolingLimits:
 
         self._inputs.take(tenant, inputs)
         try:
-            with self._calls.of_request(tenant, keep):
+            with self._calls.of_request(request, keep):
                 yield
         finally:
             self._inputs.give_back(tenant, inputs)

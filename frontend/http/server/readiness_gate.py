@@ -1,7 +1,7 @@
-"""The ASGI app that is there from the first moment.
+"""Whether there is an app that requests can go to.
 
 Until a worker has registered nobody knows the model, so vLLM's app can't exist; the
-readiness gate answers 503 in vLLM's error shape. Afterwards it passes everything on, until
+readiness gate answers 503 in vLLM's error shape. Afterwards it lets everything in, until
 the frontend is about to leave.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 
 from common.errors import NoWorkerError
-from frontend.asgi import App, Receive, Scope, Send, error_answer, has_body
+from frontend.asgi import App, Arrival, error_answer, unanswered
 
 
 class ReadinessGate:
@@ -32,17 +32,17 @@ class ReadinessGate:
         """Answer 503 to whoever comes from now on; those who are in may finish."""
         self._leaving = True
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
+    async def __call__(self, arrival: Arrival) -> App | None:
+        """Say where a request goes, or return a 503."""
         if self._app is not None and not self._leaving:
-            await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            await self._closed(scope, receive, send)
+            arrival.app = self._app
+            return None
+        return self._closed(arrival) if arrival.scope["type"] == "http" else unanswered
 
-    async def _closed(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _closed(self, arrival: Arrival) -> App:
         message = "the first worker has registered and its model is being loaded"
         headers = {"Retry-After": "1"}
-        if self._leaving or has_body(scope):  # which isn't read
+        if self._leaving or arrival.has_body:  # which isn't read
             headers["Connection"] = "close"
         if self._leaving:
             message = "this frontend is shutting down"
@@ -51,5 +51,4 @@ class ReadinessGate:
                 self._reason()
             except NoWorkerError as error:
                 message = str(error)
-        answer = error_answer(message, HTTPStatus.SERVICE_UNAVAILABLE, headers)
-        await answer(scope, receive, send)
+        return error_answer(message, HTTPStatus.SERVICE_UNAVAILABLE, headers)

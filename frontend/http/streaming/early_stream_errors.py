@@ -12,49 +12,42 @@ from typing import Final
 from pydantic import ValidationError
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
-from frontend.asgi import App, Message, Receive, Scope, Send
+from frontend.asgi import Arrival, Message, Send
 from frontend.http.limits.connection import WRITE_NOW
-from frontend.request import DirectEvents, current_events
+from frontend.request import DirectEvents
 
 _ERROR_EVENT: Final = re.compile(rb'(?:event: \w+\n)?data: (\{"error".*)')
 
 
-class EarlyStreamErrors:
-    """ASGI middleware that holds the head of a stream back until its first event."""
+async def hold_stream_heads(arrival: Arrival) -> None:
+    """Hold the head of a stream back until its first event, and have a way for those after it."""
+    write = arrival.scope.get(WRITE_NOW)
+    if write is not None:
+        events = DirectEvents(write)
+        arrival.context.put(events)
+        arrival.held.callback(events.close)
+    send = arrival.send
+    head: Message | None = None
+    failed = False
 
-    def __init__(self, app: App) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
-        head: Message | None = None
-        failed = False
-        write = scope.get(WRITE_NOW)
-        events = None if write is None else DirectEvents(write)
-        current_events.set(events)
-
-        async def hold(message: Message) -> None:
-            nonlocal head, failed
-            if failed:
-                return  # the end of a stream that became an error
-            if _starts_stream(message):
-                head = message
+    async def hold(message: Message) -> None:
+        nonlocal head, failed
+        if failed:
+            return  # the end of a stream that became an error
+        if _starts_stream(message):
+            head = message
+            return
+        if head is not None:
+            held, head = head, None
+            error = _error_in(message.get("body", b""))
+            if error is not None:
+                failed = True
+                await _send_error(held, error, send)
                 return
-            if head is not None:
-                held, head = head, None
-                error = _error_in(message.get("body", b""))
-                if error is not None:
-                    failed = True
-                    await _send_error(held, error, send)
-                    return
-                await send(held)
-            await send(message)
+            await send(held)
+        await send(message)
 
-        try:
-            await self._app(scope, receive, hold)
-        finally:
-            if events is not None:
-                events.close()
+    arrival.send = hold
 
 
 def _starts_stream(message: Message) -> bool:

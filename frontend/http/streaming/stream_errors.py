@@ -2,7 +2,7 @@
 
 vLLM has a chat's error read as a chunk on the Anthropic route, and its client gets what Pydantic
 says to that. On the Responses route it closes the connection. Here an error before the first
-output goes to :class:`.early_stream_errors.EarlyStreamErrors`, which answers with its status; a
+output goes to :mod:`.early_stream_errors`, which answers with its status; a
 later one is the event that clients of the route know.
 """
 

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
+from vllm.entrypoints.generate.base.protocol import DeltaMessage
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
@@ -27,7 +28,8 @@ from vllm.entrypoints.serve.utils.sse_keep_alive import (
 from vllm.parser.abstract_parser import DelegatingParser, Parser
 
 from frontend.http.streaming.whole_answers import made_aside
-from frontend.request import DirectEvents, current_events
+from frontend.request import DirectEvents
+from frontend.request_context import current_context
 
 _Serving = TypeVar("_Serving", bound="_Streaming")
 
@@ -88,7 +90,9 @@ class _Streaming:
             comment_interval: seconds after which an idle stream gets a comment; 0 for none.
         """
         made = cls.__new__(cls)
-        vars(made).update(vars(serving))
+        parses = getattr(serving, "parser_cls", None)
+        own = {} if parses is None else {"parser_cls": skipping(parses)}
+        vars(made).update(vars(serving), **own)
         made._passes_layers, made._comment_interval = passes_layers, comment_interval
         return made
 
@@ -98,7 +102,7 @@ class _Streaming:
         Args:
             plain: whether nothing is made of an output but an event with its text.
         """
-        events = current_events.get()
+        events = current_context().find(DirectEvents)
         if events is None or not self._passes_layers:
             return with_sse_keep_alive(stream, self._comment_interval)
         if plain:
@@ -158,7 +162,7 @@ class Chats(_Streaming, OpenAIServingChat):
 
     def _make_parser(self, request: ChatCompletionRequest, *args: Any, **options: Any) -> Parser:
         parser = super()._make_parser(request, *args, **options)
-        if (events := current_events.get()) is not None:
+        if (events := current_context().find(DirectEvents)) is not None:
             events.parsed_until(
                 partial(takes_text_as_it_is, parser, request),
                 skips_empty=parser.tool_parser is not None,
@@ -192,14 +196,43 @@ def _with_text(conversation: list[Any]) -> list[Any]:
     return [*conversation[:-1], {**conversation[-1], "content": text}]
 
 
+class _Skipping(DelegatingParser):
+    """A parser that is not asked about texts once it takes them as they are."""
+
+    _asked: bool = True
+
+    def parse_delta(
+        self,
+        delta_text: str,
+        delta_token_ids: list[int],
+        request: Any,
+        prompt_token_ids: list[int] | None = None,
+        *,
+        finished: bool,
+    ) -> DeltaMessage | None:
+        """See vLLM. Of the last text there may be more to say."""
+        if self._asked or finished:
+            message = super().parse_delta(
+                delta_text, delta_token_ids, request, prompt_token_ids, finished=finished
+            )
+            self._asked = not takes_text_as_it_is(self, request)
+            return message
+        return DeltaMessage(content=delta_text) if delta_text or not self.tool_parser else None
+
+
+def skipping(kind: type[Parser]) -> type[Parser]:
+    """Return a class of parsers that skips what needs no parsing, if a class can have it."""
+    usual = all(getattr(kind, name, None) is getattr(DelegatingParser, name) for name in _PARSING)
+    return type(kind.__name__, (_Skipping, kind), {}) if usual else kind
+
+
 def takes_text_as_it_is(parser: Parser, request: ChatCompletionRequest) -> bool:
     """Return whether a parser has seen enough to make content of each text and nothing else.
 
     A server with parsers has vLLM parse the streams of requests without tools too, and join all
     tokens of an answer anew at each of them. With a tool parser nothing is said of no text.
     """
-    kind = type(parser)
-    if not all(getattr(kind, name, None) is getattr(DelegatingParser, name) for name in _PARSING):
+    if not isinstance(parser, _Skipping):
         return False
     state = parser._stream_state
     return bool(

@@ -18,6 +18,7 @@ from common.identity import Incarnation
 from common.request_plane.card import WorkerCard
 from common.transfer.choice import TransferMode
 from frontend.args import parse
+from frontend.asgi import Door, unanswered
 from frontend.http import PoolingLimits, ReadinessGate
 from frontend.model import Model, Shared
 from frontend.models import Models
@@ -129,7 +130,7 @@ class Frontend:
             None,
             pooling,
         )
-        self.opening = asyncio.create_task(self.models.open(shared, self.gate, lambda app: app))
+        self.opening = asyncio.create_task(self.models.open(shared, self.gate))
         self.following = asyncio.create_task(follow(self.news, self.models.fleets.apply))
         self.workers: list[Worker] = []
 
@@ -159,7 +160,8 @@ class Frontend:
             return [card["id"] for card in answer.json()["data"]]
 
     def http(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(transport=httpx.ASGITransport(self.gate), base_url="http://f")
+        transport = httpx.ASGITransport(Door(unanswered, [self.gate]))
+        return httpx.AsyncClient(transport=transport, base_url="http://f")
 
     def serving(self) -> list[str]:
         return [app.names[0] for app in self.models.choice.apps]

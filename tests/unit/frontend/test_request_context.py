@@ -14,9 +14,11 @@ from common.errors import SaltLostError
 from common.identity import MmHash
 from common.media.cache_partition import SHARED, hash_within, partition_of
 from frontend.args import parse
-from frontend.asgi import App
+from frontend.asgi import App, Door, Step
 from frontend.gate import BodyGate, take_parsed_bodies
 from frontend.http.access.api_keys import ApiKeyGuard, Keys
+from frontend.http.limits.admission import Admission
+from frontend.http.settings import HttpSettings
 from frontend.request_context import current_context, current_partition, salt_of_blocks
 from tests.unit.frontend.http.asking import asking
 
@@ -33,7 +35,7 @@ def app(monkeypatch: pytest.MonkeyPatch) -> App:
 
         async def work() -> list[str | None]:
             await asyncio.sleep(0)
-            return [current_context.get().salt, current_partition()]
+            return [current_context().salt, current_partition()]
 
         return await asyncio.create_task(work())
 
@@ -41,17 +43,18 @@ def app(monkeypatch: pytest.MonkeyPatch) -> App:
     async def raw(request: Request) -> list[str | None]:
         """As ``/invocations``."""
         await request.json()
-        return [current_context.get().salt, current_partition()]
+        return [current_context().salt, current_partition()]
 
     @app.get("/none")
     async def none() -> list[str | None]:
-        return [current_context.get().salt, current_partition()]
+        return [current_context().salt, current_partition()]
 
-    return BodyGate(app, max_choices=1)
+    return app
 
 
-def client(app: App, key: str = "") -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(app)
+def client(app: App, key: str = "", *steps: Step) -> httpx.AsyncClient:
+    steps = (*steps, Admission(HttpSettings()), BodyGate(max_choices=1))
+    transport = httpx.ASGITransport(Door(app, steps))
     headers = {"Authorization": f"Bearer {key}"}
     return httpx.AsyncClient(transport=transport, base_url="http://x", headers=headers)
 
@@ -87,7 +90,8 @@ async def test_isolated_keys_share_no_partition(app: App) -> None:
     async def partitions(*, isolate: bool) -> dict[tuple[str, str | None], str]:
         found = {}
         for key in ("one", "two"):
-            async with client(ApiKeyGuard(app, Keys(["one", "two"]), isolate=isolate), key) as http:
+            guard = ApiKeyGuard(Keys(["one", "two"]), isolate=isolate)
+            async with client(app, key, guard) as http:
                 for salt in (None, "pepper"):
                     reply = await http.post("/parsed", json={"cache_salt": salt})
                     found[key, salt] = reply.json()[1]

@@ -1,13 +1,13 @@
 """What one request, and all of them together, may make the frontend hold."""
 
 import asyncio
-import contextvars
 import gc
 import io
 import struct
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,10 @@ from vllm.multimodal.video_decoders.base import VideoSourceMetadata
 from vllm.multimodal.video_decoders.opencv import OpenCVVideoBackendMixin
 
 from common.errors import OverloadedError
-from frontend.asgi import Message, Receive, Scope, Send
+from frontend.asgi import Door, Message, Receive, Scope, Send
 from frontend.fetch import decoders as decoding
 from frontend.fetch import loader as loader_module
-from frontend.fetch.allowance import MediaAllowances, RequestAllowance, current_allowance
+from frontend.fetch.allowance import RequestAllowance, allow_media, current_allowance
 from frontend.fetch.connector import FrontendMediaConnector
 from frontend.fetch.content import Content
 from frontend.fetch.decoders import decode, limit_decoders
@@ -63,10 +63,8 @@ async def as_a_request(policy: FetchPolicy, work: Coroutine[Any, Any, Any]) -> A
     async def send(message: Message) -> None:
         pass
 
-    middleware = MediaAllowances(app, policy)
-    task = asyncio.create_task(
-        middleware({"type": "http"}, receive, send), context=contextvars.copy_context()
-    )
+    door = Door(app, [partial(allow_media, policy=policy)])
+    task = asyncio.create_task(door({"type": "http"}, receive, send))
     try:
         await task
     except asyncio.CancelledError:

@@ -20,11 +20,12 @@ from vllm.multimodal.hasher import MultiModalHasher
 from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector, MediaWithBytes
 
 from common.media.decoder_guard import guard_decoders
-from frontend.fetch.allowance import RequestAllowance, _current
+from frontend.fetch.allowance import RequestAllowance
 from frontend.fetch.connector import CONNECTOR_NAME, FrontendMediaConnector, register
 from frontend.fetch.deferred import arrived
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.policy import FetchPolicy
+from frontend.request_context import begin
 from tests.odd_urls import ODD
 from tests.pictures import data_uri, picture
 from tests.unit.frontend.fetch.conftest import MakeLoader
@@ -231,7 +232,7 @@ async def test_which_of_several_data_urls_is_no_good(make_loader: MakeLoader) ->
     bad = "data:image/png;base64,%%%"
 
     async def request() -> None:
-        _current.set(RequestAllowance(FetchPolicy()))
+        begin().put(RequestAllowance(FetchPolicy()))
         connector = FrontendMediaConnector(make_loader())
         await connector.fetch_image_async(data_uri(picture("fine")))
         with pytest.raises(VLLMValidationError, match="a data URL, medium 2 of the request: "):

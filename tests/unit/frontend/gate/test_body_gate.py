@@ -11,8 +11,11 @@ from fastapi.testclient import TestClient
 from starlette.requests import Request
 
 from common.errors import RequestRejectedError
+from frontend.asgi import Door
 from frontend.gate import BodyGate, take_parsed_bodies
 from frontend.gate.read import DECODER, MAX_BRACKETS, MAX_COMMAS, read
+from frontend.http.limits.admission import Admission
+from frontend.http.settings import HttpSettings
 from frontend.request_context import current_context
 
 JSON = {"Content-Type": "application/json"}
@@ -32,14 +35,15 @@ def client(monkeypatch: pytest.MonkeyPatch, seen: list[Any]) -> Iterator[TestCli
 
     @app.post("/parsed")
     async def parsed(body: dict[str, Any]) -> None:
-        seen.append((body, current_context.get().salt))
+        seen.append((body, current_context().salt))
 
     @app.post("/raw")
     async def raw(request: Request) -> None:
         """As ``/invocations``."""
-        seen.append((await request.json(), current_context.get().salt))
+        seen.append((await request.json(), current_context().salt))
 
-    with TestClient(BodyGate(app, max_choices=4), raise_server_exceptions=False) as client:
+    door = Door(app, [Admission(HttpSettings()), BodyGate(max_choices=4)])
+    with TestClient(door, raise_server_exceptions=False) as client:
         yield client
 
 

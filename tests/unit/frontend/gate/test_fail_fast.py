@@ -1,5 +1,6 @@
 """Wrong items by the thousand cost as much as one, on every route of vLLM's server."""
 
+import logging
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from fastapi.routing import APIRoute
 from openai.types.responses import ResponseOutputMessage
 from pydantic import TypeAdapter, ValidationError
 from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+from vllm.entrypoints.generate.base.protocol import DeltaMessage
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.openai.chat_completion.protocol import (
     BatchChatCompletionRequest,
@@ -108,3 +110,20 @@ def test_what_is_right_is_taken_as_before() -> None:
     fail_fast()
     fail_fast()
     assert ChatCompletionRequest.model_validate(body) == before
+
+
+def test_parts_of_events_are_made_without_a_look_for_unknown_fields(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fail_fast()
+    vllms = logging.getLogger("vllm")
+    vllms.addHandler(caplog.handler)
+    with caplog.at_level(logging.DEBUG, "vllm"):
+        made = DeltaMessage.model_validate({"content": "a", "odd": 1})
+        assert not caplog.records
+        assert made.model_dump(exclude_unset=True) == {"content": "a", "odd": 1}
+        with pytest.raises(ValidationError):
+            DeltaMessage.model_validate({"content": 1})
+        CompletionRequest.model_validate({"prompt": "x", "odd": 1})
+        assert "odd" in caplog.text
+    vllms.removeHandler(caplog.handler)

@@ -6,10 +6,12 @@ import httpx
 import pytest
 from vllm.entrypoints.anthropic.protocol import AnthropicContentBlock
 
-from frontend.asgi import Receive, Scope, Send
+from frontend.asgi import Door, Receive, Scope, Send, Step
 from frontend.gate import BodyGate
 from frontend.gate.message_blocks import _OF_RESULTS, _OF_SYSTEM, _TAKEN
 from frontend.gate.refused_fields import RefusedFieldError, check
+from frontend.http.limits.admission import Admission
+from frontend.http.settings import HttpSettings
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -166,7 +168,8 @@ def test_every_kind_of_block_was_thought_about() -> None:
     ],
 )
 async def test_the_gate_answers_with_the_words(path: str, body: dict[str, Any], param: str) -> None:
-    transport = httpx.ASGITransport(BodyGate(unreached, max_choices=1, root_path="/behind"))
+    steps: list[Step] = [Admission(HttpSettings()), BodyGate(max_choices=1)]
+    transport = httpx.ASGITransport(Door(unreached, steps, root_path="/behind"))
     async with httpx.AsyncClient(transport=transport, base_url="http://f") as http:
         reply = await http.post(f"/behind{path}", json=body)
     assert reply.status_code == 400

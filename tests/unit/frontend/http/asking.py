@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from frontend.request_context import RequestContext, Tenant, current_context
+from frontend.request_context import RequestContext, Tenant, _current
 
 
 @contextmanager
 def asking(*, key: str = "", salt: str | None = None, apart: bool = False) -> Iterator[None]:
     """Ask with an API key and a ``cache_salt``; ``apart`` isolates keys from each other."""
-    token = current_context.set(RequestContext(tenant=Tenant(key), isolated=apart, salt=salt))
+    token = _current.set(RequestContext(tenant=Tenant(key), isolated=apart, salt=salt))
     try:
         yield
     finally:
-        current_context.reset(token)
+        _current.reset(token)

@@ -6,11 +6,13 @@ import functools
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from frontend.args import parse
 from frontend.asgi import App
+from frontend.door import make_door
+from frontend.http.server.readiness_gate import ReadinessGate
 from frontend.http.server.uvicorn_server import Server
 from frontend.http.server.vllm_server import uvicorn_config
 from frontend.http.settings import HttpSettings
@@ -99,6 +101,18 @@ class Serving:
 def _serve_args(*flags: str) -> argparse.Namespace:
     """Making vLLM's parser takes a second."""
     return parse(["--port=0", *flags]).serve
+
+
+def behind_door(app: App, *flags: str, settings: HttpSettings | None = None) -> App:
+    """Return an app behind all that requests to a frontend's pass.
+
+    Args:
+        settings: instead of those that the flags make.
+    """
+    gate = ReadinessGate(lambda: None)
+    gate.let_in(app)
+    args = parse([*flags])
+    return make_door(args if settings is None else replace(args, http=settings), gate)
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from starlette.responses import PlainTextResponse
 
 from frontend.args import parse
-from frontend.asgi import Receive, Scope, Send
+from frontend.asgi import App, Door, Receive, Scope, Send
 from frontend.http.access.admin import AdminGuard, is_for_admins
 from frontend.http.access.api_keys import Keys
 from frontend.http.operator.vllm_routes import MANAGEMENT
@@ -23,13 +23,13 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     await PlainTextResponse("served")(scope, receive, send)
 
 
-def guard(*, api: list[str], admin: list[str], unix: bool = False) -> AdminGuard:
+def guard(*, api: list[str], admin: list[str], unix: bool = False) -> Door:
     users, admins = (Keys(keys) if keys else None for keys in (api, admin))
-    return AdminGuard(app, users, admins, root_path="/under", unix_socket=unix)
+    return Door(app, [AdminGuard(users, admins, unix_socket=unix)], root_path="/under")
 
 
 async def ask(
-    served: AdminGuard,
+    served: App,
     path: str,
     key: str | None = None,
     *,
@@ -167,7 +167,7 @@ async def test_a_line_feed_leads_to_a_route_but_not_around_the_guard() -> None:
     vllms = FastAPI()
     for path in sorted(MANAGEMENT):
         vllms.add_api_route(f"/{path}", lambda: "served", methods=["POST"])
-    guarded = AdminGuard(vllms, Keys(["user"]), Keys(["admin"]))
+    guarded = Door(vllms, [AdminGuard(Keys(["user"]), Keys(["admin"]))])
     async with serving(guarded, HttpSettings()) as server:
         for path in sorted(MANAGEMENT):
             head = post("Authorization: Bearer user", path=f"/{path}%0A")

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from common.errors import OverloadedError
-from frontend.asgi import Message, Receive, Scope, Send
+from frontend.asgi import Arrival, Door, Message, Receive, Scope, Send
 from frontend.http.limits.admission import Admission
 from frontend.http.limits.file_limit import raise_file_limit
 from frontend.http.limits.tenant_quota import TenantQuota
 from frontend.http.settings import HttpSettings
-from frontend.request_context import EVERYBODY, Tenant, note_tenant
+from frontend.request_context import EVERYBODY, Tenant
 from tests.waiting import until
 
 ONE, TWO = Tenant("one"), Tenant("two")
@@ -45,7 +45,7 @@ class Shop:
     def __init__(self, settings: HttpSettings, *, several_keys: bool) -> None:
         self.done = asyncio.Event()
         self.started = 0
-        self.gate = Admission(self._work, settings, several_keys=several_keys)
+        self.gate = Admission(settings, several_keys=several_keys)
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.started += 1
@@ -77,9 +77,12 @@ class Shop:
                 statuses.append(message["status"])
 
         headers = [(b"content-length", b"%d" % length)]
-        note_tenant(tenant)
+
+        async def guard(arrival: Arrival) -> None:
+            arrival.context.tenant = tenant
+
         scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
-        await self.gate(scope, receive, send)
+        await Door(self._work, [guard, self.gate])(scope, receive, send)
         (status,) = statuses
         return int(status)
 

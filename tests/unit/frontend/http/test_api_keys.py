@@ -11,7 +11,7 @@ from vllm.entrypoints.serve.middleware.register import init_entrypoints_middlewa
 
 from common.errors import ConfigurationError
 from frontend.args import parse
-from frontend.asgi import Message, Receive, Scope, Send
+from frontend.asgi import Door, Message, Receive, Scope, Send
 from frontend.http.access.api_keys import OPEN, ApiKeyGuard, Keys, read_keys
 from frontend.request_context import EVERYBODY, current_context
 
@@ -20,8 +20,8 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     await PlainTextResponse("served")(scope, receive, send)
 
 
-def client(guard: ApiKeyGuard) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url="http://test")
+def client(door: Door) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(door), base_url="http://test")
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def client(guard: ApiKeyGuard) -> httpx.AsyncClient:
 )
 async def test_without_a_key_nothing_is_served(path: str, authorization: str | None) -> None:
     headers = {} if authorization is None else {"Authorization": authorization.encode()}
-    async with client(ApiKeyGuard(app, Keys(["one", "two"]))) as http:
+    async with client(Door(app, [ApiKeyGuard(Keys(["one", "two"]))])) as http:
         reply = await http.post(path, headers=headers)  # type: ignore[arg-type]
     assert reply.status_code == 401
     assert reply.json() == {"error": "Unauthorized"}
@@ -51,21 +51,21 @@ async def test_without_a_key_nothing_is_served(path: str, authorization: str | N
 
 @pytest.mark.parametrize("authorization", ["Bearer one", "bearer two"])
 async def test_either_key_opens_everything(authorization: str) -> None:
-    async with client(ApiKeyGuard(app, Keys(["one", "two"]))) as http:
+    async with client(Door(app, [ApiKeyGuard(Keys(["one", "two"]))])) as http:
         for path in ("/v1/models", "/mmrouter/workers"):
             reply = await http.get(path, headers={"Authorization": authorization})
             assert reply.text == "served"
 
 
 async def test_probes_scrapers_and_preflights_need_no_key() -> None:
-    async with client(ApiKeyGuard(app, Keys(["one"]), "/under")) as http:
+    async with client(Door(app, [ApiKeyGuard(Keys(["one"]))], root_path="/under")) as http:
         for path in (*OPEN, "/under/health", "/metrics/"):
             assert (await http.get(path)).text == "served"
         assert (await http.options("/v1/chat/completions")).text == "served"
 
 
 async def test_strangers_send_no_bodies_anywhere() -> None:
-    async with client(ApiKeyGuard(app, Keys(["one"]))) as http:
+    async with client(Door(app, [ApiKeyGuard(Keys(["one"]))])) as http:
         for method, path in (("POST", "/ping"), ("GET", "/health"), ("OPTIONS", "/v1/models")):
             reply = await http.request(method, path, content=b"x" * 1000)
             assert (reply.status_code, reply.headers["connection"]) == (401, "close")
@@ -82,7 +82,7 @@ async def test_a_websocket_without_a_key_is_closed() -> None:
         sent.append(message)
 
     scope = {"type": "websocket", "path": "/v1/realtime", "headers": []}
-    await ApiKeyGuard(app, Keys(["one"]))(scope, receive, send)
+    await Door(app, [], sockets=[ApiKeyGuard(Keys(["one"]))])(scope, receive, send)
     assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
@@ -155,9 +155,9 @@ def test_a_missing_file_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixt
 
 async def test_each_key_is_a_tenant_of_its_own() -> None:
     async def tell(scope: Scope, receive: Receive, send: Send) -> None:
-        await PlainTextResponse(current_context.get().tenant)(scope, receive, send)
+        await PlainTextResponse(current_context().tenant)(scope, receive, send)
 
-    async with client(ApiKeyGuard(tell, Keys(["one", "two"]))) as http:
+    async with client(Door(tell, [ApiKeyGuard(Keys(["one", "two"]))])) as http:
         tenants = [
             (await http.get("/v1/models", headers={"Authorization": f"Bearer {key}"})).text
             for key in ("one", "two", "one")
@@ -180,7 +180,7 @@ async def test_keys_follow_their_files(
         new.write_text(text)
         new.replace(path)
 
-    async with client(ApiKeyGuard(app, access.users)) as http:
+    async with client(Door(app, [ApiKeyGuard(access.users)])) as http:
 
         async def let_in(*keys: str) -> list[str]:
             return [

@@ -7,7 +7,7 @@ import pytest
 from frontend.http.limits.call_places import CallPlaces
 from frontend.request import FaultSettings, batches
 from frontend.request.deadlines import Deadlines
-from frontend.request_context import EVERYBODY, Tenant
+from frontend.request_context import EVERYBODY, Tenant, begin
 from tests.waiting import until
 
 
@@ -24,7 +24,9 @@ class Workers:
             await self.done.wait()
 
     async def request(self, places: CallPlaces, whose: str, calls: int, tenant: Tenant) -> None:
-        with places.of_request(tenant):
+        context = begin()
+        context.tenant = tenant
+        with places.of_request(context):
             await asyncio.gather(*(self.call(whose) for _ in range(calls)))
 
 

@@ -16,13 +16,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from common.errors import ConfigurationError
-from frontend.asgi import App, Message, Receive, Scope, Send
+from frontend.asgi import Door, Message, Receive, Scope, Send
 from frontend.http.limits import connection
 from frontend.http.limits.admission import Admission
-from frontend.http.limits.retry_after import RetryAfter
+from frontend.http.limits.retry_after import say_when_to_retry
 from frontend.http.server.tls_refresh import TlsRefresh
 from frontend.http.settings import HttpSettings
-from frontend.request_context import current_context, note_salt
+from frontend.request_context import current_context
 from tests.unit.frontend.http.serving import post, serving, with_body
 from tests.waiting import until
 
@@ -36,8 +36,8 @@ class Workshop:
 
     def __init__(self, settings: HttpSettings) -> None:
         self.settings = settings
-        self.admission = Admission(self._serve, settings)
-        self.app: App = RetryAfter(self.admission)
+        self.admission = Admission(settings)
+        self.app = Door(self._serve, [say_when_to_retry, self.admission])
         self.got: list[Message] = []
         self.go_on = asyncio.Event()
         self.waiting = 0
@@ -113,8 +113,8 @@ async def test_a_request_sent_ahead_has_no_salt_of_the_one_before_it(together: b
     salts: dict[str, str | None] = {}
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        salts[scope["path"]] = current_context.get().salt
-        note_salt({"cache_salt": "mine"})
+        salts[scope["path"]] = current_context().salt
+        current_context().note_salt({"cache_salt": "mine"})
         if scope["path"] == "/first":
             await sent.wait()
         await send({"type": "http.response.start", "status": 204, "headers": []})

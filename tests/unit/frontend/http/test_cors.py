@@ -15,12 +15,11 @@ from vllm.entrypoints.serve.middleware.x_request_id import XRequestIdMiddleware
 from common.errors import NoWorkerError
 from frontend.args import parse
 from frontend.asgi import App
-from frontend.door import guarded
-from frontend.http.limits.admission import Admission
+from frontend.door import make_door
 from frontend.http.server.readiness_gate import ReadinessGate
 from frontend.http.server.vllm_server import _drop_doubles
 from frontend.http.settings import HttpSettings
-from tests.unit.frontend.http.serving import Reply, Serving, post, serving, with_body
+from tests.unit.frontend.http.serving import Reply, Serving, behind_door, post, serving, with_body
 from tests.waiting import until
 
 PAGE = "http://app.test"
@@ -54,8 +53,7 @@ async def served(
     app: App, *flags: str, settings: HttpSettings | None = None
 ) -> AsyncIterator[Serving]:
     settings = settings or HttpSettings()
-    inside = guarded(Admission(app, settings), parse([*flags]))
-    async with serving(inside, settings, *flags) as server:
+    async with serving(behind_door(app, *flags, settings=settings), settings, *flags) as server:
         yield server
 
 
@@ -88,7 +86,8 @@ async def test_when_to_come_back_can_be_read() -> None:
     def nobody() -> None:
         raise NoWorkerError("no worker is available")
 
-    async with served(ReadinessGate(nobody), *OF_PAGES) as server:
+    door = make_door(parse([*OF_PAGES]), ReadinessGate(nobody))
+    async with serving(door, HttpSettings(), *OF_PAGES) as server:
         reply = await server.ask(with_body(b"{}", ORIGIN, "X-Request-Id: mine"))
     assert (reply.status, reply.headers["retry-after"]) == (503, "1")
     assert reply.headers["x-request-id"] == "mine"

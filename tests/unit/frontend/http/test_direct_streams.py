@@ -37,10 +37,10 @@ from vllm.utils.async_utils import merge_async_iterators
 from backend_worker.engine.vllm_engine import Items
 from common.errors import EngineGoneError, OverloadedError
 from common.request_plane.protocol import Output, Submit
-from frontend.asgi import App, Message, Receive, Scope, Send
+from frontend.asgi import App, Door, Message, Receive, Scope, Send
 from frontend.http.limits.connection import WRITE_NOW
 from frontend.http.settings import HttpSettings
-from frontend.http.streaming.early_stream_errors import EarlyStreamErrors
+from frontend.http.streaming.early_stream_errors import hold_stream_heads
 from frontend.http.streaming.token_streams import Chats, Completions
 from frontend.media_limits.budget import Budget, Reservation
 from frontend.processing.preprocessor import ProcessedPrompt
@@ -190,7 +190,7 @@ class Front:
         self._direct = direct
         self._logs = logs
         routes = [Route(f"/{kind}", self._answer, methods=["POST"]) for kind in ("chat", "text")]
-        self._inner: App = EarlyStreamErrors(Starlette(routes=routes))
+        self._inner: App = Door(Starlette(routes=routes), [hold_stream_heads])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._direct:
@@ -289,24 +289,25 @@ ALL_USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats":
 PLAIN: list[tuple[str, dict[str, Any]]] = [
     ("chat", {}),
     ("chat", USAGE),
+    ("chat", ALL_USAGE),
     ("chat", {"stop": ["schön"]}),
     ("chat", {"max_tokens": 9}),
     ("chat", {"parses": "tools"}),
     ("chat", {"parses": "reasoning"} | USAGE),
     ("chat", {"parses": "both"} | USAGE),
+    ("chat", {"parses": "both"} | ALL_USAGE),
     ("text", {}),
     ("text", USAGE),
+    ("text", ALL_USAGE),
     ("text", {"max_tokens": 9}),
 ]
 OTHERS: list[tuple[str, dict[str, Any]]] = [
-    ("chat", ALL_USAGE),
     ("chat", {"logprobs": True, "top_logprobs": 1}),
     ("chat", {"return_token_ids": True}),
     ("chat", {"echo": True, "add_generation_prompt": True}),
     ("chat", {"parses": "tools", "include_reasoning": False}),
     ("chat", {"parses": "tools", "tools": [{"type": "function", "function": {"name": "f"}}]}),
     ("chat", {"logs": True}),
-    ("text", ALL_USAGE),
     ("text", {"logprobs": 1}),
     ("text", {"return_token_ids": True}),
     ("text", {"echo": True}),
@@ -539,6 +540,9 @@ EVENT = (
     b'data: {"id":"a","object":"o","created":7,"model":"m","choices":[{"index":0,'
     b'"delta":{"content":"b"},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
 )
+USAGE_SAID = (
+    b'{"prompt_tokens":3,"total_tokens":7,"completion_tokens":4,"completion_tokens_details":null}'
+)
 
 
 def _writing(written: list[bytes]) -> Callable[[bytes], bool]:
@@ -550,20 +554,26 @@ def _writing(written: list[bytes]) -> Callable[[bytes], bool]:
 
 
 def learned(event: bytes, text: str = "b", calls: int = 1) -> list[bytes]:
-    """What is written of a text of "x" after an event was seen."""
+    """What is written of a text of "x", the fifth token, once an event of the fourth was seen."""
     written: list[bytes] = []
     events = DirectEvents(_writing(written))
     events.allow()
     for _ in range(calls):
         events.claim()
-    events.gives(text)
+    events.gives(text, 4)
     events.saw(event)
-    events.send("x")
+    events.send("x", 5)
     return written
 
 
 def test_events_are_written_in_the_likeness_of_one() -> None:
     assert learned(EVENT) == [EVENT.replace(b'"b"', b'"x"')]
+
+
+def test_tokens_are_counted_in_the_likeness_of_one() -> None:
+    event = EVENT.replace(b"}]}", b'}],"usage":' + USAGE_SAID + b"}")
+    counted = event.replace(b'"b"', b'"x"').replace(b":7,", b":8,").replace(b":4,", b":5,")
+    assert learned(event) == [counted.replace(b'"created":8', b'"created":7')]
 
 
 @pytest.mark.parametrize(
@@ -577,6 +587,17 @@ def test_events_are_written_in_the_likeness_of_one() -> None:
         (b'"logprobs":null', b'"logprobs":{"content":[]}'),
         (b'"token_ids":null', b'"token_ids":[1]'),
         (b"}]}", b'}],"usage":{"prompt_tokens":1}}'),
+        (b"}]}", b'}],"usage":7}'),
+        *(
+            (b"}]}", b'}],"usage":' + each + b"}")
+            for each in (
+                b'{"prompt_tokens":3,"total_tokens":8,"completion_tokens":5}',
+                b'{"prompt_tokens":3,"total_tokens":8,"completion_tokens":4}',
+                b'{"prompt_tokens":3.0,"total_tokens":7.0,"completion_tokens":4}',
+                b'{"prompt_tokens":3,"completion_tokens":4,"total_tokens":7}',
+                USAGE_SAID.replace(b"null", b'{"reasoning_tokens":0}'),
+            )
+        ),
         (b"}]}", b'}],"system_fingerprint":"f"}'),
         (b"}]}", b'},{"index":1}]}'),
         (b"[{", b"[null,{"),
@@ -606,9 +627,9 @@ def test_half_of_a_pair_is_left_to_vllms_server() -> None:
     events = DirectEvents(_writing(written))
     events.allow()
     events.claim()
-    events.gives("b")
+    events.gives("b", 1)
     events.saw(EVENT)
-    assert not events.send("\ud83d")
+    assert not events.send("\ud83d", 2)
     assert written == []
 
 
@@ -741,7 +762,7 @@ async def test_a_streams_request_is_free_though_others_use_the_connection_that_i
 
             await StreamingResponse(events(), media_type="text/event-stream")(scope, receive, send)
 
-        early = EarlyStreamErrors(stream_after_picture)
+        early = Door(stream_after_picture, [hold_stream_heads])
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             seen.append(weakref.ref(receive.__self__))  # type: ignore[attr-defined]

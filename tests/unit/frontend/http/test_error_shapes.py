@@ -12,11 +12,10 @@ from starlette.responses import StreamingResponse
 from common.errors import NoWorkerError
 from frontend.args import parse
 from frontend.asgi import error_answer
-from frontend.door import guarded
-from frontend.http.limits.admission import Admission
+from frontend.door import make_door
 from frontend.http.server.readiness_gate import ReadinessGate
 from frontend.http.settings import HttpSettings
-from tests.unit.frontend.http.serving import Reply, post, serving, with_body
+from tests.unit.frontend.http.serving import Reply, behind_door, post, serving, with_body
 
 KEYS = "--api-key=sesam"
 TOO_LONG = "This model's maximum context length is 8 tokens. However, your prompt contains 9."
@@ -57,7 +56,7 @@ def desk() -> FastAPI:
 
 async def ask(head_and_body: bytes, *flags: str, max_body_mb: float = 64) -> Reply:
     settings = HttpSettings(max_body_mb=max_body_mb)
-    inside = guarded(Admission(desk(), settings), parse([*flags]))
+    inside = behind_door(desk(), *flags, settings=settings)
     async with serving(inside, settings) as served:
         return await served.ask(head_and_body)
 
@@ -108,7 +107,7 @@ async def test_a_frontend_without_workers_says_so() -> None:
     def nobody() -> None:
         raise NoWorkerError("no worker is available")
 
-    inside = guarded(ReadinessGate(nobody), parse([]))
+    inside = make_door(parse([]), ReadinessGate(nobody))
     async with serving(inside, HttpSettings()) as served:
         reply = await served.ask(with_body(QUESTION, path=PATH))
         assert error_of(reply) == ("overloaded_error", "no worker is available")
@@ -128,7 +127,7 @@ async def test_a_prompt_that_is_too_long_is_called_so_as_clients_look_for_it() -
 @pytest.mark.parametrize("kind", ["stream", "list", "text"])
 async def test_what_is_no_error_of_ours_stays(kind: str) -> None:
     settings = HttpSettings()
-    async with serving(guarded(desk(), parse([])), settings) as served:
+    async with serving(behind_door(desk()), settings) as served:
         client = await served.connect()
         await client.send(with_body(b"{}", "Connection: close", path=f"{PATH}/{kind}"))
         answer = await client.until_closed()
@@ -139,7 +138,7 @@ async def test_what_is_no_error_of_ours_stays(kind: str) -> None:
 
 async def test_anthropics_sdk_says_what_is_wrong() -> None:
     settings = HttpSettings(max_body_mb=0.001)
-    inside = guarded(Admission(desk(), settings), parse([KEYS]))
+    inside = behind_door(desk(), KEYS, settings=settings)
     async with (
         serving(inside, settings) as served,
         anthropic.AsyncAnthropic(

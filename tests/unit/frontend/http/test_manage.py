@@ -9,6 +9,7 @@ from fastapi import FastAPI
 
 from common.errors import NoWorkerError
 from common.identity import Incarnation, WorkerId
+from frontend.asgi import Door
 from frontend.http import AdminGuard, Management, manage_routes
 from frontend.http.access.api_keys import Keys
 from frontend.processes import Siblings
@@ -42,7 +43,7 @@ def taken(router: Router, times: int = 20) -> set[str]:
 def client(management: Management) -> httpx.AsyncClient:
     app = FastAPI()
     app.include_router(manage_routes(management))
-    guarded = AdminGuard(app, None, Keys(["admin"]))
+    guarded = Door(app, [AdminGuard(None, Keys(["admin"]))])
     return httpx.AsyncClient(
         transport=httpx.ASGITransport(guarded), base_url="http://f/mmrouter/workers"
     )

@@ -9,9 +9,9 @@ import httpx
 import pytest
 from starlette.responses import JSONResponse
 
-from frontend.asgi import Receive, Scope, Send
-from frontend.fetch import deferring
+from frontend.asgi import Door, Receive, Scope, Send
 from frontend.http.server.model_choice import ModelApp, ModelChoice
+from frontend.request_context import current_context
 from tests.waiting import until
 
 JSON = {"content-type": "application/json"}
@@ -28,7 +28,7 @@ class Said:
         body = (await receive()).get("body", b"")
         if self.waits is not None:
             await self.waits.wait()
-        said = {"app": self.name, "size": len(body), "defers": deferring.get()}
+        said = {"app": self.name, "size": len(body), "defers": current_context().defers}
         await JSONResponse(said)(scope, receive, send)
 
 
@@ -53,7 +53,7 @@ def choice() -> ModelChoice:
 
 @pytest.fixture
 async def http(choice: ModelChoice) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(choice)
+    transport = httpx.ASGITransport(Door(choice, []))
     async with httpx.AsyncClient(transport=transport, base_url="http://f") as client:
         yield client
 
@@ -152,7 +152,7 @@ async def test_a_form_full_of_names_takes_no_time(http: httpx.AsyncClient, repea
 
 async def test_what_names_no_model_goes_where_somebody_is(choice: ModelChoice) -> None:
     choice.apps[:] = [model_app("alpha", there=False), model_app("beta")]
-    transport = httpx.ASGITransport(choice)
+    transport = httpx.ASGITransport(Door(choice, []))
     async with httpx.AsyncClient(transport=transport, base_url="http://f") as http:
         assert (await http.get("/health")).json()["app"] == "beta"
         assert (await http.post("/mmrouter/workers/w/drain")).json()["app"] == "beta"
@@ -167,7 +167,7 @@ async def test_what_names_no_model_goes_where_somebody_is(choice: ModelChoice) -
 async def test_a_name_that_nobody_has_goes_where_such_requests_are(there: bool) -> None:
     choice = ModelChoice(lambda _: False)
     choice.apps += [model_app("alpha", there=not there), model_app("beta", there=there)]
-    transport = httpx.ASGITransport(choice)
+    transport = httpx.ASGITransport(Door(choice, []))
     async with httpx.AsyncClient(transport=transport, base_url="http://f") as http:
         for path, app in (("/v1/chat/completions", "alpha"), ("/v1/embeddings", "beta")):
             answer = await http.post(path, json={"model": "nobody"})

@@ -1,4 +1,4 @@
-"""The middlewares that refuse, and say when to come back, around apps of our own."""
+"""The steps that refuse, and say when to come back, around apps of our own."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,11 +9,11 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, StreamingResponse
 
 from common.errors import FleetBusyError, OverloadedError
-from frontend.asgi import App, overload_answer
+from frontend.asgi import App, Door, overload_answer
 from frontend.http.limits.admission import Admission
-from frontend.http.limits.retry_after import RetryAfter
+from frontend.http.limits.retry_after import say_when_to_retry
 from frontend.http.settings import HttpSettings
-from frontend.http.streaming.early_stream_errors import EarlyStreamErrors
+from frontend.http.streaming.early_stream_errors import hold_stream_heads
 from tests.waiting import until
 
 ERROR = (
@@ -66,7 +66,7 @@ class Workshop:
 
 async def test_one_request_too_many_is_refused_while_health_answers() -> None:
     shop = Workshop()
-    async with client(Admission(shop.app, HttpSettings(max_inflight=2))) as http:
+    async with client(Door(shop.app, [Admission(HttpSettings(max_inflight=2))])) as http:
         busy = [asyncio.create_task(http.post("/work")) for _ in range(2)]
         await shop.until_started(2)
         refused = await http.post("/work")
@@ -84,13 +84,13 @@ async def test_a_request_that_fails_or_is_cancelled_makes_room() -> None:
     async def broken(scope: object, receive: object, send: object) -> None:
         raise ValueError("broken")
 
-    gate = Admission(broken, HttpSettings(max_inflight=1))
+    gate = Door(broken, [Admission(HttpSettings(max_inflight=1))])
     async with client(gate) as http:
         for _ in range(3):
             with pytest.raises(ValueError, match="broken"):
                 await http.post("/work")
     shop = Workshop()
-    async with client(Admission(shop.app, HttpSettings(max_inflight=1))) as http:
+    async with client(Door(shop.app, [Admission(HttpSettings(max_inflight=1))])) as http:
         given_up = asyncio.create_task(http.post("/work"))
         await shop.until_started(1)
         given_up.cancel()
@@ -100,7 +100,7 @@ async def test_a_request_that_fails_or_is_cancelled_makes_room() -> None:
 
 
 async def test_a_stream_that_begins_with_an_error_is_an_error() -> None:
-    async with client(RetryAfter(EarlyStreamErrors(streaming(ERROR, DONE)))) as http:
+    async with client(Door(streaming(ERROR, DONE), [say_when_to_retry, hold_stream_heads])) as http:
         reply = await http.post("/stream")
     assert reply.status_code == 503
     assert reply.headers["content-type"] == "application/json"
@@ -120,7 +120,7 @@ async def test_a_stream_that_begins_with_an_error_is_an_error() -> None:
     ],
 )
 async def test_any_other_stream_passes_unchanged(events: tuple[bytes, ...]) -> None:
-    async with client(EarlyStreamErrors(streaming(*events))) as http:
+    async with client(Door(streaming(*events), [hold_stream_heads])) as http:
         reply = await http.post("/stream")
     assert reply.status_code == 200
     assert reply.headers["content-type"].startswith("text/event-stream")
@@ -135,7 +135,7 @@ async def test_only_429_and_503_say_when_to_come_back(status: int) -> None:
     async def answer() -> JSONResponse:
         return JSONResponse({}, status)
 
-    async with client(RetryAfter(app)) as http:
+    async with client(Door(app, [say_when_to_retry])) as http:
         reply = await http.get("/")
     assert reply.status_code == status
     assert ("retry-after" in reply.headers) == (status in (429, 503))
@@ -151,7 +151,7 @@ async def test_only_429_and_503_say_when_to_come_back(status: int) -> None:
 async def test_an_error_that_knows_when_is_not_overruled(
     error: OverloadedError, status: int, seconds: str
 ) -> None:
-    async with client(RetryAfter(overload_answer(error))) as http:
+    async with client(Door(overload_answer(error), [say_when_to_retry])) as http:
         reply = await http.get("/")
     assert reply.status_code == status
     assert reply.headers["retry-after"] == seconds

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from vllm.entrypoints.generate.base.protocol import DeltaMessage
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.parser.abstract_parser import DelegatingParser
@@ -14,7 +13,7 @@ from vllm.parser.parser_manager import ParserManager
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 
-from frontend.http.streaming.token_streams import takes_text_as_it_is
+from frontend.http.streaming.token_streams import skipping, takes_text_as_it_is
 
 PIECES = ["", "a", " b", "<", "<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]"]
 PIECES += ['{"name": "f", ', '"arguments": {}}', "\n\n", "<|python_tag|>", "é", "[", "]"]
@@ -55,9 +54,13 @@ class _Tokenizer:
         return "".join(texts[number] for number in token_ids)
 
 
-def _parser(tools: str | None, reasoning: str | None = None) -> Any:
+def _parser(tools: str | None, reasoning: str | None = None, *, skips: bool = False) -> Any:
+    """
+    Args:
+        skips: what needs no parsing.
+    """
     kind: Any = ParserManager.get_parser(tools, reasoning, enable_auto_tools=True)
-    return kind(_Tokenizer(), None)
+    return (skipping(kind) if skips else kind)(_Tokenizer(), None)
 
 
 def _works(tools: str | None, reasoning: str | None = None) -> bool:
@@ -75,14 +78,8 @@ def _chat(**fields: Any) -> ChatCompletionRequest:
     )
 
 
-def _stream(
-    parser: Any, request: Any, chance: random.Random, *, skips: bool = False
-) -> list[str | None]:
-    """The messages of a stream.
-
-    Args:
-        skips: do not ask the parser about a text that it takes as it is.
-    """
+def _stream(parser: Any, request: Any, chance: random.Random) -> list[str | None]:
+    """The messages of a stream."""
     said: list[str | None] = []
     prompt = [1, 2] if chance.random() < 0.9 else None
     count = chance.randrange(1, 12)
@@ -90,19 +87,15 @@ def _stream(
         texts = chance.choices(PIECES, k=chance.choice([0, 1, 1, 1, 3]))
         tokens = [parser.model_tokenizer.vocabulary[text] for text in texts]
         text, finished = "".join(texts), place == count - 1
-        if skips and not finished and takes_text_as_it_is(parser, request):
-            empty = None if parser.tool_parser else DeltaMessage(content="")
-            message = DeltaMessage(content=text) if text else empty
-        else:
-            # vLLM names the prompt with each output, or, with embeddings, never.
-            message = parser.parse_delta(text, tokens, request, prompt, finished=finished)
+        # vLLM names the prompt with each output, or, with embeddings, never.
+        message = parser.parse_delta(text, tokens, request, prompt, finished=finished)
         said.append(message and message.model_dump_json(exclude_unset=True))
     return said
 
 
-def _outcome(parser: Any, request: Any, chance: random.Random, skips: bool) -> list[str | None]:
+def _outcome(parser: Any, request: Any, chance: random.Random) -> list[str | None]:
     try:
-        said = _stream(parser, request, chance, skips=skips)
+        said = _stream(parser, request, chance)
     except Exception as error:  # noqa: BLE001  # a parser that such text is too odd for
         said = [repr(error)]
     return [one and re.sub(r'"id":"[^"]*"', '"id":"random"', one) for one in said]
@@ -128,7 +121,7 @@ def test_streams_say_the_same(asked: str) -> None:
     for name in names:
         for seed in range(20):
             theirs, ours = (
-                _outcome(_parser(name), REQUESTS[asked](), random.Random(seed), skips)
+                _outcome(_parser(name, skips=skips), REQUESTS[asked](), random.Random(seed))
                 for skips in (False, True)
             )
             assert ours == theirs, (name, seed)
@@ -142,7 +135,7 @@ def test_streams_with_reasoning_say_the_same(tools: str | None, asked: str) -> N
     for name in (name for name in names if _works(tools, name)):
         for seed in range(20):
             theirs, ours = (
-                _outcome(_parser(tools, name), REQUESTS[asked](), random.Random(seed), skips)
+                _outcome(_parser(tools, name, skips=skips), REQUESTS[asked](), random.Random(seed))
                 for skips in (False, True)
             )
             assert ours == theirs, (name, seed)
@@ -151,17 +144,19 @@ def test_streams_with_reasoning_say_the_same(tools: str | None, asked: str) -> N
 
 
 def test_the_first_text_tells() -> None:
-    parser, request = _parser("hermes"), _chat()
+    parser, request = _parser("hermes", skips=True), _chat()
     assert not takes_text_as_it_is(parser, request)
     parser.parse_delta("a", [1], request, [1], finished=False)
     assert takes_text_as_it_is(parser, request)
+    parser.parse_delta("b", [2], request, [1], finished=False)
+    assert "b" not in parser._stream_state.previous_text
 
 
 @pytest.mark.parametrize(
     "request_", [_chat(tools=[TOOL]), _chat(include_reasoning=False)], ids=["tools", "hidden"]
 )
 def test_what_may_become_something_else_is_parsed(request_: ChatCompletionRequest) -> None:
-    parser = _parser("hermes")
+    parser = _parser("hermes", skips=True)
     for _ in range(3):
         parser.parse_delta("a", [1], request_, [1], finished=False)
         assert not takes_text_as_it_is(parser, request_)
@@ -174,6 +169,7 @@ def test_parsers_of_single_models_are_left_alone() -> None:
         def _extract_tool_calls_streaming(self, *_: Any, **__: Any) -> Any:
             return None, False
 
+    assert skipping(Own) is Own
     parser: Any = Own(_Tokenizer(), None)
     for _ in range(3):
         parser.parse_delta("a", [1], _chat(), [1], finished=False)

@@ -3,6 +3,7 @@ import pytest
 from fastapi import FastAPI
 
 from common.errors import NoWorkerError
+from frontend.asgi import Door, unanswered
 from frontend.http.server.readiness_gate import ReadinessGate
 
 
@@ -14,8 +15,8 @@ def somebody() -> None:
     pass
 
 
-async def get(door: ReadinessGate, path: str) -> httpx.Response:
-    transport = httpx.ASGITransport(door)
+async def get(gate: ReadinessGate, path: str) -> httpx.Response:
+    transport = httpx.ASGITransport(Door(unanswered, [gate]))
     async with httpx.AsyncClient(transport=transport, base_url="http://door") as client:
         return await client.get(path)
 
@@ -42,11 +43,11 @@ async def test_open_it_is_the_app_until_there_is_none() -> None:
     async def health() -> str:
         return "fine"
 
-    door = ReadinessGate(somebody)
-    door.let_in(app)
-    assert (await get(door, "/health")).json() == "fine"
-    door.let_in(None)
-    assert (await get(door, "/health")).status_code == 503
+    gate = ReadinessGate(somebody)
+    gate.let_in(app)
+    assert (await get(gate, "/health")).json() == "fine"
+    gate.let_in(None)
+    assert (await get(gate, "/health")).status_code == 503
 
 
 async def test_closed_for_good_it_answers_503_and_ends_connections() -> None:
@@ -56,10 +57,10 @@ async def test_closed_for_good_it_answers_503_and_ends_connections() -> None:
     async def health() -> str:
         return "fine"
 
-    door = ReadinessGate(somebody)
-    door.let_in(app)
-    door.close_for_good()
-    reply = await get(door, "/health")
+    gate = ReadinessGate(somebody)
+    gate.let_in(app)
+    gate.close_for_good()
+    reply = await get(gate, "/health")
     assert reply.status_code == 503
     assert reply.headers["connection"] == "close"
     assert "shutting down" in reply.json()["error"]["message"]

@@ -10,8 +10,8 @@ from fastapi import FastAPI, HTTPException
 
 from common.observability.log_lines import LogFormat, LogLevel, LogSetup, current_request
 from common.observability.telemetry import stage
-from frontend.asgi import App, Message, Scope
-from frontend.http.server.request_ids import RequestIds, Traced
+from frontend.asgi import App, Door, Message, Scope
+from frontend.http.server.request_ids import name_request, trace
 from frontend.request.spans import new_request_id
 from tests.fakes.spans import Recorded, recorded_spans
 
@@ -39,7 +39,7 @@ def app() -> App:
     async def health() -> str:
         return current_request.get()
 
-    return RequestIds(Traced(made))
+    return Door(made, [name_request, trace])
 
 
 def client() -> httpx.AsyncClient:
@@ -98,7 +98,7 @@ async def test_one_that_is_never_answered_says_so(recorded: Recorded) -> None:
         return {"type": "http.disconnect"}
 
     scope = {"type": "http", "method": "POST", "path": "/x", "headers": []}
-    await Traced(silent)(scope, receive, send)
+    await Door(silent, [trace])(scope, receive, send)
     assert recorded.one("POST unknown route").attributes is not None
     assert (recorded.one("POST unknown route").attributes or {})["error.type"] == "no answer"
 

@@ -12,10 +12,10 @@ import pytest
 from fastapi import FastAPI
 
 from common.errors import NoWorkerError
-from frontend.asgi import App, Message, Receive, Scope, Send
+from frontend.asgi import App, Door, Message, Receive, Scope, Send, unanswered
 from frontend.http.access.api_keys import ApiKeyGuard, Keys
 from frontend.http.limits.admission import Admission
-from frontend.http.limits.retry_after import RetryAfter
+from frontend.http.limits.retry_after import say_when_to_retry
 from frontend.http.server.readiness_gate import ReadinessGate
 from frontend.http.settings import HttpSettings
 from tests.unit.frontend.http.serving import serving
@@ -115,7 +115,9 @@ SDKS = pytest.mark.parametrize(
 @SDKS
 async def test_it_is_told_to_come_back_and_does_when_there_is_room(sdk: Sdk) -> None:
     desk = Desk()
-    refusals = Refusals(RetryAfter(Admission(desk.app, HttpSettings(max_inflight=1))))
+    refusals = Refusals(
+        Door(desk.app, [say_when_to_retry, Admission(HttpSettings(max_inflight=1))])
+    )
     async with serving(refusals, HttpSettings()) as served:
         busy = asyncio.create_task(sdk.ask(served.port, "none", 0))
         await until(lambda: desk.asked)
@@ -137,7 +139,7 @@ async def test_it_waits_for_the_first_worker(sdk: Sdk) -> None:
     desk = Desk()
     desk.free.set()
     gate = ReadinessGate(nobody)
-    refusals = Refusals(RetryAfter(gate))
+    refusals = Refusals(Door(unanswered, [say_when_to_retry, gate]))
     async with serving(refusals, HttpSettings()) as served:
         with pytest.raises(sdk.errors.InternalServerError, match="no worker is available") as error:
             await sdk.ask(served.port, "none", 0)
@@ -152,7 +154,7 @@ async def test_it_waits_for_the_first_worker(sdk: Sdk) -> None:
 async def test_it_shows_its_key(sdk: Sdk) -> None:
     desk = Desk()
     desk.free.set()
-    async with serving(ApiKeyGuard(desk.app, Keys(["sesam"])), HttpSettings()) as served:
+    async with serving(Door(desk.app, [ApiKeyGuard(Keys(["sesam"]))]), HttpSettings()) as served:
         assert await sdk.ask(served.port, "sesam", 0) == "hello"
         with pytest.raises(sdk.errors.AuthenticationError):
             await sdk.ask(served.port, "another", 0)
@@ -162,7 +164,7 @@ async def test_anthropics_other_way_to_show_a_key_works_too() -> None:
     desk = Desk()
     desk.free.set()
     async with (
-        serving(ApiKeyGuard(desk.app, Keys(["sesam"])), HttpSettings()) as served,
+        serving(Door(desk.app, [ApiKeyGuard(Keys(["sesam"]))]), HttpSettings()) as served,
         anthropic.AsyncAnthropic(
             base_url=f"http://127.0.0.1:{served.port}", api_key="sesam", max_retries=0
         ) as client,

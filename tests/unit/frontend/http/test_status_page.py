@@ -12,6 +12,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from frontend.asgi import Door
 from frontend.http import AdminGuard, page_routes
 from frontend.http.access.api_keys import Keys
 from frontend.http.operator import status_page
@@ -46,7 +47,7 @@ console.log(context.drawn);
 def client(root_path: str = "") -> httpx.AsyncClient:
     app = FastAPI()
     app.include_router(page_routes())
-    guarded = AdminGuard(app, Keys(["user"]), Keys(["admin"]), root_path=root_path)
+    guarded = Door(app, [AdminGuard(Keys(["user"]), Keys(["admin"]))], root_path=root_path)
     return httpx.AsyncClient(
         transport=httpx.ASGITransport(guarded, root_path=root_path), base_url="http://frontend"
     )

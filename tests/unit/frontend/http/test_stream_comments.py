@@ -44,7 +44,7 @@ def events() -> DirectEvents:
     made = DirectEvents(lambda piece: True)
     made.allow()
     made.claim()
-    made.gives("b")
+    made.gives("b", 1)
     made.saw(b'data: {"choices":[{"index":0,"delta":{"content":"b"}}]}\n\n')
     return made
 
@@ -70,7 +70,7 @@ async def test_comments_come_only_while_nothing_goes_to_the_client(
     looked, before = clock.looks, len(said)
 
     def is_busy() -> bool:
-        assert events.send("x")  # past the stream
+        assert events.send("x", 2)  # past the stream
         return clock.looks > looked + 100
 
     await until(is_busy)

@@ -13,8 +13,8 @@ from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import GenerationError, GracefulHTTPError
 
-from frontend.asgi import Message, Receive, Scope, Send
-from frontend.http.streaming.early_stream_errors import EarlyStreamErrors
+from frontend.asgi import Door, Message, Receive, Scope, Send
+from frontend.http.streaming.early_stream_errors import hold_stream_heads
 from frontend.http.streaming.stream_errors import Messages, Responses
 from tests.by_version import since_033
 
@@ -41,7 +41,7 @@ async def answered(events: AsyncIterator[str]) -> tuple[int, str]:
     async def receive() -> Message:
         raise AssertionError
 
-    await EarlyStreamErrors(app)({"type": "http"}, receive, send)
+    await Door(app, [hold_stream_heads])({"type": "http"}, receive, send)
     body = b"".join(message.get("body", b"") for message in sent[1:])
     return sent[0]["status"], body.decode()
 

@@ -19,10 +19,10 @@ from starlette.routing import Route
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 
-from frontend.asgi import App, Message, Receive, Scope, Send
+from frontend.asgi import App, Door, Message, Receive, Scope, Send
 from frontend.http.limits.connection import WRITE_NOW
 from frontend.http.settings import HttpSettings
-from frontend.http.streaming.early_stream_errors import EarlyStreamErrors
+from frontend.http.streaming.early_stream_errors import hold_stream_heads
 from frontend.http.streaming.token_streams import Chats, Completions, own_streams
 from tests.unit.frontend.http.serving import post, serving
 
@@ -88,7 +88,7 @@ async def said_by(app: App, *, direct: bool = True) -> bytes:
 @pytest.mark.parametrize("events", [EVENTS, EVENTS[:1], [], [ERROR, EVENTS[-1]]])
 async def test_clients_get_the_same(monkeypatch: pytest.MonkeyPatch, events: list[str]) -> None:
     """Also an error before the first event, behind which nothing may follow."""
-    app = EarlyStreamErrors(made_app(monkeypatch, events))
+    app = Door(made_app(monkeypatch, events), [hold_stream_heads])
     theirs, ours = [await said_by(app, direct=direct) for direct in (False, True)]
     assert ours == theirs
     assert ours.startswith(b"HTTP/1.1 503" if events[:1] == [ERROR] else b"HTTP/1.1 200")
@@ -99,7 +99,7 @@ async def test_layers_see_the_head_the_first_event_and_the_end(
 ) -> None:
     seen: list[Message] = []
     app = made_app(monkeypatch, EVENTS)
-    assert b"3" in await said_by(EarlyStreamErrors(Layer(app, seen)))
+    assert b"3" in await said_by(Door(Layer(app, seen), [hold_stream_heads]))
     assert [message.get("body") for message in seen] == [None, EVENTS[0].encode(), b""]
     assert vars(app.state.args) == {"sse_keep_alive_interval": 0, "other": 1}
 
@@ -108,7 +108,7 @@ async def test_a_layer_that_nobody_knows_sees_all_events(monkeypatch: pytest.Mon
     seen: list[Message] = []
     middleware = Middleware(CORSMiddleware), Middleware(Layer, seen=seen)
     app = made_app(monkeypatch, EVENTS, *middleware)
-    assert b"3" in await said_by(EarlyStreamErrors(app))
+    assert b"3" in await said_by(Door(app, [hold_stream_heads]))
     bodies = [message.get("body") for message in seen]
     assert bodies == [None, *(event.encode() for event in EVENTS), b""]
     assert app.state.args.sse_keep_alive_interval == 7

@@ -22,6 +22,7 @@ from common.request_plane.card import WorkerCard
 from common.request_plane.protocol import Submit
 from common.vllm_compat.engine_settings import model_settings
 from frontend.args import parse
+from frontend.asgi import Door
 from frontend.fetch.connector import CONNECTOR_NAME, register
 from frontend.fetch.loader import MediaLoader
 from frontend.http.server.pooling import PoolingLimits, inputs_of, limit_pooling
@@ -66,7 +67,7 @@ class Pooling:
         self.app: FastAPI = await build_vllm_app(self.client, args, self.preprocessor.tasks, server)
         limit_pooling(self.app, PoolingLimits(settings, several_keys=False))
         self.preprocessor.hf_runs.reset()
-        transport = httpx.ASGITransport(self.app)
+        transport = httpx.ASGITransport(Door(self.app, []))
         self.http = httpx.AsyncClient(transport=transport, base_url="http://f", timeout=60)
         for name, engine in self.lab.engines.items():
             engine.script = self.answering(name)

@@ -3,7 +3,7 @@ made up."""
 
 import asyncio
 from argparse import Namespace
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
 
 import httpx
@@ -20,12 +20,14 @@ from common.media.cache_partition import hash_within, partition_of
 from common.request_plane.card import Adapter, WorkerCard
 from common.transfer.arena.arena import Arena
 from frontend.args import parse
-from frontend.asgi import App
+from frontend.asgi import App, Door, Step
 from frontend.fetch.connector import CONNECTOR_NAME, register
 from frontend.fetch.loader import MediaLoader
 from frontend.gate import BodyGate
 from frontend.http.access.api_keys import ApiKeyGuard, Keys
+from frontend.http.limits.admission import Admission
 from frontend.http.server.vllm_server import build_vllm_app, share_adapters
+from frontend.http.settings import HttpSettings
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing.preprocessor import Preprocessor, ProcessedPrompt
 from frontend.processing.settings import PreprocessSettings
@@ -144,9 +146,9 @@ async def test_a_picture_is_processed_once_for_all_routes(app: App, engine: Engi
 
 
 async def test_isolated_keys_share_neither_media_nor_blocks(app: App, engine: Engine) -> None:
-    guarded = ApiKeyGuard(app, Keys(["me", "you"]), isolate=True)
+    guard = ApiKeyGuard(Keys(["me", "you"]), isolate=True)
     for key in ("me", "you", "me"):
-        await ask(guarded, "/v1/chat/completions", chat(True), key)
+        await ask(app, "/v1/chat/completions", chat(True), key, guard)
     for found in (hashes(engine), [prompt.cache_salt for prompt in engine.prompts]):
         assert found[0] == found[2] != found[1]
 
@@ -210,16 +212,22 @@ def hashes(engine: Engine) -> list[MmHash]:
     return [medium.part.mm_hash for prompt in engine.prompts for medium in prompt.media]
 
 
-async def ask(app: App, path: str, body: dict[str, Any], key: str = "") -> None:
-    reply = await post(app, path, body, key)
+async def ask(app: App, path: str, body: dict[str, Any], key: str = "", *steps: Step) -> None:
+    reply = await post(app, path, body, key, steps=steps)
     assert reply.status_code == 200, reply.text
     assert "word" in reply.text or "token_ids" in reply.text
 
 
 async def post(
-    app: App, path: str, body: dict[str, Any], key: str = "", model: str = "demo"
+    app: App,
+    path: str,
+    body: dict[str, Any],
+    key: str = "",
+    model: str = "demo",
+    steps: Sequence[Step] = (),
 ) -> httpx.Response:
-    transport = httpx.ASGITransport(BodyGate(app, max_choices=16))
+    steps = [*steps, Admission(HttpSettings()), BodyGate(max_choices=16)]
+    transport = httpx.ASGITransport(Door(app, steps))
     # By /invocations the body's model counts for nothing, in vLLM.
     headers = {
         "Authorization": f"Bearer {key}",

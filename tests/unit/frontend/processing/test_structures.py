@@ -22,7 +22,7 @@ from frontend.processing.preprocessor import Preprocessor
 from frontend.processing.renderer import build_config, build_renderer
 from frontend.processing.settings import PreprocessSettings
 from frontend.processing.structures import StructureTrials
-from frontend.request_context import Tenant, note_tenant
+from frontend.request_context import Tenant, begin
 
 BOUNDS: Final = Bounds(cpu_s=1, memory_bytes=512 << 20, alarm_s=30)
 MANY: Final[dict[str, dict[str, Any]]] = {f"p{n}": {} for n in range(3000)}
@@ -135,7 +135,7 @@ async def test_a_key_with_many_keeps_no_other_waiting_for_more_than_one(
     done = []
 
     async def of(key: str, name: str, grammar: str) -> None:
-        note_tenant(Tenant(key))
+        begin().tenant = Tenant(key)
         try:
             await trials.check(asked(grammar=grammar))
         except RequestRejectedError:

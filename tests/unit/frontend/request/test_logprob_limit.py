@@ -7,16 +7,18 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 
 from common.errors import RequestRejectedError
-from frontend.request.batches import Batch, current_batch
+from frontend.request.batches import Batch
 from frontend.request.logprob_limit import MAX_LOGPROBS, check_logprobs
+from frontend.request_context import current_context
+from tests.unit.frontend.http.asking import asking
 
 
 @pytest.fixture(autouse=True)
 def batch() -> Iterator[Batch]:
     batch = Batch(())
-    token = current_batch.set(batch)
-    yield batch
-    current_batch.reset(token)
+    with asking():
+        current_context().put(batch)
+        yield batch
 
 
 @pytest.mark.parametrize(
