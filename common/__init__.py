@@ -1,4 +1,5 @@
-"""What the frontend and the workers share: messages, cards, transfer, discovery.
+"""What the frontend and the workers share.
 
-Nothing here knows how a request is routed or how an engine runs.
+Cards, messages and sockets, discovery, transfer of tensors, command lines, metrics, tasks, and what
+depends on vLLM's version. Nothing here knows how a request is routed or how an engine runs.
 """

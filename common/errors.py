@@ -315,7 +315,7 @@ class BodyEncodedError(BodyError):
 
 
 class RequestRejectedError(MmRouterError):
-    """The worker's engine found the request invalid."""
+    """The request is invalid: for this frontend, or for the worker's engine."""
 
     status = HTTPStatus.BAD_REQUEST
 

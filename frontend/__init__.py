@@ -1,1 +1,1 @@
-"""The router: vLLM's OpenAI server whose engine is a fleet of workers."""
+"""The frontend: vLLM's OpenAI server whose engine is a fleet of workers."""

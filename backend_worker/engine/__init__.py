@@ -1,1 +1,1 @@
-"""vLLM's engine: its configuration, its calls, its outputs and its media."""
+"""One vLLM engine: configuration, requests, outputs, media, adapters, operations and statistics."""

@@ -1,4 +1,4 @@
-"""Encodings of media that an engine keeps beyond its encoder cache: in the host's memory.
+"""Configure ``ECCPUConnector``, which keeps encodings of media in host memory.
 
 Source: ``ECCPUConnector`` of vLLM 0.32.0 and 0.33.0.
 """

@@ -1,4 +1,4 @@
-"""Shared memory and sockets of engines, under names that tell the worker, to remove them after it.
+"""Name shared memory and sockets of engines after their worker, and remove those of dead workers.
 
 Imports nothing of vLLM.
 """

@@ -1,1 +1,1 @@
-"""KV events: published, logged, replayed and summed up."""
+"""KV events of the engine: published, logged, replayed, and one snapshot of all blocks it holds."""

@@ -1,1 +1,1 @@
-"""The worker's end of the request plane."""
+"""The worker's end of the request plane: sessions, requests, their media, and load reports."""

@@ -1,4 +1,4 @@
-"""What each frontend has on each rank, counted as routers count their own. No I/O.
+"""Count requests and tokens of each frontend on each rank, as routers count their own. No I/O.
 
 Routers must know what others have where they send: the difference between the engine's
 figures and their own would be wrong while requests are on their way. Here it is exact.

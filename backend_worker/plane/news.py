@@ -1,4 +1,4 @@
-"""How busy a worker is, as each frontend must know it, and when it is told."""
+"""Load reports: how busy a worker is, and when each frontend is told."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""What ``with`` gives back at its end."""
+"""Base class of what ``with`` releases at its end."""
 
 from abc import ABC, abstractmethod
 from types import TracebackType

@@ -1,4 +1,4 @@
-"""What was taken is given back if what it was taken for fails."""
+"""Roll back what was acquired if a later step fails."""
 
 import asyncio
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Names of formats for errors, as users know them: told by leading bytes."""
+"""Name a file's format from its leading bytes, for error messages."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Refusing sounds and films whose tables would have FFmpeg take far more memory than they have.
+"""Refuse audio and video whose index tables would take FFmpeg far more memory than the file.
 
 FFmpeg builds an index when it opens a file: of MP4 and QuickTime an entry for each sample, for each
 1,024 samples of plain sound, and again for each time that an edit list shows a sample. A header

@@ -1,4 +1,4 @@
-"""Saying now and then what is waited for, while somebody may wonder whether it hangs."""
+"""Log progress while a long operation runs."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Questions to another process, by number: who asked, until the answer comes."""
+"""Pending questions to another process, by number."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

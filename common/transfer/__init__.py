@@ -1,14 +1,12 @@
 """Processed tensors from the frontend to a worker: interfaces and transports.
 
-- :mod:`base`: ``MmKwargsSender``, ``MmKwargsReceiver``, ``MediaHandle``, ``Received``,
-  ``join_frames``
-- :mod:`metadata`: ``TransferMetadata``, ``encode_metadata``, ``decode_metadata``
-- :mod:`choice`: ``choose_transport``, ``SenderSet``, ``ReceiverSet``
-- :mod:`codec`: ``encode``, ``decode``
-- :mod:`handshake`: ``TransferOffer``, ``TransferReply``
-- :mod:`registry`: every transport, by its two ends: :mod:`shm`, :mod:`nixl`, :mod:`inline`,
+- :mod:`base`: the interface of a sender and a receiver
+- :mod:`registry`: every transport: :mod:`shm`, :mod:`nixl` (a folder), :mod:`inline` and
   :mod:`reference`
+- :mod:`handshake`: what both ends offer and prove; :mod:`choice`: which transport is taken
+- :mod:`codec`: an item to bytes and back; :mod:`metadata`: what is sent in place of its tensors
 - :mod:`arena`, a folder: the frontend's shared memory, which :mod:`shm` and :mod:`nixl` lease from
-- :mod:`nixl_processes`, a folder: the processes that hold NIXL's agents, none of which is in the
-  frontend's or the worker's own process
+- :mod:`shared_arena`, a folder: one arena for all processes of a frontend
+- :mod:`nixl_processes`, a folder: the processes that hold NIXL's agents, apart from the frontend's
+  and the worker's own
 """

@@ -1,4 +1,4 @@
-"""Processes that do what clients ask for and nobody knows the cost of, within limits.
+"""Child processes that compile clients' grammars and render their templates, within limits.
 
 Nothing is imported here: what a process needs is all that it imports.
 """

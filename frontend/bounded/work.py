@@ -1,4 +1,4 @@
-"""Have a process do what clients ask for and nobody knows the cost of: one piece at a time.
+"""Run one piece of a client's work at a time in a child process.
 
 The process's side is :mod:`frontend.bounded.forks`.
 """

@@ -1,4 +1,4 @@
-"""In which way a medium is decoded, as a key: equal keys, equal results.
+"""Key of how a medium is decoded: equal keys, equal results.
 
 The way is all that vLLM's ``MediaIO`` object was made with: image mode, background
 colour, frames to sample, and whatever ``media_io_kwargs`` say.

@@ -1,4 +1,4 @@
-"""HTTP: the server, and who may ask how much of it."""
+"""HTTP server, access, admission control, streams, and routes for operators."""
 
 from frontend.http.access.admin import AdminGuard
 from frontend.http.access.key_files import AccessKeys

@@ -1,4 +1,4 @@
-"""What media may be, where they may come from, and how much of them is held."""
+"""Policy for media: allowed addresses, sizes, and budgets of bytes and pixels in memory."""
 
 from frontend.media_limits.budget import (
     MEGAPIXEL,

@@ -1,5 +1,6 @@
-"""What a frontend and its processes for media say to each other. Without vLLM, so that it is
-read at once.
+"""Fork server, messages and memory limit of the processes that decode and process media.
+
+Without vLLM, so that it is imported at once. ``processing/child.py`` is what they run.
 """
 
 from frontend.media_processes.deadline import Deadline

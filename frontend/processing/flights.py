@@ -1,4 +1,4 @@
-"""Media being processed, each once for all requests that want it at the same time.
+"""Single-flight: process each medium once for all requests that want it at the same time.
 
 Why this is not the ``SingleFlight`` of ``frontend/fetch/``, whose calls are a coroutine each:
 

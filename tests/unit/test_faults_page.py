@@ -21,7 +21,7 @@ def test_there_is_a_table() -> None:
 @pytest.mark.parametrize("row", ROWS)
 def test_every_failure_has_tests_that_exist(row: str) -> None:
     named = re.findall(r"`([^`]+)::([^`]+)`", row)
-    assert named
+    assert named, "name a test: `frontend/test_x.py::test_y`, from tests/unit/ or tests/"
     for path, name in named:
         found = ROOT / path if path.startswith("tests/") else UNIT / path
         assert re.search(rf"^ *(async )?def {name}\(", found.read_text(), re.M), (path, name)

@@ -47,20 +47,20 @@ def names(text: str) -> set[str]:
 @pytest.mark.parametrize("name", LISTS)
 def test_a_list_has_every_mode_and_no_other(name: str) -> None:
     (found,) = re.findall(LISTS[name], read(name), re.MULTILINE)
-    assert names(found) == MODES
+    assert names(found) == MODES, f"list each mode in {name}"
 
 
 def test_the_launch_script_starts_every_mode_and_no_other() -> None:
     script = read("examples/launch/agg_multimodal_router.sh")
     (taken,) = re.findall(r"^one_of ROUTER_MODE (.+)$", script, re.MULTILINE)
-    assert set(taken.split()) == MODES
+    assert set(taken.split()) == MODES, "list each mode behind `one_of ROUTER_MODE`"
 
 
 def test_the_page_on_routing_describes_the_table() -> None:
     section = read("docs/routing.md").partition("\n## Modes\n")[2].partition("\n## ")[0]
-    assert dict(re.findall(r"^\| `(.+)` \| (.+) \|$", section, re.MULTILINE)) == {
-        mode.value: mode.description for mode in RouterMode
-    }
+    described = {mode.value: mode.description for mode in RouterMode}
+    found = dict(re.findall(r"^\| `(.+)` \| (.+) \|$", section, re.MULTILINE))
+    assert found == described, "give each mode a row under `Modes` of docs/routing.md"
 
 
 def test_the_help_describes_the_table() -> None:

@@ -157,7 +157,7 @@ def test_one_module_replaces_what_is_replaced_on_the_renderer() -> None:
         for path in (ROOT / package).rglob("*.py")
         if any(changes_renderer(ast.parse(path.read_text())))
     }
-    assert changing == {PATCHES}
+    assert changing == {PATCHES}, f"replace it in {PATCHES} alone"
 
 
 def changes_renderer(module: ast.Module) -> Iterator[bool]:

@@ -1,4 +1,4 @@
-"""What the processes of a frontend know together of media, as one of them asks and tells it.
+"""Ask and tell which media the processes of a frontend have processed, or are processing.
 
 For one event loop.
 """

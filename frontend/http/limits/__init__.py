@@ -1,1 +1,1 @@
-"""What connections, bodies and requests may take."""
+"""Admission control: limits on connections, bodies, requests in flight and open files."""

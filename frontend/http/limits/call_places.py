@@ -1,4 +1,4 @@
-"""What requests have at workers at a time.
+"""Limit concurrent engine calls of all requests.
 
 vLLM's server asks its engine once for each prompt of a request, and some routes take thousands.
 Each of these calls has a place, of which there are as many as requests in flight.

@@ -1,6 +1,4 @@
-"""What a client looks for by name: a model, a stored answer, a route. All that is not there is said
-in OpenAI's shape, of which clients show the words.
-"""
+"""Answer 404 in OpenAI's shape for models, stored answers and routes that do not exist."""
 
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus

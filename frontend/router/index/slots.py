@@ -1,4 +1,4 @@
-"""Numbers for targets, so that a set of targets is one integer.
+"""Bit positions of targets, so that a set of targets is one integer.
 
 A slot is a bit position. A target owns one slot per KV cache group in which all of
 a prompt's blocks must be found. Blocks themselves are in ``kv_index.py``.

@@ -98,7 +98,7 @@ async def ends(request: pytest.FixtureRequest, make_arena: MakeArena) -> AsyncIt
 
 def test_no_transport_is_forgotten() -> None:
     """The reference carries no tensors; the one in memory is a fake of tests."""
-    assert {*ENDS, "reference"} == {*get_args(Transport), "memory"}
+    assert {*ENDS, "reference"} == {*get_args(Transport), "memory"}, "add it to ENDS"
 
 
 def sending(mode: TransferMode, arena: Arena) -> list[Transport]:
@@ -123,7 +123,8 @@ async def test_every_transport_has_its_two_ends_in_the_list(
 ) -> None:
     arena = make_arena()
     sent = {name for mode in TransferMode for name in sending(mode, arena)}
-    assert sent == set(receiving) == set(get_args(Transport))
+    listed = "list both ends in registry.py; a mode of choice.py must want it"
+    assert sent == set(receiving) == set(get_args(Transport)), listed
 
 
 async def test_a_mode_wants_what_there_is_in_the_order_in_which_it_is_tried(
