@@ -59,6 +59,7 @@ def asked(**wanted: Any) -> SamplingParams:
                 }
             )
         },
+        {"json": {"type": "array", "minItems": 100_000_000}},
     ],
     ids=[
         "schema",
@@ -67,6 +68,7 @@ def asked(**wanted: Any) -> SamplingParams:
         "regex",
         "regex whose masks take long",
         "structural tag",
+        "schema that xgrammar refuses",
     ],
 )
 async def test_what_costs_too_much_is_refused(
@@ -95,6 +97,7 @@ async def test_what_costs_too_much_is_refused(
                 }
             )
         },
+        {"json": {"type": "array", "minItems": 100}},
         {"grammar": "no grammar at all"},
         {"regex": "("},
         {"structural_tag": "{}"},
