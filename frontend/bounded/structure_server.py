@@ -40,27 +40,32 @@ def compile_structure(
     compiler = xgrammar.GrammarCompiler(info, max_threads=THREADS, cache_enabled=False)
     try:
         compiled = _compile(compiler, compact, order)
-        return COMPILES if _is_quick(compiled) else b""
+        if not _is_quick(compiled):
+            return b""
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
         if "bad_alloc" in str(error):
             return b""
+    else:
+        # vLLM has a list of its own of what it does not give to xgrammar: of schemas alone.
+        falls_back = falls_back and order.kind == "json"
     return COMPILES if not falls_back or _is_read_quickly(compact, order) else b""
 
 
 def _is_read_quickly(compact: bool, order: Structure) -> bool:
-    """Whether guidance takes no long time, and no gigabytes, for what xgrammar refuses: an array of
-    100 million items, in a request of 120 bytes, ended one worker after the other.
+    """Whether guidance takes no long time, and no gigabytes: an array of 100 million items, in a
+    request of 120 bytes, ended one worker after the other.
     """
     if order.kind == "structural_tag":
         return True  # guidance does not look into the schemas that vLLM gives it in tags
     began = time.process_time()
     try:
         if order.kind == "json":
-            defaults = {"whitespace_flexible": not compact}
+            defaults: Any = {"whitespace_flexible": not compact}
             grammar = llguidance.LLMatcher.grammar_from_json_schema(order.text, defaults=defaults)
         else:
-            kind = "regex" if order.kind == "regex" else "grammar"
-            grammar = llguidance.grammar_from(kind, order.text)
+            grammar = llguidance.grammar_from(
+                "regex" if order.kind == "regex" else "grammar", order.text
+            )
         wrong = llguidance.LLMatcher.validate_grammar(grammar, None)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return True

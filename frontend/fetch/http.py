@@ -113,7 +113,8 @@ class HttpFetcher:
             limit=MAX_CONNECTIONS,
             limit_per_host=MAX_CONNECTIONS_PER_HOST,
         )
-        self._connector._factory = partial(_Answers, loop=asyncio.get_running_loop())
+        answers: Any = partial(_Answers, loop=asyncio.get_running_loop())
+        self._connector._factory = answers  # the one way: a test fails where it has no effect
         self._session = aiohttp.ClientSession(
             connector=self._connector,
             headers=_HEADERS,

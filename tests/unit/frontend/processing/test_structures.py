@@ -60,6 +60,7 @@ def asked(**wanted: Any) -> SamplingParams:
             )
         },
         {"json": {"type": "array", "minItems": 100_000_000}},
+        {"json": {"items": {"type": "integer", "multipleOf": 2}, "maxItems": 100_000_000}},
     ],
     ids=[
         "schema",
@@ -69,6 +70,7 @@ def asked(**wanted: Any) -> SamplingParams:
         "regex whose masks take long",
         "structural tag",
         "schema that xgrammar refuses",
+        "schema that vLLM does not give to xgrammar",
     ],
 )
 async def test_what_costs_too_much_is_refused(
