@@ -10,9 +10,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from frontend.gate.fields import FIELDS, KINDS, MAX_FIELDS, NESTED, UNKNOWN, Limit
 from frontend.gate.judge import (
     MAX_LABELS,
+    MAX_SHARED,
     NOT_FROM_CLIENTS,
     PROCESSOR_INPUTS,
     RENDERER_OPTIONS,
+    VALUE_WEIGHT,
 )
 from frontend.gate.read import MAX_BRACKETS, MAX_COMMAS
 from frontend.request.logprob_limit import MAX_LOGPROBS
@@ -31,6 +33,8 @@ limits gets 400 with the name of the field. The flag `--max-body-mb` bounds its 
 | values, and commas in texts | {commas} |
 | choices: `n` times prompts, conversations, or items to score | `--max-choices` |
 | `label_token_ids` times `items` | {labels} |
+| characters of the kinds words to tools, times prompts or conversations if there are several; \
+a value counts as {value_weight} | {shared} |
 | log probabilities: candidates of all tokens of several prompts or choices | {logprobs} |
 
 Each field is of a kind. It has the same limit on all routes.
@@ -66,6 +70,8 @@ def page() -> str:
         brackets=f"{MAX_BRACKETS:,}",
         commas=f"{MAX_COMMAS:,}",
         labels=f"{MAX_LABELS:,}",
+        shared=f"{MAX_SHARED:,}",
+        value_weight=VALUE_WEIGHT,
         logprobs=f"{MAX_LOGPROBS:,}",
         kinds="\n".join(rows),
         nested=_names(NESTED),

@@ -21,6 +21,10 @@ optional fields take 7 ms."""
 
 COMPILES: Final = b"+"
 
+READ_S: Final = 1.0
+"""Seconds of a core to read a structure that xgrammar refuses and guidance takes. vLLM reads it on
+the event loop of a worker."""
+
 
 class Vocabulary(NamedTuple):
     """What the process is sent first.
@@ -28,11 +32,13 @@ class Vocabulary(NamedTuple):
     Attributes:
         info: xgrammar's ``TokenizerInfo``, as JSON.
         compact: whether no white space may stand between the parts of JSON.
+        falls_back: whether engines compile by guidance what xgrammar refuses.
         bounds: of each trial.
     """
 
     info: str
     compact: bool
+    falls_back: bool
     bounds: Bounds
 
 

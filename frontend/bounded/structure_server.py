@@ -15,12 +15,14 @@ from multiprocessing.connection import Connection
 from random import Random
 from typing import Any
 
+import llguidance
 import numpy as np
 import xgrammar
 
 from frontend.bounded.forks import serve
 from frontend.bounded.structure_orders import (
     COMPILES,
+    READ_S,
     STEP_S,
     STEPS,
     THREADS,
@@ -29,16 +31,51 @@ from frontend.bounded.structure_orders import (
 )
 
 
-def compile_structure(info: xgrammar.TokenizerInfo, compact: bool, order: Structure) -> bytes:
+def compile_structure(
+    info: xgrammar.TokenizerInfo, compact: bool, falls_back: bool, order: Structure
+) -> bytes:
     """Return whether a structure costs no more than it may. One that is wrong costs nothing more:
     vLLM says what is wrong with it.
     """
     compiler = xgrammar.GrammarCompiler(info, max_threads=THREADS, cache_enabled=False)
     try:
         compiled = _compile(compiler, compact, order)
-        return COMPILES if _is_quick(compiled) else b""
+        if not _is_quick(compiled):
+            return b""
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
-        return b"" if "bad_alloc" in str(error) else COMPILES
+        if "bad_alloc" in str(error):
+            return b""
+    else:
+        # vLLM has a list of its own of what it does not give to xgrammar: of schemas alone.
+        falls_back = falls_back and order.kind == "json"
+    return COMPILES if not falls_back or _is_read_quickly(compact, order) else b""
+
+
+def _is_read_quickly(compact: bool, order: Structure) -> bool:
+    """Whether guidance takes no long time, and no gigabytes: an array of 100 million items, in a
+    request of 120 bytes, ended one worker after the other.
+    """
+    if order.kind == "structural_tag":
+        return True  # guidance does not look into the schemas that vLLM gives it in tags
+    began = time.process_time()
+    try:
+        if order.kind == "json":
+            defaults: Any = {"whitespace_flexible": not compact}
+            grammar = llguidance.LLMatcher.grammar_from_json_schema(order.text, defaults=defaults)
+        else:
+            grammar = llguidance.grammar_from(
+                "regex" if order.kind == "regex" else "grammar", order.text
+            )
+        wrong = llguidance.LLMatcher.validate_grammar(grammar, None)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return True
+    if wrong:
+        return True
+    if time.process_time() - began > READ_S:
+        return False
+    # What it allows next is bounded by guidance itself, whatever the vocabulary.
+    llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar)
+    return True
 
 
 def _is_quick(compiled: xgrammar.CompiledGrammar) -> bool:
@@ -106,7 +143,8 @@ def main(descriptor: int) -> None:
     except (EOFError, ConnectionError):
         return
     info = xgrammar.TokenizerInfo.deserialize_json(vocabulary.info)
-    serve(connection, partial(compile_structure, info, vocabulary.compact), vocabulary.bounds)
+    work = partial(compile_structure, info, vocabulary.compact, vocabulary.falls_back)
+    serve(connection, work, vocabulary.bounds)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,11 @@ import ssl
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
 
 import aiohttp
+from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
 from common.aio.undo import undo_on_error
@@ -35,6 +38,20 @@ BACKOFF_S = 0.1
 """Before the second attempt; four times as much before the third."""
 MAX_CONNECTIONS = 256
 MAX_CONNECTIONS_PER_HOST = 32
+
+MAX_HEADS: Final = 16
+"""Heads of one answer, interim ones (1xx) included. aiohttp takes some 100 µs of the event loop for
+each, and follows interim ones without end."""
+
+PIECE: Final = 256 << 10
+"""Bytes of a body that are taken at a time, decompressed."""
+
+FRAMING: Final = 8
+"""Chunks may make an answer longer by one byte in so many."""
+
+FREE_FRAMING: Final = 512 << 10
+"""Bytes of heads and framing that any answer may have. What was received and not parsed as yet, at
+most 256 KiB, counts too."""
 
 _HEADERS = {
     "User-Agent": "mmrouter",
@@ -96,6 +113,8 @@ class HttpFetcher:
             limit=MAX_CONNECTIONS,
             limit_per_host=MAX_CONNECTIONS_PER_HOST,
         )
+        answers: Any = partial(_Answers, loop=asyncio.get_running_loop())
+        self._connector._factory = answers  # the one way: a test fails where it has no effect
         self._session = aiohttp.ClientSession(
             connector=self._connector,
             headers=_HEADERS,
@@ -187,7 +206,7 @@ class HttpFetcher:
                 return Fetched(chunks, url, _strong_etag(response))
         except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as error:
             raise UnfetchableError("no secure connection is possible", "unreachable") from error
-        except (aiohttp.InvalidURL, aiohttp.ClientResponseError) as error:
+        except (aiohttp.InvalidURL, aiohttp.ClientResponseError, _SenselessError) as error:
             # Not HTTP, or a header out of bounds. Not chained: these repeat the URL.
             logger.debug("no usable answer: %s", type(error).__name__)
             raise UnfetchableError("the server's answer makes no sense", "status") from None
@@ -208,6 +227,51 @@ class HttpFetcher:
         return socket.socket(family, kind, protocol)
 
 
+class _SenselessError(aiohttp.ClientPayloadError):
+    """An answer that makes more work than its body is worth."""
+
+
+class _Answers(ResponseHandler):
+    """aiohttp's end of a connection, with a limit on what it parses besides the body."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._heads = self._received = 0
+
+    def set_response_params(self, **params: Any) -> None:
+        """A request is sent."""
+        self._heads = self._received = 0
+        super().set_response_params(**params)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse some of an answer, unless it is nothing but heads."""
+        if data.count(b"HTTP/") > MAX_HEADS:
+            self._refuse()
+            return
+        self._received += len(data)
+        super().data_received(data)
+        if self._heads > MAX_HEADS or self._has_too_much_framing():
+            self._refuse()
+
+    def feed_data(self, data: Any, size: int = 0) -> None:
+        """A head is here."""
+        self._heads += 1
+        super().feed_data(data, size)
+
+    def _has_too_much_framing(self) -> bool:
+        body = 0 if self._payload is None else self._payload.total_raw_bytes
+        return self._received > body + body // FRAMING + FREE_FRAMING
+
+    def _refuse(self) -> None:
+        error = _SenselessError()
+        if self._payload is not None:
+            self._payload.set_exception(error)
+            self._payload = None  # or it is told that it was cut off, too
+        self.set_exception(error)
+        if self.transport is not None:
+            self.transport.abort()
+
+
 async def _read(
     response: aiohttp.ClientResponse, max_bytes: int, held: HeldBytes | None
 ) -> list[bytes]:
@@ -216,7 +280,8 @@ async def _read(
     chunks = []
     size = 0
     with nullcontext() if held is None else undo_on_error(held.drop):
-        async for chunk in response.content.iter_any():
+        async for chunk in response.content.iter_chunked(PIECE):
+            await asyncio.sleep(0)  # unpacking 256 MiB in one go would hold the event loop
             size += len(chunk)
             if size > max_bytes:
                 raise TooLargeError(max_bytes)

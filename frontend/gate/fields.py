@@ -56,6 +56,11 @@ UNKNOWN: Final = Limit(
     32, 4096, 1 << 20, 4096, "vLLM ignores what it does not know, and so do frontends"
 )
 
+OF_EACH_PROMPT: Final = frozenset(
+    {WORDS, TOKENS, OPTIONS, TEMPLATE_OPTIONS, TEMPLATE, STRUCTURE, TOOLS}
+)
+"""Kinds of what a request says once and vLLM reads for each of its prompts or conversations."""
+
 KINDS: Final[Mapping[str, Limit]] = MappingProxyType(
     {
         "plain": PLAIN,

@@ -13,6 +13,7 @@ from frontend.gate.fields import (
     MAX_FIELDS,
     MESSAGES,
     NESTED,
+    OF_EACH_PROMPT,
     UNKNOWN,
     Limit,
 )
@@ -47,6 +48,13 @@ _NAMES_REFUSED: Final[Mapping[str, frozenset[str]]] = {
 MAX_LABELS: Final = 1 << 16
 """Probabilities that one request for scores may ask for: labels times items."""
 
+MAX_SHARED: Final = 1 << 22
+"""Weight of what the prompts of a request share, times these. vLLM reads all of it again for each
+prompt, on the event loop: 0.7 MB of ``logit_bias`` for 1,024 prompts kept it for 26 seconds."""
+
+VALUE_WEIGHT: Final = 16
+"""Of a value, in characters: one of a JSON schema takes as long as so many."""
+
 _NUMBERS: Final = frozenset({int, float, bool, type(None)})
 """Types of which a list needs no look at each entry: tokens come by the million."""
 
@@ -72,20 +80,21 @@ def judge(body: object, max_choices: int) -> None:
 def _judge_fields(body: Body, max_choices: int, *, nested: bool) -> None:
     if len(body) > MAX_FIELDS:
         raise RequestRejectedError(f"the body has more than {MAX_FIELDS} fields")
-    unknown = {}
+    unknown, shared = {}, 0
     for name, value in body.items():
         if name in NESTED and not nested and isinstance(value, dict):
             _judge_fields(value, max_choices, nested=True)
         elif (limit := FIELDS.get(name)) is None:
             unknown[name] = value
         else:
-            _measure(f"`{name}`", value, _by_content(limit, value))
+            weight = _measure(f"`{name}`", value, _by_content(limit, value))
+            shared += weight if limit in OF_EACH_PROMPT else 0
             refused = _NAMES_REFUSED.get(name)
             if refused is not None and isinstance(value, dict):
                 _refuse_names(name, value, refused)
     if unknown:
         _measure("what vLLM does not know of the body", unknown, UNKNOWN)
-    _judge_cost(body, max_choices)
+    _judge_cost(body, max_choices, shared)
 
 
 def _by_content(limit: Limit, value: object) -> Limit:
@@ -99,8 +108,8 @@ def _refuse_names(field: str, value: Body, names: frozenset[str]) -> None:
         raise RequestRejectedError(f"`{field}` must not have {given[0]!r}")
 
 
-def _measure(what: str, value: object, limit: Limit) -> None:
-    """Walk a value without recursion, and stop as soon as it is beyond its limit."""
+def _measure(what: str, value: object, limit: Limit) -> int:
+    """Return the weight of a value. Walks without recursion, and stops beyond the limit."""
     if isinstance(value, list | dict):
         if limit.depth == 0:
             raise RequestRejectedError(f"{what} must not be a list or an object")
@@ -132,14 +141,22 @@ def _measure(what: str, value: object, limit: Limit) -> None:
         level = inner
     if level:
         raise RequestRejectedError(f"{what} is nested deeper than {limit.depth} levels")
+    return characters + VALUE_WEIGHT * values
 
 
-def _judge_cost(body: Body, max_choices: int) -> None:
-    choices = _number(body.get("n")) * _prompts(body)
+def _judge_cost(body: Body, max_choices: int, shared: int) -> None:
+    prompts = _prompts(body)
+    choices = _number(body.get("n")) * prompts
     if choices > max_choices:
         raise RequestRejectedError(
             f"the request asks for {choices} choices (`n` times its prompts, conversations or "
             f"items), more than the {max_choices} of --max-choices: send several requests"
+        )
+    if prompts > 1 and shared * prompts > MAX_SHARED:
+        raise RequestRejectedError(
+            f"what the {prompts} prompts or conversations share (stop words, tokens, options, "
+            f"tools or structures) has more than {MAX_SHARED} characters when each of them is "
+            f"counted with it, and a value as {VALUE_WEIGHT}: send several requests"
         )
     labels, items = body.get("label_token_ids"), body.get("items")
     if not isinstance(labels, list) or not isinstance(items, list):

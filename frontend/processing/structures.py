@@ -34,8 +34,8 @@ KEPT: Final = 4096
 """Structures of which the frontend knows how a trial ended."""
 
 TRIED: Final = ("auto", "xgrammar")
-"""Backends of ``--structured-outputs-config`` with which an engine compiles by xgrammar. The others
-bound their work themselves, or are an operator's choice."""
+"""Backends of ``--structured-outputs-config`` with which an engine compiles by xgrammar, and what
+that refuses by guidance. Others are an operator's choice."""
 
 _Key = bytes
 
@@ -125,7 +125,12 @@ class StructureTrials:
             self._config, self._tokenizer, self._config.model_config.get_vocab_size()
         )
         info = backend.compiler.compile_builtin_json_grammar().tokenizer_info
-        return Vocabulary(info.serialize_json(), backend.disable_any_whitespace, self._bounds)
+        return Vocabulary(
+            info.serialize_json(),
+            backend.disable_any_whitespace,
+            falls_back=self._config.structured_outputs_config.backend == "auto",
+            bounds=self._bounds,
+        )
 
 
 def structure_of(params: SamplingParams | PoolingParams) -> Structure | None:

@@ -100,6 +100,10 @@ class Dispatch:
 
     async def next(self) -> Answer | Exception:
         """Wait for what comes next. One task reads; asyncio's queue is for many, and slower."""
+        if self._answers:
+            # A client that left thousands of answers unread and goes away: nothing that becomes of
+            # them waits for anything, and other requests and the workers need turns meanwhile.
+            await asyncio.sleep(0)
         while not self._answers:
             self._reader = self._loop.create_future()
             await self._reader

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import random
 import ssl
 import threading
 import tracemalloc
@@ -24,6 +25,7 @@ from tests.unit.frontend.fetch.sites import (
     PRIVATE,
     PUBLIC,
     Handler,
+    Request,
     Site,
     answer,
     drip,
@@ -317,6 +319,99 @@ async def test_compression_that_is_none(
     site.routes["/x.png"] = answer(b"picture", Content_Encoding=encoding)
     with pytest.raises(UnfetchableError):
         await make_fetcher().fetch(site.url(), 100)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+    ],
+)
+async def test_heads_without_end_are_no_answer(
+    make_fetcher: MakeFetcher, site: Site, head: bytes
+) -> None:
+    """Each costs the event loop more than the server."""
+    sent = 0
+
+    async def heads(_: Request, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        while not writer.is_closing():
+            writer.write(head * 100)
+            sent += 100
+            await writer.drain()
+
+    site.routes["/x.png"] = in_turn(answer(status=404), heads)
+    fetcher = make_fetcher()
+    for _ in range(2):  # the second request goes over the connection of the first
+        with pytest.raises(UnfetchableError, match=r"answered 404|makes no sense|answered 200"):
+            await fetcher.fetch(site.url(), MEGABYTE)
+    await site.closed()
+    assert len(site.requests) == 2
+
+
+async def test_a_few_interim_answers_are_passed_over(make_fetcher: MakeFetcher, site: Site) -> None:
+    async def hints(request: Request, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" * 3)
+        await answer(b"picture")(request, writer)
+
+    site.routes["/x.png"] = hints
+    assert await body(make_fetcher, site.url()) == b"picture"
+
+
+@pytest.mark.parametrize("size", [1, 16])
+async def test_chunks_of_a_few_bytes_are_refused(
+    make_fetcher: MakeFetcher, site: Site, size: int
+) -> None:
+    """A body of such chunks costs the event loop a microsecond for each."""
+
+    async def chunks(_: Request, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while not writer.is_closing():
+            writer.write(b"%x\r\n%b\r\n" % (size, b"x" * size) * 1000)
+            await writer.drain()
+
+    site.routes["/x.png"] = chunks
+    with pytest.raises(UnfetchableError, match="makes no sense"):
+        await make_fetcher().fetch(site.url(), 16 * MEGABYTE)
+    await site.closed()
+    assert len(site.requests) == 1
+
+
+async def test_chunks_of_a_usual_size_arrive(make_fetcher: MakeFetcher, site: Site) -> None:
+    async def chunks(_: Request, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write((b"80\r\n" + b"x" * 128 + b"\r\n") * 8192 + b"0\r\n\r\n")
+        await writer.drain()
+
+    site.routes["/x.png"] = chunks
+    assert await body(make_fetcher, site.url()) == b"x" * MEGABYTE
+
+
+async def test_what_is_packed_well_or_badly_arrives(make_fetcher: MakeFetcher, site: Site) -> None:
+    """Also where unpacking is slower than the server."""
+    for content in (bytes(4 * MEGABYTE), random.Random(1).randbytes(4 * MEGABYTE)):
+        site.routes["/x.png"] = answer(gzip.compress(content), Content_Encoding="gzip")
+        assert await body(make_fetcher, site.url(), 5 * MEGABYTE) == content
+
+
+async def test_others_have_turns_while_a_body_is_unpacked(
+    make_fetcher: MakeFetcher, site: Site
+) -> None:
+    site.routes["/x.png"] = answer(bomb("gzip"), Content_Encoding="gzip")
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    others = asyncio.create_task(take_turns())
+    fetched = await make_fetcher().fetch(site.url(), 128 * MEGABYTE)
+    others.cancel()
+    assert isinstance(fetched, Fetched) and len(fetched.chunks) >= 400
+    assert turns > len(fetched.chunks)
 
 
 # Time

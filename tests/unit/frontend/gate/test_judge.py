@@ -93,6 +93,9 @@ def nested(levels: int) -> Any:
         {"n": None, "temperature": None, "stop": None},
         {"something": {"that": [{"vLLM": "ignores"}]}},
         {"sampling_params": {"n": 2, "stop": ["a"]}},
+        {"prompt": "a", "stop_token_ids": [1] * 200_000},
+        {"prompt": ["a"] * 16, "stop": ["\n"], "structured_outputs": {"regex": "x" * 100_000}},
+        {"messages": [{"role": "user"}] * 16, "tools": [{"type": "x" * 1000}] * 300},
         [],
         "x",
         None,
@@ -132,6 +135,19 @@ def test_what_clients_send_passes(body: Any) -> None:
         ({"messages": [[{"role": "user", "content": "x"}]] * 17}, "asks for 17 choices"),
         ({"label_token_ids": [1], "items": ["x"] * 17}, "asks for 17 choices"),
         ({"label_token_ids": [1] * 8000, "items": ["x"] * 16}, "`label_token_ids` times `items`"),
+        *[
+            ({"prompt": ["a"] * 16, **shared}, "what the 16 prompts or conversations share")
+            for shared in (
+                {"stop_token_ids": [1] * 20_000},
+                {"logit_bias": {str(number): 1 for number in range(20_000)}},
+                {"structured_outputs": {"choice": ["x" * 30] * 6_000}},
+                {"structured_outputs": {"grammar": "x" * 300_000}},
+            )
+        ],
+        (
+            {"messages": [[{"role": "user"}]] * 16, "tools": [{"type": "x" * 1000}] * 300},
+            "what the 16 prompts or conversations share",
+        ),
     ],
 )
 def test_what_costs_too_much_is_refused_by_name(body: Any, said: str) -> None:

@@ -59,6 +59,8 @@ def asked(**wanted: Any) -> SamplingParams:
                 }
             )
         },
+        {"json": {"type": "array", "minItems": 100_000_000}},
+        {"json": {"items": {"type": "integer", "multipleOf": 2}, "maxItems": 100_000_000}},
     ],
     ids=[
         "schema",
@@ -67,6 +69,8 @@ def asked(**wanted: Any) -> SamplingParams:
         "regex",
         "regex whose masks take long",
         "structural tag",
+        "schema that xgrammar refuses",
+        "schema that vLLM does not give to xgrammar",
     ],
 )
 async def test_what_costs_too_much_is_refused(
@@ -95,6 +99,7 @@ async def test_what_costs_too_much_is_refused(
                 }
             )
         },
+        {"json": {"type": "array", "minItems": 100}},
         {"grammar": "no grammar at all"},
         {"regex": "("},
         {"structural_tag": "{}"},
