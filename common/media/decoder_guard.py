@@ -45,6 +45,10 @@ _OPTIONS: Final = {
 _OPENCV_OPTIONS: Final = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 """OpenCV reads it from the environment whenever it opens a video."""
 
+_OPENCV_LOGS: Final = "OPENCV_FFMPEG_LOGLEVEL"
+_QUIET: Final = "-8"
+"""FFmpeg's ``AV_LOG_QUIET``."""
+
 _PYAV_OPEN: Final[Any] = av.open
 _OPENCV_OPEN: Final[Any] = cv2.VideoCapture
 
@@ -91,6 +95,10 @@ class _RefusingPlainText(PpmImagePlugin.PpmPlainDecoder):
 def guard_decoders() -> None:
     """Guard this process's decoders from now on. May be called twice."""
     os.environ[_OPENCV_OPTIONS] = "|".join(f"{key};{value}" for key, value in _OPTIONS.items())
+    # What is odd about a medium is its sender's doing, and may be lines without end.
+    os.environ.setdefault(_OPENCV_LOGS, _QUIET)
+    if "OPENCV_LOG_LEVEL" not in os.environ:
+        cv2.utils.logging.setLogLevel(0)
     image.ALLOWED_IMAGE_FORMATS = IMAGE_FORMATS
     Image.register_decoder("ppm_plain", _RefusingPlainText)
     Image.register_open(AVIF, _open_avif, AvifImagePlugin._accept)
