@@ -228,6 +228,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "frontend/fetch/mode.py": ("vllm.multimodal.video",),
         "frontend/fetch/sound_limit.py": ("vllm.envs",),
         "frontend/fetch/video_limit.py": (
+            "vllm.envs",
             "vllm.multimodal.media",
             "vllm.multimodal.video",
             "vllm.multimodal.video_decoders.opencv",

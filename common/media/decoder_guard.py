@@ -11,12 +11,15 @@ transcriptions, or a model's own code.
 """
 
 import ctypes
+import mmap
 import os
+from collections.abc import Iterator
 from copy import copy
 from functools import wraps
 from io import SEEK_SET, BytesIO
+from itertools import count, takewhile
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Self
 
 import av
 import cv2
@@ -42,6 +45,10 @@ _OPTIONS: Final = {
 _OPENCV_OPTIONS: Final = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 """OpenCV reads it from the environment whenever it opens a video."""
 
+_OPENCV_LOGS: Final = "OPENCV_FFMPEG_LOGLEVEL"
+_QUIET: Final = "-8"
+"""FFmpeg's ``AV_LOG_QUIET``."""
+
 _PYAV_OPEN: Final[Any] = av.open
 _OPENCV_OPEN: Final[Any] = cv2.VideoCapture
 
@@ -49,6 +56,17 @@ MAX_FFMPEG_BYTES: Final = 320 << 20
 """Of one piece of FFmpeg's memory: the largest packet, or plane of a frame, that is ever let in."""
 
 _MAX_ALLOC: Final = "av_max_alloc"
+_MAX_PIXELS: Final = b"max_pixels"
+_ANY_NUMBER: Final = 2**31 - 1
+"""The option's own default."""
+
+_FREE_CALLS: Final = 20_000
+"""Of a film's ``read`` and ``seek``, however small it is."""
+_BYTES_PER_CALL: Final = 128
+"""A film with its sound behind its pictures takes two calls a frame, others one for 4 KiB."""
+
+_UNCOUNTABLE_PLANES: Final = 8
+"""Of a sound, which FFmpeg has a list of its own for beyond these."""
 
 _TORCH_LOAD: Final[Any] = torch.load
 
@@ -77,6 +95,10 @@ class _RefusingPlainText(PpmImagePlugin.PpmPlainDecoder):
 def guard_decoders() -> None:
     """Guard this process's decoders from now on. May be called twice."""
     os.environ[_OPENCV_OPTIONS] = "|".join(f"{key};{value}" for key, value in _OPTIONS.items())
+    # What is odd about a medium is its sender's doing, and may be lines without end.
+    os.environ.setdefault(_OPENCV_LOGS, _QUIET)
+    if "OPENCV_LOG_LEVEL" not in os.environ:
+        cv2.utils.logging.setLogLevel(0)
     image.ALLOWED_IMAGE_FORMATS = IMAGE_FORMATS
     Image.register_decoder("ppm_plain", _RefusingPlainText)
     Image.register_open(AVIF, _open_avif, AvifImagePlugin._accept)
@@ -122,10 +144,71 @@ def _is_deep(data: bytes) -> bool:
         return opened.mode in _DEEP or (opened.mode == "I" and opened.format in ("PNG", "PPM"))
 
 
-def _limit_ffmpegs_memory() -> None:
-    """In each FFmpeg that this process has: PyAV and OpenCV bring one of their own."""
+def limit_frames(max_pixels: int) -> None:
+    """Have FFmpeg decode no larger frame of a film, whatever the film's header says.
+
+    Its decoders have an option for this, but OpenCV, which makes decoders, sets none: the
+    option's default is changed.
+
+    Raises:
+        RuntimeError: the option isn't where it was in FFmpeg 5 to 8.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    for path in _libraries("libavcodec"):
+        library = ctypes.CDLL(path)
+        library.avcodec_get_class.restype = ctypes.POINTER(_CodecClass)
+        options = library.avcodec_get_class().contents.options
+        found = next((each for each in _until_unnamed(options) if each.name == _MAX_PIXELS), None)
+        if found is None or not 0 < found.default <= _ANY_NUMBER:
+            raise RuntimeError(f"{path} has no option {_MAX_PIXELS.decode()} where it should be")
+        place = ctypes.addressof(found)
+        page = place - place % mmap.PAGESIZE
+        size = ctypes.c_size_t(place - page + ctypes.sizeof(found))
+        # What the loader has relocated is read-only.
+        if libc.mprotect(ctypes.c_void_p(page), size, mmap.PROT_READ | mmap.PROT_WRITE):
+            raise OSError(ctypes.get_errno(), "FFmpeg's limit on frames can't be set")
+        found.default = min(max_pixels, _ANY_NUMBER)
+        libc.mprotect(ctypes.c_void_p(page), size, mmap.PROT_READ)
+
+
+class _Option(ctypes.Structure):
+    """``AVOption`` of FFmpeg."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("help", ctypes.c_char_p),
+        ("offset", ctypes.c_int),
+        ("type", ctypes.c_int),
+        ("default", ctypes.c_int64),
+        ("least", ctypes.c_double),
+        ("most", ctypes.c_double),
+        ("flags", ctypes.c_int),
+        ("unit", ctypes.c_char_p),
+    )
+
+
+class _CodecClass(ctypes.Structure):
+    """The beginning of ``AVClass`` of FFmpeg."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("name_of", ctypes.c_void_p),
+        ("options", ctypes.POINTER(_Option)),
+    )
+
+
+def _until_unnamed(options: Any) -> Iterator[Any]:
+    return takewhile(lambda option: option.name, (options[at] for at in count()))
+
+
+def _libraries(name: str) -> set[str]:
+    """Return the paths of such that this process has: PyAV and OpenCV bring one each."""
     lines = Path("/proc/self/maps").read_text().splitlines()
-    for path in {line.split(maxsplit=5)[-1] for line in lines if "libavutil" in line}:
+    return {line.split(maxsplit=5)[-1] for line in lines if name in line}
+
+
+def _limit_ffmpegs_memory() -> None:
+    for path in _libraries("libavutil"):
         getattr(ctypes.CDLL(path), _MAX_ALLOC)(ctypes.c_size_t(MAX_FFMPEG_BYTES))
 
 
@@ -142,11 +225,25 @@ def _check_tables(source: object) -> None:
 class _Steady(BytesIO):
     """Bytes for OpenCV, which ends the process where a stream's ``seek`` raises.
 
-    FFmpeg seeks to what a film's tables say, of which OpenCV keeps 32 bits with their sign.
+    FFmpeg seeks to what a film's tables say, of which OpenCV keeps 32 bits with their sign. OpenCV
+    never frees 64 bytes of each call, and 7 kB of ASF make it call millions of times: the number
+    of calls has a limit, behind which the film ends.
     """
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self._calls_left = _FREE_CALLS + len(data) // _BYTES_PER_CALL
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return bytes, none behind the last call that is allowed."""
+        self._calls_left -= 1
+        return super().read(size) if self._calls_left > 0 else b""
 
     def seek(self, offset: int, whence: int = SEEK_SET, /) -> int:
         """Return the new place, -1 if there is none such."""
+        self._calls_left -= 1
+        if self._calls_left <= 0:
+            return -1
         try:
             return super().seek(offset, whence)
         except (ValueError, OverflowError):
@@ -178,6 +275,47 @@ def _guarded_capture(*args: Any, **kwargs: Any) -> Any:
     return _OPENCV_OPEN(*args, **kwargs)
 
 
+class _Opened:
+    """A container of PyAV, whose frames of sound have as many planes as PyAV can count.
+
+    It counts to the first pointer that is null, and behind those of eight channels there is none:
+    reading the frame ends the process. Of such a frame there is the mean of its channels.
+    """
+
+    def __init__(self, container: Any) -> None:
+        self._container = container
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._container.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._container, name)
+
+    def decode(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """Yield the frames of streams. Raises as PyAV's."""
+        packer = av.AudioResampler(format="flt")
+        for frame in self._container.decode(*args, **kwargs):
+            if isinstance(frame, av.AudioFrame) and not _has_countable_planes(frame):
+                yield from map(_mean, packer.resample(frame))
+            else:
+                yield frame
+
+
+def _mean(packed: av.AudioFrame) -> av.AudioFrame:
+    """Return the mean of a frame's channels, which is what vLLM makes of them."""
+    samples = packed.to_ndarray().reshape(-1, packed.layout.nb_channels)
+    mono = av.AudioFrame.from_ndarray(samples.mean(axis=1)[None], format="fltp", layout="mono")
+    mono.sample_rate, mono.pts, mono.time_base = packed.sample_rate, packed.pts, packed.time_base
+    return mono
+
+
+def _has_countable_planes(frame: av.AudioFrame) -> bool:
+    return not frame.format.is_planar or frame.layout.nb_channels < _UNCOUNTABLE_PLANES
+
+
 @wraps(_PYAV_OPEN)
 def _guarded_open(file: Any, mode: str | None = None, *args: Any, **kwargs: Any) -> Any:
     if mode in (None, "r"):
@@ -185,6 +323,7 @@ def _guarded_open(file: Any, mode: str | None = None, *args: Any, **kwargs: Any)
         # Titles and the like, which nobody looks at.
         kwargs.setdefault("metadata_errors", "replace")
         kwargs["container_options"] = {**(kwargs.get("container_options") or {}), **_OPTIONS}
+        return _Opened(_PYAV_OPEN(file, mode, *args, **kwargs))
     return _PYAV_OPEN(file, mode, *args, **kwargs)
 
 

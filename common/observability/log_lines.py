@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
@@ -137,6 +137,46 @@ class Reserved(logging.Filter):
         return True
 
 
+class Paced(logging.Filter):
+    """Lets each place in the code write so many warnings and errors a minute: requests that make
+    one need cost their client nothing. The first line of the next minute says how many are lost."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._places: dict[tuple[str, int], _Minute] = {}
+        self._lock = threading.Lock()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See logging."""
+        if record.levelno < logging.WARNING:
+            return True
+        now = self._clock()
+        with self._lock:
+            minute = self._places.setdefault((record.pathname, record.lineno), _Minute(now))
+            lost = 0
+            if now - minute.began >= _MINUTE_S:
+                lost = max(0, minute.lines - _LINES_A_MINUTE)
+                minute.began, minute.lines = now, 0
+            minute.lines += 1
+            passes = minute.lines <= _LINES_A_MINUTE
+        if lost:
+            record.msg = f"{record.msg} [{lost} more such lines were left out]"
+        return passes
+
+
+_LINES_A_MINUTE: Final = 60
+_MINUTE_S: Final = 60.0
+
+
+@dataclass
+class _Minute:
+    """What a place has written since ``began``."""
+
+    began: float
+    lines: int = 0
+
+
 def _unless_text(value: object) -> object:
     return value if isinstance(value, int | float) else "…"
 
@@ -164,6 +204,7 @@ def configure_logging(setup: LogSetup) -> None:
     _in_force = setup
     handler = logging.StreamHandler()
     handler.setFormatter(setup.formatter())
+    handler.addFilter(Paced())
     for package in OURS:
         logger = logging.getLogger(package)
         logger.setLevel(setup.level.upper())
@@ -182,10 +223,12 @@ def adopt(loggers: Iterable[str]) -> None:
 
 
 def reserve(loggers: Iterable[str]) -> None:
-    """Take what users wrote out of other loggers' lines; see :class:`Reserved`."""
+    """Take what users wrote out of other loggers' lines, and bound their number; see
+    :class:`Reserved` and :class:`Paced`."""
     for handler in _handlers(loggers):
         if not any(isinstance(each, Reserved) for each in handler.filters):
             handler.addFilter(Reserved())
+            handler.addFilter(Paced())
 
 
 def _handlers(loggers: Iterable[str]) -> list[logging.Handler]:

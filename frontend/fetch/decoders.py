@@ -18,7 +18,7 @@ from vllm import envs
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMediaIO
 from vllm.multimodal.media.audio import load_audio
 
-from common.media.decoder_guard import guard_decoders
+from common.media.decoder_guard import guard_decoders, limit_frames
 from common.media.formats import IMAGE_FORMATS, is_known_container, name_of_unread
 from common.media.names import name_of
 from common.media.tables import claims_too_much
@@ -32,6 +32,10 @@ from frontend.media_limits import FetchPolicy, RefusedError
 PIXEL_BYTES = 4
 """Of a decoded medium that count as one pixel: what Pillow takes for one of most pictures, and
 what a sample of sound takes."""
+
+_SMALL_FRAME: Final = 4096 * 4096
+"""Pixels, which a decoder takes some 25 MB for: such films are opened, and refused by vLLM in words
+that name their size."""
 
 NOT_OPENED: Final = "Could not open video stream"
 """vLLM's error for every film that OpenCV can't open."""
@@ -63,6 +67,7 @@ def limit_decoders(policy: FetchPolicy) -> None:
     it for pictures inside of icons and other containers.
     """
     guard_decoders()
+    limit_frames(max(policy.max_pixels, _SMALL_FRAME))
     count_frames_with(partial(count_frames, policy.decode_timeout_s))
     envs.VLLM_MAX_IMAGE_PIXELS = policy.max_pixels
     Image.MAX_IMAGE_PIXELS = (policy.max_pixels + 1) // 2  # it refuses twice as much

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final
 import av
 import cv2
 import pybase64
+from vllm import envs
 from vllm.multimodal.media import VideoMediaIO
 from vllm.multimodal.video import VideoLoader
 from vllm.multimodal.video_decoders.opencv import OpenCVVideoBackendMixin
@@ -64,7 +65,8 @@ def why_unreadable(data: bytes) -> str:
     except av.error.FFmpegError:
         return "it can't be opened as a film: it is cut off or damaged"
     codec = "its codec is unknown" if context is None else f"codec {context.codec.canonical_name}"
-    return f"none of its frames can be decoded here ({codec}): send {READABLE_FILMS}"
+    most = f"frames of at most {envs.VLLM_MAX_IMAGE_PIXELS:,} pixels (--media-max-pixels)"
+    return f"none of its frames can be decoded here ({codec}): send {READABLE_FILMS}, {most}"
 
 
 def count_frames(timeout_s: float, data: bytes) -> int:

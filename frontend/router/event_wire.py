@@ -25,9 +25,9 @@ _MAX_GROUPS = 64
 """Far more than any model has; a bound for hostile messages."""
 
 _AT_ONCE: Final = 16_384
-"""Events of a message that are decoded before any is applied: milliseconds of the event loop, and
-four times a step of 64k tokens that evicts as many blocks. The rest of a larger message is decoded
-as it is applied."""
+"""Events of a message, and blocks in them, that are decoded before any is applied: milliseconds of
+the event loop, and four times a step of 64k tokens that evicts as many blocks. The rest of a larger
+message is decoded as it is applied."""
 
 _MAX_HASHES: Final = 1 << 18
 """Of one event: four million tokens in blocks of 16."""
@@ -186,15 +186,20 @@ def decode_batch(payload: bytes) -> EventBatch:
         raise MalformedEventError("payload", str(error)) from error
     events = iter(batch.events)
     changes: list[Change] = []
+    blocks = 0
     for change in _changes(islice(events, _AT_ONCE)):
         if change is NOTHING:
             continue
+        if not isinstance(change, Cleared):
+            blocks += len(change.hashes)
         last = changes[-1] if changes else None
         if isinstance(change, Removed) and isinstance(last, Removed) and last[1:] == change[1:]:
             # vLLM evicts one block per event, many in a row.
             last.hashes.extend(change.hashes)
         else:
             changes.append(change)
+        if blocks >= _AT_ONCE:
+            break
     return EventBatch(batch.ts, changes, _changes(events))
 
 

@@ -31,6 +31,8 @@ tokens, so that nothing of an honest worker waits, unless a step of its own is a
 
 _COST: Final = 16
 """Of an event, in blocks: what it takes to find where it belongs."""
+_REMOVAL: Final = 4
+"""Of a block that is removed, in blocks that are stored: those that stand alone take so much."""
 
 
 class TargetBlocks:
@@ -86,7 +88,7 @@ class TargetBlocks:
                 # What came before it in the message is applied: rather know nothing.
                 self.unusable = f"one of its events can't be read: {error}"
                 continue
-            blocks += _COST if isinstance(change, Cleared) else _COST + len(change.hashes)
+            blocks += _COST + _cost(change)
             self._apply(change)
         if self.unusable:
             self._rest.clear()
@@ -172,14 +174,22 @@ class TargetBlocks:
         return self.held - offloaded > self._capacity or offloaded > _MOST_BLOCKS
 
 
+def _cost(change: Change) -> int:
+    """Return what a change takes to apply, in blocks that are stored."""
+    if isinstance(change, Cleared):
+        return 0
+    return len(change.hashes) * (_REMOVAL if isinstance(change, Removed) else 1)
+
+
 def _pieces(changes: Iterable[Change]) -> Iterator[Change]:
     """Yield changes that are small, and together the same."""
     for change in changes:
-        if isinstance(change, Cleared) or len(change.hashes) <= SLICE_BLOCKS:
+        if isinstance(change, Cleared) or _cost(change) <= SLICE_BLOCKS:
             yield change
             continue
-        for start in range(0, len(change.hashes), SLICE_BLOCKS):
-            piece = change._replace(hashes=change.hashes[start : start + SLICE_BLOCKS])
+        length = SLICE_BLOCKS // (_REMOVAL if isinstance(change, Removed) else 1)
+        for start in range(0, len(change.hashes), length):
+            piece = change._replace(hashes=change.hashes[start : start + length])
             if start and isinstance(piece, Stored):
                 piece = piece._replace(parent=change.hashes[start - 1] if piece.chained else None)
             yield piece

@@ -20,6 +20,7 @@ from common.observability.log_lines import (
     LogFormat,
     LogLevel,
     LogSetup,
+    Paced,
     Reserved,
     TextLines,
     adopt,
@@ -251,3 +252,33 @@ def test_who_asks_for_requests_in_the_log_gets_them(asked: bool) -> None:
     configure_vllms_logging(args)
     (handler,) = logging.getLogger("vllm").handlers
     assert sum(isinstance(one, Reserved) for one in handler.filters) == (not asked)
+
+
+def test_each_place_writes_so_many_warnings_a_minute() -> None:
+    now = 100.0
+    written: list[str] = []
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            written.append(record.getMessage())
+
+    logger = logging.Logger("anything")
+    handler = Lines()
+    handler.addFilter(Paced(lambda: now))
+    logger.addHandler(handler)
+
+    def warn() -> None:
+        logger.warning("client %s sent nonsense of 100%%", "x")
+
+    for _ in range(1000):
+        warn()
+        logger.info("all of these pass")
+    assert written.count("client x sent nonsense of 100%") == 60
+    assert written.count("all of these pass") == 1000
+    logger.error("another place")
+    assert written[-1] == "another place"
+    now += 61
+    warn()
+    assert written[-1] == "client x sent nonsense of 100% [940 more such lines were left out]"
+    warn()
+    assert written[-1] == "client x sent nonsense of 100%"

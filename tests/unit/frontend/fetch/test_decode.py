@@ -3,7 +3,10 @@
 import contextlib
 import io
 import random
+import resource
 import struct
+import subprocess
+import sys
 import tracemalloc
 import zlib
 from pathlib import Path
@@ -16,6 +19,7 @@ from PIL import GifImagePlugin, Image, ImageFile, PngImagePlugin
 from vllm import envs
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMediaIO
 
+from frontend.fetch import decoders
 from frontend.fetch.content import Content
 from frontend.fetch.data_url import read_data_url
 from frontend.fetch.decoders import decode, limit_decoders
@@ -206,6 +210,61 @@ def test_one_frame_of_a_video_is_limited_as_an_image(tmp_path: Path) -> None:
         decoded(video(tmp_path), limited(max_pixels=64 * 48 - 1), VideoMediaIO(ImageMediaIO()))
 
 
+GROWN = f"""
+from {__name__} import *
+
+policy = limited()
+before = peak()
+film = growing(16_000)
+loaded = decoded(film, policy, VideoMediaIO(ImageMediaIO(), num_frames=2))
+assert loaded.media[0].shape == (1, 48, 64, 3), loaded.media[0].shape
+print(len(film), peak() - before)
+"""
+
+
+def peak() -> int:
+    """Return the most memory that this process ever had, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def growing(side: int) -> bytes:
+    """A film whose second picture says that it is larger than the first."""
+    whole = made("flv", 2, "flv", (64, 48))
+    first = whole.index(b"\x09", 13 + 11 + int.from_bytes(whole[14:17], "big"))
+    second = first + 15 + int.from_bytes(whole[first + 1 : first + 4], "big")
+    end = second + 11 + int.from_bytes(whole[second + 1 : second + 4], "big")
+    flags, picture = whole[second + 11 : second + 12], whole[second + 12 : end]
+    bits = f"{int.from_bytes(picture, 'big'):0{8 * len(picture)}b}"
+    assert bits[30:49] == f"{0:03b}{64:08b}{48:08b}"
+    grown = f"{bits[:30]}001{side:016b}{side:016b}{bits[49:]}0000000"
+    data = flags + int(grown[: len(grown) // 8 * 8], 2).to_bytes(len(grown) // 8, "big")
+    head = b"\x09" + len(data).to_bytes(3, "big") + whole[second + 4 : second + 11]
+    return whole[:second] + head + data + (len(data) + 11).to_bytes(4, "big")
+
+
+def test_a_film_whose_frames_grow_takes_no_memory_for_them() -> None:
+    """One of 400 bytes took 700 MB, of which no budget knew."""
+    ran = subprocess.run([sys.executable, "-c", GROWN], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    size, taken = map(int, ran.stdout.split())
+    assert size < 1000
+    assert taken < 200
+
+
+@pytest.mark.parametrize("codec", ["libx264", "libvpx-vp9"])
+def test_a_film_larger_than_ffmpeg_may_decode_is_told_the_limit(
+    codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = made(codec, 2, "matroska")
+    with monkeypatch.context() as patched:
+        patched.setattr(decoders, "_SMALL_FRAME", 1)
+        policy = limited(max_pixels=1000)
+    with pytest.raises((RefusedError, ValueError), match=r"at most 1,000 pixels|12544 pixels"):
+        decoded(data, policy, VideoMediaIO(ImageMediaIO()))
+    loaded: Any = decoded(data, limited(), VideoMediaIO(ImageMediaIO(), num_frames=1))
+    assert loaded.media[0].shape == (1, 112, 112, 3)
+
+
 @pytest.mark.parametrize("frames", [-1, 3])
 def test_a_sequence_of_jpegs_is_limited(frames: int) -> None:
     url = jpeg_sequence(3)
@@ -227,13 +286,15 @@ def test_a_sequence_of_jpegs_is_limited(frames: int) -> None:
         load(3 * 64 * 48 - 1)
 
 
-def made(codec: str, frames: int, format_: str = "mp4") -> bytes:
+def made(
+    codec: str, frames: int, format_: str = "mp4", size: tuple[int, int] = (112, 112)
+) -> bytes:
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=format_) as file:
         stream: Any = file.add_stream(codec, rate=4)
-        stream.width, stream.height, stream.pix_fmt = 112, 112, "yuv420p"
+        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
         for number in range(frames):
-            grey = np.full((112, 112, 3), 20 * number + 20, np.uint8)
+            grey = np.full((*size[::-1], 3), 20 * number + 20, np.uint8)
             file.mux(stream.encode(av.VideoFrame.from_ndarray(grey, format="rgb24")))
         file.mux(stream.encode())
     return buffer.getvalue()

@@ -251,6 +251,61 @@ def test_films_that_point_outside_of_themselves() -> None:
     """One of a kilobyte ended the process: OpenCV does not survive it where a seek fails."""
     ran = subprocess.run([sys.executable, "-c", ODD_PLACES], capture_output=True, text=True)
     assert ran.stdout == "survived\n", ran.stderr[-3000:]
+    assert "@ 0x" not in ran.stderr, "FFmpeg writes what it finds wrong with a client's film"
+    assert "global cap" not in ran.stderr, "so does OpenCV"
+
+
+def seeking_for_ever() -> bytes:
+    """An ASF file of unknown objects, the last of which ends behind the file."""
+    head = bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c") + bytes(14)
+    sizes = (104, 46, 100, 43)
+    return head + b"".join(
+        bytes(16) + size.to_bytes(8, "little") + bytes(size - 24) for size in sizes
+    ) + bytes(5)  # fmt: skip
+
+
+def test_a_film_that_makes_opencv_seek_for_ever() -> None:
+    """One took 2 GB that never came back, since OpenCV keeps something of each call."""
+    before = sys.getallocatedblocks()
+    with pytest.raises(ValueError, match="Could not open"):
+        VideoMediaIO(ImageMediaIO()).load_bytes(seeking_for_ever())
+    assert sys.getallocatedblocks() - before < 30_000
+
+
+SURROUND = f"""
+from {__name__} import *
+
+guard_decoders()
+for reader in READERS["sound"], READERS["sound by PyAV"]:
+    samples, rate = decode(Content.of(surround()), reader, FetchPolicy(), anything)
+    assert rate == 48_000 and abs(samples).max() < 0.6, rate
+    assert abs(len(samples) - 48_000) < 5_000, len(samples)
+samples, _ = load_audio(io.BytesIO(surround()), sr=16_000)
+assert abs(len(samples) - 16_000) < 2_000, len(samples)
+print("survived")
+"""
+
+
+def surround() -> bytes:
+    """A second of the same tone, half as loud as can be, in eight channels."""
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="webm") as file:
+        stream: Any = file.add_stream("libopus", rate=48_000, layout="7.1")
+        tone = (np.sin(np.arange(960) / 20) / 2).astype(np.float32)
+        piece = np.tile(tone[:, None], 8).tobytes()
+        for start in range(0, 48_000, 960):
+            frame = av.AudioFrame(format="flt", layout="7.1", samples=960)
+            frame.planes[0].update(piece)
+            frame.sample_rate, frame.pts = 48_000, start
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode())
+    return buffer.getvalue()
+
+
+def test_sounds_of_eight_channels() -> None:
+    """One ended the process: PyAV reads behind the pointers of its frames."""
+    ran = subprocess.run([sys.executable, "-c", SURROUND], capture_output=True, text=True)
+    assert ran.stdout == "survived\n", ran.stderr[-3000:]
 
 
 def test_names_in_another_alphabet_are_no_reason_to_refuse_a_sound() -> None:

@@ -122,6 +122,10 @@ def test_what_clients_send_passes(body: Any) -> None:
         ({"n": {"a": 1}}, "`n` must not be a list or an object"),
         ({"model": "x" * 10_000}, "`model` has more than 8192 characters"),
         ({"metadata": {"k" * 70_000: 1}}, "`metadata` has more than 65536 characters"),
+        (
+            {"generate_chunk": {"choices": [{"token_ids": [195] * 5000}]}},
+            "`generate_chunk` has more than 4096 values",
+        ),
         ({"unheard_of": nested(40)}, "what vLLM does not know of the body is nested deeper"),
         ({str(number): 1 for number in range(600)}, "more than 512 fields"),
         (nested(40), "the body is nested deeper than 32"),

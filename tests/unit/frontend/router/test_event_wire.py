@@ -154,6 +154,15 @@ def test_a_large_message_is_decoded_as_it_is_used() -> None:
     ]
 
 
+def test_events_of_many_blocks_are_decoded_as_they_are_used() -> None:
+    large = removed(*range(10_000))
+    batch = decode_batch(encode([large] * 10))
+    first = sum(len(one.hashes) for one in batch.changes if isinstance(one, Removed))
+    assert first == 20_000
+    rest = sum(len(one.hashes) for one in batch.later if isinstance(one, Removed))
+    assert first + rest == 100_000
+
+
 def test_what_is_malformed_far_behind_is_found_when_it_is_reached() -> None:
     batch = decode_batch(many(20_000, stored(1, block_hashes=[b"short"])))
     with pytest.raises(MalformedEventError, match="32 bytes"):
