@@ -66,7 +66,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{ printf "%-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "make run takes MODEL, WORKERS, PORT, ENGINE_ARGS (any vLLM engine flags), FRONTEND_ARGS and ROUTER_MODE"
-	@echo "(kv, round-robin, random, power-of-two, least-loaded); everything that"
+	@echo "(kv, round-robin); everything that"
 	@echo "examples/launch/agg_multimodal_router.sh --help lists works as an environment variable."
 	@echo "DEVICE=cpu or cuda chooses the build of vLLM (here: $(DEVICE)), VLLM=0.32 or 0.33 the version."
 

@@ -20,13 +20,12 @@ from frontend.router.modes import Choice
 from frontend.router.request import RoutingRequest
 from frontend.router.roster import Roster
 from frontend.router.selection import (
-    LOAD_WEIGHT,
     Candidates,
     Ejection,
     Estimate,
     Selector,
-    Weights,
     cheapest,
+    cost_of_work,
 )
 from frontend.router.settings import RouterSettings
 from frontend.router.unavailable import Drained, Resting
@@ -72,12 +71,9 @@ class Router:
     ) -> None:
         self.settings = settings = RouterSettings() if settings is None else settings
         self._clock = clock
-        self._weights = Weights(
-            prefill=settings.prefill_weight, load=LOAD_WEIGHT * settings.prefill_weight
-        )
-        self._selector = Selector(settings, self._weights, seed)
+        self._selector = Selector(settings.mode, seed)
         feeds = feeds or ZmqFeeds(clock=clock)
-        self.roster = Roster(settings, clock, feeds, self._weights)
+        self.roster = Roster(settings, clock, feeds)
         self.media = self.roster.media
         self.load = self.roster.load
         self.ejection = Ejection(
@@ -140,14 +136,10 @@ class Router:
         hashes = self.hash(request)
         with stage("match"):
             estimate = self.roster.estimator.estimate(request, hashes, self._clock())
-        costs = candidates.costs(estimate, self._weights.of_work)
+        costs = candidates.costs(estimate, cost_of_work)
         costs = self._with_loading(costs, candidates, request)
         choice = self._selector.choose(
-            candidates.targets,
-            costs,
-            candidates.loads,
-            candidates.slots,
-            len(request.token_ids),
+            candidates.targets, costs, candidates.loads, candidates.slots
         )
         decision = self._decision(request, candidates, costs, estimate, choice)
         self.in_flight.started(request, decision, hashes)
@@ -286,7 +278,6 @@ class Router:
             incarnation=worker.incarnation,
             prefill_tokens=work.prefill_tokens + work.media_tokens,
             predicted_first_token_s=None if expected is None else expected / 1e3,
-            weights=self._weights,
             work=work,
         )
 

@@ -56,7 +56,7 @@ def test_bash_offers_flags_values_and_files(script: Path, tmp_path: Path) -> Non
     assert offered(script, "--fleet-key-file", "fl", within=tmp_path) == ["fleet.key"]
     if script.name == "mmrouter-frontend":
         assert {"--router-mode", "--tool-call-parser", NO + "log-requests"} <= flags
-        assert offered(script, "--router-mode", "r") == ["round-robin", "random"]
+        assert offered(script, "--router-mode", "r") == ["round-robin"]
         assert not flags & {"--max-model-len", "--worker-id"}, "means nothing here"
     else:
         assert {"--worker-id", "--max-model-len", NO + "prefix-caching"} <= flags
