@@ -135,12 +135,6 @@ class Serving:
             if time.monotonic() > until:
                 break
 
-    def loaded(self, member: Member, adapter: Adapter) -> None:
-        """A worker was asked for an adapter and has it now, which it will say itself as well."""
-        member.adapters = [*member.adapters, adapter]
-        if self._members.serves(member):
-            self._show_adapters(member)
-
     def _show_adapters(self, member: Member) -> None:
         worker_id = member.card.worker_id
         self.adapters.changed(worker_id, member.adapters)
@@ -187,7 +181,6 @@ def _routable(card: WorkerCard) -> RoutableWorker:
         drops_in_windows=card.reuse.drops_in_windows,
         keeps_tails=card.reuse.keeps_tails,
         adapters=frozenset(map(key_of, card.adapters)),
-        loads_adapters=card.loads_adapters,
     )
 
 

@@ -60,7 +60,6 @@ class LetterEngine:
     hf_processor_runs = 0
     ranks = (0,)
     adapters = Adapters()
-    loads_adapters = False
 
     def __init__(self, args: AsyncEngineArgs, config: VllmConfig) -> None:
         self._args = args
