@@ -13,8 +13,7 @@ from common.errors import WorkerLostError
 from common.identity import Target, WorkerId
 from common.observability.telemetry import HF_PROCESSOR_RUNS, forget_worker
 from common.request_plane.card import Adapter, WorkerCard, WorkerState
-from common.request_plane.held_adapter import HeldAdapter
-from common.request_plane.protocol import Status
+from common.request_plane.protocol import HeldAdapter, Status
 from frontend.router import EventSource, Reported, RoutableWorker, Router
 from frontend.workers.adapters import Adapters, key_of
 from frontend.workers.link import WorkerLink
