@@ -90,7 +90,7 @@ def test_room_is_bounded() -> None:
         assert one._prompts.weight <= 200
     one.hash(list(range(1000)), ())
     assert one._prompts.weight <= 200
-    assert len(one._by_key) == sum(map(len, one._prompts.values()))
+    assert len(one._by_key) == sum(len(prompt.keys) for prompt in one._prompts)
 
 
 def test_without_room_nothing_is_remembered() -> None:

@@ -425,8 +425,10 @@ async def test_nothing_grows_while_requests_and_workers_come_and_go(
     router = await fleet("a", "b", approximate_ttl_s=5.0)
     router.decisions = DecisionLog(50)
     router.media._capacity = 20
+    for held in router.media._held.values():
+        held._budget = 20
     for memo in router.roster.hashers.values():
-        memo._max_tokens = 2000
+        memo._prompts._budget = memo._max_tokens = 2000
 
     async def run(turns: int) -> None:
         for turn in range(turns):
