@@ -16,11 +16,11 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from vllm.exceptions import VLLMClientError
 
+from common.aio.released import Released
 from common.errors import MmRouterError, OverloadedError
 from common.identity import MmHash
 from common.lru import Lru
@@ -203,7 +203,7 @@ class Flights:
                 future.exception()  # seen, also if everybody has gone
 
 
-class Seats:
+class Seats(Released):
     """One request's places in flights, which it leaves at the end of a ``with``.
 
     Attributes:
@@ -223,15 +223,7 @@ class Seats:
         """What comes of a medium. Raises what its processing raised."""
         return await asyncio.shield(self._boarded[key].outcome)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def release(self) -> None:
         for flight in self._boarded.values():
             flight.waiters -= 1
         # An error refers to the frames that hold these seats, and a flight to the error: what
