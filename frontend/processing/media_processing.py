@@ -184,7 +184,7 @@ class MediaProcessing:
             for each in media
         ]
 
-    async def _decoded(self, media: Any) -> Any:
+    async def _decoded(self, media: object) -> object:
         """Media as vLLM wants them, deferred ones decoded."""
         if not isinstance(media, list):
             return media
