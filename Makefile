@@ -66,7 +66,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{ printf "%-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "make run takes MODEL, WORKERS, PORT, ENGINE_ARGS (any vLLM engine flags), FRONTEND_ARGS and ROUTER_MODE"
-	@echo "(kv, round-robin, random, power-of-two, least-loaded); everything that"
+	@echo "(kv, round-robin); everything that"
 	@echo "examples/launch/agg_multimodal_router.sh --help lists works as an environment variable."
 	@echo "DEVICE=cpu or cuda chooses the build of vLLM (here: $(DEVICE)), VLLM=0.32 or 0.33 the version."
 
@@ -131,7 +131,7 @@ GPULESS := tests/e2e/test_gpuless.py
 
 # Its surfaces without engines, then workers whose caches and media are another's in each version.
 OF_A_VERSION := $(GPULESS) tests/e2e/test_last_hop.py tests/e2e/clients/test_sdks.py \
-    tests/unit/test_vllm_*.py tests/unit/common/test_vllm_*.py tests/unit/common/test_shell_completion.py \
+    tests/unit/test_vllm_*.py tests/unit/common/test_vllm_*.py \
     tests/unit/common/test_engine_*.py tests/unit/backend_worker/test_engine_*.py \
     tests/unit/frontend/fetch/test_decode.py \
     tests/unit/frontend/http/test_*_streams.py tests/unit/frontend/http/test_stream_comments.py \

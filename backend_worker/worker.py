@@ -180,7 +180,6 @@ async def make_card(
         reuse=engine.prefix_reuse(),
         capacity=engine.capacity(),
         adapters=list(engine.adapters.known),
-        loads_adapters=engine.loads_adapters,
         ranks=engine.ranks,
         request_endpoint=endpoint,
         kv_event_sources=engine.kv_event_sources(),

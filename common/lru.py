@@ -1,7 +1,7 @@
 """Bounded LRU dict."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -31,6 +31,10 @@ class Lru(Generic[K, V]):
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __iter__(self) -> Iterator[K]:
+        """Keys, the least recently used first."""
+        return iter(self._entries)
+
     def __contains__(self, key: K) -> bool:
         return key in self._entries
 
@@ -45,18 +49,18 @@ class Lru(Generic[K, V]):
         """Return the value of a key without marking it as used, None if it is not there."""
         return self._entries.get(key)
 
-    def put(self, key: K, value: V) -> None:
-        """Set the value of a key and evict what is over the budget.
+    def put(self, key: K, value: V) -> list[V]:
+        """Set the value of a key and evict what is over the budget; return the evicted values.
 
         A value heavier than the budget is not kept, and costs no other entry its place.
         """
         self.pop(key)
         added = self._weigh(value)
         if added > self._budget:
-            return
+            return []
         self._entries[key] = value
         self.weight += added
-        self.shrink(self._budget)
+        return self.shrink(self._budget)
 
     def pop(self, key: K) -> V | None:
         """Remove a key; its value, None if it was not there."""

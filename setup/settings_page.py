@@ -43,7 +43,6 @@ flags without their dashes in front, ours and vLLM's, with dashes or underscores
 
 ```yaml
 router-mode: kv
-router-temperature: 0.2
 max-inflight: 512
 port: 9000
 enable-auto-tool-choice: true
@@ -66,10 +65,8 @@ _ALIASES: Final = """\
 
 A frontend takes these as well, on the command line and in the file. `--router-mode`,
 `--migration-limit`, `--trust-remote-code`, `--preprocess-workers` and whatever is called as in
-`vllm serve` need no other name. `--router-temperature` is called as in Dynamo too, 0 is the same,
-and more is more random; but a cost is divided by the prompt's length here, and there by how far
-the workers' costs are apart, so that values above 0 can't be carried over. `--api-key` is as in
-`vllm serve`, users' keys, and not the router's own.
+`vllm serve` need no other name. `--api-key` is as in `vllm serve`, users' keys, and not the
+router's own.
 
 | flag | of | here | |
 |---|---|---|---|

@@ -200,7 +200,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.multimodal.processing.processor",
             "vllm.utils.torch_utils",
         ),
-        "frontend/processing/client_hashes.py": ("vllm.multimodal.hasher",),
+        "frontend/processing/client_tensors.py": ("vllm.multimodal.hasher",),
         "frontend/processing/media_processing.py": ("vllm.renderers",),
         "frontend/processing/renderer_processing.py": (
             "vllm.multimodal.processing",

@@ -32,12 +32,6 @@ from common.request_plane.operations import (
 MOST_FORMER: Final = 64
 """Adapters that are remembered when they have gone."""
 
-MOST_FOR_REQUESTS: Final = 64
-"""Adapters that were loaded since requests needed them: they stay, and each takes memory."""
-
-MOST_UNWANTED: Final = 4096
-"""Names that are remembered since an operator has let them go."""
-
 
 def read_adapter(text: str) -> Adapter:
     """One value of ``--lora-modules``, as ``vllm serve`` takes it: ``name=path`` or JSON.
@@ -86,8 +80,6 @@ class Adapters:
         self._ids = itertools.count(1)
         self._requests = {adapter.name: self._request(adapter) for adapter in known}
         self._former: Lru[tuple[str, str], LoRARequest] = Lru(MOST_FORMER)
-        self._unwanted: Lru[str, UnloadLoraAdapter] = Lru(MOST_UNWANTED)
-        self._for_requests: set[str] = set()
 
     def _request(self, adapter: Adapter) -> LoRARequest:
         return LoRARequest(
@@ -142,8 +134,6 @@ class Adapters:
             OperationRefusedError: it can't be.
         """
         name = wanted.lora_name
-        if wanted.for_request:
-            self._check_for_request(wanted)
         try:
             adapter = Adapter(
                 name=name,
@@ -162,28 +152,6 @@ class Adapters:
             raise OperationRefusedError(f"it has {MAX_ADAPTERS} adapters already")
         return _placed(adapter)
 
-    def _is_there(self, wanted: LoadLoraAdapter) -> bool:
-        """Whether nothing is left to do: another frontend was first, or a request was before an
-        operator, whose adapter it is then."""
-        name, own = wanted.lora_name, self._requests.get(wanted.lora_name)
-        if own is None or own.lora_path != wanted.lora_path or wanted.load_inplace:
-            return False
-        if not wanted.for_request:
-            if name not in self._for_requests:
-                return False
-            self._for_requests.discard(name)
-        return True
-
-    def _check_for_request(self, wanted: LoadLoraAdapter) -> None:
-        """Raises OperationRefusedError for what only operators may have loaded."""
-        name = wanted.lora_name
-        if name in self._unwanted:
-            raise OperationRefusedError(f"adapter {name} was let go here by an operator")
-        if not Path(wanted.lora_path).is_absolute():
-            raise OperationRefusedError(f"adapter {name} is at no absolute path")
-        if len(self._for_requests) >= MOST_FOR_REQUESTS:
-            raise OperationRefusedError(f"it has loaded {MOST_FOR_REQUESTS} for requests already")
-
     async def add(
         self,
         wanted: LoadLoraAdapter,
@@ -200,8 +168,6 @@ class Adapters:
             OperationRefusedError: it can't be, and nothing was done.
             Exception: whatever the engine says of its files.
         """
-        if self._is_there(wanted):
-            return
         adapter = self._wanted(wanted, taken)
         name, known = adapter.name, self._requests.get(adapter.name)
         request = self._request(adapter)
@@ -213,25 +179,18 @@ class Adapters:
         if known is not None:
             self._remember(known, request)
         self._requests[name] = request
-        self._unwanted.pop(name)
-        if wanted.for_request:
-            self._for_requests.add(name)
-        else:
-            self._for_requests.discard(name)
         self.known = (*(each for each in self.known if each.name != name), adapter)
         self.changes += 1
         self._used(name)
 
     def forget(self, unwanted: UnloadLoraAdapter) -> None:
-        """Offer it no longer, and load it for no request. The engine keeps it for requests that
+        """Offer it no longer. The engine keeps it for requests that
         run, and drops it for others when there is no room, as it does below vLLM's own server.
 
         Raises:
             OperationRefusedError: it is not here.
         """
         name = unwanted.lora_name
-        self._unwanted.put(name, unwanted)
-        self._for_requests.discard(name)
         gone = self._requests.pop(name, None)
         if gone is None:
             raise OperationRefusedError(has_no_adapter(name))

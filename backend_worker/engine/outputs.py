@@ -22,7 +22,7 @@ class EngineOutputs(zmq.asyncio.Socket):
     _loop_reader: LoopReader | None = None
 
     def recv_multipart(  # type: ignore[override] # it has one signature for each kind of frames
-        self, *_: Any, **__: Any
+        self, *_: object, **__: object
     ) -> Coroutine[Any, Any, list[zmq.Frame]]:
         """The frames of the next message. vLLM asks for them without a copy."""
         if self._loop_reader is None:
@@ -59,7 +59,7 @@ def install() -> None:
     vars(core_client)["make_zmq_socket"] = _make_zmq_socket
 
 
-def _make_zmq_socket(context: Any, path: str, kind: Any, *args: Any, **options: Any) -> Any:
+def _make_zmq_socket(context: Any, path: str, kind: int, *args: Any, **options: Any) -> Any:
     if kind == zmq.PULL and isinstance(context, zmq.asyncio.Context):
         context = _Context(context)
     return make_zmq_socket(context, path, kind, *args, **options)

@@ -26,7 +26,7 @@ from common.identity import MmHash
 from common.media.cache_partition import Partition, hash_within
 from common.media.decoder_guard import guard_decoders
 from common.media.formats import is_known_container
-from common.transfer.media_source import MediaSource
+from common.transfer.base import MediaSource
 from common.vllm_compat.renderer_patches import ByContent
 
 

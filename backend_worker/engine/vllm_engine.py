@@ -355,11 +355,6 @@ class Engine:
             return "the worker runs without VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
         return ""
 
-    @property
-    def loads_adapters(self) -> bool:
-        """Whether it loads some while it serves."""
-        return not self._refuses_adapters()
-
     async def operate(self, operation: Operation) -> None:
         """Do what an operator wants, however long it takes.
 

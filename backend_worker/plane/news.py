@@ -11,11 +11,11 @@ from backend_worker.plane.ledger import Ledger
 from backend_worker.plane.operations import Operations
 from backend_worker.plane.request import ServingEngine
 from backend_worker.plane.session import Session
-from common.request_plane.held_adapter import HeldAdapter
 from common.request_plane.protocol import (
     LONGEST_MM_HASH,
     MOST_NEW_MEDIA,
     Coming,
+    HeldAdapter,
     RankStatus,
     Status,
     Submit,

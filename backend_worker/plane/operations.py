@@ -17,7 +17,6 @@ from common.request_plane.operations import (
     LETS_REQUESTS_IN,
     LONGEST_MESSAGE,
     Condition,
-    LoadLoraAdapter,
     Operation,
     Outcome,
     Pause,
@@ -129,9 +128,8 @@ class Operations:
         name = name_of(operation)
         if refusal := self._engine.refuses(operation):
             return Outcome.REFUSED, refusal
-        # No operator asked for a request's load, so none is refused for it.
-        while (hurries := self._hurries(operation)) or _is_for_request(self._running):
-            await (self._hurry() if hurries else self._ended.wait())
+        while self._hurries(operation):
+            await self._hurry()
         if (running := self._running) is not None:
             return Outcome.REFUSED, f"it is busy with {name_of(running)}: one operation at a time"
         if refusal := self.state.refuses(operation):
@@ -140,7 +138,7 @@ class Operations:
             return Outcome.DONE, ""
         if isinstance(operation, WakeUp) and operation.tags is not None:
             operation = WakeUp(self.state.asleep_of(operation.tags))
-        logger.info("%s wants %s", _who(operation), name)
+        logger.info("an operator wants %s", name)
         self._running = operation
         self._ended.clear()
         if not isinstance(operation, LETS_REQUESTS_IN):
@@ -219,11 +217,3 @@ class Operations:
             self.state = state
             self._changed()
             self._open.set()  # who waits is refused
-
-
-def _is_for_request(operation: Operation | None) -> bool:
-    return isinstance(operation, LoadLoraAdapter) and operation.for_request
-
-
-def _who(operation: Operation) -> str:
-    return "a request" if _is_for_request(operation) else "an operator"

@@ -5,8 +5,23 @@ import ctypes
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Final
+
+
+def python_command(module: str) -> list[str]:
+    """What runs a module. It is not looked for in the current directory unless this process looks
+    there too, as ``python -m`` does and an installed command does not.
+    """
+    try:
+        here = Path.cwd()
+        looks_here = any(Path(path).absolute() == here for path in sys.path)
+    except FileNotFoundError:  # the directory was removed
+        looks_here = False
+    return [sys.executable, *([] if looks_here else ["-P"]), "-m", module]
+
 
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 _STDERR: Final = 2

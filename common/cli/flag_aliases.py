@@ -123,8 +123,6 @@ def _mebibytes(value: str) -> tuple[str, ...]:
 _POLICIES: Final = {
     "cache_aware": "kv",
     "round_robin": "round-robin",
-    "random": "random",
-    "power_of_two": "power-of-two",
 }
 
 
@@ -134,12 +132,6 @@ def _mode(policy: str) -> tuple[str, ...]:
     return (_POLICIES[policy],)
 
 
-_WEIGHTS: Final = Alias(
-    _DYNAMO,
-    ("--router-prefill-weight",),
-    note="scales all tokens to prefill, of the request and waiting, against decoding; 1 is the "
-    "default there and here",
-)
 _DRAIN: Final = Alias("vllm serve", ("--drain-timeout",), note="seconds; vLLM's default is 0")
 _BUSY_BLOCKS: Final = Alias(
     _DYNAMO,
@@ -156,9 +148,6 @@ _FRONTEND_ALIASES: Final[dict[str, Alias]] = {
     "--http-port": Alias(_DYNAMO, ("--port",)),
     "--tls-cert-path": Alias("Dynamo, SMG", ("--ssl-certfile",)),
     "--tls-key-path": Alias("Dynamo, SMG", ("--ssl-keyfile",)),
-    "--kv-overlap-score-weight": _WEIGHTS,
-    "--router-kv-overlap-score-weight": _WEIGHTS,
-    "--router-prefill-load-scale": _WEIGHTS,
     "--router-ttl-secs": Alias(_DYNAMO, ("--router-approximate-ttl",)),
     "--active-decode-blocks-threshold": _BUSY_BLOCKS,
     "--active-prefill-tokens-threshold": Alias(

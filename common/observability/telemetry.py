@@ -90,11 +90,6 @@ PREPROCESS_RESTARTS = Counter(
 PREPROCESS_WAITING = Gauge(
     "mmrouter_preprocess_waiting", "Requests whose media are being processed, or wait for it"
 )
-ADAPTERS_LOADED = Counter(
-    "mmrouter_adapters_loaded",
-    "LoRA adapters that workers were asked for since a request could not run where they were",
-    ["outcome"],
-)
 PREPROCESSED = Counter(
     "mmrouter_preprocessed_media",
     "Media by whether they were processed, found processed, or shared with another request",

@@ -20,7 +20,7 @@ from pydantic import (
 from common.errors import CardError, CardIncompatibleError
 from common.identity import Incarnation, WorkerId
 
-CARD_VERSION = 6
+CARD_VERSION = 7
 
 MAX_RANKS = 4096
 
@@ -226,8 +226,6 @@ class WorkerCard(_Frozen):
         ranks: the data-parallel ranks that it serves, ascending. Those of one group of workers
             are numbered over the whole group.
         adapters: what it serves beside the model. Workers may have others.
-        loads_adapters: whether it loads an adapter of another worker for a request that asks for
-            it, where no worker that has it can take the request.
         fleet_key: fingerprint of the key that its sockets demand; None if they are plain.
     """
 
@@ -246,7 +244,6 @@ class WorkerCard(_Frozen):
     reuse: PrefixReuse
     capacity: Capacity
     adapters: list[Adapter] = Field(default=[], max_length=MAX_ADAPTERS)
-    loads_adapters: bool = False
     ranks: list[Rank] = Field(min_length=1, max_length=MAX_RANKS)
     request_endpoint: str
     kv_event_sources: list[KvEventSource]

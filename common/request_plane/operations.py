@@ -115,8 +115,6 @@ class LoadLoraAdapter(msgspec.Struct, frozen=True, tag="load_lora_adapter"):
         lora_path: where the worker finds its files, on its host, or by which name on a hub.
         load_inplace: read again what is there under the name.
         base_model_name: what ``/v1/models`` calls its parent; the model's own name without one.
-        for_request: a request needs it, and no operator asks. Then nothing is downloaded, nor
-            loaded that operators have let go.
     """
 
     lora_name: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
@@ -124,7 +122,6 @@ class LoadLoraAdapter(msgspec.Struct, frozen=True, tag="load_lora_adapter"):
     load_inplace: bool = False
     is_3d_lora_weight: bool = False
     base_model_name: Annotated[str, msgspec.Meta(min_length=1, max_length=128)] | None = None
-    for_request: bool = False
 
 
 class UnloadLoraAdapter(msgspec.Struct, frozen=True, tag="unload_lora_adapter"):

@@ -52,9 +52,25 @@ from common.errors import ProtocolError
 from common.identity import BlockHash, Incarnation, MmHash, RequestId, WorkerId
 from common.observability.tracing import TraceHeaders
 from common.request_plane.card import LONGEST_NAME, MAX_ADAPTERS
-from common.request_plane.held_adapter import HeldAdapter
 from common.request_plane.operations import LONGEST_MESSAGE, Condition, Operation, Outcome
 from common.request_plane.step_sums import StepSums
+
+
+class HeldAdapter(msgspec.Struct, frozen=True):
+    """A LoRA adapter that a worker has; fields are those of a card's ``Adapter``."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_NAME)]
+    path: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+    base_model_name: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_NAME)] | None = (
+        None
+    )
+    is_3d_lora_weight: bool = False
+
+    @property
+    def legible(self) -> bool:
+        """Whether all of it can stand in a log line."""
+        return all(map(str.isprintable, (self.name, self.path, self.base_model_name or "")))
+
 
 PROTOCOL_VERSION = 11
 

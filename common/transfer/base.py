@@ -8,19 +8,41 @@ per transport.
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
+from pydantic import JsonValue
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from common.aio.released import Released
 from common.errors import CorruptSegmentError
 from common.identity import MmHash
+from common.media.cache_partition import SHARED, Partition
 from common.observability.telemetry import TENSOR_BYTES_RECEIVED, stage
 from common.transfer.arena import Buffer
 from common.transfer.attachment import Attachment
 from common.transfer.handshake import TransferOffer, TransferReply
-from common.transfer.media_source import MediaSource
 from common.transfer.metadata import FramedMetadata, ItemMetadata, TransferMetadata, Transport
+
+
+@dataclass(frozen=True)
+class MediaSource:
+    """A medium before processing.
+
+    Attributes:
+        modality: vLLM's name of it.
+        encoded: the file as fetched, a JPEG for example.
+        mm_processor_kwargs: what the request told the HF processor.
+        media_io_kwargs: what the request told the decoder.
+        partition: whose it is.
+    """
+
+    modality: str
+    encoded: bytes
+    mm_processor_kwargs: dict[str, JsonValue]
+    media_io_kwargs: dict[str, JsonValue]
+    partition: Partition = SHARED
+
 
 SentHook: TypeAlias = Callable[[Transport, int], None]
 """Called with the transport and the bytes of each item that is sent."""

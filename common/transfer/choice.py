@@ -18,9 +18,14 @@ from common.errors import (
 )
 from common.identity import MmHash
 from common.observability.telemetry import TRANSFER_FALLBACKS
-from common.transfer.base import MediaHandle, MmKwargsReceiver, MmKwargsSender, Received
+from common.transfer.base import (
+    MediaHandle,
+    MediaSource,
+    MmKwargsReceiver,
+    MmKwargsSender,
+    Received,
+)
 from common.transfer.handshake import TransferOffer, TransferReply
-from common.transfer.media_source import MediaSource
 from common.transfer.metadata import TransferMetadata, Transport
 
 

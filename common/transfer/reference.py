@@ -11,8 +11,13 @@ from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from common.errors import CorruptSegmentError, NoEncodedFormError
 from common.identity import MmHash
-from common.transfer.base import MediaHandle, MmKwargsReceiver, MmKwargsSender, Received
-from common.transfer.media_source import MediaSource
+from common.transfer.base import (
+    MediaHandle,
+    MediaSource,
+    MmKwargsReceiver,
+    MmKwargsSender,
+    Received,
+)
 from common.transfer.metadata import ReferenceMetadata, Transport
 
 Render = Callable[[MediaSource], Awaitable[tuple[MmHash, MultiModalKwargsItem]]]

@@ -11,7 +11,7 @@
 #   FRONTENDS               number of frontends (1), the second on PORT + 1 and so on; 0 for workers
 #                           only, with DISCOVERY
 #   HOST, PORT              where the frontend listens (127.0.0.1, any free port)
-#   ROUTER_MODE             kv, round-robin, random, power-of-two or least-loaded (kv)
+#   ROUTER_MODE             kv or round-robin (kv)
 #   ENGINE_ARGS             more vLLM engine flags for every worker, quoted as in a shell
 #   FRONTEND_ARGS           more flags for the frontends, --ssl-certfile and --uds among them
 #   CLIENT_CERT, CLIENT_KEY PEM files that this script shows to frontends with --ssl-cert-reqs=2
@@ -90,7 +90,7 @@ one_of SINGLE_GPU true false
     fail "GPU_MEMORY_UTILIZATION must be a fraction such as 0.4, not '$GPU_MEMORY_UTILIZATION'"
 [[ $WORKER_NAME =~ ^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$ ]] ||
     fail "WORKER_NAME must have letters, digits, dots, _ and - only, not '$WORKER_NAME'"
-one_of ROUTER_MODE kv round-robin random power-of-two least-loaded
+one_of ROUTER_MODE kv round-robin
 [[ -z $PORT ]] || number PORT 0
 [[ -z $PORT ]] || ((PORT + FRONTENDS <= 65536)) ||
     fail "PORT=$PORT: ports end at 65535, and $FRONTENDS frontends need one each"

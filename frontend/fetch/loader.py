@@ -214,7 +214,7 @@ class MediaLoader:
             MEDIA_FETCHES.labels("http", "shared").inc()
         own = False
 
-        def start() -> Coroutine[Any, Any, Content]:
+        def start() -> Coroutine[None, None, Content]:
             nonlocal own
             own = True
             return self._fetch(url, max_bytes, held, partition)

@@ -1,4 +1,4 @@
-"""Where processes that work for a frontend come from: a fork server, started again if it dies.
+"""Where processes for media come from: a fork server, started again if it dies.
 
 For any number of threads. Every wait for it has an end.
 """
@@ -9,13 +9,15 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
-from common.aio.spawn import SpawnedProcess
-from common.cli.python_command import python_command
+from common.aio.spawn import SpawnedProcess, python_command
 from frontend.media_processes import FORK
 from frontend.processing.errors import ProcessLostError
 
 COMMAND: Final = python_command("frontend.media_processes.fork_server")
 """Starts the fork server, with the module that children run and its end of a socket pair."""
+
+MODULE: Final = "frontend.processing.child"
+"""What processes run: its ``main`` gets the descriptor of a process's end."""
 
 START_S: Final = 120.0
 """Seconds within which it has imported what children need, and forked."""
@@ -36,16 +38,9 @@ class Forked:
 
 
 class Forks:
-    """Forks processes that run a module. They outlive it, and end with this process."""
+    """Forks processes for media. They outlive it, and end with this process."""
 
-    def __init__(self, module: str, what: str) -> None:
-        """
-        Args:
-            module: its ``main`` gets the descriptor of a process's end.
-            what: the processes are for, in errors.
-        """
-        self._module = module
-        self._what = what
+    def __init__(self) -> None:
         self._turn = threading.Lock()
         self._changing = threading.Lock()
         self._server: _Server | None = None
@@ -61,7 +56,7 @@ class Forks:
             ProcessLostError: it can't be had, or not in time.
         """
         if not self._turn.acquire(timeout=START_S):
-            raise ProcessLostError(_late(self._what))
+            raise ProcessLostError(_late())
         try:
             return self._running().fork(theirs)
         except ProcessLostError:
@@ -69,15 +64,6 @@ class Forks:
             raise
         finally:
             self._turn.release()
-
-    def start(self) -> None:
-        """Import what processes need ahead of the first, soon and elsewhere.
-
-        Raises:
-            ProcessLostError: the fork server can't be started.
-        """
-        with self._turn:
-            self._running()
 
     def refuse(self) -> None:
         """Fork no more; whoever waits for a fork gets an error."""
@@ -100,7 +86,7 @@ class Forks:
             if self._closed:
                 raise ProcessLostError("the frontend is shutting down")
             if self._server is None:
-                self._server = _Server(self._module, self._what)
+                self._server = _Server()
             return self._server
 
     def _forget(self) -> None:
@@ -114,14 +100,13 @@ class Forks:
 class _Server:
     """One run of it."""
 
-    def __init__(self, module: str, what: str) -> None:
-        self._what = what
+    def __init__(self) -> None:
         try:
             self.process = SpawnedProcess(
-                lambda end: [*COMMAND, module, str(end)], socket.SOCK_SEQPACKET
+                lambda end: [*COMMAND, MODULE, str(end)], socket.SOCK_SEQPACKET
             )
         except OSError as error:
-            raise ProcessLostError(f"a process for {what} can't be started: {error}") from error
+            raise ProcessLostError(f"a process for media can't be started: {error}") from error
         self.process.socket.settimeout(START_S)
 
     def fork(self, theirs: socket.socket) -> Forked:
@@ -129,13 +114,11 @@ class _Server:
             socket.send_fds(self.process.socket, [FORK], [theirs.fileno()])
             answer, pidfds, _, _ = socket.recv_fds(self.process.socket, 20, 1)
         except TimeoutError as error:
-            raise ProcessLostError(_late(self._what)) from error
+            raise ProcessLostError(_late()) from error
         except OSError as error:
-            raise ProcessLostError(f"a process for {self._what} did not start: {error}") from error
+            raise ProcessLostError(f"a process for media did not start: {error}") from error
         if not answer:
-            raise ProcessLostError(
-                f"a process for {self._what} did not start: its fork server ended"
-            )
+            raise ProcessLostError("a process for media did not start: its fork server ended")
         return Forked(int(answer), pidfds[0])
 
     def leave(self) -> None:
@@ -144,5 +127,5 @@ class _Server:
             self.process.socket.shutdown(socket.SHUT_RDWR)
 
 
-def _late(what: str) -> str:
-    return f"a process for {what} did not start within {START_S:g} s"
+def _late() -> str:
+    return f"a process for media did not start within {START_S:g} s"

@@ -18,23 +18,22 @@ from common.lru import Lru
 from common.media.cache_partition import Partition
 from common.media.decoded_media import check_decoded
 from common.observability.telemetry import PREPROCESS_WAITING, stage
-from common.transfer.media_source import MediaSource
+from common.transfer.base import MediaSource
 from common.vllm_compat.hf_processor_runs import HfProcessorRuns
 from frontend.fetch import MISLED_DECODER_ERRORS, DeferredMedium, arrived
 from frontend.processing.backends import Backend, Decodes
 from frontend.processing.batch import MediaOptions, Processed, may_defer
-from frontend.processing.client_hashes import HashedItems
+from frontend.processing.client_tensors import HashedItems
 from frontend.processing.errors import (
     MissingPackageError,
     ProcessingFailedError,
     missing_package,
 )
-from frontend.processing.named_media import NamedMedia
+from frontend.processing.named_media import NamedMedia, Namespace, Uuids, check_uuids
 from frontend.processing.processed_once import ProcessedOnce
 from frontend.processing.prompt_media import Kept, MediaData, Shown, listed, media_apart
 from frontend.processing.renderer_processing import RendererProcessing
 from frontend.processing.store import ProcessedStore
-from frontend.processing.uuids import Namespace, Uuids, check_uuids
 from frontend.request_context import current_context, current_partition
 from frontend.vllm_errors import as_vllm_error
 
@@ -185,7 +184,7 @@ class MediaProcessing:
             for each in media
         ]
 
-    async def _decoded(self, media: Any) -> Any:
+    async def _decoded(self, media: object) -> object:
         """Media as vLLM wants them, deferred ones decoded."""
         if not isinstance(media, list):
             return media

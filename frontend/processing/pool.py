@@ -27,9 +27,6 @@ from frontend.processing.store import ProcessedStore
 
 logger = logging.getLogger(__name__)
 
-MODULE: Final = "frontend.processing.child"
-"""What processes run."""
-
 ATTEMPTS: Final = 2
 """So often a batch may see a process die before the batch is taken to be the reason."""
 
@@ -76,7 +73,7 @@ class ProcessPool:
         self._replacing = threading.Lock()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._closed = False
-        self._forks = Forks(MODULE, "media")
+        self._forks = Forks()
         self._processes = dict(enumerate(_start(order, count, self._forks)))
         logger.info("media are processed by processes %s", ", ".join(map(str, self.pids)))
         self._threads = [

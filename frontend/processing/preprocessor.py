@@ -39,16 +39,15 @@ from common.request_plane.card import WorkerCard
 from common.request_plane.protocol import MediaPart
 from common.request_plane.transfer_params import drop_transfer_params, names_encoder
 from common.transfer.arena import ArenaAccess
-from common.transfer.media_source import MediaSource
+from common.transfer.base import MediaSource
 from common.vllm_compat.encoder_width import embeds_width
 from common.vllm_compat.hf_processor_runs import HfProcessorRuns
 from common.vllm_compat.renderer_patches import replace_threads, replace_tokenizing
 from frontend.fetch import MediaLoader
 from frontend.media_processes import StartUp
 from frontend.processing.backends import Backend, OwnBackend, PoolBackend
-from frontend.processing.client_embeds import are_embeds, check_embeds
-from frontend.processing.client_hashes import content_hash
 from frontend.processing.client_templates import ClientTemplates, take_templates
+from frontend.processing.client_tensors import are_embeds, check_embeds, content_hash
 from frontend.processing.media_processing import MediaProcessing, MediaSources
 from frontend.processing.pool import ProcessPool
 from frontend.processing.renderer import build_config

@@ -17,7 +17,7 @@ from vllm.tokenizers import TokenizerLike
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from vllm.v1.structured_output.utils import choice_as_grammar, grammar_is_likely_lark
 
-from common.cli.python_command import python_command
+from common.aio.spawn import python_command
 from common.errors import OverloadedError, RequestRejectedError
 from common.lru import Lru
 from frontend.bounded.forks import Bounds

@@ -2,9 +2,8 @@
 
 import asyncio
 import dataclasses
-import math
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -62,9 +61,6 @@ HASH_INLINE_TOKENS = 4096
 LOOK_S = 0.5
 """A request that waits for a worker looks so often whether one may be had."""
 
-MOST_LOADS = 3
-"""Workers that are asked for the adapter of a request, each time that it is routed."""
-
 LONGEST_ID = 1024
 """Characters of what a client calls its request. Every event of a stream repeats it: one of
 16 MB would stop the event loop at each token."""
@@ -111,13 +107,6 @@ class Workers(Protocol):
 
         Raises:
             WorkerLostError: nobody does any more.
-        """
-
-    async def load_adapter(self, adapter: LoRARequest, exclude: Collection[WorkerId]) -> bool:
-        """Have a worker load an adapter that others have; whether one was asked for it.
-
-        Args:
-            exclude: workers not to ask.
         """
 
     def joined_since(self, worker_id: WorkerId, moment: float) -> bool:
@@ -318,14 +307,11 @@ class RequestRunner:
         """Step 3. The worker with the lowest cost, among those that did not fail on it.
 
         A request that lost its worker was accepted once: if there is no other it waits for
-        one to come, or to come back, and for the retry budget. If those with its adapter can't
-        take it, another one may load that.
+        one to come, or to come back, and for the retry budget.
         """
         now = asyncio.get_running_loop().time
         accepted = state.attempts.count > 0
         patience = now() + state.attempts.patience_s()
-        loads = 0 if state.prompt.lora_request is None else MOST_LOADS
-        last_resort = not loads
         while True:
             arrival = self._workers.arrival
             failed = state.attempts.failed_on(self._workers.joined_since)
@@ -333,21 +319,12 @@ class RequestRunner:
                 self._workers.check_available()
                 state.attempts.pay()
                 with stage("select"):
-                    return self._router.route(
-                        routing, exclude=failed, accepted=accepted, last_resort=last_resort
-                    )
+                    return self._router.route(routing, exclude=failed, accepted=accepted)
             except RetryBudgetError as error:
                 if self._workers.closed or now() >= patience:
                     raise
                 until = min(patience, now() + error.wait_s)
             except (NoWorkerError, FleetBusyError) as error:
-                if not last_resort:
-                    until = patience if accepted else math.inf
-                    loaded = await self._load_adapter(state, failed, until)
-                    loads -= loaded
-                    last_resort = not (loaded and loads)
-                    continue
-                last_resort = not loads
                 if not accepted:
                     raise
                 if self._workers.closed or now() >= patience:
@@ -356,32 +333,6 @@ class RequestRunner:
                 # An arrival wakes it; that a worker is resumed, reinstated or less busy does not.
                 until = min(patience, now() + LOOK_S)
             await state.wait(arrival, until)
-
-    async def _load_adapter(
-        self, state: RequestState, failed: Collection[WorkerId], patience: float
-    ) -> bool:
-        """Whether a worker was asked for a request's adapter, so that it is routed again.
-
-        Args:
-            patience: when to wait for it no longer, by the event loop's clock.
-
-        Raises:
-            DeadlineExceededError: the request's own time is over before that.
-        """
-        adapter = state.prompt.lora_request
-        assert adapter is not None
-        now, left = asyncio.get_running_loop().time(), state.deadlines.left_s()
-        late = math.inf if left is None else now + left
-        until = min(late, patience)
-        if until <= now:
-            return False
-        try:
-            async with asyncio.timeout_at(None if until == math.inf else until):
-                return await self._workers.load_adapter(adapter, failed)
-        except TimeoutError as error:
-            if late <= patience:
-                raise state.deadlines.late() from error
-            return False
 
     async def _send_media(
         self, state: RequestState, decision: Decision

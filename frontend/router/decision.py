@@ -10,7 +10,7 @@ import msgspec
 
 from common.identity import Incarnation, MmHash, RequestId, Target, WorkerId
 from frontend.router.index import Knowledge
-from frontend.router.selection import Costs, TargetLoad, Weights, Work
+from frontend.router.selection import Costs, TargetLoad, Work, parts_of_cost
 
 CLIENT_ID_LENGTH = 256
 """Characters of a client's id that are kept: it may be as long as a body may be."""
@@ -63,12 +63,8 @@ class Considered(NamedTuple):
     pace: float
     first_token_ms: float | None
 
-    def candidate(self, weights: Weights) -> Candidate:
-        """Return the same with every term named.
-
-        Args:
-            weights: by which the cost was computed.
-        """
+    def candidate(self) -> Candidate:
+        """Return the same with every term named."""
         return Candidate(
             worker_id=self.target.worker_id,
             rank=self.target.rank,
@@ -82,7 +78,7 @@ class Considered(NamedTuple):
             queued_prefill_tokens=self.load.prefill_tokens,
             decode_tokens=self.load.decode_tokens,
             cost=self.cost,
-            costs=weights.costs(self.work, self.load, self.pace),
+            costs=parts_of_cost(self.work, self.load, self.pace),
             first_token_s=None if self.first_token_ms is None else self.first_token_ms / 1e3,
         )
 
@@ -127,7 +123,6 @@ class Decision(msgspec.Struct):
         predicted_first_token_s: seconds from the decision to the first output, as expected; None
             if too little was known.
         first_token_s: the same once it was there.
-        weights: by which costs were computed.
         work: of the chosen target.
         media: how each item reached the worker, once it has.
     """
@@ -153,7 +148,6 @@ class Decision(msgspec.Struct):
     prefill_tokens: int = 0
     first_token_s: float | None = None
     predicted_first_token_s: float | None = None
-    weights: Weights = Weights()
     work: Work = Work(0, 0, 0, 0)
 
     @property
@@ -164,13 +158,13 @@ class Decision(msgspec.Struct):
     @property
     def candidates(self) -> list[Candidate]:
         """The candidates, cheapest first."""
-        return [one.candidate(self.weights) for one in self.considered]
+        return [one.candidate() for one in self.considered]
 
     def as_json(self) -> dict[str, object]:
         """The decision as JSON-able builtins, with its candidates, under the client's id."""
         built: dict[str, object] = msgspec.to_builtins(self)
         built["request_id"] = built.pop("client_id")
-        del built["considered"], built["weights"], built["work"]
+        del built["considered"], built["work"]
         return built | {"candidates": msgspec.to_builtins(self.candidates)}
 
 

@@ -5,15 +5,10 @@ tests read the table. What a policy may look at is a :class:`Situation`; how cos
 to be known is not its business.
 """
 
-import math
 import random
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
-
-Busyness: TypeAlias = tuple[float, float]
-"""How busy a candidate is: its requests, then the cost of its load. Compared as tuples are, since
-requests must order candidates before any token is known."""
 
 
 class Situation(NamedTuple):
@@ -21,33 +16,27 @@ class Situation(NamedTuple):
 
     Attributes:
         costs: what the request would cost at each candidate, load included.
-        busyness: of the candidate at a position, whatever its caches hold.
         is_idle: whether the candidate at a position has no request at all.
         would_wait: whether a request sent to the candidate at a position would wait for others.
-        prompt_tokens: at least 1, the unit of the temperature.
-        temperature: of the softmax over costs; 0 for none.
         turn: how many times this router has chosen before.
         random: the router's generator.
     """
 
     costs: Sequence[float]
-    busyness: Callable[[int], Busyness]
     is_idle: Callable[[int], bool]
     would_wait: Callable[[int], bool]
-    prompt_tokens: int
-    temperature: float
     turn: int
     random: random.Random
 
-    def least(self, keys: Sequence[float] | Sequence[Busyness]) -> int:
-        """The position of the least key; one of them at random if several are least.
+    def least(self, costs: Sequence[float]) -> int:
+        """Return the position of the least cost; one of them at random if several are least.
 
         At random, because several frontends that break ties alike would pile up.
         """
-        least = min(keys)
-        if keys.count(least) == 1:
-            return keys.index(least)
-        return self.random.choice([one for one, key in enumerate(keys) if key == least])
+        least = min(costs)
+        if costs.count(least) == 1:
+            return costs.index(least)
+        return self.random.choice([one for one, cost in enumerate(costs) if cost == least])
 
 
 class Choice(NamedTuple):
@@ -67,40 +56,16 @@ Policy: TypeAlias = Callable[[Situation], Choice]
 
 def _by_cost(situation: Situation) -> Choice:
     costs = situation.costs
-    if situation.temperature > 0.0:
-        chosen, reason = _sample(situation), "sampled"
-    else:
-        chosen, reason = situation.least(costs), "cost"
+    chosen = situation.least(costs)
     if situation.would_wait(chosen):
         idle = [one for one in range(len(costs)) if situation.is_idle(one)]
         if idle:
             return Choice(idle[situation.least([costs[one] for one in idle])], "spread")
-    return Choice(chosen, reason)
-
-
-def _sample(situation: Situation) -> int:
-    """Softmax over negated costs, in units of the prompt's length."""
-    unit = situation.temperature * situation.prompt_tokens
-    least = min(situation.costs)
-    weights = [math.exp((least - cost) / unit) for cost in situation.costs]
-    return situation.random.choices(range(len(weights)), weights)[0]
+    return Choice(chosen, "cost")
 
 
 def _in_turn(situation: Situation) -> Choice:
     return Choice(situation.turn % len(situation.costs))
-
-
-def _at_random(situation: Situation) -> Choice:
-    return Choice(situation.random.randrange(len(situation.costs)))
-
-
-def _less_busy_of_two(situation: Situation) -> Choice:
-    pair = situation.random.sample(range(len(situation.costs)), 2)
-    return Choice(pair[situation.least([situation.busyness(one) for one in pair])])
-
-
-def _least_busy(situation: Situation) -> Choice:
-    return Choice(situation.least([situation.busyness(one) for one in range(len(situation.costs))]))
 
 
 class RouterMode(StrEnum):
@@ -123,6 +88,3 @@ class RouterMode(StrEnum):
 
     KV = "kv", "where the request costs least: blocks and media held, and load", _by_cost
     ROUND_ROBIN = "round-robin", "each worker in turn", _in_turn
-    RANDOM = "random", "any worker, each as likely", _at_random
-    POWER_OF_TWO = "power-of-two", "the less busy of two taken at random", _less_busy_of_two
-    LEAST_LOADED = "least-loaded", "the least busy, whatever its caches hold", _least_busy

@@ -25,7 +25,7 @@ from frontend.router.selection import (
     LoadTracker,
     MediaPlacement,
     StepTimes,
-    Weights,
+    cost_of_load,
 )
 from frontend.router.settings import RouterSettings
 from frontend.router.worker import RoutableWorker
@@ -88,7 +88,6 @@ class Roster:
         settings: the operator's choices.
         clock: monotonic seconds.
         feeds: what follows workers' caches.
-        weights: of the parts of a load's cost.
 
     Attributes:
         workers: by name, a live view.
@@ -106,7 +105,6 @@ class Roster:
         settings: RouterSettings,
         clock: Callable[[], float],
         feeds: FeedMaker,
-        weights: Weights,
     ) -> None:
         self._clock = clock
         self._feed_maker = feeds
@@ -114,7 +112,7 @@ class Roster:
         self.media = MediaPlacement(expect_s=PREDICT_TTL_S)
         self.load = LoadTracker(
             clock,
-            price=weights.of_load,
+            price=cost_of_load,
             thresholds=BusyThresholds(settings.busy_blocks_fraction, settings.busy_prefill_tokens),
         )
         self.encoded = EncodedMedia()

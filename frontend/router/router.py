@@ -20,13 +20,12 @@ from frontend.router.modes import Choice
 from frontend.router.request import RoutingRequest
 from frontend.router.roster import Roster
 from frontend.router.selection import (
-    LOAD_WEIGHT,
     Candidates,
     Ejection,
     Estimate,
     Selector,
-    Weights,
     cheapest,
+    cost_of_work,
 )
 from frontend.router.settings import RouterSettings
 from frontend.router.unavailable import Drained, Resting
@@ -72,12 +71,9 @@ class Router:
     ) -> None:
         self.settings = settings = RouterSettings() if settings is None else settings
         self._clock = clock
-        self._weights = Weights(
-            prefill=settings.prefill_weight, load=LOAD_WEIGHT * settings.prefill_weight
-        )
-        self._selector = Selector(settings, self._weights, seed)
+        self._selector = Selector(settings.mode, seed)
         feeds = feeds or ZmqFeeds(clock=clock)
-        self.roster = Roster(settings, clock, feeds, self._weights)
+        self.roster = Roster(settings, clock, feeds)
         self.media = self.roster.media
         self.load = self.roster.load
         self.ejection = Ejection(
@@ -119,14 +115,12 @@ class Router:
         *,
         exclude: Collection[WorkerId] = (),
         accepted: bool = False,
-        last_resort: bool = True,
     ) -> Decision:
         """Decide where a request runs, and count it as running there.
 
         Args:
             exclude: workers not to consider, such as those that failed on it before.
             accepted: whether it was accepted before, and is not refused because all are busy.
-            last_resort: whether it goes to an ejected worker if there are no others.
 
         Raises:
             NoWorkerError: no worker is left.
@@ -134,20 +128,14 @@ class Router:
             RequestRejectedError: the prompt can't be hashed.
         """
         started = time.perf_counter()
-        candidates = self._candidates(
-            [*exclude, *self._without(request.lora)], accepted, last_resort=last_resort
-        )
+        candidates = self._candidates([*exclude, *self._without(request.lora)], accepted)
         hashes = self.hash(request)
         with stage("match"):
             estimate = self.roster.estimator.estimate(request, hashes, self._clock())
-        costs = candidates.costs(estimate, self._weights.of_work)
+        costs = candidates.costs(estimate, cost_of_work)
         costs = self._with_loading(costs, candidates, request)
         choice = self._selector.choose(
-            candidates.targets,
-            costs,
-            candidates.loads,
-            candidates.slots,
-            len(request.token_ids),
+            candidates.targets, costs, candidates.loads, candidates.slots
         )
         decision = self._decision(request, candidates, costs, estimate, choice)
         self.in_flight.started(request, decision, hashes)
@@ -169,35 +157,6 @@ class Router:
             raise NoWorkerError(f"no worker has the adapter {adapter.name} any more")
         return lacking
 
-    def where_to_load(
-        self, adapter: LoraKey, exclude: Collection[WorkerId] = ()
-    ) -> WorkerId | None:
-        """The least busy of those that lack an adapter and load some for requests; None if none of
-        them can take a request now.
-
-        Args:
-            exclude: workers not to consider.
-        """
-        workers = self.roster.workers
-        unfit = [
-            name
-            for name, one in workers.items()
-            if not one.loads_adapters or adapter in one.adapters
-        ]
-        try:
-            candidates = self._candidates(
-                [*exclude, *unfit, *self.ejection.unusable()], accepted=False
-            )
-        except (NoWorkerError, FleetBusyError):
-            return None
-        costs = candidates.load_costs
-        for position in sorted(range(len(costs)), key=costs.__getitem__):
-            worker_id = candidates.targets[position].worker_id
-            # It has one adapter of a name, wherever its files are.
-            if all(held.name != adapter.name for held in workers[worker_id].adapters):
-                return worker_id
-        return None
-
     def _with_loading(
         self, costs: list[float], candidates: Candidates, request: RoutingRequest
     ) -> list[float]:
@@ -214,9 +173,7 @@ class Router:
         """Raises what :meth:`route` would raise now, before there is a prompt."""
         self._candidates((), accepted=False)
 
-    def _candidates(
-        self, exclude: Collection[WorkerId], accepted: bool, *, last_resort: bool = True
-    ) -> Candidates:
+    def _candidates(self, exclude: Collection[WorkerId], accepted: bool) -> Candidates:
         candidates = self.roster.candidates()
         if left_out := {*exclude, *self.drained.unusable(), *self.resting.unusable()}:
             candidates = candidates.without(left_out)
@@ -227,9 +184,9 @@ class Router:
                 else "every registered worker is excluded, drained, paused or asleep, or failed on "
                 "this request"
             )
-        return self._fit(candidates, accepted, last_resort=last_resort)
+        return self._fit(candidates, accepted)
 
-    def _fit(self, candidates: Candidates, accepted: bool, *, last_resort: bool) -> Candidates:
+    def _fit(self, candidates: Candidates, accepted: bool) -> Candidates:
         """Those that are neither ejected nor busy.
 
         If all are ejected, the least bad of them, as a last resort. If all are busy, none,
@@ -238,8 +195,6 @@ class Router:
         if unusable := self.ejection.unusable():
             trusted = candidates.without(unusable)
             if not trusted.targets:
-                if not last_resort:
-                    raise NoWorkerError("every worker that could take it is ejected")
                 workers = {target.worker_id for target in candidates.targets}
                 least_bad = self.ejection.least_bad(workers)
                 trusted = candidates.only(lambda target: target.worker_id in least_bad)
@@ -286,7 +241,6 @@ class Router:
             incarnation=worker.incarnation,
             prefill_tokens=work.prefill_tokens + work.media_tokens,
             predicted_first_token_s=None if expected is None else expected / 1e3,
-            weights=self._weights,
             work=work,
         )
 

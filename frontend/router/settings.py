@@ -7,7 +7,6 @@ from pydantic import Field
 from common.cli.flag_settings import FlagSettings
 from frontend.router.modes import RouterMode
 
-Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
@@ -22,18 +21,10 @@ class RouterSettings(FlagSettings):
         description="how a worker is chosen for each request. "
         + "; ".join(f"{mode}: {mode.description}" for mode in RouterMode),
     )
-    temperature: Weight = Field(
-        0.0,
-        description="softmax temperature over costs divided by the prompt's length; "
-        "0 always takes the cheapest worker",
-    )
-    prefill_weight: Weight = Field(
-        1.0,
-        description="cost of a prompt token that the worker has to prefill, against all other "
-        "costs; a token that waits for prefill there already costs half of it",
-    )
-    busy_blocks_fraction: Weight = Field(
+    busy_blocks_fraction: float = Field(
         0.95,
+        ge=0.0,
+        allow_inf_nan=False,
         description="share of its KV cache in use above which a worker gets no more requests; "
         "1 or more never",
     )

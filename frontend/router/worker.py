@@ -49,7 +49,6 @@ class RoutableWorker:
             are groups of others.
         adapters: that requests may ask it for.
         active_adapters: names of those that its engine need not load first.
-        loads_adapters: whether it loads others for requests.
         keeps_tails: whether groups of layers with a window or a state keep only what a repeated
             prompt needs; otherwise all that they computed.
     """
@@ -70,7 +69,6 @@ class RoutableWorker:
     keeps_tails: bool = True
     adapters: frozenset[LoraKey] = frozenset()
     active_adapters: frozenset[str] = frozenset()
-    loads_adapters: bool = False
 
     @property
     def scheme(self) -> HashScheme:

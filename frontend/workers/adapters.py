@@ -6,24 +6,16 @@ until its last worker has left.
 
 import itertools
 import logging
-import time
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from vllm.lora.request import LoRARequest
 
 from common.identity import WorkerId
-from common.lru import Lru
 from common.request_plane.card import Adapter, WorkerCard
 from frontend.router import LoraKey
 
 logger = logging.getLogger(__name__)
-
-LOST_S: Final = 300.0
-"""So long requests that lost their worker can have its adapters loaded elsewhere."""
-
-MOST_LOST: Final = 1024
-"""Adapters that are remembered for that."""
 
 CONFLICT: Final = "adapter %s is at %s on worker %s, which gets no requests for it: others have %s"
 
@@ -45,7 +37,6 @@ class Adapters:
         self.requests: dict[str, LoRARequest] = {}
         self._of: dict[WorkerId, Sequence[Adapter]] = {}
         self._offers: dict[str, dict[Adapter, int]] = {}
-        self._lost: Lru[LoraKey, float] = Lru(MOST_LOST)
         self._reserved: frozenset[str] = frozenset()
         self._ids = itertools.count(1)
 
@@ -61,8 +52,6 @@ class Adapters:
 
     def changed(self, worker_id: WorkerId, adapters: Sequence[Adapter]) -> None:
         """A worker that serves has these now, and no others."""
-        for adapter in {*self._of.get(worker_id, ())} - {*adapters}:
-            self._lost.pop(key_of(adapter))  # it was let go
         self._forget(worker_id)
         self._of[worker_id] = adapters
         for adapter in adapters:
@@ -76,16 +65,7 @@ class Adapters:
 
     def left(self, worker_id: WorkerId) -> None:
         """A worker does not serve any longer. Others are ignored."""
-        until = time.monotonic() + LOST_S
-        for adapter in self._of.get(worker_id, ()):
-            self._lost.put(key_of(adapter), until)
         self._forget(worker_id)
-
-    def has(self, key: LoraKey) -> bool:
-        """Whether some worker has an adapter, or had it when it left a short while ago."""
-        return any(one.path == key.path for one in self._offers.get(key.name, ())) or (
-            (self._lost.peek(key) or 0.0) > time.monotonic()
-        )
 
     def _forget(self, worker_id: WorkerId) -> None:
         for adapter in self._of.pop(worker_id, ()):

@@ -11,9 +11,7 @@ lost, and another that answers meanwhile is refused by name and waits.
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterator
-
-from vllm.lora.request import LoRARequest
+from collections.abc import Iterator
 
 from common.discovery.base import CardChange, CardGone, CardPresent, CardRefused
 from common.errors import CardError, NoWorkerError, WorkerLostError
@@ -23,7 +21,6 @@ from common.observability.live_metrics import Row
 from common.observability.telemetry import RANK_LOAD, RANK_REQUESTS, WORKERS
 from common.request_plane.card import WorkerCard, WorkerState
 from frontend.router import Router
-from frontend.workers.adapter_loading import AdapterLoading
 from frontend.workers.adapters import Adapters
 from frontend.workers.contract import Contract
 from frontend.workers.keeper import Keeper
@@ -116,7 +113,6 @@ class Fleet:
         self.members = Members()
         self.refusals = Refusals()
         self._serving = Serving(self.members, router, media_sender)
-        self._loading = AdapterLoading(self.members, router, self._serving)
         self._keeper = Keeper(
             self.members,
             self._serving,
@@ -159,14 +155,6 @@ class Fleet:
         holder = self.members.holder(worker_id)
         return holder is not None and holder.joined > moment
 
-    async def load_adapter(self, adapter: LoRARequest, exclude: Collection[WorkerId]) -> bool:
-        """Have a worker load an adapter that others have; whether one was asked for it.
-
-        Args:
-            exclude: workers not to ask.
-        """
-        return await self._loading.load(adapter, exclude)
-
     @property
     def names(self) -> list[str]:
         """Under which users ask for the model; none until the first card has come."""
@@ -203,7 +191,6 @@ class Fleet:
         """Leave every worker. Requests that still run fail."""
         self._closed = True
         self._serving.arrival.set()
-        await self._loading.close()
         await self._keeper.close("this frontend is shutting down")
         self._gauges.remove(self.refusals, self.members)
 

@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncIterator
 
 from common.aio.supervised import Work, once, supervise
+from common.backoff import Backoff
 from common.errors import CardNameError, ConfigurationError, ProtocolError, WorkerLostError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation
@@ -93,7 +94,7 @@ class Keeper:
     async def _keep(self, member: Member) -> None:
         """Keep a link to a worker open until its card is gone and the link lost."""
         name = self._members.names[member.card.worker_id]
-        pause = RECONNECT_S
+        backoff = Backoff(RECONNECT_S, RECONNECT_MAX_S)
         while member.present:
             taken = False
             try:
@@ -101,15 +102,14 @@ class Keeper:
                     taken = member.card.state is WorkerState.READY and name.holder is not None
                     if not taken:
                         await self._serving.join(member, name, link)
-                        pause = RECONNECT_S
+                        backoff.reset()
                         self._serving.lost(member, await link.lost())
             except (WorkerLostError, ProtocolError, ConfigurationError) as error:
                 logger.warning("%s", error)
             if taken:
                 await self._wait_for_name(member, name)
             elif member.present:
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, RECONNECT_MAX_S)
+                await asyncio.sleep(backoff.next_s())
         self.remove(member, "its card is gone, and its link too")
 
     @contextlib.asynccontextmanager

@@ -9,6 +9,7 @@ from typing import Final
 
 from common.aio.supervised import supervise
 from common.aio.undo import made_in_thread
+from common.backoff import Backoff
 from common.errors import ConfigurationError, WorkerBusyError
 from common.transfer.base import LateSender, MmKwargsSender
 from common.transfer.choice import TransportChoice
@@ -119,16 +120,16 @@ class LateTransports:
 
     async def _keep_offering(self) -> None:
         """Offer to workers in need, again and again until they need nothing."""
-        pause = _FIRST_PAUSE_S
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
             self._changed.clear()
             waiting = await self._offer_once()
             try:
-                async with asyncio.timeout(pause if waiting else None):
+                async with asyncio.timeout(backoff.next_s() if waiting else None):
                     await self._changed.wait()
-                pause = _FIRST_PAUSE_S
             except TimeoutError:
-                pause = min(2 * pause, _LONGEST_PAUSE_S)
+                continue
+            backoff.reset()
 
     async def _offer_once(self) -> bool:
         """Offer what there is to all who need it; whether anybody needs it still."""

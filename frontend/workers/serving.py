@@ -13,8 +13,7 @@ from common.errors import WorkerLostError
 from common.identity import Target, WorkerId
 from common.observability.telemetry import HF_PROCESSOR_RUNS, forget_worker
 from common.request_plane.card import Adapter, WorkerCard, WorkerState
-from common.request_plane.held_adapter import HeldAdapter
-from common.request_plane.protocol import Status
+from common.request_plane.protocol import HeldAdapter, Status
 from frontend.router import EventSource, Reported, RoutableWorker, Router
 from frontend.workers.adapters import Adapters, key_of
 from frontend.workers.link import WorkerLink
@@ -135,12 +134,6 @@ class Serving:
             if time.monotonic() > until:
                 break
 
-    def loaded(self, member: Member, adapter: Adapter) -> None:
-        """A worker was asked for an adapter and has it now, which it will say itself as well."""
-        member.adapters = [*member.adapters, adapter]
-        if self._members.serves(member):
-            self._show_adapters(member)
-
     def _show_adapters(self, member: Member) -> None:
         worker_id = member.card.worker_id
         self.adapters.changed(worker_id, member.adapters)
@@ -187,7 +180,6 @@ def _routable(card: WorkerCard) -> RoutableWorker:
         drops_in_windows=card.reuse.drops_in_windows,
         keeps_tails=card.reuse.keeps_tails,
         adapters=frozenset(map(key_of, card.adapters)),
-        loads_adapters=card.loads_adapters,
     )
 
 

@@ -43,7 +43,7 @@ from frontend.router.worker import EventSource, RoutableWorker
 from tests.benchmarks.telling import telling
 from tests.fakes.none_hash import none_hash_for
 
-MODES = (RouterMode.KV, RouterMode.POWER_OF_TWO, RouterMode.ROUND_ROBIN)
+MODES = (RouterMode.KV, RouterMode.ROUND_ROBIN)
 ALGORITHM = "sha256_cbor"
 NONE_HASH = none_hash_for(ALGORITHM)
 BLOCK_SIZE = 16

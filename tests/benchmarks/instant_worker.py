@@ -25,7 +25,7 @@ from common.request_plane.card import Capacity
 from common.request_plane.operations import Operation
 from common.request_plane.protocol import Submit
 from common.request_plane.step_sums import StepSums
-from common.transfer.media_source import MediaSource
+from common.transfer.base import MediaSource
 from common.transfer.registry import receivers
 from common.vllm_compat.versions import INSTALLED
 from tests.fakes.cards import make_card

@@ -37,7 +37,7 @@ from common.request_plane.protocol import (
     Submit,
 )
 from common.request_plane.step_sums import StepSums
-from common.transfer.media_source import MediaSource
+from common.transfer.base import MediaSource
 
 Script = Callable[[Submit, Items], AsyncGenerator[RequestOutput | PoolingRequestOutput]]
 

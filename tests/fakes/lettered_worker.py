@@ -36,7 +36,7 @@ from common.request_plane.card import (
 from common.request_plane.operations import Operation, Pause, Resume, Sleep, WakeUp
 from common.request_plane.protocol import Submit
 from common.request_plane.step_sums import StepSums
-from common.transfer.media_source import MediaSource
+from common.transfer.base import MediaSource
 from common.vllm_compat import engine_settings
 from tests.fakes.engine import no_rendering
 from tests.fakes.letters import letter, letter_tokens
@@ -60,7 +60,6 @@ class LetterEngine:
     hf_processor_runs = 0
     ranks = (0,)
     adapters = Adapters()
-    loads_adapters = False
 
     def __init__(self, args: AsyncEngineArgs, config: VllmConfig) -> None:
         self._args = args

@@ -4,7 +4,7 @@ routing, retries."""
 import asyncio
 import time
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -51,7 +51,6 @@ class Connected:
         self.arrival = asyncio.Event()
         self.closed = False
         self.check: Callable[[], None] = lambda: None
-        self.loading: Callable[[LoRARequest, Collection[WorkerId]], Awaitable[bool]] = _nobody_may
 
     def check_available(self) -> None:
         self.check()
@@ -59,15 +58,8 @@ class Connected:
     def link(self, worker_id: WorkerId) -> WorkerLink:
         return self._links[worker_id]
 
-    async def load_adapter(self, adapter: LoRARequest, exclude: Collection[WorkerId]) -> bool:
-        return await self.loading(adapter, exclude)
-
     def joined_since(self, worker_id: WorkerId, moment: float) -> bool:
         return self.joined[worker_id] > moment
-
-
-async def _nobody_may(adapter: LoRARequest, exclude: Collection[WorkerId]) -> bool:
-    return False
 
 
 class Lab:

@@ -11,9 +11,8 @@ from common.discovery.base import CardPresent
 from common.errors import NoWorkerError
 from common.identity import WorkerId
 from common.request_plane.card import Adapter
-from common.request_plane.held_adapter import HeldAdapter
 from common.request_plane.operations import Operation
-from common.request_plane.protocol import RankStatus, Status
+from common.request_plane.protocol import HeldAdapter, RankStatus, Status
 from frontend.http.operator.operate import Operating, operate_routes
 from frontend.http.operator.status import FleetStatus, status_routes
 from frontend.http.operator.status import Status as FrontendStatus

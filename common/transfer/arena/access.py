@@ -5,8 +5,6 @@ Also what they get from it: leases, and room to write to.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from common.aio.released import Released
 from common.errors import ArenaUnavailableError
@@ -127,10 +125,10 @@ class Lease(Released):
         self._arena.end_lease_soon(self)
 
 
-class ReservedSegment:
+class ReservedSegment(Released):
     """Room for an item that somebody is about to write, this process or another.
 
-    As a context manager it is given up on the way out, unless it was completed.
+    :meth:`release` gives it up, unless it was completed.
 
     Attributes:
         offset: of the segment's header, from the start of the arena.
@@ -172,23 +170,11 @@ class ReservedSegment:
         self.memory = memoryview(b"")
         return segment
 
-    def give_up(self) -> None:
-        """Free the room. Does nothing once it was completed."""
+    def release(self) -> None:
         segment, self._segment = self._segment, None
         self.memory = memoryview(b"")
         if segment is not None:
             self._arena.free(segment)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.give_up()
 
 
 class ArenaAccess(ABC):
@@ -293,4 +279,4 @@ class ArenaAccess(ABC):
 
     @abstractmethod
     def free(self, segment: Segment) -> None:
-        """See :meth:`ReservedSegment.give_up`."""
+        """See :meth:`ReservedSegment.release`."""

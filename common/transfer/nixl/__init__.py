@@ -1,8 +1,7 @@
 """Other hosts: workers READ from the frontend's arena over NIXL."""
 
-from common.transfer.nixl.late import LateNixl
 from common.transfer.nixl.receiver import NixlReceiver
-from common.transfer.nixl.sender import NixlSender
+from common.transfer.nixl.sender import LateNixl, NixlSender
 
 __all__ = [
     "LateNixl",

@@ -13,13 +13,20 @@ from common.errors import ArenaUnavailableError, ConfigurationError
 from common.identity import MmHash
 from common.transfer.arena import Arena, ArenaAccess, Lease
 from common.transfer.arena_sender import ArenaSender
-from common.transfer.base import MediaHandle, SentHook
+from common.transfer.base import LateSender, MediaHandle, SentHook
 from common.transfer.checksum import checksum, new_key
 from common.transfer.handshake import TransferOffer, TransferReply
 from common.transfer.metadata import NixlMetadata, Transport
 from common.transfer.nixl.process import NixlProcess
 from common.transfer.nixl_offer import NixlOffer
-from common.transfer.nixl_processes import FromServer, Leased, NixlNetwork, Serving, ToServer
+from common.transfer.nixl_processes import (
+    FromServer,
+    Leased,
+    NixlNetwork,
+    Serving,
+    ToServer,
+    nixl_installed,
+)
 
 _SERVER: Final = "common.transfer.nixl_processes.server"
 
@@ -170,3 +177,26 @@ class NixlSender(ArenaSender):
         self._process.close()
         if self._own is not None:
             self._own.close()
+
+
+class LateNixl(LateSender):
+    """A process that serves the arena, which takes a second to start."""
+
+    transport: ClassVar[Transport] = "nixl"
+
+    def __init__(self, arena: ArenaAccess, network: NixlNetwork) -> None:
+        self._arena = arena
+        self._network = network
+
+    def reaches(self, terms: TransferReply) -> bool:
+        return (
+            nixl_installed()
+            and terms.could_nixl
+            and self._network.reaches(same_ipc=terms.same_ipc, same_loopback=terms.same_loopback)
+        )
+
+    def start(self, given_up: Callable[[], bool] = lambda: False) -> NixlSender:
+        try:
+            return NixlSender(self._arena, self._network, given_up=given_up)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"NIXL can't be had: {error}") from error

@@ -3,14 +3,37 @@
 For one event loop.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Final
+
+from blake3 import blake3
 
 from common.identity import MmHash
 from common.lru import Lru
 
 HASHES_KEPT: Final = 100_000
 """Media whose hash is remembered; the one asked for longest ago goes first."""
+
+
+def key_name(key: Hashable) -> bytes | None:
+    """Return 32 bytes that are equal in all processes, as a key's hash is not; None for a key that
+    is like no other in any process.
+    """
+    try:
+        return blake3(_text(key).encode("utf-8", "surrogatepass")).digest()
+    except TypeError:
+        return None
+
+
+def _text(value: object) -> str:
+    # A set has no order that two processes share.
+    if isinstance(value, frozenset):
+        return "{" + ",".join(sorted(map(_text, value))) + "}"
+    if isinstance(value, tuple):
+        return "(" + ",".join(map(_text, value)) + ")"
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return repr(value)
+    raise TypeError(f"{value!r} has no name")
 
 
 class MediaNames:

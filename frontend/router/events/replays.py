@@ -4,6 +4,7 @@ import logging
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from common.backoff import Backoff
 from frontend.router.event_wire import EventBatch, MalformedEventError
 from frontend.router.events.feed import StreamStatistics
 from frontend.router.events.progress import Progress, Reader
@@ -91,8 +92,9 @@ BELIEVED_EVENTS = 500
 """Events in an answer up to which its end is believed. vLLM's socket drops what exceeds
 its send limit of 1,000 messages, and may still deliver the end."""
 
-_RETRY_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-"""Pauses before asking again a replay endpoint that did not answer."""
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 30.0
+"""Before asking again a replay endpoint that did not answer."""
 
 
 @dataclass(slots=True)
@@ -142,7 +144,7 @@ class Replays:
         self._counters = counters
         self._believed_events = believed_events
         self._attempt = _Attempt()
-        self._failures = 0
+        self._backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         self._retry_at: float | None = None
 
     # The question
@@ -248,7 +250,7 @@ class Replays:
 
     def whole(self) -> None:
         """The answer ended and was whole: the endpoint can be relied on."""
-        self._failures = 0
+        self._backoff.reset()
 
     def account_for(self, sequence: int) -> bool:
         """Compare a whole answer with an event that came before the question.
@@ -268,10 +270,8 @@ class Replays:
     # When there is none
 
     def failed(self) -> float:
-        """No answer came. How long to wait before asking again, in seconds."""
-        pause = _RETRY_S[min(self._failures, len(_RETRY_S) - 1)]
-        self._failures += 1
-        return pause
+        """Return how long to wait before asking again, in seconds, since no answer came."""
+        return self._backoff.next_s()
 
     def retry_at(self, moment: float) -> None:
         """Ask again at this moment, in monotonic seconds."""

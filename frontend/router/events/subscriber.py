@@ -18,6 +18,7 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from common.aio.supervised import CALM_S, FIRST_PAUSE_S, LONGEST_PAUSE_S
+from common.backoff import Backoff
 from common.fleet_key import FleetKey
 from common.identity import Target
 from common.observability.telemetry import TASK_FAILURES
@@ -197,7 +198,7 @@ class _Line:
         self._turns = feeds.turns
         self._topic = source.topic.encode()
         self._closed = False
-        self._pause = FIRST_PAUSE_S
+        self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, calm_s=CALM_S)
         self._began = self._clock()
         self._listening: asyncio.Task[None] | None = None
         self._replaying: asyncio.Task[None] | None = None
@@ -354,10 +355,8 @@ class _Line:
         self.stream.give_up(why)
         for other in self._tasks:
             other.cancel()
-        if self._clock() - self._began > CALM_S:
-            self._pause = FIRST_PAUSE_S
-        self._spawn(self._begin_again(self._pause), "begin again")
-        self._pause = min(self._pause * 2, LONGEST_PAUSE_S)
+        pause = self._backoff.next_s(self._clock() - self._began)
+        self._spawn(self._begin_again(pause), "begin again")
 
     async def _begin_again(self, pause: float) -> None:
         await asyncio.sleep(pause)

@@ -7,7 +7,6 @@ same instructions. Hashing itself is in ``block_hasher.py``.
 import threading
 import zlib
 from array import array
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -16,6 +15,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from common.identity import BlockHash
+from common.lru import Lru
 from frontend.router.hashing.block_hasher import BlockHasher
 from frontend.router.hashing.block_media import BlockMmInfos
 
@@ -42,13 +42,15 @@ class _Prompt:
     Attributes:
         tokens: its full blocks' token ids, 32 bits each.
         mm_infos, hashes: as given to and by the hasher.
-        keys: how many keys lead to it; without any it is of no use.
+        keys: of its beginnings.
+        leading: how many of them lead to it; without any it is of no use.
     """
 
     tokens: Tokens
     mm_infos: Sequence[BlockMmInfos]
     hashes: list[BlockHash]
-    keys: int = 0
+    keys: "list[_Key]"
+    leading: int = 0
 
 
 class HashMemo:
@@ -69,9 +71,7 @@ class HashMemo:
         self._max_tokens = max_tokens
         self._lock = threading.Lock()
         self._by_key: dict[_Key, _Prompt] = {}
-        # Least recently used first.
-        self._prompts: OrderedDict[_Prompt, list[_Key]] = OrderedDict()
-        self._tokens = 0
+        self._prompts: Lru[_Prompt, _Prompt] = Lru(max_tokens, lambda one: len(one.tokens))
 
     def hash(
         self,
@@ -107,7 +107,7 @@ class HashMemo:
                 parent=hashes[-1] if hashes else None,
             )
         with self._lock:
-            self._remember(keys, _Prompt(tokens, mm_infos, hashes))
+            self._remember(_Prompt(tokens, mm_infos, hashes, keys))
         return hashes
 
     def _find(
@@ -124,28 +124,22 @@ class HashMemo:
                 return prompt, shared
         return None, 0
 
-    def _remember(self, keys: list[_Key], prompt: _Prompt) -> None:
+    def _remember(self, prompt: _Prompt) -> None:
         if len(prompt.tokens) > self._max_tokens:
             return
-        for key in keys:
+        for key in prompt.keys:
             before = self._by_key.get(key)
             if before is not None:
-                before.keys -= 1
-                if not before.keys:
+                before.leading -= 1
+                if not before.leading:
                     # Every beginning that led to it leads to a later prompt now.
-                    self._forget(before)
+                    self._prompts.pop(before)
             self._by_key[key] = prompt
-        prompt.keys = len(keys)
-        self._prompts[prompt] = keys
-        self._tokens += len(prompt.tokens)
-        while self._tokens > self._max_tokens:
-            self._forget(next(iter(self._prompts)))
-
-    def _forget(self, prompt: _Prompt) -> None:
-        for key in self._prompts.pop(prompt):
-            if self._by_key.get(key) is prompt:
-                del self._by_key[key]
-        self._tokens -= len(prompt.tokens)
+        prompt.leading = len(prompt.keys)
+        for oldest in self._prompts.put(prompt, prompt):
+            for key in oldest.keys:
+                if self._by_key.get(key) is oldest:
+                    del self._by_key[key]
 
 
 def _as_array(token_ids: Sequence[int], count: int) -> "Tokens | None":

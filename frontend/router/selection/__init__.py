@@ -6,11 +6,17 @@ from frontend.router.selection.encoded_media import EncodedMedia
 from frontend.router.selection.estimate import Estimate, Estimator
 from frontend.router.selection.load import BusyThresholds, LoadTracker, Reported, TargetLoad
 from frontend.router.selection.media_placement import MediaPlacement
-from frontend.router.selection.selector import LOAD_WEIGHT, Costs, Selector, Weights, Work
+from frontend.router.selection.selector import (
+    Costs,
+    Selector,
+    Work,
+    cost_of_load,
+    cost_of_work,
+    parts_of_cost,
+)
 from frontend.router.selection.step_times import StepTimes
 
 __all__ = [
-    "LOAD_WEIGHT",
     "BusyThresholds",
     "Candidates",
     "Costs",
@@ -24,7 +30,9 @@ __all__ = [
     "Selector",
     "StepTimes",
     "TargetLoad",
-    "Weights",
     "Work",
     "cheapest",
+    "cost_of_load",
+    "cost_of_work",
+    "parts_of_cost",
 ]

@@ -7,23 +7,23 @@ there. Of what other frontends send nothing is known.
 Source: ``EncoderCacheManager`` of vLLM 0.32.0 and 0.33.0.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final
 
 from common.identity import MmHash, Target
+from common.lru import Lru
 from frontend.router.request import MediaNeed
 
 _MAX_ITEMS: Final = 4_096
-"""Of one target: a card may claim room for any number of tokens, and all items are added up."""
+"""Of one target, since a card may claim room for any number of tokens: an item takes this share of
+the room or more."""
 
 
 class EncodedMedia:
     """For each target an LRU cache of as many items as its encoder cache has room for."""
 
     def __init__(self) -> None:
-        self._room: dict[Target, int] = {}
-        self._tokens: dict[Target, OrderedDict[MmHash, int]] = {}
+        self._items: dict[Target, Lru[MmHash, int]] = {}
 
     def add(self, target: Target, tokens: int) -> None:
         """Register a target.
@@ -31,36 +31,31 @@ class EncodedMedia:
         Args:
             tokens: that it has room for, 0 if unknown.
         """
-        self._room[target] = tokens
-        self._tokens[target] = OrderedDict()
+        least = max(1, tokens // _MAX_ITEMS)
+        if tokens > 0:  # one item always has room
+            self._items[target] = Lru(tokens, lambda taken: min(max(taken, least), tokens))
+        else:
+            self._items.pop(target, None)
 
     def drop(self, target: Target) -> None:
         """Forget a target that is gone. Unknown ones are ignored."""
-        self._room.pop(target, None)
-        self._tokens.pop(target, None)
+        self._items.pop(target, None)
 
     def emptied(self, target: Target) -> None:
         """Forget what a target keeps. Unknown ones are ignored."""
-        if target in self._tokens:
-            self._tokens[target].clear()
+        if target in self._items:
+            self._items[target].clear()
 
     def used(self, target: Target, media: Iterable[MediaNeed]) -> None:
         """Note that a prompt needs these from the encoder. Unknown targets are ignored."""
-        if not self.knows(target):
-            return
-        items = self._tokens[target]
-        for need in media:
-            items[need.mm_hash] = need.num_tokens
-            items.move_to_end(need.mm_hash)
-        taken = sum(items.values())
-        # One item always has room.
-        while (taken > self._room[target] or len(items) > _MAX_ITEMS) and len(items) > 1:
-            taken -= items.popitem(last=False)[1]
+        if (items := self._items.get(target)) is not None:
+            for need in media:
+                items.put(need.mm_hash, need.num_tokens)
 
     def holds(self, target: Target, mm_hash: MmHash) -> bool:
         """Return whether a target need not encode an item again."""
-        return mm_hash in self._tokens.get(target, ())
+        return mm_hash in self._items.get(target, ())
 
     def knows(self, target: Target) -> bool:
         """Return whether it is known how much room a target has."""
-        return self._room.get(target, 0) > 0
+        return target in self._items

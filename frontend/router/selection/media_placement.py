@@ -9,10 +9,11 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from common.identity import MmHash, WorkerId
+from common.lru import Lru
 
 
 class MediaPlacement:
-    """A bounded list of media items per worker, least recently used first.
+    """An LRU list of media items per worker.
 
     Args:
         capacity: items remembered per worker, and on their way to all workers; more than an
@@ -24,7 +25,7 @@ class MediaPlacement:
     def __init__(self, capacity: int = 10_000, expect_s: float = 5.0) -> None:
         self._capacity = capacity
         self._expect_s = expect_s
-        self._held: dict[WorkerId, OrderedDict[MmHash, None]] = {}
+        self._held: dict[WorkerId, Lru[MmHash, MmHash]] = {}
         # By item, since that is what a request asks for; and all in order of their age.
         self._expected: dict[MmHash, dict[WorkerId, float]] = {}
         self._ages: OrderedDict[tuple[WorkerId, MmHash], float] = OrderedDict()
@@ -32,7 +33,7 @@ class MediaPlacement:
 
     def add(self, worker_id: WorkerId) -> None:
         """Register a worker."""
-        self._held.setdefault(worker_id, OrderedDict())
+        self._held.setdefault(worker_id, Lru(self._capacity))
 
     def acked(self, worker_id: WorkerId, mm_hashes: Iterable[MmHash]) -> None:
         """A worker confirmed that it holds these items. Unknown workers are ignored."""
@@ -41,18 +42,16 @@ class MediaPlacement:
             return
         for mm_hash in mm_hashes:
             self._forget_expected(worker_id, mm_hash)
-            held[mm_hash] = None
-            held.move_to_end(mm_hash)
             self._workers.setdefault(mm_hash, set()).add(worker_id)
-            if len(held) > self._capacity:
-                oldest, _ = held.popitem(last=False)
+            for oldest in held.put(mm_hash, mm_hash):
                 self._unlink(worker_id, oldest)
 
     def nacked(self, worker_id: WorkerId, mm_hashes: Iterable[MmHash]) -> None:
         """A worker lacks these items, whatever was known: it evicted them."""
-        held = self._held.get(worker_id, OrderedDict())
+        held = self._held.get(worker_id)
         for mm_hash in mm_hashes:
-            held.pop(mm_hash, None)
+            if held is not None:
+                held.pop(mm_hash)
             self._forget_expected(worker_id, mm_hash)
             self._unlink(worker_id, mm_hash)
 
@@ -62,7 +61,7 @@ class MediaPlacement:
         Args:
             now: monotonic seconds.
         """
-        held = self._held.get(worker_id, OrderedDict())
+        held = self._held.get(worker_id, ())
         for mm_hash in mm_hashes:
             if mm_hash not in held:
                 self._expected.setdefault(mm_hash, {})[worker_id] = now + self._expect_s
@@ -83,7 +82,8 @@ class MediaPlacement:
 
     def count(self, worker_id: WorkerId) -> int:
         """Items that the worker acknowledged and that were not found to be gone."""
-        return len(self._held.get(worker_id, ()))
+        held = self._held.get(worker_id)
+        return 0 if held is None else len(held)
 
     def holders(self, mm_hash: MmHash, now: float) -> set[WorkerId]:
         """Workers that hold the item or are about to. A new set.
@@ -100,10 +100,9 @@ class MediaPlacement:
     def touch(self, worker_id: WorkerId, mm_hashes: Iterable[MmHash]) -> None:
         """The worker uses these items now, so it will evict them last."""
         held = self._held.get(worker_id)
-        if held:
+        if held is not None:
             for mm_hash in mm_hashes:
-                if mm_hash in held:
-                    held.move_to_end(mm_hash)
+                held.get(mm_hash)
 
     def emptied(self, worker_id: WorkerId) -> None:
         """A worker holds nothing any more. Unknown workers are ignored."""

@@ -10,9 +10,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from backend_worker.args import parse
 from backend_worker.engine.adapters import (
-    MOST_FOR_REQUESTS,
     MOST_FORMER,
-    MOST_UNWANTED,
     Adapters,
     check_files,
     read_adapter,
@@ -149,62 +147,6 @@ async def test_they_come_and_go_while_it_serves(tmp_path: Path) -> None:
     # What comes under its name later is another one to the engine.
     await adapters.add(LoadLoraAdapter("poem", "/later"), loader, ["demo"])
     assert loader.asked[-1].lora_int_id > 2
-
-
-async def test_what_an_operator_let_go_no_request_brings_back() -> None:
-    adapters, loader = Adapters([STORY]), Loader()
-    for_request = LoadLoraAdapter("story", "/s", for_request=True)
-    adapters.forget(UnloadLoraAdapter("story"))
-    with pytest.raises(OperationRefusedError, match="let go here by an operator"):
-        await adapters.add(for_request, loader, [])
-    with pytest.raises(OperationRefusedError, match="no adapter"):
-        adapters.forget(UnloadLoraAdapter("poem"))  # which counts as well
-    with pytest.raises(OperationRefusedError, match="let go here by an operator"):
-        await adapters.add(LoadLoraAdapter("poem", "/p", for_request=True), loader, [])
-    await adapters.add(LoadLoraAdapter("story", "/s"), loader, [])
-    assert [each.name for each in adapters.known] == ["story"] and len(loader.asked) == 1
-
-
-async def test_what_a_request_needs_is_there_already_or_a_file_here() -> None:
-    adapters, loader = Adapters([STORY]), Loader()
-    await adapters.add(LoadLoraAdapter("story", "/s", for_request=True), loader, [])
-    with pytest.raises(OperationRefusedError, match="already"):
-        await adapters.add(LoadLoraAdapter("story", "/other", for_request=True), loader, [])
-    for path in ("org/poem", "../poem", "poem"):
-        with pytest.raises(OperationRefusedError, match="no absolute path"):
-            await adapters.add(LoadLoraAdapter("poem", path, for_request=True), loader, [])
-    assert not loader.asked and adapters.known == (STORY,)
-
-
-async def test_an_operator_may_load_what_a_request_was_first_to_load() -> None:
-    adapters, loader = Adapters(), Loader()
-    await adapters.add(LoadLoraAdapter("story", "/s", for_request=True), loader, [])
-    await adapters.add(LoadLoraAdapter("story", "/s"), loader, [])
-    assert len(loader.asked) == 1
-    with pytest.raises(OperationRefusedError, match="already"):  # now it is an operator's
-        await adapters.add(LoadLoraAdapter("story", "/s"), loader, [])
-
-
-async def test_so_many_are_loaded_for_requests() -> None:
-    adapters, loader = Adapters(), Loader()
-    for number in range(MOST_FOR_REQUESTS):
-        await adapters.add(LoadLoraAdapter(f"a{number}", "/p", for_request=True), loader, [])
-    one_more = LoadLoraAdapter("b", "/p", for_request=True)
-    with pytest.raises(OperationRefusedError, match="for requests already"):
-        await adapters.add(one_more, loader, [])
-    await adapters.add(LoadLoraAdapter("c", "/p"), loader, [])  # an operator may
-    adapters.forget(UnloadLoraAdapter("a0"))
-    await adapters.add(one_more, loader, [])
-
-
-async def test_not_all_that_were_ever_let_go_are_remembered() -> None:
-    adapters, loader = Adapters(), Loader()
-    for number in range(MOST_UNWANTED + 1):
-        with pytest.raises(OperationRefusedError):
-            adapters.forget(UnloadLoraAdapter(f"a{number}"))
-    await adapters.add(LoadLoraAdapter("a0", "/p", for_request=True), loader, [])
-    with pytest.raises(OperationRefusedError, match="let go here by an operator"):
-        await adapters.add(LoadLoraAdapter("a1", "/p", for_request=True), loader, [])
 
 
 @pytest.mark.parametrize("answer", [False, ValueError("no such file")])

@@ -15,7 +15,6 @@ from common.errors import EngineGoneError, OperationRefusedError, WorkerBusyErro
 from common.request_plane.operations import (
     LONGEST_MESSAGE,
     Condition,
-    LoadLoraAdapter,
     Operation,
     Outcome,
     Pause,
@@ -237,23 +236,6 @@ async def test_who_would_be_refused_afterwards_ends_no_requests_before() -> None
     assert desk.engine.operations == [Sleep(1, "wait")]
     go_on.set()
     assert await task == (Outcome.DONE, "")
-
-
-async def test_operators_wait_for_a_load_that_a_request_needs_and_are_not_refused_for_it() -> None:
-    desk = Desk()
-    task, go_on = await desk.hold(LoadLoraAdapter("story", "/s", for_request=True))
-    waiting = asyncio.create_task(desk.operations.perform(WAIT))
-    ending = asyncio.create_task(desk.operations.perform(ABORT))
-    await asyncio.sleep(0)
-    go_on.set()
-    done = (Outcome.DONE, "")
-    assert [await task, await waiting, await ending] == [done] * 3
-    loading = LoadLoraAdapter("poem", "/p")
-    task, go_on = await desk.hold(loading)
-    busy = "it is busy with load_lora_adapter: one operation at a time"
-    assert await desk.operations.perform(WAIT) == (Outcome.REFUSED, busy), "an operator's"
-    go_on.set()
-    await task
 
 
 async def test_an_operation_that_ends_as_a_request_gives_up_waiting_lets_it_in(

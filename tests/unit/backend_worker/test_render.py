@@ -21,7 +21,7 @@ from vllm.renderers import BaseRenderer
 from backend_worker.engine import render
 from backend_worker.engine.render import LocalRenderer
 from common.errors import CorruptSegmentError
-from common.transfer.media_source import MediaSource
+from common.transfer.base import MediaSource
 from tests.clips import sound
 from tests.hostile_media import CANARY_FILM, CANARY_SOUND, naming, nobody_connects, put_canaries
 from tests.opens import Opens, opens_of

@@ -153,18 +153,22 @@ def test_one_process_has_all() -> None:
 def test_a_file_has_both_kinds_of_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "frontend.yaml"
     file.write_text(
-        "router-mode: random\nhttp-port: 9000\nmax_inflight: 5\ntrust-remote-code: true\n"
+        "router-mode: round-robin\nhttp-port: 9000\nmax_inflight: 5\ntrust-remote-code: true\n"
         "api-key: [secret]\nlog-level: DEBUG\n"
     )
     monkeypatch.setenv("MMROUTER_MAX_INFLIGHT", "6")
     monkeypatch.setenv("MMROUTER_TRUST_REMOTE_CODE", "0")
-    args = parse([f"--config={file}", "--kv-overlap-score-weight", "2"])
-    assert (args.router.mode.value, args.serve.port, args.http.max_inflight) == ("random", 9000, 6)
-    assert args.router.prefill_weight == 2.0
+    args = parse([f"--config={file}", "--router-ttl-secs", "2"])
+    assert (args.router.mode.value, args.serve.port, args.http.max_inflight) == (
+        "round-robin",
+        9000,
+        6,
+    )
+    assert args.router.approximate_ttl_s == 2.0
     assert args.serve.trust_remote_code is False
     assert (args.process.log_level.value, args.serve.log_level) == ("debug", "DEBUG")
     text = "\n".join(args.summary)
-    assert "mode=random (file)" in text and "max-inflight=6 (environment)" in text
+    assert "mode=round-robin (file)" in text and "max-inflight=6 (environment)" in text
     assert "port=9000 (file)" in text and "secret" not in text
 
 

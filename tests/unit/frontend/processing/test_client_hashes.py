@@ -24,7 +24,7 @@ from common.transfer.arena.arena import Arena
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing import preprocessor as preprocessor_module
-from frontend.processing.client_hashes import HashedItems, content_hash
+from frontend.processing.client_tensors import HashedItems, content_hash
 from frontend.processing.preprocessor import MediaItem, Preprocessor
 from frontend.processing.settings import PreprocessSettings
 from tests.fakes.hanging import Hanging

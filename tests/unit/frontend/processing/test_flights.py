@@ -12,7 +12,7 @@ from common.identity import MmHash
 from common.lru import Lru
 from frontend.processing.batch import Batch, Processed
 from frontend.processing.errors import AbandonedError
-from frontend.processing.flights import Flights, Seats
+from frontend.processing.processed_once import Flights, Seats
 from tests.unit.frontend.processing.media import batch_of, broken_image, made_up
 from tests.waiting import until
 

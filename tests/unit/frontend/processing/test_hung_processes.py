@@ -21,7 +21,7 @@ from frontend.media_limits.errors import RefusedError, RequestLimitError
 from frontend.media_limits.policy import FetchPolicy
 from frontend.media_processes.deadline import Deadline
 from frontend.media_processes.messages import StartUp
-from frontend.processing import child_process, forks, pool
+from frontend.processing import child_process, forks
 from frontend.processing.batch import Batch
 from frontend.processing.errors import ProcessingFailedError
 from frontend.processing.pool import ProcessPool
@@ -77,7 +77,7 @@ class Pool:
 
 @pytest.fixture(autouse=True)
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "MODULE", STAND_IN)
+    monkeypatch.setattr(forks, "MODULE", STAND_IN)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ HUNG = """
 import threading
 from tests.unit.frontend.processing import test_hung_processes as hung
 from tests.unit.frontend.processing.stand_in import Told
-hung.pool.MODULE = hung.STAND_IN
+hung.forks.MODULE = hung.STAND_IN
 one = hung.Pool(decode_timeout_s=1000)
 one.submit(Told(hangs=True))
 print(one.pid, flush=True)
@@ -186,7 +186,7 @@ def test_closing_ends_also_with_a_process_that_was_stopped() -> None:
 
 def test_a_process_that_never_gets_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_process, "START_S", 0.2)
-    monkeypatch.setattr(pool, "MODULE", "tests.unit.frontend.processing.silent_stand_in")
+    monkeypatch.setattr(forks, "MODULE", "tests.unit.frontend.processing.silent_stand_in")
     before = descendants()
     with pytest.raises(ConfigurationError, match=r"did not start within 0.2 s"):
         Pool()
@@ -203,7 +203,7 @@ def test_a_fork_server_that_never_gets_ready(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_fork_server_that_can_not_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "MODULE", "tests.there.is.no.such.module")
+    monkeypatch.setattr(forks, "MODULE", "tests.there.is.no.such.module")
     with pytest.raises(ConfigurationError, match="did not start"):
         Pool()
 

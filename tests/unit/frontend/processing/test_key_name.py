@@ -3,12 +3,12 @@
 import subprocess
 import sys
 
-from frontend.processing.key_name import key_name
+from common.transfer.shared_arena import key_name
 
 
 def test_a_key_has_one_name_in_all_processes() -> None:
     key = ("image", b"digest", (("dict", frozenset({("a", 1), ("b", 2.5), ("c", None)})),), True)
-    script = f"from frontend.processing.key_name import key_name\nprint(key_name({key!r}).hex())"
+    script = f"from common.transfer.shared_arena import key_name\nprint(key_name({key!r}).hex())"
     names = {
         subprocess.run(
             [sys.executable, "-c", script],

@@ -17,7 +17,7 @@ from frontend.media_limits.budget import MediaBudgets
 from frontend.media_limits.policy import FetchPolicy
 from frontend.media_processes.memory_limit import MemoryLimit, is_out_of_memory, private_bytes
 from frontend.media_processes.messages import StartUp
-from frontend.processing import pool as pools
+from frontend.processing import forks
 from frontend.processing.batch import Batch, Processed
 from frontend.processing.errors import MediumTooCostlyError
 from frontend.processing.pool import ProcessPool
@@ -33,7 +33,7 @@ MIB = 1 << 20
 def hungry(card: WorkerCard, serve_args: Namespace) -> Iterator[ProcessPool]:
     """One process, whose arena is larger than what it may take for a medium."""
     with pytest.MonkeyPatch.context() as patch, Arena(2048 * MIB, prefault=False) as arena:
-        patch.setattr(pools, "MODULE", "tests.unit.frontend.processing.hungry_child")
+        patch.setattr(forks, "MODULE", "tests.unit.frontend.processing.hungry_child")
         runs = HfProcessorRuns(side="frontend", worker_id=None)
         order = StartUp(card, serve_args, POLICY, arena.offer)
         decoding = MediaBudgets.of(POLICY).decoding

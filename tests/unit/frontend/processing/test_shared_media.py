@@ -10,8 +10,7 @@ from common.lru import Lru
 from common.transfer.arena.arena import Arena
 from common.transfer.shared_arena import ArenaKeeper, SharedArena
 from frontend.processing.batch import Batch, Processed
-from frontend.processing.flights import Flights
-from frontend.processing.shared_media import SharedMedia
+from frontend.processing.processed_once import Flights, SharedMedia
 from frontend.processing.store import ArenaStore
 from tests.unit.frontend.processing.media import batch_of, broken_image, made_up
 from tests.waiting import until

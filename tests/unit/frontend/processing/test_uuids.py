@@ -9,9 +9,8 @@ import pytest
 from common.media.cache_partition import SHARED, Partition, partition_of
 from frontend.processing import named_media
 from frontend.processing.batch import MediaOptions
-from frontend.processing.named_media import NamedMedia
+from frontend.processing.named_media import NamedMedia, Namespace, check_uuids
 from frontend.processing.store import PrivateStore
-from frontend.processing.uuids import Namespace, check_uuids
 from frontend.request_context import Tenant
 from tests.unit.frontend.processing.media import made_up
 

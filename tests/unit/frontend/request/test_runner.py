@@ -11,7 +11,6 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Collection,
     Iterator,
 )
 from contextlib import aclosing
@@ -42,7 +41,7 @@ from frontend.request import retry, runner
 from frontend.request.deadlines import Deadlines
 from frontend.request.resume import sampling_of
 from frontend.request.retry import FURTHER, RetryBudget
-from frontend.request.runner import LONGEST_ID, MOST_LOADS
+from frontend.request.runner import LONGEST_ID
 from frontend.request.settings import FaultSettings
 from frontend.router.decision import Decision
 from frontend.router.hashing import LoraKey
@@ -695,123 +694,29 @@ def has_story(lab: Lab, *names: str) -> None:
         lab.router.roster.adapters_changed(WorkerId(name), keys, frozenset())
 
 
-def loads_story(lab: Lab, *names: str) -> list[list[WorkerId]]:
-    """The lab's workers load it one after the other when they are asked; whom not to ask."""
-    left_out: list[list[WorkerId]] = []
-    more = list(names)
-
-    async def load(adapter: LoRARequest, exclude: Collection[WorkerId]) -> bool:
-        assert adapter is STORY
-        left_out.append(list(exclude))
-        if not more:
-            return False
-        has_story(lab, "w0", more.pop(0))
-        return True
-
-    lab.fleet.loading = load
-    return left_out
-
-
-async def test_an_adapter_that_is_where_it_can_run_is_loaded_nowhere(lab: Lab) -> None:
-    has_story(lab, "w0")
-    left_out = loads_story(lab, "w1")
+async def test_a_request_runs_where_its_adapter_is(lab: Lab) -> None:
+    has_story(lab, "w1")
     assert text(await lab.ask()) == ANSWER
-    assert [name for name, _ in lab.asked] == ["w0"] and not left_out
+    assert [name for name, _ in lab.asked] == ["w1"]
 
 
-async def test_an_adapter_is_loaded_elsewhere_if_its_worker_takes_no_requests(lab: Lab) -> None:
-    has_story(lab, "w0")
-    lab.router.drained.add(WorkerId("w0"), Incarnation("w0"))
-    left_out = loads_story(lab, "w1")
-    assert text(await lab.ask()) == ANSWER
-    assert [name for name, _ in lab.asked] == ["w1"] and left_out == [[]]
-
-
-async def test_an_answer_whose_worker_was_lost_goes_on_where_the_adapter_is_loaded(
-    lab: Lab,
-) -> None:
-    has_story(lab, "w0")
-    left_out = loads_story(lab, "w1")
+async def test_an_answer_goes_on_at_another_worker_with_its_adapter(lab: Lab) -> None:
+    has_story(lab, "w0", "w1")
     lab.disturb(5, GONE)
     assert text(await lab.ask()) == ANSWER
-    assert [name for name, _ in lab.asked] == ["w0", "w1"] and left_out == [["w0"]]
+    assert sorted(name for name, _ in lab.asked) == ["w0", "w1"]
 
 
-async def test_an_adapter_that_nobody_can_load_is_asked_for_once(lab: Lab) -> None:
+async def test_a_request_is_refused_if_no_worker_with_its_adapter_takes_any(lab: Lab) -> None:
     has_story(lab, "w0")
     lab.router.drained.add(WorkerId("w0"), Incarnation("w0"))
-    left_out = loads_story(lab)
     with pytest.raises(GracefulHTTPError, match="drained"):
         await lab.ask()
-    assert left_out == [[]]
+    assert not lab.asked
 
 
-async def test_an_adapter_of_an_ejected_worker_is_loaded_elsewhere_or_it_has_to_do(
-    lab: Lab,
-) -> None:
+async def test_an_ejected_worker_has_to_do_if_no_other_has_the_adapter(lab: Lab) -> None:
     has_story(lab, "w0")
     lab.router.ejection.eject(WorkerId("w0"), Incarnation("w0"), "for the test")
-    left_out = loads_story(lab)
     assert text(await lab.ask()) == ANSWER
-    assert [name for name, _ in lab.asked] == ["w0"] and left_out == [[]]
-    lab.router.ejection.eject(WorkerId("w0"), Incarnation("w0"), "for the test")
-    loads_story(lab, "w1")
-    assert text(await lab.ask()) == ANSWER
-    assert [name for name, _ in lab.asked] == ["w0", "w1"]
-
-
-async def test_so_many_are_asked_for_an_adapter(lab: Lab) -> None:
-    has_story(lab, "w0")
-    lab.router.drained.add(WorkerId("w0"), Incarnation("w0"))
-    asked = 0
-
-    async def fail(adapter: LoRARequest, exclude: Collection[WorkerId]) -> bool:
-        nonlocal asked
-        asked += 1
-        return True
-
-    lab.fleet.loading = fail
-    with pytest.raises(GracefulHTTPError, match="drained"):
-        await lab.ask()
-    assert asked == MOST_LOADS
-
-
-async def test_an_answer_that_was_begun_asks_again_while_it_waits_for_a_worker(lab: Lab) -> None:
-    has_story(lab, "w0")
-    asked = 0
-
-    async def load(adapter: LoRARequest, exclude: Collection[WorkerId]) -> bool:
-        nonlocal asked
-        asked += 1
-        if asked < 2:
-            return False  # it is doing something else
-        has_story(lab, "w0", "w1")
-        return True
-
-    lab.fleet.loading = load
-    lab.disturb(5, GONE)
-    assert text(await lab.ask()) == ANSWER
-    assert asked == 2
-
-
-async def _for_ever(adapter: LoRARequest, exclude: Collection[WorkerId]) -> bool:
-    await asyncio.Event().wait()
-    return False
-
-
-@settings(worker_wait_s=0.2)
-async def test_an_answer_that_was_begun_waits_for_a_load_as_for_a_worker(lab: Lab) -> None:
-    has_story(lab, "w0")
-    lab.fleet.loading = _for_ever
-    lab.disturb(5, GONE)
-    with pytest.raises(VLLMError, match="died"):
-        await lab.ask()
-
-
-@settings(request_timeout_s=0.2)
-async def test_a_request_does_not_wait_longer_for_its_adapter_than_it_may(lab: Lab) -> None:
-    has_story(lab, "w0")
-    lab.router.drained.add(WorkerId("w0"), Incarnation("w0"))
-    lab.fleet.loading = _for_ever
-    with pytest.raises(GracefulHTTPError, match="not done within"):
-        await lab.ask()
+    assert [name for name, _ in lab.asked] == ["w0"]

@@ -6,7 +6,7 @@ from common.identity import MmHash, RequestId, Target, WorkerId
 from frontend.router.decision import Considered, Decision, DecisionLog, MediaMove
 from frontend.router.index.indexes import Knowledge
 from frontend.router.selection.load import TargetLoad
-from frontend.router.selection.selector import Weights, Work
+from frontend.router.selection.selector import Work
 
 
 def decision(request_id: str, client_id: str = "") -> Decision:
@@ -29,14 +29,13 @@ def decision(request_id: str, client_id: str = "") -> Decision:
                 Knowledge.EXACT,
                 Work(1, 24, 0, 0),
                 TargetLoad(2, 1, 30, 40),
-                10 * 24 + 0.5 * 30 + 1 * 40 + 100 * 1 + 50,
+                24 + 0.5 * 30 + 0.05 * 40 + 512 * 1 + 100,
                 1.0,
                 None,
             )
         ],
         candidates_total=1,
         client_id=client_id,
-        weights=Weights(10, 2, 3, 0.5, 1, 100, 50),
     )
 
 
@@ -57,21 +56,21 @@ def test_json() -> None:
             "waiting": 1,
             "queued_prefill_tokens": 30,
             "decode_tokens": 40,
-            "cost": 445.0,
+            "cost": 653.0,
             "costs": {
-                "prefill": 240.0,
+                "prefill": 24.0,
                 "encode": 0.0,
                 "ship": 0.0,
                 "load": 15.0,
-                "decode": 40.0,
-                "queue": 100.0,
-                "step": 50.0,
+                "decode": 2.0,
+                "queue": 512.0,
+                "step": 100.0,
             },
             "first_token_s": None,
         }
     ]
     assert sum(shown["candidates"][0]["costs"].values()) == shown["candidates"][0]["cost"]
-    assert "weights" not in shown and shown["first_token_s"] is None
+    assert shown["first_token_s"] is None
     assert shown["media"] == [{"mm_hash": "x", "how": "shipped", "nbytes": 10, "transport": "shm"}]
     assert shown["realised_cached_tokens"] is None
 

@@ -52,7 +52,7 @@ def test_a_conversation_hashes_only_what_is_new() -> None:
         assert one.hash(tokens[:length], ()) == plain(tokens[:length], [])
     assert hashed(one) == 25 + 25 + 49
     # Each turn contains the one before, which is forgotten.
-    assert (len(one._prompts), one._tokens) == (1, 396)
+    assert (len(one._prompts), one._prompts.weight) == (1, 396)
 
 
 def test_prompts_with_one_beginning() -> None:
@@ -87,10 +87,10 @@ def test_room_is_bounded() -> None:
     one = memo(max_tokens=200)
     for number in range(50):
         one.hash(list(range(number * 100, number * 100 + 64)), ())
-        assert one._tokens <= 200
+        assert one._prompts.weight <= 200
     one.hash(list(range(1000)), ())
-    assert one._tokens <= 200
-    assert len(one._by_key) == sum(map(len, one._prompts.values()))
+    assert one._prompts.weight <= 200
+    assert len(one._by_key) == sum(len(prompt.keys) for prompt in one._prompts)
 
 
 def test_without_room_nothing_is_remembered() -> None:

@@ -112,14 +112,14 @@ async def test_first_tokens_at_odd_times_do_no_harm(after_s: float) -> None:
 
 
 async def test_the_terms_of_a_cost() -> None:
-    router = await router_of(Clock(), learned=False, prefill_weight=2.0)
+    router = await router_of(Clock(), learned=False)
     router.load.reported(
         A, {0: Reported(active=2, waiting=1, prefill_tokens=100, decode_tokens=80)}
     )
     decision = router.route(request(prompt(1)))
     assert decision.worker_id == "b"
     cost = {each.worker_id: each.cost for each in decision.candidates}
-    assert cost == {"a": 2 * (128 + 0.5 * 100) + 0.05 * 80 + 512 + 100, "b": 2 * 128}
+    assert cost == {"a": 128 + 0.5 * 100 + 0.05 * 80 + 512 + 100, "b": 128}
     await router.close()
 
 

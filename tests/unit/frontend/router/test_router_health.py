@@ -15,7 +15,6 @@ from common.errors import (
 )
 from common.identity import Incarnation, Target, WorkerId
 from frontend.router.decision import Decision
-from frontend.router.modes import RouterMode
 from frontend.router.router import Router
 from frontend.router.selection import Reported
 from frontend.router.selection.ejection import Circuit
@@ -36,7 +35,6 @@ def clock() -> Clock:
 async def router(clock: Clock) -> AsyncIterator[Router]:
     settings = RouterSettings.model_validate(
         {
-            "mode": RouterMode.LEAST_LOADED,
             "busy_blocks_fraction": 0.9,
             "busy_prefill_tokens": 300,
         }

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from frontend.router.request import RoutingRequest
-from frontend.router.selection.selector import Weights
+from frontend.router.selection import selector
 from frontend.router.selection.step_times import StepTimes
 from tests.fakes.routing import image, request
 from tests.fakes.sim_fleet import SimFleet
@@ -108,11 +108,9 @@ async def test_never_behind_round_robin(times: int, clients: int) -> None:
     assert ours.p99 <= 1.05 * turns.p99
 
 
-async def open_loop(rate: float, weights: Weights | None = None, **settings: Any) -> Result:
+async def open_loop(rate: float, **settings: Any) -> Result:
     """Text, from users who come at random."""
     fleet = SimFleet((0.2,) * 8, **settings)
-    if weights is not None:
-        fleet.router._weights, fleet.router.load._price = weights, weights.of_load
     await fleet.start()
     first_tokens = []
     for block in range(12):
@@ -129,12 +127,15 @@ async def open_loop(rate: float, weights: Weights | None = None, **settings: Any
 
 
 @pytest.mark.parametrize("rate", [16.0, 25.0, 35.0])
-async def test_a_short_prefix_is_not_worth_waiting_for(rate: float) -> None:
+async def test_a_short_prefix_is_not_worth_waiting_for(
+    rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours = await open_loop(rate)
     turns = await open_loop(rate, mode="round-robin")
     assert ours.p50 <= 1.02 * turns.p50
     assert ours.p99 <= 0.9 * turns.p99
-    greedy = await open_loop(rate, Weights(step=0.0))
+    monkeypatch.setattr(selector, "STEP", 0.0)
+    greedy = await open_loop(rate)
     assert greedy.p99 > ours.p99
 
 

@@ -150,10 +150,10 @@ async def test_who_waits_for_a_writer_that_gives_up_writes(attach: Attach) -> No
     waiting = asyncio.create_task(asyncio.to_thread(other.reserve, MmHash("a"), LAYOUT))
     assert await leased(other, "a") is None
     assert isinstance(room, ReservedSegment)
-    room.give_up()
+    room.release()
     found = await waiting
     assert isinstance(found, ReservedSegment)
-    found.give_up()
+    found.release()
 
 
 async def test_two_that_write_two_items_crosswise_both_get_on(attach: Attach) -> None:

@@ -1,13 +1,18 @@
-"""Embeddings that a client sends instead of a medium (``--enable-mm-embeds``).
+"""Tensors that a client sends instead of a medium: embeddings, and items processed elsewhere.
 
-vLLM finds out that they don't fit their placeholders when they meet in the engine, and
-the engine ends.
+vLLM finds out that embeddings (``--enable-mm-embeds``) don't fit their placeholders when they meet
+in the engine, and the engine ends. Its token-in, token-out route takes processed tensors with
+hashes: only hashes that this frontend made are believed.
 """
 
+from weakref import WeakValueDictionary
+
 import torch
+from vllm.multimodal.hasher import MultiModalHasher
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem
 
 from common.errors import RequestRejectedError
+from common.identity import MmHash
 
 
 def are_embeds(modality: str, item: MultiModalKwargsItem) -> bool:
@@ -38,3 +43,25 @@ def check_embeds(feature: MultiModalFeatureSpec, width: int) -> None:
         raise RequestRejectedError(
             f"{name} holds {embeds.shape[-2]} embeddings for {expected} placeholder tokens"
         )
+
+
+class HashedItems:
+    """Items whose hashes this frontend made, and not a client."""
+
+    def __init__(self) -> None:
+        # By identity: they are mappings, so not hashable.
+        self._items: WeakValueDictionary[int, MultiModalKwargsItem] = WeakValueDictionary()
+
+    def add(self, item: MultiModalKwargsItem) -> None:
+        """For as long as the item lives."""
+        self._items[id(item)] = item
+
+    def __contains__(self, item: MultiModalKwargsItem) -> bool:
+        return self._items.get(id(item)) is item
+
+
+def content_hash(modality: str, item: MultiModalKwargsItem, algorithm: str) -> MmHash:
+    """A hash of processed tensors, about 1 ms for 2 MB."""
+    return MmHash(
+        MultiModalHasher.hash_kwargs(algorithm, modality=modality, processed=item.get_data())
+    )
