@@ -13,9 +13,10 @@ from backend_worker.engine.adapters import Adapters, read_adapter
 from backend_worker.settings import WorkerNixlSettings, WorkerSettings
 from common.cli.command_line import CommandLine, ConfigSettings, flags_of, read_command_line
 from common.cli.flag_aliases import WORKER
-from common.cli.flag_settings import FlagSettings, Given
+from common.cli.flag_settings import FlagSettings, Given, add_all
 from common.cli.process_settings import ProcessSettings
 from common.cli.settings_summary import summary
+from common.cli.shell_completion import completion_of
 from common.cli.vllm_command_line import VllmParser, pass_level_on, read_vllms
 from common.cli.vllm_flags import refusal_at_worker
 from common.discovery.base import Discovery
@@ -76,7 +77,8 @@ def parse(argv: list[str]) -> WorkerArgs:
         usage="%(prog)s MODEL [flags]",
         description="A vLLM engine behind mmrouter's frontend.",
         epilog="Every engine flag of `vllm serve` is accepted too, for example --max-model-len; "
-        "`vllm serve --help=all` lists them. The model may also be given by --model.",
+        "`vllm serve --help=all` lists them. The model may also be given by --model. "
+        "`--completion bash` or zsh prints what a shell needs to complete them.",
         allow_abbrev=False,
     )
     incarnation = Incarnation(secrets.token_hex(8))
@@ -105,6 +107,17 @@ def parse(argv: list[str]) -> WorkerArgs:
         parser.exit(error.exit_status, f"{parser.prog}: error: {error}\n")
     except (ConfigurationError, OSError, ValueError) as error:
         parser.error(" ".join(str(error).split()))
+
+
+def completion(shell: str) -> str:
+    """What a shell needs to complete this command line."""
+    ours = VllmParser("ours", (), refusal_at_worker)
+    add_all(ours, GROUPS)
+    vllms = VllmParser("vllm", (), refusal_at_worker)
+    add_vllms(vllms)
+    return completion_of(
+        "mmrouter-worker", (*ours.actions, *vllms.actions), refusal_at_worker, shell, model=True
+    )
 
 
 def add_vllms(parser: VllmParser) -> None:

@@ -7,6 +7,12 @@ from common.vllm_compat.platform import use_cpu_only
 from frontend.processes import run_processes
 
 
+def _completion(shell: str) -> str:
+    from frontend.args import completion
+
+    return completion(shell)
+
+
 def _check(argv: list[str]) -> int:
     try:
         from frontend.check import run
@@ -24,7 +30,7 @@ def main() -> None:
     read where they should be, or uvicorn's 3 if the port can't be had.
     """
     use_cpu_only()  # the processes that this one starts inherit it
-    leave_early(sys.argv[1:])
+    leave_early(sys.argv[1:], _completion)
     if "--check" in sys.argv[1:]:
         sys.exit(_check([each for each in sys.argv[1:] if each != "--check"]))
     status = run_processes(sys.argv[1:])

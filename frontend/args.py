@@ -12,9 +12,10 @@ from vllm.exceptions import VLLMError
 
 from common.cli.command_line import CommandLine, ConfigSettings, flags_of, read_command_line
 from common.cli.flag_aliases import FRONTEND
-from common.cli.flag_settings import FlagSettings, Given
+from common.cli.flag_settings import FlagSettings, Given, add_all
 from common.cli.process_settings import ProcessSettings
 from common.cli.settings_summary import summary
+from common.cli.shell_completion import completion_of
 from common.cli.vllm_command_line import VllmParser, pass_level_on, read_vllms
 from common.cli.vllm_flags import refusal_at_frontend
 from common.discovery.base import Discovery
@@ -152,7 +153,8 @@ def parse(argv: list[str]) -> FrontendArgs:
         epilog="Every API server flag of `vllm serve` is accepted too, for example --port, "
         "--api-key, --tool-call-parser; `vllm serve --help=all` lists them. Model and engine "
         "settings come from the workers. `--check` says what this machine can serve with the other "
-        "flags, without serving.",
+        "flags, without serving. `--completion bash` or zsh prints what a shell needs to complete "
+        "them.",
         allow_abbrev=False,
     )
     try:
@@ -181,6 +183,17 @@ def parse(argv: list[str]) -> FrontendArgs:
         )
     except (ConfigurationError, TypeError, ValueError, OSError, VLLMError) as error:
         parser.error(str(error))
+
+
+def completion(shell: str) -> str:
+    """What a shell needs to complete this command line."""
+    ours = VllmParser("ours", (), refusal_at_frontend)
+    add_all(ours, GROUPS)
+    vllms = VllmParser("vllm", (), refusal_at_frontend)
+    server_arguments().make_arg_parser(vllms)
+    return completion_of(
+        "mmrouter-frontend", (*ours.actions, *vllms.actions), refusal_at_frontend, shell
+    )
 
 
 def _serve_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Given]]:

@@ -40,6 +40,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "frontend/router/figures.py": "frontend/workers/test_fleets.py",
     "frontend/workers/operations.py": "test_operations_flow.py",
     "common/version.py": "test_packaging.py",
+    "common/cli/shell_completion.py": "common/test_shell_completion.py",
     "common/cli/early_flags.py": "test_packaging.py",
     "common/aio/frames.py": "common/transfer/shared_arena/test_keeper.py",
     "common/cli/process_settings.py": "test_settings.py",

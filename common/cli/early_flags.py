@@ -2,15 +2,19 @@
 
 import importlib.util
 import sys
+from collections.abc import Callable
 
+from common.cli.shell_completion import print_completion
 from common.version import version_line
 
 
-def leave_early(argv: list[str]) -> None:
-    """Answer ``--version``, or that vLLM is missing; return if it is neither.
+def leave_early(argv: list[str], completion: Callable[[str], str]) -> None:
+    """Answer ``--version`` or ``--completion SHELL``, or that vLLM is missing; return if it is none
+    of these.
 
     Args:
         argv: of the command, without its name.
+        completion: makes the script for a shell.
 
     Raises:
         SystemExit: it was answered.
@@ -26,3 +30,5 @@ def leave_early(argv: list[str]) -> None:
             file=sys.stderr,
         )
         sys.exit(1)
+    if argv[:1] == ["--completion"]:
+        print_completion(completion, argv[1:])

@@ -77,6 +77,11 @@ class VllmParser(FlexibleArgumentParser):
             raise ConfigurationError(f"unexpected argument {left[0]!r}")
         return found, left
 
+    @property
+    def actions(self) -> Sequence[argparse.Action]:
+        """All arguments, in the order in which they were added."""
+        return self._actions
+
     def knows(self, flag: str) -> bool:
         """Whether it is one of this parser; behind a dot stands a field of its value."""
         return flag.partition(".")[0] in self._option_string_actions
