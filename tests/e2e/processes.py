@@ -81,7 +81,7 @@ def forks_with(extra: Mapping[str, str]) -> Iterator[None]:
     """Fork processes that have variables which are read at their start, ``LD_PRELOAD`` for one.
     At the end all of them are killed.
     """
-    server = ForkServer(environment() | extra, like_a_user)
+    server = ForkServer(environment() | dict(extra), like_a_user)
     _FORKS_OF_OTHERS.append(server)
     try:
         yield

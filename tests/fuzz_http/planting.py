@@ -16,11 +16,12 @@ from tests.fuzz_http.requests import (
     Leaf,
     Many,
     Node,
+    Open,
     Request,
     encoded,
     good_of,
 )
-from tests.fuzz_http.schema import Api, Call, Json, Route, Schema
+from tests.fuzz_http.schema import Api, Call, Route, Schema
 
 OPEN_NAMES: Final = (
     "a", "audio", "audios", "auto_map", "backend", "cache_dir", "chat_template", "conversation",
@@ -75,30 +76,6 @@ _BOUNDARY: Final = "between-parts"
 _FORM: Final = {"Content-Type": f"multipart/form-data; boundary={_BOUNDARY}"}
 _SPOKEN: Final = {"model": "demo", "language": "en", "max_completion_tokens": "2"}
 _QUERY: Final = "something"
-
-
-@dataclass(frozen=True)
-class Open:
-    """An object with fields of any names, and two that are named like a canary: together, as it is
-    not refused for one of them.
-
-    Attributes:
-        others: its other fields.
-    """
-
-    others: Mapping[str, Json]
-    planted: Mapping[str, str]
-
-    @property
-    def text(self) -> str:
-        return json.dumps({**self.others, **self.planted, **dict.fromkeys(TEXTS[:2], 1)})
-
-    @property
-    def shape(self) -> str:
-        return f"{', '.join(f'.{name}' for name in self.planted)} = any"
-
-    def smaller(self) -> Iterator[Node]:
-        yield from ()
 
 
 @dataclass(frozen=True)
@@ -288,7 +265,8 @@ class Planting:
         for name in alone:
             for leaf in self._leaves(depth):
                 yield Inside(needed, name, leaf)
-        yield Open(needed, {each: next(self._texts) for each in names if each not in alone})
+        planted = {each: next(self._texts) for each in names if each not in alone}
+        yield Open({**needed, **dict.fromkeys(TEXTS[:2], 1)}, planted)
 
     def _leaves(self, depth: int, name: str = "") -> Iterator[Node]:
         for _ in range(len(TEXTS) if name in TELLING else 1):

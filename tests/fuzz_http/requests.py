@@ -38,7 +38,7 @@ GOOD: Final[Mapping[str, Json]] = {
 """Bodies that are answered with 200, which a field of the right kind must not change. Routes that
 are not here begin with what their schema needs."""
 
-Node: TypeAlias = "Leaf | Inside | Many"
+Node: TypeAlias = "Leaf | Inside | Many | Open"
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,30 @@ class Many:
                 yield replace(self, count=count)
         for inner in self.inner.smaller():
             yield replace(self, inner=inner)
+
+
+@dataclass(frozen=True)
+class Open:
+    """An object that takes fields of any names, with several that are hostile: it is refused for
+    none of them.
+
+    Attributes:
+        others: its other fields.
+    """
+
+    others: Mapping[str, Json]
+    planted: Mapping[str, str]
+
+    @property
+    def text(self) -> str:
+        return json.dumps({**self.others, **self.planted})
+
+    @property
+    def shape(self) -> str:
+        return f"{', '.join(f'.{name}' for name in self.planted)} = any"
+
+    def smaller(self) -> Iterator[Node]:
+        yield from ()
 
 
 @dataclass(frozen=True)
