@@ -43,13 +43,16 @@ OPENED = Kind(
 )  # fmt: skip
 """With all flags that open something to clients."""
 
-# Of two that have a route, the first gets its canaries.
 BY_DEFAULT = {
     "chat": KINDS["chat"],
     "embed": KINDS["embed"],
     "rerank": KINDS["rerank"],
     "speech": SPEECH,
 }
+GENERATE = ("chat", "speech")
+"""Have the same routes in common, of which the first gets the canaries. Models that pool read the
+same bodies in different ways."""
+
 SOWN = BY_DEFAULT | {"opened": OPENED}
 
 WRITES_NO_GRAMMAR = re.compile("structured_outputs|response_format")
@@ -152,9 +155,8 @@ class Fields:
 
     def _sow(self, name: str, fleet: Fleet) -> Sown:
         api = fleet.api()
-        known, thin, done = self._known, frozenset[str](), self._done
-        if name == "opened":
-            known, thin, done = set(), THIN, set()
+        known, thin = (set[str](), THIN) if name == "opened" else (self._known, frozenset[str]())
+        done = self._done if name in GENERATE else set[str]()
         planting = Planting(api, self.canaries, self._numbers, known, thin)
         bodies = {route.path: route.schema for route in api.routes}
         plants = []
