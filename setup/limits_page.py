@@ -8,6 +8,7 @@ from typing import Final
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from frontend.gate.fields import FIELDS, KINDS, MAX_FIELDS, NESTED, UNKNOWN, Limit
+from frontend.gate.forms import MAX_HEAD_BYTES, MAX_PARTS, MAX_TEXT_BYTES
 from frontend.gate.judge import (
     MAX_LABELS,
     MAX_SHARED,
@@ -36,6 +37,7 @@ limits gets 400 with the name of the field. The flag `--max-body-mb` bounds its 
 | characters of the kinds words to tools, times prompts or conversations if there are several; \
 a value counts as {value_weight} | {shared} |
 | log probabilities: candidates of all tokens of several prompts or choices | {logprobs} |
+| parts of a form; bytes of the headers of each, and of each that is no file | {form} |
 
 Each field is of a kind. It has the same limit on all routes.
 
@@ -73,6 +75,7 @@ def page() -> str:
         shared=f"{MAX_SHARED:,}",
         value_weight=VALUE_WEIGHT,
         logprobs=f"{MAX_LOGPROBS:,}",
+        form=f"{MAX_PARTS:,}; {MAX_HEAD_BYTES:,}; {MAX_TEXT_BYTES:,}",
         kinds="\n".join(rows),
         nested=_names(NESTED),
         fields_of_kinds="\n".join(fields),

@@ -40,10 +40,10 @@ class Mechanism:
 
 PROCESS: Final = (
     Mechanism(
-        "The gate parses the JSON of a body once, and its limits hold for what vLLM validates.",
+        "The gate reads a body once, JSON or form, and its limits hold for what vLLM validates.",
         "FastAPI takes a class of requests with a class of routes, and vLLM's routes have theirs "
         "when their module is imported.",
-        {"frontend/gate/body_gate.py": ("Request.json",)},
+        {"frontend/gate/body_gate.py": ("Request.json", "Request.form")},
     ),
     Mechanism(
         "Validation of a request stops at the first wrong item of each list.",

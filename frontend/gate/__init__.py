@@ -1,6 +1,6 @@
 """Judge the body of each request before vLLM validates it."""
 
-from frontend.gate.body_gate import BodyGate, take_parsed_bodies
+from frontend.gate.body_gate import BodyGate, form_of, take_parsed_bodies
 from frontend.gate.fail_fast import fail_fast
 
-__all__ = ["BodyGate", "fail_fast", "take_parsed_bodies"]
+__all__ = ["BodyGate", "fail_fast", "form_of", "take_parsed_bodies"]

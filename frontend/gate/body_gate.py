@@ -1,21 +1,25 @@
-"""Between admission and vLLM's app: parse each body once, judge it, pass it on."""
+"""Between admission and vLLM's app: parse each body once, JSON or form, judge it, pass it on."""
 
 import json
 from http import HTTPStatus
 from typing import Any, Final
 
-from starlette.datastructures import Headers
+from starlette.datastructures import FormData, Headers
 from starlette.requests import Request
 
 from common.errors import RequestRejectedError
 from common.observability.telemetry import REQUESTS
-from frontend.asgi import App, Arrival, error_answer
+from frontend.asgi import App, Arrival, Scope, error_answer
+from frontend.gate.forms import read_form, texts_of
 from frontend.gate.judge import judge
 from frontend.gate.read import read
 from frontend.gate.refused_fields import RefusedFieldError, check
 
 _PARSED: Final = "mmrouter.body"
 """Where a request's scope has its parsed body."""
+
+_FORM: Final = "mmrouter.form"
+"""The same for a form."""
 
 _FORMS: Final = ("multipart/", "application/x-www-form-urlencoded")
 
@@ -34,16 +38,17 @@ class BodyGate:
 
     async def __call__(self, arrival: Arrival) -> App | None:
         """Return a 400 for a body that vLLM is not to see."""
-        if arrival.body is None or _is_form(arrival.headers):
+        if arrival.body is None:
             return None
+        take = self._take_form if _is_form(arrival.headers) else self._take_json
         try:
-            self._take(arrival, arrival.body)
+            take(arrival, arrival.body)
         except RequestRejectedError as error:
             REQUESTS.labels(type(error).__name__).inc()
             return _answer(error)
         return None
 
-    def _take(self, arrival: Arrival, content: bytes) -> None:
+    def _take_json(self, arrival: Arrival, content: bytes) -> None:
         try:
             body = read(content)
         except ValueError:
@@ -53,11 +58,22 @@ class BodyGate:
         arrival.scope[_PARSED] = body
         arrival.context.note_salt(body)
 
+    def _take_form(self, arrival: Arrival, content: bytes) -> None:
+        form = read_form(content, arrival.headers["content-type"])
+        judge(texts_of(form), self._max_choices)
+        arrival.scope[_FORM] = form
+        arrival.body = b""  # files are copies, and nothing else reads it
+
 
 def take_parsed_bodies() -> None:
     """Let all apps of this process take the bodies that a gate has parsed."""
-    if Request.json is not _json:
-        Request.json = _json  # type: ignore[assignment, method-assign] # FastAPI makes its requests itself
+    # FastAPI makes its requests itself.
+    Request.json, Request.form = _json, _form  # type: ignore[assignment, method-assign]
+
+
+def form_of(scope: Scope) -> FormData | None:
+    """Return the form of a request that passed a gate, if it has one."""
+    return scope.get(_FORM)
 
 
 async def _json(self: Request) -> Any:
@@ -66,6 +82,10 @@ async def _json(self: Request) -> Any:
     if _is_form(self.headers):  # no way past the gate
         raise json.JSONDecodeError("a form is no JSON", "", 0)
     return json.loads(await self.body())
+
+
+async def _form(self: Request, **_: float) -> FormData:
+    return form_of(self.scope) or FormData()
 
 
 def _answer(error: RequestRejectedError) -> App:

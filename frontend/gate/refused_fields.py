@@ -101,9 +101,15 @@ def _of_item(place: str, item: Fields) -> Iterator[Refusal]:
     if item.get("type") == "item_reference":
         yield Refusal(place, f"an `item_reference` needs stored answers, and {_NOT_STORED}")
     content = item.get("content")
-    if item.get("role") == "assistant" and isinstance(content, list) and len(content) > 1:
+    if item.get("role") != "assistant" or not isinstance(content, list):
+        return
+    if len(content) > 1:
         words = "of a message of the assistant one part is read: join the texts of this one"
         yield Refusal(f"{place}.content", words)
+    for n, part in objects(content):
+        if part.get("type") == "refusal":
+            words = "what the assistant refused is read as text: send it as `output_text`"
+            yield Refusal(f"{place}.content.{n}", words)
 
 
 _CHAT: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {

@@ -26,6 +26,7 @@ _MODULES: Final = (
     "tests.fakes.",
     "tests.benchmarks.",
     "tests.families.",
+    "tests.fuzz_http.",
     "tests.simgpu.",
 )
 
@@ -76,7 +77,7 @@ class Forked:
 
 
 class ForkServer:
-    """One for a test process; it starts at the first fork."""
+    """Forks processes of one environment; it starts at the first fork."""
 
     def __init__(self, environment: Mapping[str, str], like_a_user: Callable[[], None]) -> None:
         self._environment = dict(environment)
@@ -91,6 +92,13 @@ class ForkServer:
     def pid(self) -> int | None:
         """Of the server, which runs from its first fork until this process ends."""
         return None if self._server is None else self._server.pid
+
+    def close(self) -> None:
+        """End the server, and with it all that it has forked."""
+        with self._lock:
+            if self._socket is not None and self._server is not None:
+                self._socket.shutdown(socket.SHUT_RDWR)
+                self._server.wait(30)
 
     def fork(
         self, command: Sequence[str], environment: Mapping[str, str], output: int
@@ -141,5 +149,6 @@ class ForkServer:
                 self._living[pid] = Forked(pid)
                 self._pids.put(pid)
         self._pids.put(0)
+        answers.close()
         for forked in self._living.values():
             forked.ended.set_result(-signal.SIGKILL)  # as its end does to them

@@ -73,14 +73,30 @@ def like_a_user() -> None:
 
 
 FORKS = ForkServer(environment(), like_a_user)
+_FORKS_OF_OTHERS: list[ForkServer] = []
+
+
+@contextlib.contextmanager
+def forks_with(extra: Mapping[str, str]) -> Iterator[None]:
+    """Fork processes that have variables which are read at their start, ``LD_PRELOAD`` for one.
+    At the end all of them are killed.
+    """
+    server = ForkServer(environment() | dict(extra), like_a_user)
+    _FORKS_OF_OTHERS.append(server)
+    try:
+        yield
+    finally:
+        _FORKS_OF_OTHERS.remove(server)
+        server.close()
 
 
 def _start(
     command: Sequence[str], env: Mapping[str, str], output: int
 ) -> Forked | subprocess.Popen[bytes]:
     """Forked where that makes no difference but to the time that it takes."""
-    if forked := FORKS.fork(command, env, output):
-        return forked
+    for forks in (FORKS, *_FORKS_OF_OTHERS):
+        if forked := forks.fork(command, env, output):
+            return forked
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

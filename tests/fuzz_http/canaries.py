@@ -5,8 +5,10 @@ calls, C and Rust included; Python's audit events, for imports above all. See ``
 """
 
 import base64
+import contextlib
 import os
 import pickle
+import re
 import shutil
 import socket
 import subprocess
@@ -20,33 +22,40 @@ MARK: Final = "mmcanary"
 
 _SPY: Final = Path(__file__).with_name("spy")
 _LOG: Final = "FUZZ_SPY_LOG"
+_NUMBER: Final = "CANARYNUMBER"
 _PORT: Final = "CANARYPORT"
 _DIRECTORY: Final = "CANARYDIRECTORY"
+_PICKLE: Final = "CANARYPICKLE"
+_ASKED_S: Final = 2.0
 _LOOPBACK: Final = ("127.", "::ffff:127.", "::1", "localhost")
 
 
 class _Opens:
     """What a pickle does as soon as something loads it."""
 
+    def __init__(self, path: str) -> None:
+        self._path = path
+
     def __reduce__(self) -> tuple[object, tuple[str]]:
-        return open, (f"/{MARK}/pickled",)
+        return open, (self._path,)
 
 
-URL: Final = f"http://127.0.0.1:{_PORT}/{MARK}.png"
-FILE: Final = f"file://{_DIRECTORY}/{MARK}.png"
+NAME: Final = f"{MARK}{_NUMBER}"
+URL: Final = f"http://127.0.0.1:{_PORT}/{NAME}.png"
+FILE: Final = f"file://{_DIRECTORY}/{NAME}.png"
 TEXTS: Final = (
     URL,
-    f"http://{MARK}.invalid/picture.png",
+    f"http://{NAME}.invalid/picture.png",
     FILE,
-    f"{_DIRECTORY}/{MARK}.png",
-    f"../../../../../../../..{_DIRECTORY}/{MARK}.png",
-    f"{MARK}/model",
-    f"{MARK}_module.{MARK}",
-    f"{MARK}_module:{MARK}",
-    base64.b64encode(pickle.dumps(_Opens())).decode(),
+    f"{_DIRECTORY}/{NAME}.png",
+    f"../../../../../../../..{_DIRECTORY}/{NAME}.png",
+    f"{NAME}/model",
+    f"{NAME}_module.{NAME}",
+    f"{NAME}_module:{NAME}",
+    _PICKLE,
 )
 """Addresses, paths, a repository of Hugging Face's, modules of Python's, and a pickle. They are the
-same in each run until :meth:`Canaries.fill` has put port and directory in."""
+same in each run until :meth:`Canaries.fill` has put numbers, port and directory in."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,13 @@ class Touch:
 
     @property
     def is_network(self) -> bool:
-        return self.call.startswith(("connect", "getaddrinfo", "socket."))
+        return self.call.startswith(("accept", "connect", "getaddrinfo", "socket."))
+
+    @property
+    def number(self) -> int | None:
+        """Of the canary; None if it says no number."""
+        found = re.search(rf"{MARK}(\d+)", self.about)
+        return None if found is None else int(found[1])
 
 
 class Canaries:
@@ -74,9 +89,8 @@ class Canaries:
         Args:
             directory: for all of it; made.
         """
-        self.files = directory / f"{MARK}-files"
+        self.files = directory / "planted"
         self.files.mkdir(parents=True)
-        (self.files / f"{MARK}.png").write_bytes(b"nothing to see here")
         self._log = directory / "touched.log"
         self._log.touch()
         self._read = 0
@@ -89,7 +103,7 @@ class Canaries:
             subprocess.run(command, check=True, timeout=60)
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
-        self._connections = 0
+        self._accepted: list[Touch] = []
         threading.Thread(target=self._accept, daemon=True, name="canaries").start()
 
     @property
@@ -99,10 +113,21 @@ class Canaries:
         preload = {"LD_PRELOAD": str(self._library)} if self.seen_by_library else {}
         return {_LOG: str(self._log), "PYTHONPATH": os.pathsep.join(path), **preload}
 
-    def fill(self, body: bytes) -> bytes:
-        """Put the addresses of this run into what was drawn."""
-        filled = body.replace(_PORT.encode(), str(self.port).encode())
-        return filled.replace(_DIRECTORY.encode(), str(self.files).encode())
+    def fill(self, text: str, number: int = 0) -> str:
+        """Put the addresses of this run into what was drawn, and a number by which what is touched
+        is known again.
+        """
+        if _DIRECTORY in text:
+            (self.files / f"{MARK}{number}.png").write_bytes(b"nothing to see here")
+        opens = pickle.dumps(_Opens(f"/{MARK}{number}/pickled"))
+        for name, value in (
+            (_NUMBER, number),
+            (_PORT, self.port),
+            (_DIRECTORY, self.files),
+            (_PICKLE, base64.b64encode(opens).decode()),
+        ):
+            text = text.replace(name, str(value))
+        return text
 
     def touched(self) -> list[Touch]:
         """Return what was touched since the last call."""
@@ -111,10 +136,8 @@ class Canaries:
             lines = log.read().splitlines()
             self._read = log.tell()
         touches = [Touch(*line.split("\t", 1)) for line in lines if "\t" in line]
-        connections, self._connections = self._connections, 0
-        if connections and not self.seen_by_library:
-            touches.append(Touch("connect", f"127.0.0.1 {self.port}"))
-        return list(dict.fromkeys(each for each in touches if self._counts(each)))
+        accepted, self._accepted = self._accepted, []
+        return list(dict.fromkeys(each for each in [*touches, *accepted] if self._counts(each)))
 
     def close(self) -> None:
         self._server.close()
@@ -134,6 +157,8 @@ class Canaries:
                 connection, _ = self._server.accept()
             except OSError:
                 return
-            self._connections += 1
-            with connection:
+            with connection, contextlib.suppress(OSError):
+                connection.settimeout(_ASKED_S)
+                asked = connection.recv(4096).partition(b"\r\n")[0]
+                self._accepted.append(Touch("accept", asked.decode("latin-1")))
                 connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")

@@ -4,7 +4,7 @@ import json
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -26,10 +26,14 @@ class Kind:
     Attributes:
         worker: flags of the worker.
         frontend: flags of the frontend, whose others are the defaults.
+        environment: of the frontend.
+        caches: whether engines keep blocks of prompts, of which frontends wait to hear.
     """
 
     worker: tuple[str, ...] = ()
     frontend: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    caches: bool = True
 
 
 _A_OR_B: Final = json.dumps(
@@ -44,6 +48,9 @@ TRUSTING: Final = (
     "--enable-tokenizer-info-endpoint",
 )  # fmt: skip
 """What is for users that are trusted."""
+
+SPEECH: Final = Kind(("--load-format=sharded_state", "--max-model-len=448"), caches=False)
+"""Of a model that writes down what it hears."""
 
 KINDS: Final[Mapping[str, Kind]] = {
     "chat": Kind(frontend=("--enable-auto-tool-choice", "--tool-call-parser=hermes")),
@@ -66,6 +73,8 @@ class Fleet:
             flags: of the frontend, beside those of the kind.
         """
         directory.mkdir(parents=True)
+        self._kind = kind
+        self._meter: socket.socket | None = None
         self._meter_path = directory / "meter"
         environment = canaries.environment
         cards = directory / "cards"
@@ -86,21 +95,29 @@ class Fleet:
             *kind.frontend, *flags,
         ]  # fmt: skip
         self.frontend = HttpServer(
-            "frontend", command, directory / "frontend.log", port, **environment
+            "frontend",
+            command,
+            directory / "frontend.log",
+            port,
+            **environment,
+            **kind.environment,
         )
 
     def wait(self) -> None:
         """Wait until it serves, three times as long as tests do: other work may have the cores."""
         for left in (2, 1, 0):
             try:
-                wait_for_workers(self.frontend, [self.worker])
+                if self._kind.caches:
+                    wait_for_workers(self.frontend, [self.worker])
+                else:
+                    self.frontend.wait_for_status(200)
                 break
             except AssertionError:
                 if self.dead() or not left:
                     raise
-        self._meter = socket.socket(socket.AF_UNIX)
-        self._meter.settimeout(120)
-        self._meter.connect(str(self._meter_path))
+        self._meter = meter = socket.socket(socket.AF_UNIX)
+        meter.settimeout(120)
+        meter.connect(str(self._meter_path))
         self.stall_s()
 
     def api(self) -> Api:
@@ -114,6 +131,7 @@ class Fleet:
 
     def stall_s(self) -> float:
         """Return the longest time since the last call that the event loop gave nobody a turn."""
+        assert self._meter is not None, "nobody waited for the frontend"
         self._meter.sendall(b"\n")
         with self._meter.makefile() as answers:
             answer: dict[str, float] = json.loads(answers.readline())
@@ -141,5 +159,7 @@ class Fleet:
         raise ProcessLookupError(f"the frontend has no {name}")
 
     def stop(self) -> None:
+        if self._meter is not None:
+            self._meter.close()
         self.frontend.stop()
         self.worker.stop()

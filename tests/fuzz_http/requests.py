@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from tests.fuzz_http.hostile import Value, draw
 from tests.fuzz_http.schema import Api, Json, Route, Schema, is_operators
@@ -15,6 +15,7 @@ MAX_BYTES: Final = 1_000_000
 MESSAGES: Final = [{"role": "user", "content": "hi"}]
 MODEL: Final = {"model": "demo"}
 SHORT: Final = {"max_tokens": 2}
+_RERANK: Final = ("/rerank", "/v1/rerank", "/v2/rerank")
 GOOD: Final[Mapping[str, Json]] = {
     "/v1/chat/completions": {"messages": MESSAGES, **SHORT},
     "/v1/chat/completions/batch": {"messages": [MESSAGES], **SHORT},
@@ -30,12 +31,14 @@ GOOD: Final[Mapping[str, Json]] = {
     "/v2/embed": {"texts": ["hi"]},
     "/pooling": {"input": "hi"},
     "/classify": {"input": "hi"},
+    **{path: {"text_1": "a", "text_2": ["b"]} for path in ("/score", "/v1/score")},
+    **{path: {"query": "a", "documents": ["b"]} for path in _RERANK},
     "/inference/v1/generate": {"token_ids": [5, 6], "sampling_params": SHORT},
 }
 """Bodies that are answered with 200, which a field of the right kind must not change. Routes that
 are not here begin with what their schema needs."""
 
-Node: TypeAlias = "Leaf | Inside | Many"
+Node: TypeAlias = "Leaf | Inside | Many | Open"
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,30 @@ class Many:
 
 
 @dataclass(frozen=True)
+class Open:
+    """An object that takes fields of any names, with several that are hostile: it is refused for
+    none of them.
+
+    Attributes:
+        others: its other fields.
+    """
+
+    others: Mapping[str, Json]
+    planted: Mapping[str, str]
+
+    @property
+    def text(self) -> str:
+        return json.dumps({**self.others, **self.planted})
+
+    @property
+    def shape(self) -> str:
+        return f"{', '.join(f'.{name}' for name in self.planted)} = any"
+
+    def smaller(self) -> Iterator[Node]:
+        yield from ()
+
+
+@dataclass(frozen=True)
 class Request:
     """A request.
 
@@ -118,14 +145,16 @@ class Request:
     path: str
     good: Mapping[str, Json]
     bad: Mapping[str, Node]
-    form: bool = False
+
+    @property
+    def text(self) -> str:
+        fields = {name: json.dumps(value) for name, value in self.good.items()}
+        fields |= {name: node.text for name, node in self.bad.items()}
+        return "{" + ",".join(f"{json.dumps(name)}:{value}" for name, value in fields.items()) + "}"
 
     @property
     def body(self) -> bytes:
-        fields = {name: json.dumps(value) for name, value in self.good.items()}
-        fields |= {name: node.text for name, node in self.bad.items()}
-        text = "{" + ",".join(f"{json.dumps(name)}:{value}" for name, value in fields.items()) + "}"
-        return text.encode("utf-8", "surrogatepass")
+        return encoded(self.text)
 
     @property
     def ways(self) -> list[str]:
@@ -148,6 +177,18 @@ class Request:
                 yield replace(self, bad={**self.bad, name: smaller})
 
 
+def encoded(text: str) -> bytes:
+    """Return what is sent, halves of surrogate pairs included."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def good_of(api: Api, route: Route) -> dict[str, Json]:
+    """Return a body that is served, or what its schema needs, of the model that is served."""
+    known = GOOD.get(route.path.removesuffix("/render"))
+    body = dict(known) if known else api.example(route.schema)
+    return (body if isinstance(body, dict) else {}) | MODEL
+
+
 class Drawing:
     """Draws requests. The same seed and number give the same request."""
 
@@ -160,7 +201,7 @@ class Drawing:
         """Draw one of at most ``MAX_BYTES``."""
         random = Random(f"{self._seed} {number}")
         route = random.choice(self._routes)
-        good: dict[str, Json] = MODEL | dict(GOOD.get(route.path) or self._needed(route))
+        good = good_of(self._api, route)
         if random.random() < 0.2:
             good["stream"] = True
         fields = self._fields(route)
@@ -176,10 +217,6 @@ class Drawing:
         while len(request.body) > MAX_BYTES:
             request = _halved(request)
         return request
-
-    def _needed(self, route: Route) -> dict[str, Any]:
-        example = self._api.example(route.schema)
-        return example if isinstance(example, dict) else {}
 
     def _fields(self, route: Route) -> dict[str, Schema]:
         fields: dict[str, Schema] = {}

@@ -34,6 +34,19 @@ class Route:
     form: bool = False
 
 
+@dataclass(frozen=True)
+class Call:
+    """A method of a route.
+
+    Attributes:
+        parameters: of the path, the query and the head, by OpenAPI.
+    """
+
+    method: str
+    path: str
+    parameters: tuple[Schema, ...] = ()
+
+
 class Api:
     """What the frontend says of itself."""
 
@@ -44,6 +57,11 @@ class Api:
         """
         self._named: Schema = description.get("components", {}).get("schemas", {})
         self.routes = tuple(self._routes(description["paths"]))
+        self.calls = tuple(
+            Call(method.upper(), path, tuple(each.get("parameters", ())))
+            for path, methods in description["paths"].items()
+            for method, each in methods.items()
+        )
 
     def resolve(self, schema: Schema) -> Schema:
         """Follow references."""

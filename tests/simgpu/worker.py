@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from vllm.config import VllmConfig
 from vllm.lora.request import LoRARequest
+from vllm.model_executor.model_loader import get_model_cls
+from vllm.model_executor.models import supports_transcription
 from vllm.tasks import SupportedTask
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheSpec
@@ -131,8 +133,11 @@ class SimWorker(WorkerBase):
         return CompilationTimes(language_model=0.0, encoder=0.0)
 
     def get_supported_tasks(self) -> tuple[SupportedTask, ...]:
-        """Generation, or what the model is to pool for."""
-        return ("generate",) if self._pooled is None else (self._pooled.task,)
+        """Generation, speech to text included, or what the model is to pool for."""
+        if self._pooled is not None:
+            return (self._pooled.task,)
+        speech = supports_transcription(get_model_cls(self.model_config))
+        return ("generate", "transcription") if speech else ("generate",)
 
     def update_max_model_len(self, max_model_len: int) -> None:
         """Take over the length that vLLM fitted to the KV cache."""

@@ -136,3 +136,17 @@ async def test_what_is_refused_says_why() -> None:
             answer = await http.request(method, path)
             assert answer.status_code == 501
             assert answer.json()["detail"] == f"{path} does nothing here: {reason}"
+
+
+def test_a_route_has_a_description(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Canaries and fuzzing go by the description: what is not in it, they never ask."""
+    hidden = {
+        str(getattr(route, "path", ""))
+        for route in everything(monkeypatch).routes
+        if not getattr(route, "include_in_schema", False)
+    }
+    assert hidden <= UNDESCRIBED | REFUSED.keys()
+
+
+UNDESCRIBED = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc", "/metrics"}
+"""Routes that read nothing of a request."""

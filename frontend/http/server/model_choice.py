@@ -7,14 +7,12 @@ goes to one that has such requests, and gets vLLM's own 404. What names no model
 
 import asyncio
 import json
-import re
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final
 
 import msgspec
-from starlette.datastructures import Headers
 
 from frontend.asgi import (
     RETRY_AFTER_S,
@@ -27,15 +25,9 @@ from frontend.asgi import (
     once_more,
     route_path,
 )
+from frontend.gate import form_of
 from frontend.http.access.admin import is_for_admins
 from frontend.request_context import current_context
-
-_FIELD: Final = b'name="model"\r\n'
-_VALUE: Final = re.compile(rb"(?:[^\r\n]{1,1024}\r\n){0,8}\r\n([^\r\n]{0,4096})\r\n")
-"""The rest of a field's head, and what it says."""
-
-_MOST_FIELDS: Final = 16
-"""That are looked at: files in a form may hold what looks like one, as often as they like."""
 
 
 class _Named(msgspec.Struct):
@@ -156,8 +148,9 @@ def _model_of(body: bytes, scope: Scope) -> str | None:
     A guess is good enough: an app looks at the name itself. Of 64 MB all else is read over in some
     25 ms.
     """
-    if Headers(scope=scope).get("content-type", "").startswith("multipart/"):
-        return _in_a_form(body)
+    if (form := form_of(scope)) is not None:
+        named = form.get("model")
+        return named if isinstance(named, str) else ""
     try:
         model = _names.decode(body).model
     except ValueError:
@@ -171,14 +164,3 @@ def _model_of(body: bytes, scope: Scope) -> str | None:
     if model is None:
         return ""
     return model if isinstance(model, str) else None
-
-
-def _in_a_form(body: bytes) -> str:
-    at = 0
-    for _ in range(_MOST_FIELDS):
-        at = body.find(_FIELD, at) + len(_FIELD)
-        if at < len(_FIELD):
-            break
-        if (found := _VALUE.match(body, at)) is not None:
-            return found[1].decode(errors="replace")
-    return ""

@@ -299,7 +299,10 @@ async def _blame_the_request(request: Request, error: Exception) -> Response:
         message = "a value of the request, such as the arguments of a tool call, is nested too deep"
         return error_answer(message, HTTPStatus.BAD_REQUEST, kind="BadRequestError")
     frames = traceback.extract_tb(error.__traceback__)
-    places = [f"{frame.filename}:{frame.name}" for frame in frames]
+    # A model of Pydantic's raises itself for a field that it has not.
+    places = [
+        f"{frame.filename}:{frame.name}" for frame in frames if "/pydantic/" not in frame.filename
+    ]
     if not _OF_THE_SERVER.search(places[-1]) or not any(map(_READS_REQUESTS.search, places)):
         raise error
     message = f"a field of the request has a value that can't be: {error}"

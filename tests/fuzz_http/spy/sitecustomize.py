@@ -29,7 +29,8 @@ def _note(event: str, arguments: tuple[object, ...]) -> None:
         return
     place = traceback.extract_stack(sys._getframe(1), limit=6)
     where = " < ".join(f"{each.filename}:{each.lineno}" for each in reversed(place))
-    text = repr(arguments).replace("\t", " ")[:300]
+    text = repr(arguments).replace("\t", " ")
+    text = text[max(0, text.find(_MARK) - 100) :][:300]  # the number comes after the mark
     line = f"{event}\t{text} at {where}\n".encode("utf-8", "backslashreplace")
     descriptor = os.open(str(_LOG), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -30,6 +30,7 @@ def seen() -> list[Any]:
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch, seen: list[Any]) -> Iterator[TestClient]:
     monkeypatch.setattr(Request, "json", Request.json)  # put back afterwards
+    monkeypatch.setattr(Request, "form", Request.form)
     take_parsed_bodies()
     app = FastAPI()
 

@@ -64,6 +64,12 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "input.0.content",
         "join",
     ),
+    (
+        RESPONSES,
+        {"input": [{"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}]},
+        "input.0.content.0",
+        "`output_text`",
+    ),
     (MESSAGES, {"mcp_servers": [{"url": "http://x"}]}, "mcp_servers", "`tools`"),
     (MESSAGES, {"container": "c"}, "container", "leave `container` out"),
     (MESSAGES, {"output_format": {"type": "json_schema"}}, "output_format", "output_config.format"),

@@ -5,15 +5,21 @@ import gc
 import json
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI, Request
+from pydantic import BaseModel
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 from vllm.exceptions import VLLMValidationError
 
 from frontend.http.server.vllm_server import _handle_errors
+
+
+class Empty(BaseModel):
+    """An item without fields."""
 
 
 def stumble(request: Request) -> None:
@@ -24,6 +30,14 @@ def stumble(request: Request) -> None:
 def sink(request: Request) -> None:
     # As the arguments of a tool call are read, a string in the body.
     json.loads("[" * 400_000 + "]" * 400_000)
+
+
+def miss(request: Request) -> None:
+    """As the text of an item that has none, for which Pydantic raises the error itself."""
+    source = "def read(item): return item.text"
+    names: dict[str, Any] = {}
+    exec(compile(source, "/site/vllm/entrypoints/openai/responses/protocol.py", "exec"), names)
+    names["read"](Empty())
 
 
 def fail(request: Request) -> None:
@@ -44,7 +58,12 @@ async def get(work: Callable[..., object]) -> httpx.Response:
 
 @pytest.mark.parametrize(
     ("work", "status", "said"),
-    [(stumble, 400, "can't be"), (sink, 400, "nested too deep"), (fail, 500, "")],
+    [
+        (stumble, 400, "can't be"),
+        (miss, 400, "no attribute 'text'"),
+        (sink, 400, "nested too deep"),
+        (fail, 500, ""),
+    ],
 )
 async def test_who_is_to_blame(work: Callable[[Request], None], status: int, said: str) -> None:
     reply = await get(work)
