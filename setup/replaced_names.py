@@ -152,6 +152,12 @@ OBJECTS: Final = (
         },
     ),
     Mechanism(
+        "An answer with a medium has a limit on its heads and framing.",
+        "aiohttp limits the size of each head, not their number, and a connector makes its "
+        "connections' protocols by an attribute alone.",
+        {"frontend/fetch/http.py": ("self._connector._factory",)},
+    ),
+    Mechanism(
         "Several apps of vLLM's are one server.",
         "vLLM's app is assembled when it is given to us, and each counts requests by itself.",
         {

@@ -245,7 +245,7 @@ class _Answers(ResponseHandler):
 
     def data_received(self, data: bytes) -> None:
         """Parse some of an answer, unless it is nothing but heads."""
-        if data.count(b"HTTP/") > MAX_HEADS:
+        if data.count(b"\nHTTP/1.") > MAX_HEADS:  # no medium has it
             self._refuse()
             return
         self._received += len(data)
