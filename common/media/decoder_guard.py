@@ -11,6 +11,7 @@ transcriptions, or a model's own code.
 """
 
 import ctypes
+import logging
 import mmap
 import os
 from collections.abc import Iterator
@@ -34,6 +35,8 @@ from common.media.avif_size import avif_pixels
 from common.media.formats import AVIF, FFMPEG_FORMATS, IMAGE_FORMATS
 from common.media.tables import claims_too_much
 from common.media.tensor_files import load as load_tensor
+
+logger = logging.getLogger(__name__)
 
 _NO_PROTOCOL: Final = "none"
 """The name of no protocol; OpenCV can't be given an empty list."""
@@ -148,27 +151,35 @@ def limit_frames(max_pixels: int) -> None:
     """Have FFmpeg decode no larger frame of a film, whatever the film's header says.
 
     Its decoders have an option for this, but OpenCV, which makes decoders, sets none: the
-    option's default is changed.
-
-    Raises:
-        RuntimeError: the option isn't where it was in FFmpeg 5 to 8.
+    option's default is changed. Where that can't be, a warning says so.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
     for path in _libraries("libavcodec"):
-        library = ctypes.CDLL(path)
-        library.avcodec_get_class.restype = ctypes.POINTER(_CodecClass)
-        options = library.avcodec_get_class().contents.options
-        found = next((each for each in _until_unnamed(options) if each.name == _MAX_PIXELS), None)
-        if found is None or not 0 < found.default <= _ANY_NUMBER:
-            raise RuntimeError(f"{path} has no option {_MAX_PIXELS.decode()} where it should be")
-        place = ctypes.addressof(found)
-        page = place - place % mmap.PAGESIZE
-        size = ctypes.c_size_t(place - page + ctypes.sizeof(found))
-        # What the loader has relocated is read-only.
-        if libc.mprotect(ctypes.c_void_p(page), size, mmap.PROT_READ | mmap.PROT_WRITE):
-            raise OSError(ctypes.get_errno(), "FFmpeg's limit on frames can't be set")
-        found.default = min(max_pixels, _ANY_NUMBER)
-        libc.mprotect(ctypes.c_void_p(page), size, mmap.PROT_READ)
+        try:
+            _set_default(ctypes.CDLL(path), _MAX_PIXELS, min(max_pixels, _ANY_NUMBER))
+        except (OSError, LookupError) as error:
+            logger.warning(
+                "frames of films may be larger than their headers say, up to %d MiB: %s: %s",
+                MAX_FFMPEG_BYTES >> 20,
+                path,
+                error,
+            )
+
+
+def _set_default(library: ctypes.CDLL, name: bytes, value: int) -> None:
+    """Set the default of an option of all codecs. Raises OSError or LookupError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    library.avcodec_get_class.restype = ctypes.POINTER(_CodecClass)
+    options = library.avcodec_get_class().contents.options
+    found = next((each for each in _until_unnamed(options) if each.name == name), None)
+    if found is None or not 0 < found.default <= _ANY_NUMBER:
+        raise LookupError(f"its option {name.decode()} isn't where it was in FFmpeg 5 to 8")
+    place = ctypes.addressof(found)
+    page = place - place % mmap.PAGESIZE
+    size = ctypes.c_size_t(place - page + ctypes.sizeof(found))
+    # What the loader has relocated is read-only. It is left writable: the page may hold other data.
+    if libc.mprotect(ctypes.c_void_p(page), size, mmap.PROT_READ | mmap.PROT_WRITE):
+        raise OSError(ctypes.get_errno(), "its options can't be written to")
+    found.default = value
 
 
 class _Option(ctypes.Structure):
