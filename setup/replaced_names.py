@@ -87,6 +87,17 @@ PROCESS: Final = (
         },
     ),
     Mechanism(
+        "vLLM compiles no structure of an answer before a trial of it has ended.",
+        "vLLM compiles structural tags in validators of its request models, and structures beside "
+        "tools in a function of a module.",
+        {
+            "frontend/processing/structures.py": (
+                "abstract_parser._xgrammar_supports",
+                "protocol.validate_structural_tag_payload",
+            ),
+        },
+    ),
+    Mechanism(
         "A worker reads its engine's outputs without pyzmq's futures.",
         "vLLM's client makes the socket where it is constructed, and takes none.",
         {"backend_worker/engine/outputs.py": ("vars(core_client)['make_zmq_socket']",)},

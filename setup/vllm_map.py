@@ -125,8 +125,9 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "frontend/bounded/outlines_trial.py": ("vllm.v1.structured_output.backend_outlines",),
         "frontend/processing/structures.py": (
             "vllm.config",
-            "vllm.entrypoints.generate.base",
-            "vllm.parser",
+            "vllm.entrypoints.generate.base.protocol",
+            "vllm.parser.abstract_parser",
+            "vllm.sampling_params",
             "vllm.v1.structured_output.backend_guidance",
             "vllm.v1.structured_output.backend_xgrammar",
             "vllm.v1.structured_output.utils",

@@ -6,11 +6,11 @@ See :mod:`frontend.bounded.structure_server` for why, and for what a trial is.
 import asyncio
 import hashlib
 import json
+import re
 from functools import partial
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-import regex
 from vllm.config import VllmConfig
 from vllm.entrypoints.generate.base import protocol
 from vllm.parser import abstract_parser
@@ -76,8 +76,7 @@ class StructureTrials:
         self._bounds = bounds
         self._tokenizer = tokenizer
         self._backend = config.structured_outputs_config.backend
-        protocol.validate_structural_tag_payload = _validate_no_tag
-        abstract_parser._xgrammar_supports = _xgrammar_seems_to_support
+        leave_structures_to_trials()
         self._work = BoundedWork(COMMAND, "structures of answers", WAIT_S, self._vocabulary)
         self._outcomes: Lru[_Key, bytes] = Lru(KEPT)
         self._running: dict[_Key, asyncio.Task[bytes]] = {}
@@ -178,6 +177,16 @@ class StructureTrials:
         return Vocabulary(self._backend, info, outlines, compact, self._bounds)
 
 
+def leave_structures_to_trials() -> None:
+    """Prevent vLLM from compiling structures while it reads a request, before any trial.
+
+    vLLM does so on the event loop: a structural tag of 7 KB took 3.5 s. It validates each structure
+    again after the trial.
+    """
+    protocol.validate_structural_tag_payload = _validate_depth_of_tag
+    abstract_parser._xgrammar_supports = _has_features_of_xgrammar
+
+
 def structure_of(wanted: StructuredOutputsParams, backend: str) -> Structure | None:
     """Return what an engine would compile; None if that is nothing, or always the same."""
     if wanted.json is not None:
@@ -185,9 +194,7 @@ def structure_of(wanted: StructuredOutputsParams, backend: str) -> Structure | N
     if wanted.regex is not None:
         return Structure("regex", wanted.regex)
     if wanted.choice is not None and backend == "outlines":
-        return Structure(
-            "regex", "(" + "|".join(regex.escape(each) for each in wanted.choice) + ")"
-        )
+        return Structure("regex", "(" + "|".join(re.escape(each) for each in wanted.choice) + ")")
     if wanted.choice is not None:
         return Structure("grammar", choice_as_grammar(wanted.choice))
     if wanted.grammar is not None:
@@ -211,14 +218,11 @@ def _as_schema(said: Any) -> Any:
         return None  # vLLM says what is wrong
 
 
-def _validate_no_tag(payload: Any, *, parameter: str) -> None:
-    """Replace vLLM's compile of structural tags while it reads a request, before any trial, on the
-    event loop: 7 KB took 3.5 s there. vLLM validates the tag again after the trial.
-    """
+def _validate_depth_of_tag(payload: Any, *, parameter: str) -> None:
     del parameter
     check_json_nesting(payload, structural_tag=True)
 
 
-def _xgrammar_seems_to_support(wanted: StructuredOutputsParams) -> bool:
-    """Replace vLLM's compile of the structure of a chat that has tools too, before any trial."""
+def _has_features_of_xgrammar(wanted: StructuredOutputsParams) -> bool:
+    """Say whether one tag can have tools and the structure of a chat."""
     return not has_xgrammar_unsupported_json_features(_as_schema(wanted.json))

@@ -21,6 +21,7 @@ from frontend.bounded.structure_orders import Structure
 from frontend.bounded.work import BoundedWork
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.policy import FetchPolicy
+from frontend.processing import structures
 from frontend.processing.preprocessor import Preprocessor
 from frontend.processing.renderer import build_config, build_renderer
 from frontend.processing.settings import PreprocessSettings
@@ -183,6 +184,16 @@ async def test_what_would_fall_to_outlines_is_refused(
 ) -> None:
     with pytest.raises(RequestRejectedError, match=r"patternProperties.*set \"backend\".*outlines"):
         await trials.check(asked(json=read(schema)))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_for_old_tokenizers_of_mistral_all_that_xgrammar_refuses_is_refused(
+    trials: StructureTrials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(structures, "_is_non_tekken_mistral", lambda _: True)
+    with pytest.raises(RequestRejectedError, match="ask the operator"):
+        await trials.check(asked(regex="("))
+    await trials.check(asked(regex="yes|no"))
 
 
 @pytest.mark.asyncio(loop_scope="module")
