@@ -92,7 +92,7 @@ PROCESS: Final = (
         "tools in a function of a module.",
         {
             "frontend/processing/structures.py": (
-                "abstract_parser._xgrammar_supports",
+                "vars(abstract_parser)['_xgrammar_supports']",
                 "protocol.validate_structural_tag_payload",
             ),
         },

@@ -128,6 +128,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.generate.base.protocol",
             "vllm.parser.abstract_parser",
             "vllm.sampling_params",
+            "vllm.utils.mistral",
             "vllm.v1.structured_output.backend_guidance",
             "vllm.v1.structured_output.backend_xgrammar",
             "vllm.v1.structured_output.utils",

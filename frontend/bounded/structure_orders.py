@@ -1,6 +1,6 @@
 """What a frontend asks of the process that tries clients' structures, and its limits."""
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from frontend.bounded.forks import Bounds
 
@@ -42,7 +42,7 @@ class Vocabulary(NamedTuple):
 
     backend: str
     info: str
-    outlines: Any
+    outlines: object
     compact: bool
     bounds: Bounds
 

@@ -18,10 +18,10 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import (
     SamplingParams,
     StructuredOutputsParams,
-    _is_non_tekken_mistral,
     check_json_nesting,
 )
 from vllm.tokenizers import TokenizerLike
+from vllm.utils.mistral import is_mistral_tokenizer
 from vllm.v1.structured_output.backend_guidance import has_guidance_unsupported_json_features
 from vllm.v1.structured_output.backend_xgrammar import (
     XgrammarBackend,
@@ -103,11 +103,7 @@ class StructureTrials:
         if structure is None:
             return
         schema = _as_schema(wanted.json)
-        # Guidance knows neither patternProperties nor the oldest tokenizers of Mistral.
-        falls_to_outlines = self._backend == "auto" and (
-            _is_non_tekken_mistral(self._tokenizer)
-            or has_guidance_unsupported_json_features(schema)
-        )
+        falls_to_outlines = self._falls_to_outlines(schema)
         if falls_to_outlines and has_xgrammar_unsupported_json_features(schema):
             raise RequestRejectedError(FOR_OUTLINES)
         key = hashlib.sha256(repr(structure).encode("utf-8", "surrogatepass")).digest()
@@ -115,16 +111,27 @@ class StructureTrials:
         if said is None:
             said = await self._tried(key, structure)
         if not said:
-            most = f"{self._bounds.cpu_s} s of a core or {self._bounds.memory_bytes >> 20} MiB"
-            raise RequestRejectedError(
-                "the structure of the answer (a JSON schema, a grammar, a regex or choices) takes "
-                f"more than {most} to compile, or too long to read or for each token: use fewer "
-                "optional parts, repetitions and bounds on lengths"
-            )
+            raise self._too_much()
         if said == REFUSED and falls_to_outlines:
             raise RequestRejectedError(FOR_OUTLINES)
         if said == REFUSED and structure.kind == "structural_tag":
             raise RequestRejectedError(f"structural_tag: {self._backend} does not take it")
+
+    def _falls_to_outlines(self, schema: object) -> bool:
+        """Say whether vLLM gives outlines what xgrammar refuses. Guidance knows neither
+        patternProperties nor the oldest tokenizers of Mistral.
+        """
+        return self._backend == "auto" and (
+            is_old_mistral(self._tokenizer) or has_guidance_unsupported_json_features(schema)
+        )
+
+    def _too_much(self) -> RequestRejectedError:
+        most = f"{self._bounds.cpu_s} s of a core or {self._bounds.memory_bytes >> 20} MiB"
+        return RequestRejectedError(
+            "the structure of the answer (a JSON schema, a grammar, a regex or choices) takes "
+            f"more than {most} to compile, or too long to read or for each token: use fewer "
+            "optional parts, repetitions and bounds on lengths"
+        )
 
     def close(self) -> None:
         """End the process."""
@@ -184,7 +191,7 @@ def leave_structures_to_trials() -> None:
     again after the trial.
     """
     protocol.validate_structural_tag_payload = _validate_depth_of_tag
-    abstract_parser._xgrammar_supports = _has_features_of_xgrammar
+    vars(abstract_parser)["_xgrammar_supports"] = _has_features_of_xgrammar
 
 
 def structure_of(wanted: StructuredOutputsParams, backend: str) -> Structure | None:
@@ -209,7 +216,12 @@ def _as_text(schema: Any) -> str:
     return schema if isinstance(schema, str) else json.dumps(schema)
 
 
-def _as_schema(said: Any) -> Any:
+def is_old_mistral(tokenizer: TokenizerLike | None) -> bool:
+    """Say whether a tokenizer is one of Mistral's before Tekken."""
+    return is_mistral_tokenizer(tokenizer) and not getattr(tokenizer, "is_tekken", True)
+
+
+def _as_schema(said: object) -> object:
     """Raises vLLM's error for one that is nested too deeply, before any code walks it."""
     check_json_nesting(said)
     try:
@@ -218,7 +230,7 @@ def _as_schema(said: Any) -> Any:
         return None  # vLLM says what is wrong
 
 
-def _validate_depth_of_tag(payload: Any, *, parameter: str) -> None:
+def _validate_depth_of_tag(payload: object, *, parameter: str) -> None:
     del parameter
     check_json_nesting(payload, structural_tag=True)
 

@@ -190,7 +190,7 @@ async def test_what_would_fall_to_outlines_is_refused(
 async def test_for_old_tokenizers_of_mistral_all_that_xgrammar_refuses_is_refused(
     trials: StructureTrials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(structures, "_is_non_tekken_mistral", lambda _: True)
+    monkeypatch.setattr(structures, "is_old_mistral", lambda _: True)
     with pytest.raises(RequestRejectedError, match="ask the operator"):
         await trials.check(asked(regex="("))
     await trials.check(asked(regex="yes|no"))
