@@ -46,7 +46,8 @@ PROCESS: Final = (
         {"frontend/gate/body_gate.py": ("Request.json", "Request.form")},
     ),
     Mechanism(
-        "Validation of a request stops at the first wrong item of each list.",
+        "Validation of a request stops at the first wrong item of each list, and parts of events "
+        "are made without a look for unknown fields.",
         "Pydantic has it for fields that are declared so. The models are vLLM's.",
         {"frontend/gate/fail_fast.py": ("model.__pydantic_validator__",)},
     ),
@@ -83,6 +84,17 @@ PROCESS: Final = (
             "frontend/processing/renderer.py": (
                 "envs.VLLM_ALLOW_LONG_MAX_MODEL_LEN",
                 "envs.VLLM_CPU_KVCACHE_SPACE",
+            ),
+        },
+    ),
+    Mechanism(
+        "vLLM compiles no structure of an answer before a trial of it has ended.",
+        "vLLM compiles structural tags in validators of its request models, and structures beside "
+        "tools in a function of a module.",
+        {
+            "frontend/processing/structures.py": (
+                "vars(abstract_parser)['_xgrammar_supports']",
+                "protocol.validate_structural_tag_payload",
             ),
         },
     ),

@@ -123,8 +123,14 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         ),
     },
     "structures of answers": {
+        "frontend/bounded/outlines_trial.py": ("vllm.v1.structured_output.backend_outlines",),
         "frontend/processing/structures.py": (
             "vllm.config",
+            "vllm.entrypoints.generate.base.protocol",
+            "vllm.parser.abstract_parser",
+            "vllm.sampling_params",
+            "vllm.utils.mistral",
+            "vllm.v1.structured_output.backend_guidance",
             "vllm.v1.structured_output.backend_xgrammar",
             "vllm.v1.structured_output.utils",
         ),

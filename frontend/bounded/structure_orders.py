@@ -21,24 +21,29 @@ optional fields take 7 ms."""
 
 COMPILES: Final = b"+"
 
+REFUSED: Final = b"-"
+"""The backend refuses the structure, at no cost."""
+
 READ_S: Final = 1.0
-"""Seconds of a core to read a structure that xgrammar refuses and guidance takes. vLLM reads it on
-the event loop of a worker."""
+"""Seconds of a core to read a structure for guidance or outlines. vLLM reads it in the one thread
+of a frontend in which prompts become tokens, and on the event loop of a worker."""
 
 
 class Vocabulary(NamedTuple):
     """What the process is sent first.
 
     Attributes:
-        info: xgrammar's ``TokenizerInfo``, as JSON.
+        backend: of engines: ``auto``, ``xgrammar``, ``guidance`` or ``outlines``.
+        info: xgrammar's ``TokenizerInfo``, as JSON; empty if the backend is not xgrammar.
+        outlines: ``outlines_core.Vocabulary``; None if the backend is not outlines.
         compact: whether no white space may stand between the parts of JSON.
-        falls_back: whether engines compile by guidance what xgrammar refuses.
         bounds: of each trial.
     """
 
+    backend: str
     info: str
+    outlines: object
     compact: bool
-    falls_back: bool
     bounds: Bounds
 
 

@@ -10,6 +10,7 @@ import json
 import signal
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from random import Random
@@ -23,6 +24,7 @@ from frontend.bounded.forks import serve
 from frontend.bounded.structure_orders import (
     COMPILES,
     READ_S,
+    REFUSED,
     STEP_S,
     STEPS,
     THREADS,
@@ -31,24 +33,31 @@ from frontend.bounded.structure_orders import (
 )
 
 
-def compile_structure(
+def compile_by_xgrammar(
     info: xgrammar.TokenizerInfo, compact: bool, falls_back: bool, order: Structure
 ) -> bytes:
-    """Return whether a structure costs no more than it may. One that is wrong costs nothing more:
-    vLLM says what is wrong with it.
+    """Return ``COMPILES`` for a structure that costs no more than it may, nothing for one that
+    costs more, and ``REFUSED`` for one that xgrammar refuses.
+
+    Args:
+        falls_back: whether vLLM gives guidance what xgrammar refuses. An engine of vLLM 0.32 uses
+            the backend of its first structure for all others, so that guidance must read them all.
     """
     compiler = xgrammar.GrammarCompiler(info, max_threads=THREADS, cache_enabled=False)
+    said = COMPILES
     try:
-        compiled = _compile(compiler, compact, order)
-        if not _is_quick(compiled):
+        if not _is_quick(_compile(compiler, compact, order)):
             return b""
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
         if "bad_alloc" in str(error):
             return b""
-    else:
-        # vLLM has a list of its own of what it does not give to xgrammar: of schemas alone.
-        falls_back = falls_back and order.kind == "json"
-    return COMPILES if not falls_back or _is_read_quickly(compact, order) else b""
+        said = REFUSED
+    return said if not falls_back or _is_read_quickly(compact, order) else b""
+
+
+def compile_by_guidance(compact: bool, order: Structure) -> bytes:
+    """Return as ``compile_by_xgrammar`` does. vLLM says what is wrong with a structure."""
+    return COMPILES if _is_read_quickly(compact, order) else b""
 
 
 def _is_read_quickly(compact: bool, order: Structure) -> bool:
@@ -142,9 +151,19 @@ def main(descriptor: int) -> None:
         vocabulary: Vocabulary = connection.recv()
     except (EOFError, ConnectionError):
         return
+    serve(connection, _trial(vocabulary), vocabulary.bounds)
+
+
+def _trial(vocabulary: Vocabulary) -> Callable[[Structure], bytes]:
+    if vocabulary.backend == "guidance":
+        return partial(compile_by_guidance, vocabulary.compact)
+    if vocabulary.backend == "outlines":
+        from frontend.bounded.outlines_trial import compile_by_outlines
+
+        return partial(compile_by_outlines, vocabulary.outlines)
     info = xgrammar.TokenizerInfo.deserialize_json(vocabulary.info)
-    work = partial(compile_structure, info, vocabulary.compact, vocabulary.falls_back)
-    serve(connection, work, vocabulary.bounds)
+    falls_back = vocabulary.backend == "auto"
+    return partial(compile_by_xgrammar, info, vocabulary.compact, falls_back)
 
 
 if __name__ == "__main__":

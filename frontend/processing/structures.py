@@ -6,22 +6,38 @@ See :mod:`frontend.bounded.structure_server` for why, and for what a trial is.
 import asyncio
 import hashlib
 import json
+import re
 from functools import partial
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from vllm.config import VllmConfig
+from vllm.entrypoints.generate.base import protocol
+from vllm.parser import abstract_parser
 from vllm.pooling_params import PoolingParams
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import (
+    SamplingParams,
+    StructuredOutputsParams,
+    check_json_nesting,
+)
 from vllm.tokenizers import TokenizerLike
-from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
-from vllm.v1.structured_output.utils import choice_as_grammar, grammar_is_likely_lark
+from vllm.utils.mistral import is_mistral_tokenizer
+from vllm.v1.structured_output.backend_guidance import has_guidance_unsupported_json_features
+from vllm.v1.structured_output.backend_xgrammar import (
+    XgrammarBackend,
+    has_xgrammar_unsupported_json_features,
+)
+from vllm.v1.structured_output.utils import (
+    choice_as_grammar,
+    get_outlines_vocabulary,
+    grammar_is_likely_lark,
+)
 
 from common.aio.spawn import python_command
 from common.errors import OverloadedError, RequestRejectedError
 from common.lru import Lru
 from frontend.bounded.forks import Bounds
-from frontend.bounded.structure_orders import BOUNDS, COMPILES, Structure, Vocabulary
+from frontend.bounded.structure_orders import BOUNDS, REFUSED, Structure, Vocabulary
 from frontend.bounded.work import BoundedWork
 from frontend.request_context import Tenant, current_context
 
@@ -33,9 +49,15 @@ WAIT_S: Final = 30.0
 KEPT: Final = 4096
 """Structures of which the frontend knows how a trial ended."""
 
-TRIED: Final = ("auto", "xgrammar")
-"""Backends of ``--structured-outputs-config`` with which an engine compiles by xgrammar, and what
-that refuses by guidance. Others are an operator's choice."""
+TRIED: Final = ("auto", "xgrammar", "guidance", "outlines")
+"""Backends of ``--structured-outputs-config`` whose cost a trial can bound. The one other,
+lm-format-enforcer, does its work in Python between the steps of an engine, token by token."""
+
+FOR_OUTLINES: Final = (
+    "the structure of the answer is one that xgrammar does not take, and guidance neither, such as "
+    "patternProperties beside properties or several of them: leave these out, or ask the operator "
+    'to set "backend" of --structured-outputs-config to outlines'
+)
 
 _Key = bytes
 
@@ -53,10 +75,11 @@ class StructureTrials:
         self._config = config
         self._bounds = bounds
         self._tokenizer = tokenizer
-        self._tries = tokenizer is not None and config.structured_outputs_config.backend in TRIED
+        self._backend = config.structured_outputs_config.backend
+        leave_structures_to_trials()
         self._work = BoundedWork(COMMAND, "structures of answers", WAIT_S, self._vocabulary)
-        self._outcomes: Lru[_Key, bool] = Lru(KEPT)
-        self._running: dict[_Key, asyncio.Task[bool]] = {}
+        self._outcomes: Lru[_Key, bytes] = Lru(KEPT)
+        self._running: dict[_Key, asyncio.Task[bytes]] = {}
         # One at a time of each API key, so that one key's keep no other waiting for more than one.
         self._of_tenants: WeakValueDictionary[Tenant, asyncio.Lock] = WeakValueDictionary()
 
@@ -64,29 +87,57 @@ class StructureTrials:
         """Return if the structure that an answer is to have, if any, may reach vLLM.
 
         Raises:
-            RequestRejectedError: it takes too much to compile.
+            RequestRejectedError: it takes too much to compile, or no trial can say so.
             OverloadedError: others are being tried.
         """
-        structure = structure_of(params) if self._tries else None
+        wanted = params.structured_outputs if isinstance(params, SamplingParams) else None
+        if wanted is None or self._tokenizer is None:  # vLLM refuses it without a tokenizer
+            return
+        if self._backend not in TRIED:
+            raise RequestRejectedError(
+                f"structured outputs by {self._backend} are refused, since nothing bounds what "
+                'they cost: set "backend" of --structured-outputs-config to auto, xgrammar, '
+                "guidance or outlines"
+            )
+        structure = structure_of(wanted, self._backend)
         if structure is None:
             return
+        schema = _as_schema(wanted.json)
+        falls_to_outlines = self._falls_to_outlines(schema)
+        if falls_to_outlines and has_xgrammar_unsupported_json_features(schema):
+            raise RequestRejectedError(FOR_OUTLINES)
         key = hashlib.sha256(repr(structure).encode("utf-8", "surrogatepass")).digest()
-        compiles = self._outcomes.get(key)
-        if compiles is None:
-            compiles = await self._tried(key, structure)
-        if not compiles:
-            most = f"{self._bounds.cpu_s} s of a core or {self._bounds.memory_bytes >> 20} MiB"
-            raise RequestRejectedError(
-                "the structure of the answer (a JSON schema, a grammar, a regex or choices) takes "
-                f"more than {most} to compile, or too long for each token: use fewer optional "
-                "parts, repetitions and bounds on lengths"
-            )
+        said = self._outcomes.get(key)
+        if said is None:
+            said = await self._tried(key, structure)
+        if not said:
+            raise self._too_much()
+        if said == REFUSED and falls_to_outlines:
+            raise RequestRejectedError(FOR_OUTLINES)
+        if said == REFUSED and structure.kind == "structural_tag":
+            raise RequestRejectedError(f"structural_tag: {self._backend} does not take it")
+
+    def _falls_to_outlines(self, schema: object) -> bool:
+        """Say whether vLLM gives outlines what xgrammar refuses. Guidance knows neither
+        patternProperties nor the oldest tokenizers of Mistral.
+        """
+        return self._backend == "auto" and (
+            is_old_mistral(self._tokenizer) or has_guidance_unsupported_json_features(schema)
+        )
+
+    def _too_much(self) -> RequestRejectedError:
+        most = f"{self._bounds.cpu_s} s of a core or {self._bounds.memory_bytes >> 20} MiB"
+        return RequestRejectedError(
+            "the structure of the answer (a JSON schema, a grammar, a regex or choices) takes "
+            f"more than {most} to compile, or too long to read or for each token: use fewer "
+            "optional parts, repetitions and bounds on lengths"
+        )
 
     def close(self) -> None:
         """End the process."""
         self._work.close()
 
-    async def _tried(self, key: _Key, structure: Structure) -> bool:
+    async def _tried(self, key: _Key, structure: Structure) -> bytes:
         """Requests with the same structure, such as the prompts of a batch, wait for one trial."""
         running = self._running.get(key)
         if running is None:
@@ -95,12 +146,12 @@ class StructureTrials:
             running.add_done_callback(partial(self._done, key))
         return await asyncio.shield(running)
 
-    def _done(self, key: _Key, running: asyncio.Task[bool]) -> None:
+    def _done(self, key: _Key, running: asyncio.Task[bytes]) -> None:
         del self._running[key]
         if not running.cancelled():
             running.exception()  # those who waited may have left
 
-    async def _try(self, key: _Key, structure: Structure) -> bool:
+    async def _try(self, key: _Key, structure: Structure) -> bytes:
         lock = self._of_tenants.setdefault(current_context().tenant, asyncio.Lock())
         try:
             async with asyncio.timeout(WAIT_S):
@@ -115,33 +166,42 @@ class StructureTrials:
             lock.release()
         if said is None:
             raise OverloadedError("the process that tries structures of answers was lost")
-        compiles = said == COMPILES
-        self._outcomes.put(key, compiles)
-        return compiles
+        self._outcomes.put(key, said)
+        return said
 
     def _vocabulary(self) -> Vocabulary:
         """As an engine makes it, for each kind of tokenizer."""
-        backend = XgrammarBackend(
-            self._config, self._tokenizer, self._config.model_config.get_vocab_size()
-        )
-        info = backend.compiler.compile_builtin_json_grammar().tokenizer_info
-        return Vocabulary(
-            info.serialize_json(),
-            backend.disable_any_whitespace,
-            falls_back=self._config.structured_outputs_config.backend == "auto",
-            bounds=self._bounds,
-        )
+        info, outlines = "", None
+        if self._backend == "outlines":
+            outlines = get_outlines_vocabulary(self._tokenizer).inner
+        elif self._backend != "guidance":
+            engines = XgrammarBackend(
+                self._config, self._tokenizer, self._config.model_config.get_vocab_size()
+            )
+            grammar = engines.compiler.compile_builtin_json_grammar()
+            info = grammar.tokenizer_info.serialize_json()
+        compact = self._config.structured_outputs_config.disable_any_whitespace
+        return Vocabulary(self._backend, info, outlines, compact, self._bounds)
 
 
-def structure_of(params: SamplingParams | PoolingParams) -> Structure | None:
+def leave_structures_to_trials() -> None:
+    """Prevent vLLM from compiling structures while it reads a request, before any trial.
+
+    vLLM does so on the event loop: a structural tag of 7 KB took 3.5 s. It validates each structure
+    again after the trial.
+    """
+    protocol.validate_structural_tag_payload = _validate_depth_of_tag
+    vars(abstract_parser)["_xgrammar_supports"] = _has_features_of_xgrammar
+
+
+def structure_of(wanted: StructuredOutputsParams, backend: str) -> Structure | None:
     """Return what an engine would compile; None if that is nothing, or always the same."""
-    wanted = params.structured_outputs if isinstance(params, SamplingParams) else None
-    if wanted is None:
-        return None
     if wanted.json is not None:
         return Structure("json", _as_text(wanted.json))
     if wanted.regex is not None:
         return Structure("regex", wanted.regex)
+    if wanted.choice is not None and backend == "outlines":
+        return Structure("regex", "(" + "|".join(re.escape(each) for each in wanted.choice) + ")")
     if wanted.choice is not None:
         return Structure("grammar", choice_as_grammar(wanted.choice))
     if wanted.grammar is not None:
@@ -154,3 +214,27 @@ def structure_of(params: SamplingParams | PoolingParams) -> Structure | None:
 
 def _as_text(schema: Any) -> str:
     return schema if isinstance(schema, str) else json.dumps(schema)
+
+
+def is_old_mistral(tokenizer: TokenizerLike | None) -> bool:
+    """Say whether a tokenizer is one of Mistral's before Tekken."""
+    return is_mistral_tokenizer(tokenizer) and not getattr(tokenizer, "is_tekken", True)
+
+
+def _as_schema(said: object) -> object:
+    """Raises vLLM's error for one that is nested too deeply, before any code walks it."""
+    check_json_nesting(said)
+    try:
+        return json.loads(said) if isinstance(said, str) else said
+    except ValueError:
+        return None  # vLLM says what is wrong
+
+
+def _validate_depth_of_tag(payload: object, *, parameter: str) -> None:
+    del parameter
+    check_json_nesting(payload, structural_tag=True)
+
+
+def _has_features_of_xgrammar(wanted: StructuredOutputsParams) -> bool:
+    """Say whether one tag can have tools and the structure of a chat."""
+    return not has_xgrammar_unsupported_json_features(_as_schema(wanted.json))

@@ -1,5 +1,6 @@
 """What strangers send to harm others, and what they get for it."""
 
+import json
 from typing import Any
 
 import pytest
@@ -76,6 +77,23 @@ def test_a_structure_that_would_hold_everybody_up_is_refused(router: Endpoint) -
     reply = router.http.post("/v1/chat/completions", json=asked)
     assert reply.status_code == 400
     assert "the structure of the answer" in reply.text
+
+
+def test_no_structure_is_compiled_before_it_is_tried(router: Endpoint) -> None:
+    names = [f"property {number}" for number in range(3000)]
+    many = {"type": "object", "properties": {name: {} for name in names}, "minProperties": 1500}
+    tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": many}}
+    patterns = many | {"patternProperties": {"^a": {}}}
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": patterns}}
+    for wanted in (
+        {"response_format": tag},
+        {"structured_outputs": {"structural_tag": json.dumps(tag)}},
+        {"structured_outputs": {"json": patterns}},
+        {"response_format": schema},
+    ):
+        reply = router.http.post("/v1/chat/completions", json=CHAT | {"model": "demo"} | wanted)
+        assert reply.status_code == 400
+        assert "the structure of the answer" in reply.text
 
 
 def test_a_batch_of_chats_is_answered(router: Endpoint) -> None:

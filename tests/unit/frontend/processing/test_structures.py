@@ -3,13 +3,16 @@
 import asyncio
 import json
 from argparse import Namespace
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import pytest
 import pytest_asyncio
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.inputs import tokens_input
+from vllm.parser import abstract_parser
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.structured_output import backend_xgrammar
 
 from common.errors import OverloadedError, RequestRejectedError
 from common.request_plane.card import WorkerCard
@@ -18,6 +21,7 @@ from frontend.bounded.structure_orders import Structure
 from frontend.bounded.work import BoundedWork
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.policy import FetchPolicy
+from frontend.processing import structures
 from frontend.processing.preprocessor import Preprocessor
 from frontend.processing.renderer import build_config, build_renderer
 from frontend.processing.settings import PreprocessSettings
@@ -102,8 +106,7 @@ async def test_what_costs_too_much_is_refused(
         {"json": {"type": "array", "minItems": 100}},
         {"grammar": "no grammar at all"},
         {"regex": "("},
-        {"structural_tag": "{}"},
-        {"structural_tag": "no JSON"},
+        {"json": {"type": "object", "patternProperties": {"^a": {"type": "integer"}}}},
         {"json": {"const": "\ud800"}},
         {"regex": "\ud800"},
     ],
@@ -166,13 +169,107 @@ async def test_a_process_that_was_lost_says_nothing_of_a_structure(
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_where_the_operator_chose_another_backend_nothing_is_tried(
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": MANY, "patternProperties": {"^a": {}}},
+        {"type": "object", "patternProperties": {"^a": {}, "^b": {}}},
+        {"type": "array", "items": {"patternProperties": {"(": {}}, "$ref": "#/$defs/none"}},
+    ],
+    ids=["beside properties", "several", "which xgrammar does not read"],
+)
+@pytest.mark.parametrize("read", [lambda schema: schema, json.dumps], ids=["object", "text"])
+async def test_what_would_fall_to_outlines_is_refused(
+    trials: StructureTrials, schema: dict[str, Any], read: Callable[[Any], Any]
+) -> None:
+    with pytest.raises(RequestRejectedError, match=r"patternProperties.*set \"backend\".*outlines"):
+        await trials.check(asked(json=read(schema)))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_for_old_tokenizers_of_mistral_all_that_xgrammar_refuses_is_refused(
+    trials: StructureTrials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(structures, "is_old_mistral", lambda _: True)
+    with pytest.raises(RequestRejectedError, match="ask the operator"):
+        await trials.check(asked(regex="("))
+    await trials.check(asked(regex="yes|no"))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("tag", ["{}", "no JSON"])
+async def test_a_tag_that_xgrammar_does_not_take_is_refused(
+    trials: StructureTrials, tag: str
+) -> None:
+    with pytest.raises(RequestRejectedError, match="structural_tag: auto does not take it"):
+        await trials.check(asked(structural_tag=tag))
+
+
+@pytest.mark.parametrize("kind", ["structured_outputs", "response_format"])
+@pytest.mark.usefixtures("trials")
+def test_vllm_compiles_no_tag_while_it_reads_a_request(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend_xgrammar, "validate_xgrammar_grammar", pytest.fail)
+    schema = {"type": "json_schema", "json_schema": {"type": "object"}}
+    tag = {"type": "structural_tag", "format": schema}
+    body = {"structured_outputs": {"structural_tag": json.dumps(tag)}, "response_format": tag}
+    ChatCompletionRequest.model_validate(
+        {"messages": [{"role": "user", "content": "a"}], kind: body[kind]}
+    )
+
+
+@pytest.mark.usefixtures("trials")
+def test_vllm_compiles_no_structure_of_a_chat_with_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_xgrammar, "validate_xgrammar_grammar", pytest.fail)
+    wanted = StructuredOutputsParams(json={"type": "object"})
+    assert abstract_parser._xgrammar_supports(wanted)
+    wanted = StructuredOutputsParams(json={"type": "integer", "multipleOf": 2})
+    assert not abstract_parser._xgrammar_supports(wanted)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module", params=["guidance", "outlines"])
+async def chosen(
+    request: pytest.FixtureRequest, card: WorkerCard, serve_args: Namespace
+) -> AsyncIterator[StructureTrials]:
+    renderer = build_renderer(card, serve_args)
+    config = build_config(card, serve_args)
+    config.structured_outputs_config.backend = request.param
+    trials = StructureTrials(config, renderer.tokenizer, BOUNDS)
+    yield trials
+    trials.close()
+    renderer.shutdown()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_structures_are_tried_by_the_backend_of_the_operator(chosen: StructureTrials) -> None:
+    optional = {f"p{n}": {"type": "string"} for n in range(400)}
+    slow = {
+        "guidance": {"type": "array", "minItems": 100_000_000},
+        "outlines": {"type": "object", "properties": optional},
+    }
+    with pytest.raises(RequestRejectedError, match=r"takes more than 1 s of a core or 512 MiB"):
+        await chosen.check(asked(json=slow[chosen._backend]))
+    wanted: list[dict[str, Any]] = [
+        {"json": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+        {"regex": r"\d{4}-\d{2}"},
+        {"regex": "("},
+        {"choice": ["yes", "no."]},
+    ]
+    for each in wanted:
+        await chosen.check(asked(**each))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_nothing_is_compiled_by_a_backend_that_no_trial_bounds(
     card: WorkerCard, serve_args: Namespace
 ) -> None:
     config = build_config(card, serve_args)
-    config.structured_outputs_config.backend = "guidance"
+    config.structured_outputs_config.backend = "lm-format-enforcer"
     other = StructureTrials(config, object(), BOUNDS)
-    await other.check(asked(grammar=SLOW))
+    with pytest.raises(RequestRejectedError, match=r'lm-format-enforcer.*set "backend"'):
+        await other.check(asked(json_object=True))
+    await other.check(SamplingParams())
     assert other._work.process is None
     other.close()
 

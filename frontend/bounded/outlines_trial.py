@@ -1,0 +1,32 @@
+"""Compile a structure as outlines does. A module of its own, since it loads vLLM."""
+
+import time
+
+import outlines_core
+from outlines_core import json_schema
+from vllm.exceptions import VLLMValidationError
+from vllm.v1.structured_output.backend_outlines import validate_regex_is_buildable
+
+from frontend.bounded.structure_orders import COMPILES, READ_S, REFUSED, Structure
+
+
+def compile_by_outlines(vocabulary: outlines_core.Vocabulary, order: Structure) -> bytes:
+    """Return ``COMPILES`` for a structure that costs no more than it may, nothing for one that
+    costs more, and ``REFUSED`` for one that outlines refuses. The compiled tables hold all masks.
+    """
+    if order.kind not in ("json", "regex"):
+        return REFUSED
+    began = time.process_time()
+    try:
+        pattern = order.text
+        if order.kind == "json":
+            pattern = json_schema.build_regex_from_schema(order.text)
+        validate_regex_is_buildable(pattern)
+        if time.process_time() - began > READ_S:
+            return b""
+        outlines_core.Index(pattern, vocabulary)
+    except (RecursionError, OverflowError):
+        return b""  # vLLM would answer 500
+    except (VLLMValidationError, RuntimeError, ValueError, TypeError, KeyError):
+        return REFUSED
+    return COMPILES
