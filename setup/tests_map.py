@@ -57,6 +57,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "frontend/bounded/forks.py": "frontend/processing/test_structures.py",
     "frontend/bounded/work.py": "frontend/processing/test_structures.py",
     "frontend/bounded/structure_orders.py": "frontend/processing/test_structures.py",
+    "frontend/bounded/outlines_trial.py": "frontend/processing/test_structures.py",
     "frontend/bounded/structure_server.py": "frontend/processing/test_structures.py",
     "frontend/bounded/template_orders.py": "frontend/processing/test_client_templates.py",
     "frontend/bounded/template_server.py": "frontend/processing/test_client_templates.py",
