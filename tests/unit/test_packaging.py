@@ -26,9 +26,12 @@ PACKAGES = ("backend_worker", "common", "frontend")
 COMMANDS = ("mmrouter-frontend", "mmrouter-worker")
 WITH_VLLM = {
     "av",
+    "llguidance",
     "mistral-common",
     "openai",
     "opencv-python-headless",
+    "outlines-core",
+    "python-multipart",
     "soundfile",
     "torch",
     "transformers",
