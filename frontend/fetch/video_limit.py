@@ -65,8 +65,10 @@ def why_unreadable(data: bytes) -> str:
     except av.error.FFmpegError:
         return "it can't be opened as a film: it is cut off or damaged"
     codec = "its codec is unknown" if context is None else f"codec {context.codec.canonical_name}"
-    most = f"frames of at most {envs.VLLM_MAX_IMAGE_PIXELS:,} pixels (--media-max-pixels)"
-    return f"none of its frames can be decoded here ({codec}): send {READABLE_FILMS}, {most}"
+    return (
+        f"none of its frames can be decoded here ({codec}): send {READABLE_FILMS}, with frames of "
+        f"at most {envs.VLLM_MAX_IMAGE_PIXELS:,} pixels (--media-max-pixels)"
+    )
 
 
 def count_frames(timeout_s: float, data: bytes) -> int:
