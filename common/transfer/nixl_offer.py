@@ -9,7 +9,7 @@ from common.errors import ArenaUnavailableError
 from common.transfer.arena import ArenaOffer
 from common.transfer.checksum import KEY_SIZE
 
-_FORMAT: Final = "pieces:"
+_FORMAT: Final = "pieces-2mib:"
 """Names how segments are checked. Stands in front of the metadata, where builds that check them in
 another way find no base64: they refuse the offer, with a reason, and media travel inline.
 """
