@@ -195,3 +195,11 @@ def test_pairs_are_ranked(lab: PoolingLab) -> None:
     drawn = [{"content": shown(name)["messages"][0]["content"][:1]} for name in ("a", "b")]
     ranked = lab.ask("/v1/rerank", query="a circle", documents=drawn)
     assert len({result["relevance_score"] for result in ranked["results"]}) == 2
+
+
+@of("rerank")
+def test_a_query_that_leaves_a_document_no_room_is_a_400(lab: PoolingLab) -> None:
+    asked = {"model": "demo", "query": "<|im_start|>" * 20_000, "documents": ["a circle"]}
+    answer = lab.router.http.post("/rerank", json=asked | {"max_tokens_per_doc": 256})
+    assert answer.status_code == 400, answer.text
+    assert "the query leaves no room" in answer.json()["error"]["message"], answer.text

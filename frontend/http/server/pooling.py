@@ -35,6 +35,9 @@ _INPUTS: Final = (
 )
 """The fields in which vLLM's requests have their inputs, those of one request together."""
 
+_NO_ROOM: Final = "Truncation error"
+"""How the tokenizer's error begins where a document can't be cut by as much as is too much."""
+
 _ONE_IN_A_LIST: Final = ("input", "messages")
 """May be lists and one input all the same: tokens, or a conversation."""
 
@@ -194,7 +197,12 @@ class _HalfRendering:
 
     def render(self, asked: Rendered) -> Rendered:
         """The processor's own, without the last step."""
-        rendered: Rendered = type(self._processor).render(self, asked)
+        try:
+            rendered: Rendered = type(self._processor).render(self, asked)
+        except Exception as error:  # tokenizers raise no type of their own
+            if str(error).startswith(_NO_ROOM):
+                raise ValueError("the query leaves no room for a document: shorten it") from error
+            raise
         return rendered
 
     def process_for_engine(self, prompt: Vllms, arrival_time: float) -> tuple[Vllms, float]:
