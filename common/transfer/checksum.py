@@ -24,8 +24,7 @@ PIECE: Final = 2 << 20
 _ALL_PIECES: Final = 2**32 - 1
 """Stands in the nonce of the tag over all tags, where others have the number of their piece."""
 
-_HELPERS: Final = ThreadPoolExecutor(thread_name_prefix="checksum")
-"""As many as may be asked for a checksum at the same time."""
+_POOL: Final = ThreadPoolExecutor(thread_name_prefix="checksum")
 
 
 class Checksum:
@@ -73,9 +72,11 @@ def checksum(key: bytes, generation: int, mm_hash: MmHash, segment: memoryview) 
         for start in starts:
             pieces.add(start, segment[start : start + PIECE])
 
-    others = _HELPERS.submit(add, starts[1::2])
+    # An item of one piece wakes no thread.
+    others = _POOL.submit(add, starts[1::2]) if len(starts) > 1 else None
     add(starts[::2])
-    others.result()
+    if others is not None:
+        others.result()
     return pieces.digest(segment.nbytes)
 
 
