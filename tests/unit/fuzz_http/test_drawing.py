@@ -49,13 +49,6 @@ def api() -> Api:
     return Api(app.openapi())
 
 
-@pytest.fixture(scope="module")
-def canaries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Canaries]:
-    made = Canaries(tmp_path_factory.mktemp("canaries"))
-    yield made
-    made.close()
-
-
 def drawn(api: Api, seed: int = 1, count: int = 100) -> Iterator[Request]:
     drawing = Drawing(api, seed)
     return (drawing.request(number) for number in range(count))

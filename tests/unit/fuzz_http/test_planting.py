@@ -60,13 +60,6 @@ def api() -> Api:
     return Api(app.openapi())
 
 
-@pytest.fixture(scope="module")
-def canaries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Canaries]:
-    made = Canaries(tmp_path_factory.mktemp("canaries"))
-    yield made
-    made.close()
-
-
 @pytest.fixture
 def plants(api: Api, canaries: Canaries) -> dict[str, list[Plant]]:
     planting = Planting(api, canaries)
