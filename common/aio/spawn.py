@@ -10,6 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+_STDERR: Final = 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
 
 def python_command(module: str) -> list[str]:
     """What runs a module. It is not looked for in the current directory unless this process looks
@@ -21,12 +26,6 @@ def python_command(module: str) -> list[str]:
     except FileNotFoundError:  # the directory was removed
         looks_here = False
     return [sys.executable, *([] if looks_here else ["-P"]), "-m", module]
-
-
-_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
-_STDERR: Final = 2
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def end_with_parent(number: signal.Signals | None) -> None:

@@ -1,7 +1,7 @@
 """Settings are declared once: name, type, default, unit, range and help.
 
-``--router-temperature`` is ``MMROUTER_ROUTER_TEMPERATURE``, and ``router-temperature`` in the
-file of ``--config``: the flag wins over the environment, that over the file, and that over the
+``--router-stall`` is ``MMROUTER_ROUTER_STALL``, and ``router-stall`` in the file of
+``--config``: the flag wins over the environment, that over the file, and that over the
 default. An empty variable counts as unset, and so does a key with nothing behind it; an empty path
 is refused. The name of a field ends with its unit; seconds are left out of the flag, so
 ``timeout_s`` is ``--timeout``.
