@@ -1,7 +1,7 @@
 """Which worker gets a request: the one for which it costs least."""
 
 from frontend.router.decision import Decision, MediaMove
-from frontend.router.events import EventSource, ZmqFeeds
+from frontend.router.events import ZmqFeeds
 from frontend.router.figures import Figures
 from frontend.router.hashing import LoraKey, MediaSpan, PromptEmbeds
 from frontend.router.index import Knowledge
@@ -10,7 +10,7 @@ from frontend.router.roster import Roster
 from frontend.router.router import Router
 from frontend.router.selection import Reported, TargetLoad
 from frontend.router.settings import RouterSettings
-from frontend.router.worker import RoutableWorker
+from frontend.router.worker import EventSource, RoutableWorker
 
 __all__ = [
     "Decision",

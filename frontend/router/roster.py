@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from common.aio.supervised import supervise
 from common.identity import Incarnation, MmHash, Target, WorkerId
 from common.request_plane.step_sums import StepSums
-from frontend.router.events import Feed, FeedMaker
+from frontend.router.events import StreamStatistics
 from frontend.router.hashing import BlockHasher, HashMemo, HashScheme, LoraKey
 from frontend.router.index import PREDICT_TTL_S, BlockIndexes, IndexState, Knowledge, approximate
 from frontend.router.selection import (
@@ -36,6 +36,47 @@ _EXPIRE_SLICE = 16
 
 _SWEEP_SLICE = 2_000
 """Blocks swept at a time: well below a millisecond, between which others run."""
+
+
+class Feed(Protocol):
+    """Keeps the indexes in step with the cache of one incarnation of one worker: over ZMQ, or in
+    tests and simulations without sockets.
+    """
+
+    def start(self) -> None:
+        """Begin. Must not wait for the worker."""
+
+    async def close(self) -> None:
+        """End. Nothing is applied from the call on, also if it is cancelled."""
+
+    def state(self, rank: int) -> IndexState:
+        """Return how far the index of a rank can be trusted."""
+
+    def served(self, rank: int, routed_at: float) -> None:
+        """A request that must have stored blocks ended on a rank; it was routed at a moment."""
+
+    def emptied(self, at: float) -> None:
+        """The worker had its blocks forgotten, on all ranks.
+
+        Args:
+            at: when, by its clock, in seconds since the epoch; 0 for never.
+        """
+
+    def tick(self, now: float) -> None:
+        """Look at the clock; called a few times a second with monotonic seconds."""
+
+    def statistics(self) -> dict[int, StreamStatistics]:
+        """Return counters per rank."""
+
+
+class FeedMaker(Protocol):
+    """Makes the feeds of a router."""
+
+    def feed(self, worker: RoutableWorker, indexes: BlockIndexes) -> Feed:
+        """Return a feed, not yet started, of a worker whose targets are registered."""
+
+    def close(self) -> None:
+        """Free what feeds share. All of them are closed."""
 
 
 async def keep_house(

@@ -12,13 +12,13 @@ from common.errors import FleetBusyError, NoWorkerError
 from common.identity import BlockHash, WorkerId
 from common.observability.telemetry import stage
 from frontend.router.decision import CLIENT_ID_LENGTH, Considered, Decision, DecisionLog
-from frontend.router.events import FeedMaker, ZmqFeeds
+from frontend.router.events import ZmqFeeds
 from frontend.router.figures import Figures
 from frontend.router.hashing import HashMemo, HashScheme, LoraKey
 from frontend.router.in_flight import InFlight
 from frontend.router.modes import Choice
 from frontend.router.request import RoutingRequest
-from frontend.router.roster import Roster
+from frontend.router.roster import FeedMaker, Roster
 from frontend.router.selection import (
     Candidates,
     Ejection,

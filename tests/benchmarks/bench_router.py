@@ -35,7 +35,7 @@ from common.identity import (
     WorkerId,
 )
 from frontend.router.events.event_stream import EventStream
-from frontend.router.events.feed import StreamStatistics
+from frontend.router.events.progress import StreamStatistics
 from frontend.router.hashing.block_hasher import (
     BlockHasher,
     MediaSpan,

@@ -30,7 +30,7 @@ from common.identity import (
     WorkerId,
 )
 from frontend.router.event_wire import EventBatch, Need, Removed, Stored
-from frontend.router.events.feed import StreamStatistics
+from frontend.router.events.progress import StreamStatistics
 from frontend.router.hashing.block_hasher import BlockHasher, MediaSpan
 from frontend.router.index.indexes import EXACT, BlockIndexes, IndexState
 from frontend.router.index.target_blocks import TargetBlocks

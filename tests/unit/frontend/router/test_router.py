@@ -19,7 +19,6 @@ from common.observability.telemetry import (
     REALISED_CACHED_TOKENS,
 )
 from frontend.router.decision import DecisionLog
-from frontend.router.events.subscriber import EventSource
 from frontend.router.hashing import LoraKey, PromptEmbeds
 from frontend.router.index.indexes import Knowledge
 from frontend.router.modes import RouterMode
@@ -27,7 +26,7 @@ from frontend.router.request import RoutingRequest
 from frontend.router.router import CANDIDATES, Router
 from frontend.router.selection import Reported
 from frontend.router.settings import RouterSettings
-from frontend.router.worker import RoutableWorker
+from frontend.router.worker import EventSource, RoutableWorker
 from tests.fakes.routing import BLOCK, Clock, image, numbers, prompt, request, worker
 from tests.waiting import until
 
