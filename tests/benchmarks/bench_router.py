@@ -41,9 +41,8 @@ from frontend.router.hashing.block_hasher import (
     MediaSpan,
     block_mm_infos,
 )
-from frontend.router.index.indexes import EXACT, BlockIndexes, IndexState
+from frontend.router.index.indexes import EXACT, BlockIndexes, IndexState, TargetBlocks
 from frontend.router.index.kv_index import KvIndex
-from frontend.router.index.target_blocks import TargetBlocks
 from frontend.router.request import MediaNeed, RoutingRequest
 from frontend.router.router import Router
 from frontend.router.worker import EventSource, RoutableWorker

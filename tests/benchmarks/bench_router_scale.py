@@ -32,8 +32,7 @@ from common.identity import (
 from frontend.router.event_wire import EventBatch, Need, Removed, Stored
 from frontend.router.events.progress import StreamStatistics
 from frontend.router.hashing.block_hasher import BlockHasher, MediaSpan
-from frontend.router.index.indexes import EXACT, BlockIndexes, IndexState
-from frontend.router.index.target_blocks import TargetBlocks
+from frontend.router.index.indexes import EXACT, BlockIndexes, IndexState, TargetBlocks
 from frontend.router.modes import RouterMode
 from frontend.router.request import MediaNeed, RoutingRequest
 from frontend.router.router import Router

@@ -2,8 +2,7 @@
 
 from frontend.router.event_wire import Change, EventBatch
 from frontend.router.events.progress import StreamStatistics
-from frontend.router.index.indexes import EXACT, BlockIndexes, IndexState
-from frontend.router.index.target_blocks import TargetBlocks
+from frontend.router.index.indexes import EXACT, BlockIndexes, IndexState, TargetBlocks
 from frontend.router.worker import RoutableWorker
 
 

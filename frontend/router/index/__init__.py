@@ -5,11 +5,11 @@ from frontend.router.index.indexes import (
     BlockIndexes,
     IndexState,
     Knowledge,
+    TargetBlocks,
     approximate,
     degraded,
 )
 from frontend.router.index.predictions import PREDICT_TTL_S
-from frontend.router.index.target_blocks import TargetBlocks
 
 __all__ = [
     "EXACT",

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from common.identity import BlockHash, RequestId, Target
 from frontend.router.index.kv_index import KvIndex
-from frontend.router.index.slots import SlotTable, bits
+from frontend.router.index.target_bits import TargetBits, bits
 from frontend.router.index.windows import WindowIndex
 
 MAX_BLOCKS: Final = 2_000_000
@@ -48,7 +48,7 @@ class Predictions:
         blocks: how many, each counted once per request.
     """
 
-    def __init__(self, slots: SlotTable, max_blocks: int = MAX_BLOCKS) -> None:
+    def __init__(self, slots: TargetBits, max_blocks: int = MAX_BLOCKS) -> None:
         self.index = KvIndex(slots)
         self.windows = WindowIndex()
         self._slots = slots
@@ -98,7 +98,6 @@ class Predictions:
         return len(self._lifetimes)
 
     def of(self, request_id: RequestId) -> Sequence[BlockHash]:
-        """The blocks that are predicted for a request; none for an unknown id."""
         lifetime_s = self._lifetimes.get(request_id)
         return () if lifetime_s is None else self._ledgers[lifetime_s][request_id].hashes
 
@@ -143,7 +142,6 @@ class Predictions:
         return not limit
 
     def _drop_oldest(self) -> None:
-        """Forget the request that would expire first."""
         ledgers = [ledger for ledger in self._ledgers.values() if ledger]
         ledger = min(ledgers, key=lambda one: next(iter(one.values())).expires)
         self.forget(next(iter(ledger)))

@@ -18,21 +18,17 @@ class _Group:
 
 
 class WindowIndex:
-    """Windowed groups of all targets."""
-
     def __init__(self) -> None:
         self._groups: dict[Target, dict[int, _Group]] = {}
 
     def targets(self) -> list[Target]:
-        """Targets that have such groups."""
         return list(self._groups)
 
     def groups(self, target: Target) -> int:
-        """How many such groups a target has."""
+        """Return how many such groups a target has."""
         return len(self._groups.get(target, ()))
 
     def knows(self, target: Target, group: int) -> bool:
-        """Whether the target stored blocks in this group."""
         return group in self._groups.get(target, ())
 
     def store(
@@ -79,12 +75,10 @@ class WindowIndex:
             group.copies.clear()
 
     def drop(self, worker_id: WorkerId) -> None:
-        """Forget a worker with all its ranks."""
         for target in [one for one in self._groups if one.worker_id == worker_id]:
             del self._groups[target]
 
     def holdings(self, target: Target) -> int:
-        """Blocks of a target, summed over its windowed groups."""
         return sum(len(group.copies) for group in self._groups.get(target, {}).values())
 
     def tails(

@@ -20,10 +20,9 @@ from frontend.router.events.event_stream import EventStream
 from frontend.router.events.replays import Command
 from frontend.router.events.subscriber import KvEventSubscriber, ZmqFeeds
 from frontend.router.figures import Figures
-from frontend.router.index import target_blocks
-from frontend.router.index.indexes import BlockIndexes, Knowledge
+from frontend.router.index import indexes
+from frontend.router.index.indexes import BlockIndexes, Knowledge, TargetBlocks
 from frontend.router.index.kv_index import KvIndex
-from frontend.router.index.target_blocks import TargetBlocks
 from frontend.router.router import Router
 from frontend.router.worker import EventSource, RoutableWorker
 from tests.fakes.feeds import ScriptedFeeds
@@ -259,7 +258,7 @@ async def test_a_large_event_is_applied_to_its_end(
     feeds: ZmqFeeds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In parts, also where it is the last that comes, and none of them after the worker's end."""
-    monkeypatch.setattr(target_blocks, "SLICE_BLOCKS", 4)
+    monkeypatch.setattr(indexes, "SLICE_BLOCKS", 4)
     with running(Worker()) as worker:
         listener = Listener(feeds, worker.source)
         listener.subscriber.start()

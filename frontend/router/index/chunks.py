@@ -1,12 +1,13 @@
-"""A run of neighbouring blocks and who holds which part of it.
+"""Runs of neighbouring blocks with who holds which part, and in which run each block stands.
 
 The unit of ``kv_index.py``: prompts are matched run by run instead of block by block.
 """
 
 from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 
 from common.identity import BlockHash
-from frontend.router.index.slots import bits
+from frontend.router.index.target_bits import bits
 
 MAX_BLOCKS = 256
 """Blocks in one chunk. Finding a block inside a chunk takes time in proportion."""
@@ -35,18 +36,17 @@ class Chunk:
         self.masks = masks
 
     def find(self, block: BlockHash) -> int:
-        """Index of a block that is in the chunk."""
+        """Return the index of a block that is in the chunk."""
         # Look where blocks are usually asked for: evictions begin at the end.
         if self.hashes[-1] == block:
             return len(self.hashes) - 1
         return self.hashes.index(block)
 
     def mask_at(self, position: int) -> int:
-        """Slots that hold the block at a position."""
         return self.masks[bisect_right(self.ends, position)]
 
     def run(self, start: int, blocks: list[BlockHash], first: int) -> int:
-        """How many blocks from ``start`` on equal ``blocks`` from ``first`` on.
+        """Return how many blocks from ``start`` on equal ``blocks`` from ``first`` on.
 
         Stops at the end of the segment, so that all of them have the same holders.
         """
@@ -75,10 +75,7 @@ class Chunk:
         return low
 
     def run_back(self, start: int, blocks: list[BlockHash], first: int) -> int:
-        """How many blocks from ``start`` on backwards equal ``blocks`` from ``first`` on.
-
-        Stops at the beginning of the segment.
-        """
+        """As :meth:`run`, backwards and to the beginning of the segment."""
         segment = bisect_right(self.ends, start)
         begin = self.ends[segment - 1] if segment else 0
         length = min(start + 1 - begin, len(blocks) - first)
@@ -87,7 +84,6 @@ class Chunk:
         return _common(back, blocks[first : first + length])
 
     def append(self, blocks: list[BlockHash], mask: int) -> None:
-        """Add blocks at the end, held by ``mask``."""
         self.hashes += blocks
         if self.masks[-1] == mask:
             self.ends = (*self.ends[:-1], len(self.hashes))
@@ -98,7 +94,7 @@ class Chunk:
     def change(self, start: int, end: int, bit: int, *, held: bool) -> None:
         """Let a slot hold the blocks from ``start`` to ``end``, or not hold them.
 
-        May leave segments that nobody holds, for :meth:`holes`.
+        May leave segments that nobody holds, for :meth:`cut_end` and for whoever divides the chunk.
         """
         ends: list[int] = []
         masks: list[int] = []
@@ -132,14 +128,14 @@ class Chunk:
         return removed
 
     def holders(self) -> set[int]:
-        """Slots that hold any of the blocks."""
+        """Return the slots that hold any of the blocks."""
         union = 0
         for mask in self.masks:
             union |= mask
         return set(bits(union))
 
     def parts(self, start: int, end: int) -> list[tuple[int, int, int]]:
-        """The segments between ``start`` and ``end``: first index, index after, mask."""
+        """Return the segments between ``start`` and ``end``: first index, index after, mask."""
         found = []
         begin = 0
         for stop, mask in zip(self.ends, self.masks, strict=True):
@@ -150,7 +146,7 @@ class Chunk:
         return found
 
     def cut(self, start: int, end: int) -> "Chunk":
-        """A chunk of the blocks from ``start`` to ``end`` with their holders."""
+        """Return a chunk of the blocks from ``start`` to ``end`` with their holders."""
         parts = self.parts(start, end)
         return Chunk(
             self.hashes[start:end],
@@ -160,9 +156,64 @@ class Chunk:
 
 
 def _common(one: list[BlockHash], other: list[BlockHash]) -> int:
-    """How many leading blocks of two lists of one length are equal."""
+    """Count the leading blocks of two lists of one length that are equal."""
     if one == other:
         return len(one)
     return next(
         i for i, (mine, theirs) in enumerate(zip(one, other, strict=True)) if mine != theirs
     )
+
+
+_SHARDS = 256
+"""Possible values of the byte of a hash that says where it is."""
+
+
+class ChunkTable:
+    """Chunks by block.
+
+    Many small dictionaries in place of one: a dictionary of a million blocks takes 50 ms to grow,
+    in which the event loop would stand still. Hashes are random, so all shards are of a size.
+    """
+
+    __slots__ = ("_shards",)
+
+    def __init__(self) -> None:
+        self._shards: tuple[dict[BlockHash, Chunk], ...] = tuple({} for _ in range(_SHARDS))
+
+    def __len__(self) -> int:
+        return sum(map(len, self._shards))
+
+    def __iter__(self) -> Iterator[BlockHash]:
+        for shard in self._shards:
+            yield from shard
+
+    def get(self, block: BlockHash) -> Chunk | None:
+        return self._shards[block[-1]].get(block)
+
+    def put(self, blocks: Iterable[BlockHash], chunk: Chunk) -> None:
+        """Let blocks stand in a chunk, whether they stood in another or not."""
+        shards = self._shards
+        for block in blocks:
+            shards[block[-1]][block] = chunk
+
+    def remove(self, blocks: Iterable[BlockHash]) -> None:
+        """Forget blocks, all of which are known."""
+        shards = self._shards
+        for block in blocks:
+            del shards[block[-1]][block]
+
+    def new(self, blocks: list[BlockHash]) -> int:
+        """Count the blocks at the beginning that are unknown, and different from each other."""
+        shards = self._shards
+        for length, block in enumerate(blocks):
+            if block in shards[block[-1]]:
+                blocks = blocks[:length]
+                break
+        if len(set(blocks)) == len(blocks):
+            return len(blocks)
+        seen: set[BlockHash] = set()
+        for block in blocks:
+            if block in seen:
+                break
+            seen.add(block)
+        return len(seen)

@@ -5,32 +5,18 @@ a prompt's blocks must be found. Blocks themselves are in ``kv_index.py``.
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import compress
-from typing import Protocol
 
 from common.identity import Target
 
 _ANY_GROUP = -1
 """Group of a slot that waits for the first event to say which group it is."""
 
-
 _DIGITS = bytes.maketrans(b"01", b"\0\1")
 
 
-class SlotUser(Protocol):
-    """A table keyed by slots, which must forget a slot before it is given out again."""
-
-    def retire(self, slot: int) -> bool:
-        """Forget what the slot holds, now or later.
-
-        Returns:
-            Whether nothing was held, so that the slot is free at once. Otherwise the
-            table calls :meth:`SlotTable.swept` when it is done.
-        """
-
-
-class SlotTable:
+class TargetBits:
     """Which slot stands for which target and group.
 
     A target that loses all its blocks at once gets new slots, which takes no time;
@@ -48,7 +34,7 @@ class SlotTable:
         self._owners: list[Target] = []
         self._free: list[int] = []
         self._unswept: dict[int, int] = {}
-        self._users: list[SlotUser] = []
+        self._retire: list[Callable[[int], bool]] = []
 
     def __contains__(self, target: Target) -> bool:
         return target in self._slots
@@ -57,27 +43,30 @@ class SlotTable:
         """Slots ever in use at once: the width of masks in bits."""
         return len(self._owners)
 
-    def add_user(self, user: SlotUser) -> None:
-        """Have a table told about slots that retire."""
-        self._users.append(user)
+    def add_user(self, retire: Callable[[int], bool]) -> None:
+        """Add a table that is keyed by slots, which must forget a slot before its reuse.
+
+        Args:
+            retire: returns whether a slot held nothing, so that it is free at once. Otherwise the
+                table calls :meth:`swept` when it has forgotten what the slot held.
+        """
+        self._retire.append(retire)
 
     def targets(self) -> list[Target]:
-        """All registered targets."""
         return list(self._slots)
 
     def open(self, target: Target) -> None:
-        """Register a target. Does nothing if it is registered."""
         if target not in self._slots:
             self._slots[target] = {_ANY_GROUP: self._take(target)}
             self._epoch += 1
             self._epochs[target] = self._epoch
 
     def epoch(self, target: Target) -> int:
-        """A number that changes whenever the target's slots do; 0 if it is unknown."""
+        """Return a number that changes whenever the target's slots do; 0 if it is unknown."""
         return self._epochs.get(target, 0)
 
     def slot(self, target: Target, group: int) -> int:
-        """The slot of one group of a registered target.
+        """Return the slot of one group of a registered target, a new one if need be.
 
         Raises:
             KeyError: the target is not registered.
@@ -95,31 +84,28 @@ class SlotTable:
         return slot
 
     def find(self, target: Target, group: int) -> int | None:
-        """The slot of a group, if the target is registered and the group known."""
         return self._slots.get(target, {}).get(group)
 
     def mask(self, target: Target) -> int:
-        """All slots of a target as a mask, 0 if it is not registered."""
+        """Return all slots of a target as a mask, 0 if it is not registered."""
         mask = 0
         for slot in self._slots.get(target, {}).values():
             mask |= 1 << slot
         return mask
 
     def owner(self, slot: int) -> Target:
-        """The target a live slot belongs to."""
         if not self.live >> slot & 1:
             raise KeyError(slot)
         return self._owners[slot]
 
     def owners(self, mask: int) -> tuple[Target, ...]:
-        """The targets whose live slots are in a mask, each once."""
+        """Return the targets whose live slots are in a mask, each once."""
         # Digits of the mask, lowest first, as zeros and ones: no loop in Python.
         chosen = bin(mask)[:1:-1].encode().translate(_DIGITS)
         owners = compress(self._owners, chosen)
         return tuple(dict.fromkeys(owners)) if mask & self.grouped else tuple(owners)
 
     def renew(self, target: Target) -> None:
-        """Give a registered target fresh, empty slots."""
         if target in self._slots:
             self.close(target)
             self.open(target)
@@ -132,14 +118,13 @@ class SlotTable:
         self._slots.pop(target, None)
         self._epochs.pop(target, None)
         for slot in bits(retired):
-            busy = sum(not user.retire(slot) for user in self._users)
+            busy = sum(not retire(slot) for retire in self._retire)
             if busy:
                 self._unswept[slot] = busy
             else:
                 heapq.heappush(self._free, slot)
 
     def swept(self, slot: int) -> None:
-        """A table has forgotten a retired slot."""
         self._unswept[slot] -= 1
         if not self._unswept[slot]:
             del self._unswept[slot]
@@ -158,7 +143,7 @@ class SlotTable:
 
 
 def bits(mask: int) -> Iterator[int]:
-    """Positions of the ones of a non-negative integer, lowest first."""
+    """Yield the positions of the ones of a non-negative integer, lowest first."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1

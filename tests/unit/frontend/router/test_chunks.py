@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontend.router.index.chunk import Chunk
+from frontend.router.index.chunks import Chunk
 from tests.fakes.kv_events import block, blocks
 
 

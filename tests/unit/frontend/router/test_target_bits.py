@@ -3,7 +3,7 @@
 import pytest
 
 from common.identity import Target, WorkerId
-from frontend.router.index.slots import SlotTable, bits
+from frontend.router.index.target_bits import TargetBits, bits
 
 A, B = Target(WorkerId("a"), 0), Target(WorkerId("b"), 0)
 
@@ -24,7 +24,7 @@ def test_bits() -> None:
 
 
 def test_the_first_group_takes_the_slot_a_target_starts_with() -> None:
-    slots = SlotTable()
+    slots = TargetBits()
     slots.open(A)
     before = slots.mask(A)
     assert 1 << slots.slot(A, 3) == before
@@ -35,10 +35,10 @@ def test_the_first_group_takes_the_slot_a_target_starts_with() -> None:
 
 
 def test_a_slot_waits_for_every_table() -> None:
-    slots = SlotTable()
+    slots = TargetBits()
     busy, idle = Table(empty=False), Table(empty=True)
     for table in (busy, busy, idle):
-        slots.add_user(table)
+        slots.add_user(table.retire)
     slots.open(A)
     slots.close(A)
     assert A not in slots
@@ -51,8 +51,8 @@ def test_a_slot_waits_for_every_table() -> None:
 
 
 def test_renewing_changes_the_epoch_and_the_slots() -> None:
-    slots = SlotTable()
-    slots.add_user(Table(empty=False))
+    slots = TargetBits()
+    slots.add_user(Table(empty=False).retire)
     slots.open(A)
     epoch, mask = slots.epoch(A), slots.mask(A)
     slots.renew(A)
@@ -64,7 +64,7 @@ def test_renewing_changes_the_epoch_and_the_slots() -> None:
 
 
 def test_unknown_targets_have_nothing() -> None:
-    slots = SlotTable()
+    slots = TargetBits()
     slots.renew(A)
     slots.close(A)
     assert slots.mask(A) == slots.epoch(A) == len(slots) == 0
