@@ -35,7 +35,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "common/discovery/kubernetes/publisher.py": "common/discovery/kubernetes/test_kubernetes.py",
     "common/discovery/known_card.py": "common/discovery/file/test_file.py",
     "common/discovery/renewal.py": "common/discovery/file/test_file.py",
-    "frontend/router/unavailable.py": "frontend/http/test_manage.py",
+    "frontend/router/availability.py": "frontend/http/test_manage.py",
     "frontend/model.py": "tests/e2e/test_several_models.py",
     "frontend/router/figures.py": "frontend/workers/test_fleets.py",
     "frontend/workers/operations.py": "test_operations_flow.py",
@@ -101,7 +101,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "frontend/router/index/chunks.py": "frontend/router/test_kv_index.py",
     "frontend/router/in_flight.py": "frontend/router/test_router.py",
     "frontend/router/roster.py": "frontend/router/test_router.py",
-    "frontend/router/selection/candidates.py": "frontend/router/test_selector.py",
+    "frontend/router/selection/costs.py": "frontend/router/test_modes.py",
     "frontend/router/selection/estimate.py": "frontend/router/test_router.py",
 }
 """Below ``tests/unit/`` unless it begins with ``tests/``."""

@@ -5,12 +5,11 @@ from frontend.router.events import ZmqFeeds
 from frontend.router.figures import Figures
 from frontend.router.hashing import LoraKey, MediaSpan, PromptEmbeds
 from frontend.router.index import Knowledge
-from frontend.router.request import MediaNeed, RoutingRequest
+from frontend.router.inputs import EventSource, MediaNeed, RoutableWorker, RoutingRequest
 from frontend.router.roster import Roster
 from frontend.router.router import Router
 from frontend.router.selection import Reported, TargetLoad
 from frontend.router.settings import RouterSettings
-from frontend.router.worker import EventSource, RoutableWorker
 
 __all__ = [
     "Decision",

@@ -5,9 +5,9 @@ from functools import partial
 
 from common.observability.live_metrics import Row
 from common.observability.telemetry import BUSY_WORKERS, EJECTED_WORKERS, INDEX_RANKS, KV_EVENTS
+from frontend.router.availability import Ejection
 from frontend.router.index import Knowledge
 from frontend.router.roster import Roster
-from frontend.router.selection import Ejection
 
 
 class Figures:

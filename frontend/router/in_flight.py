@@ -18,12 +18,12 @@ from common.observability.telemetry import (
     PROMPT_TOKENS,
     REALISED_CACHED_TOKENS,
 )
+from frontend.router.availability import Ejection
 from frontend.router.decision import Decision
 from frontend.router.hashing import HashScheme
 from frontend.router.index import PREDICT_TTL_S, Knowledge
-from frontend.router.request import RoutingRequest
+from frontend.router.inputs import RoutingRequest
 from frontend.router.roster import Roster
-from frontend.router.selection import Ejection
 from frontend.router.settings import RouterSettings
 
 
@@ -33,14 +33,7 @@ class _Routed(NamedTuple):
 
 
 class InFlight:
-    """The requests in flight. ``len()`` is how many.
-
-    Args:
-        settings: how long predictions last.
-        clock: monotonic seconds.
-        roster: the workers; its blocks, media and load follow the requests.
-        ejection: hears which workers answer and which fail.
-    """
+    """The requests in flight; ``len()`` is how many."""
 
     def __init__(
         self,
@@ -65,10 +58,8 @@ class InFlight:
         decision: Decision,
         hashes: Mapping[HashScheme, list[BlockHash]],
     ) -> None:
-        """A request was decided to run on a target of the roster.
-
-        Args:
-            hashes: its blocks under each scheme.
+        """Note that a request, with these blocks under each scheme, was decided to run on a
+        target.
         """
         now = self._clock()
         worker_id, request_id = decision.worker_id, decision.request_id
@@ -102,7 +93,7 @@ class InFlight:
         PREDICTED_CACHED_TOKENS.labels(worker_id).inc(decision.predicted_cached_tokens)
 
     def new_blocks(self, request_id: RequestId) -> Sequence[BlockHash]:
-        """The blocks of a request's prompt that its target did not hold when it was decided."""
+        """Return the blocks of a request that its target did not hold when it was decided."""
         return self._roster.indexes.predicted.of(request_id)
 
     def others_sent(
@@ -126,7 +117,7 @@ class InFlight:
         self._roster.media.expect(target.worker_id, media, now)
 
     def first_token(self, request_id: RequestId) -> None:
-        """A request's first output arrived. Unknown and repeated ids are ignored."""
+        """Note a request's first output. Unknown and repeated ids are ignored."""
         self._roster.load.first_token(request_id)
         routed = self._routed.get(request_id)
         if routed is not None:
@@ -144,7 +135,7 @@ class InFlight:
             )
 
     def finished(self, request_id: RequestId, realised_cached_tokens: int | None = None) -> None:
-        """A request ended in any way. Unknown and repeated ids are ignored.
+        """Note that a request ended. Unknown and repeated ids are ignored.
 
         Args:
             realised_cached_tokens: prompt tokens its engine took from its cache; ``None``
@@ -168,9 +159,8 @@ class InFlight:
             self._roster.served(decision.target, routed.routed_at)
 
     def failed(self, decision: Decision, error: MmRouterError) -> None:
-        """A request failed where it was decided to run; perhaps it was the worker's fault.
-
-        Not that of its successor under the same name.
+        """Note that a request failed where it was decided to run, rather than at a successor under
+        the same name; perhaps it was the worker's fault.
         """
         worker_id, run = decision.worker_id, decision.incarnation
         if error.blames_worker and self._roster.has(worker_id, run):

@@ -17,6 +17,7 @@ from common.request_plane.step_sums import StepSums
 from frontend.router.events import StreamStatistics
 from frontend.router.hashing import BlockHasher, HashMemo, HashScheme, LoraKey
 from frontend.router.index import PREDICT_TTL_S, BlockIndexes, IndexState, Knowledge, approximate
+from frontend.router.inputs import RoutableWorker
 from frontend.router.selection import (
     BusyThresholds,
     Candidates,
@@ -28,7 +29,6 @@ from frontend.router.selection import (
     cost_of_load,
 )
 from frontend.router.settings import RouterSettings
-from frontend.router.worker import RoutableWorker
 
 _PAUSE_S = 0.25
 _EXPIRE_SLICE = 16
@@ -82,12 +82,7 @@ class FeedMaker(Protocol):
 async def keep_house(
     indexes: BlockIndexes, feeds: Mapping[WorkerId, Feed], clock: Callable[[], float]
 ) -> None:
-    """Look after indexes and feeds for ever.
-
-    Args:
-        feeds: those of the fleet, a live view.
-        clock: monotonic seconds.
-    """
+    """Look after indexes and feeds, a live view, for ever."""
     while True:
         await asyncio.sleep(_PAUSE_S)
         now = clock()
@@ -248,17 +243,14 @@ class Roster:
     def adapters_changed(
         self, worker_id: WorkerId, adapters: frozenset[LoraKey], active: frozenset[str]
     ) -> None:
-        """A worker has other adapters than before. Unknown ones are ignored."""
         worker = self._workers.get(worker_id)
         if worker is not None:
             self._workers[worker_id] = replace(worker, adapters=adapters, active_adapters=active)
 
     def targets(self) -> list[Target]:
-        """All targets a request could go to."""
         return list(self._listing.targets)
 
     def candidates(self) -> Candidates:
-        """All targets with their present loads."""
         loads, load_costs = self.load.view()
         targets, slots, paces, positions = self._listing
         return Candidates(targets, slots, loads, load_costs, paces, positions)
@@ -269,7 +261,6 @@ class Roster:
         return worker is not None and worker.incarnation == incarnation
 
     def state(self, target: Target) -> IndexState:
-        """What is known of a target's cache."""
         feed = self.feeds.get(target.worker_id)
         if feed is not None:
             return feed.state(target.rank)
@@ -279,11 +270,10 @@ class Roster:
         return approximate("the worker's card names no KV event source")
 
     def blocks(self, target: Target) -> int:
-        """Blocks that events announced on a target, summed over its cache groups."""
         return self.indexes.holdings(target)
 
     def knowledge(self) -> dict[Knowledge, int]:
-        """How many targets are known how well."""
+        """Count the targets by how well they are known."""
         states = Counter(self.state(target).knowledge for target in self._listing.targets)
         return {knowledge: states[knowledge] for knowledge in Knowledge}
 
@@ -301,7 +291,6 @@ class Roster:
                 self.indexes.clear(target)
 
     def media_emptied(self, worker_id: WorkerId) -> None:
-        """A worker had all media forgotten. Unknown ones are ignored."""
         self.media.emptied(worker_id)
         if (worker := self._workers.get(worker_id)) is not None:
             for target in worker.targets:
@@ -318,10 +307,8 @@ class Roster:
             paces[positions[target]] = self.times.rounded_pace(target)
 
     def served(self, target: Target, routed_at: float) -> None:
-        """A request that must have stored blocks ended on a target; its events should follow.
-
-        Args:
-            routed_at: when it was routed, in monotonic seconds.
+        """A request that was routed at a monotonic moment and must have stored blocks ended on a
+        target; its events should follow.
         """
         feed = self.feeds.get(target.worker_id)
         if feed is not None:

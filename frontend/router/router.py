@@ -11,24 +11,22 @@ from typing import Final
 from common.errors import FleetBusyError, NoWorkerError
 from common.identity import BlockHash, WorkerId
 from common.observability.telemetry import stage
+from frontend.router.availability import Drained, Ejection
 from frontend.router.decision import CLIENT_ID_LENGTH, Considered, Decision, DecisionLog
 from frontend.router.events import ZmqFeeds
 from frontend.router.figures import Figures
 from frontend.router.hashing import HashMemo, HashScheme, LoraKey
 from frontend.router.in_flight import InFlight
-from frontend.router.modes import Choice
-from frontend.router.request import RoutingRequest
+from frontend.router.inputs import RoutingRequest
+from frontend.router.modes import Choice, Selector
 from frontend.router.roster import FeedMaker, Roster
 from frontend.router.selection import (
     Candidates,
-    Ejection,
     Estimate,
-    Selector,
     cheapest,
     cost_of_work,
 )
 from frontend.router.settings import RouterSettings
-from frontend.router.unavailable import Drained, Resting
 
 LOADING_TOKENS: Final = 512
 """What it costs to have an engine compute with an adapter that it has and does not use, in tokens
@@ -55,7 +53,7 @@ class Router:
         load: what every target has to do; told what workers report.
         ejection: how far workers are trusted; told of links that were lost.
         drained: workers that an operator drains.
-        resting: workers that are paused or asleep; told what they report.
+        resting: workers that say that they are paused or asleep.
         in_flight: requests routed and not ended; told of first tokens, failures and ends.
         decisions: the last decisions.
     """
@@ -82,7 +80,7 @@ class Router:
             base_s=settings.eject_base_s,
         )
         self.drained = Drained(self.roster.workers)
-        self.resting = Resting()
+        self.resting: set[WorkerId] = set()
         self.in_flight = InFlight(settings, clock, self.roster, self.ejection)
         self.decisions = DecisionLog()
         self._figures = Figures() if figures is None else figures
@@ -94,7 +92,7 @@ class Router:
         await self.roster.close()
 
     def hash(self, request: RoutingRequest) -> dict[HashScheme, list[BlockHash]]:
-        """The prompt's block hashes under every scheme of the fleet, usually one.
+        """Return the prompt's block hashes under every scheme of the fleet, usually one.
 
         About 1 µs a block, and 0.2 µs in a beginning that a recent prompt shares. Long
         prompts are better hashed in another thread, which is safe here, and passed to
@@ -144,7 +142,7 @@ class Router:
         return decision
 
     def _without(self, adapter: LoraKey | None) -> list[WorkerId]:
-        """Workers that lack the adapter that a request asks for.
+        """Return the workers that lack the adapter that a request asks for.
 
         Raises:
             NoWorkerError: all do.
@@ -160,7 +158,6 @@ class Router:
     def _with_loading(
         self, costs: list[float], candidates: Candidates, request: RoutingRequest
     ) -> list[float]:
-        """Dearer where the engine has to load the adapter first, and others have to wait for it."""
         if request.lora is None:
             return costs
         workers, name = self.roster.workers, request.lora.name
@@ -175,7 +172,7 @@ class Router:
 
     def _candidates(self, exclude: Collection[WorkerId], accepted: bool) -> Candidates:
         candidates = self.roster.candidates()
-        if left_out := {*exclude, *self.drained.unusable(), *self.resting.unusable()}:
+        if left_out := {*exclude, *self.drained.unusable(), *self.resting}:
             candidates = candidates.without(left_out)
         if not candidates.targets:
             raise NoWorkerError(
@@ -187,7 +184,7 @@ class Router:
         return self._fit(candidates, accepted)
 
     def _fit(self, candidates: Candidates, accepted: bool) -> Candidates:
-        """Those that are neither ejected nor busy.
+        """Return those that are neither ejected nor busy.
 
         If all are ejected, the least bad of them, as a last resort. If all are busy, none,
         unless the request was accepted before.
@@ -215,7 +212,6 @@ class Router:
         estimate: Estimate,
         choice: Choice,
     ) -> Decision:
-        """A choice in words and figures; how long it took is not known yet."""
         target = candidates.targets[choice.position]
         worker = self.roster.workers[target.worker_id]
         prompt_tokens = len(request.token_ids)
@@ -247,7 +243,6 @@ class Router:
     def _considered(
         self, candidates: Candidates, costs: Sequence[float], estimate: Estimate, chosen: int
     ) -> list[Considered]:
-        """The cheapest candidates, for the record."""
         found, first_token_ms = [], self.roster.times.first_token_ms
         for position in cheapest(costs, CANDIDATES, chosen):
             target, load = candidates.targets[position], candidates.loads[position]

@@ -1,4 +1,4 @@
-"""The router's flags. The cost formula that they weigh is in ``selector.py``."""
+"""The router's flags."""
 
 from typing import Annotated, ClassVar
 
@@ -11,8 +11,6 @@ Seconds = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
 class RouterSettings(FlagSettings):
-    """What an operator may set. The cost formula is in ``selector.py``."""
-
     flag_group: ClassVar[str] = "routing"
     flag_prefix: ClassVar[str] = "router-"
 

@@ -13,6 +13,7 @@ from common.errors import WorkerLostError
 from common.identity import Target, WorkerId
 from common.observability.telemetry import HF_PROCESSOR_RUNS, forget_worker
 from common.request_plane.card import Adapter, WorkerCard, WorkerState
+from common.request_plane.operations import Condition
 from common.request_plane.protocol import HeldAdapter, Status
 from frontend.router import EventSource, Reported, RoutableWorker, Router
 from frontend.workers.adapters import Adapters, key_of
@@ -74,7 +75,7 @@ class Serving:
         name.former = member.card.incarnation
         name.free.set()
         self.adapters.left(member.card.worker_id)
-        self._router.resting.forget(member.card.worker_id)
+        self._router.resting.discard(member.card.worker_id)
         # Whoever waits for the name runs only after the router has forgotten this one.
         await self._router.roster.remove(member.card.worker_id)
 
@@ -106,7 +107,10 @@ class Serving:
         if told:
             self._show_adapters(member)
         worker_id = member.card.worker_id
-        self._router.resting.reported(worker_id, status.condition)
+        if status.condition is Condition.SERVING:
+            self._router.resting.discard(worker_id)
+        else:
+            self._router.resting.add(worker_id)
         if before is None or before.blocks_emptied != status.blocks_emptied:
             self._router.roster.blocks_emptied(worker_id, status.blocks_emptied)
         if member.media_emptied not in (None, status.media_emptied):

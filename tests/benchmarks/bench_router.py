@@ -43,9 +43,8 @@ from frontend.router.hashing.block_hasher import (
 )
 from frontend.router.index.indexes import EXACT, BlockIndexes, IndexState, TargetBlocks
 from frontend.router.index.kv_index import KvIndex
-from frontend.router.request import MediaNeed, RoutingRequest
+from frontend.router.inputs import EventSource, MediaNeed, RoutableWorker, RoutingRequest
 from frontend.router.router import Router
-from frontend.router.worker import EventSource, RoutableWorker
 from tests.fakes.none_hash import none_hash_for
 
 BLOCK_SIZE = 16

@@ -3,7 +3,7 @@
 from frontend.router.event_wire import Change, EventBatch
 from frontend.router.events.progress import StreamStatistics
 from frontend.router.index.indexes import EXACT, BlockIndexes, IndexState, TargetBlocks
-from frontend.router.worker import RoutableWorker
+from frontend.router.inputs import RoutableWorker
 
 
 class ScriptedFeed:

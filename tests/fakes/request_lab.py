@@ -27,8 +27,8 @@ from frontend.processing.preprocessor import MediaItem, ProcessedPrompt
 from frontend.request.resume import sampling_of
 from frontend.request.runner import GenerateRequest, RequestRunner
 from frontend.request.settings import FaultSettings
+from frontend.router.inputs import RoutableWorker
 from frontend.router.router import Router
-from frontend.router.worker import RoutableWorker
 from frontend.vllm_errors import as_vllm_error
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender

@@ -32,7 +32,7 @@ from common.request_plane.wire import Codec, Frame
 from common.transfer.choice import TransferMode
 from common.transfer.registry import receivers
 from frontend.router.events.subscriber import ZmqFeeds
-from frontend.router.worker import EventSource
+from frontend.router.inputs import EventSource
 from frontend.workers import link as worker_link
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender

@@ -28,7 +28,7 @@ from frontend.router.events.event_stream import EventStream
 from frontend.router.events.progress import SILENCE_S, StreamStatistics
 from frontend.router.events.replays import Command, Replay
 from frontend.router.index import BlockIndexes, IndexState, TargetBlocks, approximate
-from frontend.router.worker import EventSource, RoutableWorker
+from frontend.router.inputs import EventSource, RoutableWorker
 
 logger = logging.getLogger(__name__)
 

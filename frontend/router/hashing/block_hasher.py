@@ -1,31 +1,118 @@
 """vLLM's block hashes, computed here so that they equal those in its KV events.
 
-A block hash is
-``sha256(cbor((parent hash, token ids, extra keys)))`` as in
+A block hash is ``sha256(cbor((parent hash, token ids, extra keys)))`` as in
 ``vllm.v1.core.kv_cache_utils.hash_block_tokens`` (0.32.0 and 0.33.0); the CBOR is
 written here directly, which takes a fraction of the time and is tested against vLLM.
+Extra keys name the media that a block touches, and where: ``block_mm_infos``.
 Workers see to it that no token after a block enters its hash, as vLLM 0.33 would have it
 (``common/vllm_compat/features.py``).
 """
 
 import hashlib
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeAlias, cast
 
 from common.errors import ConfigurationError, RequestRejectedError
-from common.identity import BlockHash
+from common.identity import BlockHash, MmIdentifier
 from frontend.router.hashing import cbor
-from frontend.router.hashing.block_media import BlockMmInfos, MediaSpan, MmInfo, block_mm_infos
 
-__all__ = [
-    "BlockHasher",
-    "BlockMmInfos",
-    "HashScheme",
-    "LoraKey",
-    "MediaSpan",
-    "MmInfo",
-    "block_mm_infos",
-]
+MmInfo: TypeAlias = tuple[str, int]
+"""``(identifier, offset)``: the item's first placeholder token relative to the
+block's first token. Negative in a block that continues an item."""
+
+BlockMmInfos: TypeAlias = tuple[MmInfo, ...]
+"""The items one block touches, in prompt order."""
+
+_NO_MEDIA: BlockMmInfos = ()
+
+
+class MediaSpan(NamedTuple):
+    """Where the placeholders of one media item stand in a prompt.
+
+    Attributes:
+        identifier: name under which the item enters block hashes.
+        offset: index of the first placeholder token in the prompt.
+        length: number of tokens of the placeholder range, tokens that an
+            ``is_embed`` mask leaves to text included: vLLM hashes the range.
+    """
+
+    identifier: MmIdentifier
+    offset: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+
+def block_mm_infos(
+    num_tokens: int, block_size: int, spans: Sequence[MediaSpan]
+) -> list[BlockMmInfos]:
+    """Return the media items that each full block of a prompt touches, an entry per full block.
+
+    Args:
+        num_tokens: length of the prompt.
+        spans: the media items in the order vLLM keeps them, by offset. They may
+            overlap, as sound and picture of one video do; vLLM then names, for a
+            block inside the first of them, only that first one, and so does this.
+    """
+    blocks = num_tokens // block_size
+    infos: list[BlockMmInfos] = [_NO_MEDIA] * blocks
+    if not spans:
+        return infos
+    # vLLM looks at no block that starts after the end of the last item listed,
+    # even if an earlier item reaches further.
+    first_past_media = min(blocks, -(-spans[-1].end // block_size))
+    current = 0
+    block = 0
+    while current < len(spans):
+        # Blocks before the current item touch nothing: jump to the one it starts in.
+        block = max(block, spans[current].offset // block_size)
+        if block >= first_past_media:
+            break
+        start = block * block_size
+        # Blocks that end inside the current item touch it alone.
+        identifier, offset, length = spans[current]
+        inside = min(blocks, first_past_media, (offset + length - 1) // block_size)
+        if inside > block:
+            relative = range(offset - start, offset - inside * block_size, -block_size)
+            infos[block:inside] = [((identifier, position),) for position in relative]
+            block = inside
+            continue
+        end = start + block_size
+        touched: list[MmInfo] = []
+        while current < len(spans):
+            span = spans[current]
+            if span.offset >= end:
+                break
+            if span.end > start:
+                touched.append((span.identifier, span.offset - start))
+                if span.end > end:
+                    break
+            current += 1
+        infos[block] = tuple(touched) if touched else _NO_MEDIA
+        block += 1
+    return infos
+
+
+class PromptEmbeds(NamedTuple):
+    """The embeddings of a whole prompt.
+
+    Attributes:
+        data: a row for each token, one after the other; of tokens that are none, what the engine
+            is sent for them.
+        rows: how many there are.
+    """
+
+    data: memoryview
+    rows: int
+
+    def digests(self, block_size: int) -> list[bytes]:
+        """Return the SHA-256 of the rows of each full block."""
+        size = block_size * len(self.data) // max(self.rows, 1)
+        starts = range(0, self.rows // block_size * size, size or 1)
+        return [hashlib.sha256(self.data[start : start + size]).digest() for start in starts]
+
 
 CANONICAL_ALGORITHMS = frozenset({"sha256_cbor"})
 """Those of vLLM's ``prefix_caching_hash_algo`` whose digest depends on the values
@@ -85,7 +172,7 @@ class BlockHasher:
         embeds_digests: Sequence[bytes] | None = None,
         parent: BlockHash | None = None,
     ) -> list[BlockHash]:
-        """Hashes of all full blocks, each chained to the one before.
+        """Return the hashes of all full blocks, each chained to the one before.
 
         Args:
             token_ids: the prompt.
@@ -139,7 +226,7 @@ class BlockHasher:
         cache_salt: str | None,
         embeds_digests: Sequence[bytes] | None,
     ) -> list[bytes] | None:
-        """Per block, its extra keys in CBOR; ``None`` if no block has any.
+        """Return each block's extra keys in CBOR; ``None`` if no block has any.
 
         The order within a block is vLLM's: LoRA, media, salt, embeddings.
         """

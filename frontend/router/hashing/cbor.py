@@ -22,7 +22,7 @@ _INLINE_LIMIT = 24
 
 
 def head(major: int, argument: int) -> bytes:
-    """The initial byte of a data item and its argument, in the shortest form.
+    """Return the initial byte of a data item and its argument, in the shortest form.
 
     Args:
         major: major type, already shifted into the top three bits.
@@ -41,12 +41,12 @@ def head(major: int, argument: int) -> bytes:
 
 @lru_cache(maxsize=1 << 14)
 def integer(value: int) -> bytes:
-    """An integer of at most 64 bits."""
+    """Encode an integer of at most 64 bits."""
     return head(_UNSIGNED, value) if value >= 0 else head(_NEGATIVE, -1 - value)
 
 
 def text(value: str) -> bytes:
-    """A string.
+    """Encode a string.
 
     Raises:
         UnicodeEncodeError: the string holds a lone surrogate.
@@ -56,12 +56,10 @@ def text(value: str) -> bytes:
 
 
 def byte_string(value: bytes) -> bytes:
-    """A byte string."""
     return head(_BYTES, len(value)) + value
 
 
 def array_head(count: int) -> bytes:
-    """What precedes the ``count`` items of an array."""
     return head(_ARRAY, count)
 
 

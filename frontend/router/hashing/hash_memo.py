@@ -16,8 +16,7 @@ import numpy as np
 
 from common.identity import BlockHash
 from common.lru import Lru
-from frontend.router.hashing.block_hasher import BlockHasher
-from frontend.router.hashing.block_media import BlockMmInfos
+from frontend.router.hashing.block_hasher import BlockHasher, BlockMmInfos
 
 _FEWEST_BLOCKS = 4
 """Beginnings shorter than this are hashed faster than found."""
@@ -82,7 +81,7 @@ class HashMemo:
         cache_salt: str | None = None,
         embeds_digests: Sequence[bytes] | None = None,
     ) -> list[BlockHash]:
-        """See :meth:`BlockHasher.hash`. The list must not be changed."""
+        """As :meth:`BlockHasher.hash`. The list must not be changed."""
         if embeds_digests is not None:
             # Their tokens are all the same, and what tells them apart is hashed by now.
             return self._hasher.hash(
@@ -113,7 +112,7 @@ class HashMemo:
     def _find(
         self, keys: list[_Key], tokens: Tokens, mm_infos: Sequence[BlockMmInfos]
     ) -> tuple[_Prompt | None, int]:
-        """A remembered prompt and how many of its leading blocks are this one's too."""
+        """Return a remembered prompt and how many of its leading blocks are this one's too."""
         with self._lock:
             found = [prompt for key in reversed(keys) if (prompt := self._by_key.get(key))]
         for prompt in found:
@@ -143,7 +142,7 @@ class HashMemo:
 
 
 def _as_array(token_ids: Sequence[int], count: int) -> "Tokens | None":
-    """The first ``count`` token ids as 32-bit numbers; ``None`` if they are not such."""
+    """Return the first ``count`` token ids as 32-bit numbers; ``None`` if they are not such."""
     try:
         return array("I", token_ids[:count])
     except (OverflowError, TypeError):
@@ -152,7 +151,7 @@ def _as_array(token_ids: Sequence[int], count: int) -> "Tokens | None":
 
 
 def _keys(context: _Context, tokens: Tokens, block_size: int) -> list[_Key]:
-    """Keys of the beginnings of 4, 8, 16 … blocks, shortest first."""
+    """Return the keys of the beginnings of 4, 8, 16 … blocks, shortest first."""
     view = memoryview(tokens)
     keys: list[_Key] = []
     checksum, done, blocks = 0, 0, _FEWEST_BLOCKS
@@ -165,7 +164,7 @@ def _keys(context: _Context, tokens: Tokens, block_size: int) -> list[_Key]:
 
 
 def _shared(one: Tokens, other: Tokens) -> int:
-    """How many leading tokens of two prompts are equal."""
+    """Count the leading tokens of two prompts that are equal."""
     length = min(len(one), len(other))
     mine = np.frombuffer(one, dtype=np.uint32, count=length)
     theirs = np.frombuffer(other, dtype=np.uint32, count=length)
@@ -175,7 +174,7 @@ def _shared(one: Tokens, other: Tokens) -> int:
 
 
 def _alike(one: Sequence[BlockMmInfos], other: Sequence[BlockMmInfos], blocks: int) -> int:
-    """How many of the first ``blocks`` blocks touch the same media; none listed means none."""
+    """Count the first ``blocks`` blocks that touch the same media; none listed means none."""
     mine, theirs = one or ((),) * blocks, other or ((),) * blocks
     if mine[:blocks] == theirs[:blocks]:
         return blocks

@@ -1,52 +1,19 @@
-"""What a request costs on each target: overlaps of its prompt and media it would need.
-
-Joins index, predictions, windows and media placement. Load and choice are elsewhere.
+"""Estimate what a request costs on each target: overlaps of its prompt and media it would need.
+Joins index, predictions, windows and media placement.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from common.identity import BlockHash, Target, WorkerId
 from frontend.router.hashing import HashScheme
 from frontend.router.index import BlockIndexes
-from frontend.router.request import MediaNeed, RoutingRequest
-from frontend.router.selection.encoded_media import EncodedMedia
-from frontend.router.selection.media_placement import MediaPlacement
-from frontend.router.selection.selector import Work
-from frontend.router.worker import RoutableWorker
-
-
-class Estimate(NamedTuple):
-    """What a request costs.
-
-    Attributes:
-        nowhere: on a target that has nothing of it.
-        elsewhere: on each target that has something of it.
-    """
-
-    nowhere: Work
-    elsewhere: dict[Target, Work]
-
-    def on(self, target: Target) -> Work:
-        """What it costs on a target."""
-        return self.elsewhere.get(target, self.nowhere)
-
-    def advantage(self, target: Target) -> str:
-        """What speaks for a target, in one word: its blocks, its media, or its load alone."""
-        work = self.on(target)
-        if work.overlap_blocks:
-            return "kv-overlap"
-        return "media" if work[2:] != self.nowhere[2:] else "load"
+from frontend.router.inputs import MediaNeed, RoutableWorker, RoutingRequest
+from frontend.router.selection.costs import Estimate, Work
+from frontend.router.selection.media_placement import EncodedMedia, MediaPlacement
 
 
 class Estimator:
-    """Estimates requests.
-
-    Args:
-        indexes: blocks that workers hold; only read.
-        media: media items that they hold; only read.
-        encoded: those that they need not encode again; only read.
-    """
+    """Estimates requests. Only reads what it is given."""
 
     def __init__(self, indexes: BlockIndexes, media: MediaPlacement, encoded: EncodedMedia) -> None:
         self._known = indexes.known
@@ -60,7 +27,6 @@ class Estimator:
         self._drops = False
 
     def set_fleet(self, workers: Mapping[WorkerId, RoutableWorker]) -> None:
-        """Estimate for these workers from now on."""
         self._workers = workers
         kinds = {
             (one.block_size, one.prefix_caching, one.drops_last_block): one
@@ -114,7 +80,9 @@ class Estimator:
     def _raw(
         self, target: Target, media: Sequence[MediaNeed], lacking: Sequence[MediaNeed]
     ) -> Sequence[MediaNeed]:
-        """Items that a target would have to encode where they are not in its prefix cache."""
+        """Return the items that a target would have to encode where they are not in its prefix
+        cache.
+        """
         if not self._encoded.knows(target):
             return lacking
         return [need for need in media if not self._encoded.holds(target, need.mm_hash)]
@@ -126,7 +94,6 @@ class Estimator:
         blocks: int,
         targets: Sequence[Target],
     ) -> None:
-        """Enter the work of targets that hold the first ``blocks`` blocks."""
         if self._typical is not None:
             usable = _usable(self._typical, blocks)
             work = _work(request, usable, self._typical.block_size, request.media)
@@ -141,10 +108,8 @@ class Estimator:
     def _in_all_groups(
         self, scheme: HashScheme, chain: list[BlockHash], most: int
     ) -> Iterable[tuple[Target, int]]:
-        """What a hit comes to on those targets whose cache has groups that differ in it.
-
-        Args:
-            most: blocks of the longest hit.
+        """Yield what a hit of at most ``most`` blocks comes to on those targets whose cache has
+        groups that differ in it.
         """
         targets = self._with_groups(scheme)
         depths = self._known.match(chain, self._predicted.index) if targets else {}
@@ -165,8 +130,9 @@ class Estimator:
             yield target, min(depth, most)
 
     def _with_groups(self, scheme: HashScheme) -> list[Target]:
-        """Targets with groups in which a hit needs its last blocks only; and where the last
-        block is dropped, those with several groups of any kind."""
+        """Return targets with groups in which a hit needs its last blocks only; and where the last
+        block is dropped, those with several groups of any kind.
+        """
         targets = dict.fromkeys(self._windows.targets())
         if self._drops:
             targets |= dict.fromkeys(self._slots.owners(self._slots.grouped & self._slots.live))
@@ -180,7 +146,7 @@ class Estimator:
 
 
 def _usable(worker: RoutableWorker, blocks: int) -> int:
-    """How many of the leading blocks it holds a worker makes use of."""
+    """Return how many of the leading blocks it holds a worker makes use of."""
     if not worker.prefix_caching:
         return 0
     return max(0, blocks - 1) if worker.drops_last_block else blocks
@@ -193,7 +159,7 @@ def _work(
     lacking: Sequence[MediaNeed],
     raw: Sequence[MediaNeed] | None = None,
 ) -> Work:
-    """What is left to do with ``overlap`` blocks cached.
+    """Return what is left to do with ``overlap`` blocks cached.
 
     Args:
         lacking: media that have to be sent.

@@ -132,7 +132,6 @@ class LoadTracker:
             self._update(target)
 
     def drop(self, worker_id: WorkerId) -> None:
-        """Forget a worker and the requests that ran there."""
         for target in self._ranks.pop(worker_id, ()):
             del self._own[target], self._loads[target], self._prices[target]
             self._busy.discard(target)
@@ -150,7 +149,7 @@ class LoadTracker:
     def started(
         self, request_id: RequestId, target: Target, prefill_tokens: int, prompt_tokens: int
     ) -> None:
-        """A request was routed to a registered target.
+        """Note that a request was routed to a registered target.
 
         Args:
             prefill_tokens: tokens it has to compute there before its first output.
@@ -164,7 +163,7 @@ class LoadTracker:
         self._update(target)
 
     def first_token(self, request_id: RequestId) -> None:
-        """A request left prefill. Unknown and repeated ids are ignored."""
+        """Note that a request left prefill. Unknown and repeated ids are ignored."""
         request = self._requests.get(request_id)
         if request is None or request.decoding:
             return
@@ -175,7 +174,7 @@ class LoadTracker:
         self._update(request.target)
 
     def finished(self, request_id: RequestId) -> None:
-        """A request ended in any way. Unknown and repeated ids are ignored."""
+        """Note that a request ended. Unknown and repeated ids are ignored."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return
@@ -188,7 +187,7 @@ class LoadTracker:
         self._update(request.target)
 
     def reported(self, worker_id: WorkerId, ranks: Mapping[int, Reported]) -> None:
-        """A worker's view of itself, by rank. Workers and ranks that are unknown are ignored."""
+        """Take a worker's view of itself, by rank. Unknown workers and ranks are ignored."""
         expires = self._clock() + self._report_ttl_s
         told = False
         for target in self._ranks.get(worker_id, ()):
@@ -202,26 +201,25 @@ class LoadTracker:
             self._next_expiry = min(self._next_expiry, expires)
 
     def load(self, target: Target) -> TargetLoad:
-        """Present load of a registered target."""
         self._expire()
         return self._loads[target]
 
     def targets(self) -> list[Target]:
-        """All registered targets, in the order of :meth:`view`."""
+        """Return all registered targets, in the order of :meth:`view`."""
         return list(self._loads)
 
     def view(self) -> tuple[list[TargetLoad], list[float]]:
-        """Present loads of all registered targets, and their prices."""
+        """Return present loads of all registered targets, and their prices."""
         self._expire()
         return list(self._loads.values()), list(self._prices.values())
 
     def busy(self) -> set[Target]:
-        """Targets that should get nothing more, a live view."""
+        """Return the targets that should get nothing more, a live view."""
         self._expire()
         return self._busy
 
     def shares(self, target: Target) -> tuple[TargetLoad, TargetLoad]:
-        """What we have on a target, and what others have, as last reported; nothing where
+        """Return what we have on a target, and what others have, as last reported; nothing where
         it is not registered.
 
         What waits there can't be told apart: it counts as theirs.
@@ -234,7 +232,6 @@ class LoadTracker:
         )
 
     def _expire(self) -> None:
-        """Forget reports that are too old."""
         now = self._clock()
         if now < self._next_expiry:
             return

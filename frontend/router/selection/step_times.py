@@ -21,8 +21,8 @@ import msgspec
 
 from common.identity import Target, WorkerId
 from common.request_plane.step_sums import StepSums
+from frontend.router.selection.costs import Work
 from frontend.router.selection.load import TargetLoad
-from frontend.router.selection.selector import Work
 
 
 class Rates(NamedTuple):

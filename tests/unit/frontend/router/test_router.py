@@ -21,12 +21,11 @@ from common.observability.telemetry import (
 from frontend.router.decision import DecisionLog
 from frontend.router.hashing import LoraKey, PromptEmbeds
 from frontend.router.index.indexes import Knowledge
+from frontend.router.inputs import EventSource, RoutableWorker, RoutingRequest
 from frontend.router.modes import RouterMode
-from frontend.router.request import RoutingRequest
 from frontend.router.router import CANDIDATES, Router
 from frontend.router.selection import Reported
 from frontend.router.settings import RouterSettings
-from frontend.router.worker import EventSource, RoutableWorker
 from tests.fakes.routing import BLOCK, Clock, image, numbers, prompt, request, worker
 from tests.waiting import until
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from frontend.router.request import RoutingRequest
-from frontend.router.selection import selector
+from frontend.router.inputs import RoutingRequest
+from frontend.router.selection import costs
 from frontend.router.selection.step_times import StepTimes
 from tests.fakes.routing import image, request
 from tests.fakes.sim_fleet import SimFleet
@@ -134,7 +134,7 @@ async def test_a_short_prefix_is_not_worth_waiting_for(
     turns = await open_loop(rate, mode="round-robin")
     assert ours.p50 <= 1.02 * turns.p50
     assert ours.p99 <= 0.9 * turns.p99
-    monkeypatch.setattr(selector, "STEP", 0.0)
+    monkeypatch.setattr(costs, "STEP", 0.0)
     greedy = await open_loop(rate)
     assert greedy.p99 > ours.p99
 

@@ -7,8 +7,8 @@ import pytest
 
 from common.identity import Target, WorkerId
 from common.request_plane.step_sums import StepSums
+from frontend.router.selection.costs import Work
 from frontend.router.selection.load import TargetLoad
-from frontend.router.selection.selector import Work
 from frontend.router.selection.step_times import ENOUGH_STEPS, GUESS, StepTimes
 
 A, B, C = (WorkerId(name) for name in "abc")

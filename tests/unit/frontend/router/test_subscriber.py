@@ -23,8 +23,8 @@ from frontend.router.figures import Figures
 from frontend.router.index import indexes
 from frontend.router.index.indexes import BlockIndexes, Knowledge, TargetBlocks
 from frontend.router.index.kv_index import KvIndex
+from frontend.router.inputs import EventSource, RoutableWorker
 from frontend.router.router import Router
-from frontend.router.worker import EventSource, RoutableWorker
 from tests.fakes.feeds import ScriptedFeeds
 from tests.fakes.kv_events import blocks, encode, frame, removed, stored
 from tests.fakes.listener import Listener, W

@@ -26,9 +26,8 @@ from vllm.v1.request import Request
 
 from common.identity import RequestId
 from frontend.router.event_wire import decode_batch
-from frontend.router.request import RoutingRequest
+from frontend.router.inputs import EventSource, RoutingRequest
 from frontend.router.router import Router
-from frontend.router.worker import EventSource
 from tests.by_version import since_033
 from tests.fakes.feeds import ScriptedFeeds
 from tests.fakes.routing import BLOCK, worker

@@ -5,16 +5,15 @@ from collections import Counter
 import pytest
 
 from common.identity import Target, WorkerId
-from frontend.router.modes import Choice, RouterMode
-from frontend.router.selection.load import TargetLoad
-from frontend.router.selection.selector import (
+from frontend.router.modes import Choice, RouterMode, Selector
+from frontend.router.selection.costs import (
     Costs,
-    Selector,
     Work,
     cost_of_load,
     cost_of_work,
     parts_of_cost,
 )
+from frontend.router.selection.load import TargetLoad
 
 TARGETS = [Target(WorkerId(name), 0) for name in "abcd"]
 IDLE = TargetLoad(0, 0, 0, 0)

@@ -1,19 +1,20 @@
-"""Which workers are not trusted for the moment, after errors or stalls. No I/O.
+"""Which workers get no request for the moment: after errors or stalls, or while drained. No I/O.
 
-A worker is *in* until several requests in a row fail on it, or its link is lost. Then it
-is *out*, for a time that doubles with every relapse, give or take some jitter, so that
-frontends do not come back all at once. After that it is on *trial*: one request at a
-time goes there. Any first output brings it back in, a failure puts it out for longer.
-Whoever was in for as long as the longest time out starts with a clean record.
+A worker's circuit is closed until several requests in a row fail on it, or its link is lost. Then
+it is open, for a time that doubles with every relapse, give or take some jitter, so that
+frontends do not come back all at once. After that it is half-open, on *trial*: one request at a
+time goes there. Any first output closes it, a failure opens it for longer. A worker whose circuit
+was closed for as long as the longest time out starts with a clean record.
 """
 
 import random
-from collections.abc import Callable, Collection, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
 from common.identity import Incarnation, RequestId, WorkerId
 from common.observability.telemetry import EJECTIONS
+from frontend.router.inputs import RoutableWorker
 
 JITTER = 0.2
 """Times out differ by up to this share in either direction."""
@@ -80,11 +81,11 @@ class Ejection:
         self._records: dict[WorkerId, _Record] = {}
 
     def out(self) -> int:
-        """How many are out, or on trial."""
+        """Count those that are out, or on trial."""
         return sum(one.circuit is not Circuit.CLOSED for one in self._records.values())
 
     def failed(self, worker_id: WorkerId, incarnation: Incarnation, reason: str) -> None:
-        """A request failed, and it was the worker's fault."""
+        """Count a request that failed, by the worker's fault."""
         record = self._record(worker_id, incarnation)
         if record.circuit is Circuit.OPEN:
             return  # it was sent before, and is held against the worker already
@@ -93,13 +94,13 @@ class Ejection:
             self._put_out(worker_id, record, reason)
 
     def eject(self, worker_id: WorkerId, incarnation: Incarnation, reason: str) -> None:
-        """Something befell the worker itself. It goes out at once."""
+        """Put a worker out at once, since something befell it itself."""
         record = self._record(worker_id, incarnation)
         if record.circuit is not Circuit.OPEN:
             self._put_out(worker_id, record, reason)
 
     def succeeded(self, worker_id: WorkerId) -> None:
-        """The worker answered a request, so it works. Workers that are in stay so."""
+        """Let a worker in that answered a request. Workers that are in stay so."""
         record = self._records.get(worker_id)
         if record is None:
             return
@@ -112,23 +113,22 @@ class Ejection:
             del self._records[worker_id]
 
     def routed(self, worker_id: WorkerId, request_id: RequestId) -> None:
-        """A request was given to the worker. On trial it gets no other meanwhile."""
+        """Note that a request was given to the worker. On trial it gets no other meanwhile."""
         record = self._records.get(worker_id)
         if record is not None and record.circuit is Circuit.HALF_OPEN:
             record.on_trial = request_id
 
     def ended(self, worker_id: WorkerId, request_id: RequestId) -> None:
-        """A request ended in any way, perhaps without telling anything of the worker."""
+        """Note that a request ended in any way, perhaps without telling anything of the worker."""
         record = self._records.get(worker_id)
         if record is not None and record.on_trial == request_id:
             record.on_trial = None
 
     def forget(self, worker_id: WorkerId) -> None:
-        """The worker is gone for good."""
         self._records.pop(worker_id, None)
 
     def unusable(self) -> Set[WorkerId]:
-        """Workers that are out, or on trial with a request already."""
+        """Return the workers that are out, or on trial with a request already."""
         if not self._records:
             return frozenset()
         now = self._clock()
@@ -143,7 +143,7 @@ class Ejection:
         return unusable
 
     def least_bad(self, workers: Collection[WorkerId]) -> Set[WorkerId]:
-        """Those that relapsed least often: where to go if all are unusable."""
+        """Return those that relapsed least often: where to go if all are unusable."""
         relapses = {
             worker_id: record.relapses if (record := self._records.get(worker_id)) else 0
             for worker_id in workers
@@ -152,7 +152,7 @@ class Ejection:
         return {worker_id for worker_id, count in relapses.items() if count == least}
 
     def circuit(self, worker_id: WorkerId) -> tuple[Circuit, str]:
-        """How far a worker is trusted, and why no further; empty if fully."""
+        """Return how far a worker is trusted, and why no further; empty if fully."""
         record = self._records.get(worker_id)
         if record is None or record.circuit is Circuit.CLOSED:
             return Circuit.CLOSED, ""
@@ -178,3 +178,40 @@ class Ejection:
         record.reason = reason
         record.on_trial = None
         EJECTIONS.labels(worker_id, reason).inc()
+
+
+class Drained:
+    """Runs of workers that are drained, which finish what they have. A later run serves. Takes a
+    live view of who is there.
+    """
+
+    def __init__(self, workers: Mapping[WorkerId, RoutableWorker]) -> None:
+        self._workers = workers
+        self._runs: dict[WorkerId, Incarnation] = {}
+
+    def add(self, worker_id: WorkerId, incarnation: Incarnation) -> None:
+        """Give this run nothing more, also if it is lost for a while, or not there yet."""
+        self._runs[worker_id] = incarnation
+
+    def remove(self, worker_id: WorkerId) -> None:
+        self._runs.pop(worker_id, None)
+
+    def has(self, worker_id: WorkerId, incarnation: Incarnation) -> bool:
+        return self._runs.get(worker_id) == incarnation
+
+    def runs(self) -> dict[WorkerId, Incarnation]:
+        """Return all of them, those included that are not there now."""
+        return dict(self._runs)
+
+    def unusable(self) -> set[WorkerId]:
+        """Return those of them that are there."""
+        there = set()
+        for worker_id in list(self._runs):
+            worker = self._workers.get(worker_id)
+            if worker is None:
+                continue
+            if self.has(worker_id, worker.incarnation):
+                there.add(worker_id)
+            else:  # another run has the name now
+                self.remove(worker_id)
+        return there
