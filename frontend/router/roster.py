@@ -153,7 +153,7 @@ class Roster:
         )
         self.encoded = EncodedMedia()
         self.estimator = Estimator(self.indexes, self.media, self.encoded)
-        self.times = StepTimes()
+        self.times = StepTimes(clock)
         self._workers: dict[WorkerId, RoutableWorker] = {}
         self._held: dict[WorkerId, _Held] = {}
         self._hashers: dict[HashScheme, HashMemo] = {}
