@@ -35,7 +35,7 @@ def main() -> None:
         sys.exit(_check([each for each in sys.argv[1:] if each != "--check"]))
     status = run_processes(sys.argv[1:])
     if status is None:
-        from frontend.process import main as serve_here  # seconds, for vLLM
+        from frontend.app import main as serve_here  # seconds, for vLLM
 
         serve_here()
     sys.exit(status)

@@ -34,8 +34,6 @@ from frontend.router import RouterSettings
 
 
 class ModelsSettings(FlagSettings):
-    """Whether one endpoint serves several models."""
-
     flag_group: ClassVar[str] = "models"
 
     models_from_cards: bool = Field(
@@ -49,8 +47,6 @@ class ModelsSettings(FlagSettings):
 
 
 class ModelCodeSettings(FlagSettings):
-    """vLLM's own flag, with a variable as all others have."""
-
     flag_group: ClassVar[str] = "models"
 
     trust_remote_code: bool = Field(False, description="run code that comes with a model")
@@ -186,7 +182,7 @@ def parse(argv: list[str]) -> FrontendArgs:
 
 
 def completion(shell: str) -> str:
-    """What a shell needs to complete this command line."""
+    """Return what a shell needs to complete this command line."""
     ours = VllmParser("ours", (), refusal_at_frontend)
     add_all(ours, GROUPS)
     vllms = VllmParser("vllm", (), refusal_at_frontend)
@@ -197,7 +193,7 @@ def completion(shell: str) -> str:
 
 
 def _serve_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Given]]:
-    """vLLM's arguments, with our defaults, and those that were given.
+    """Return vLLM's arguments, with our defaults, and those that were given.
 
     Raises:
         ConfigurationError, TypeError, ValueError: vLLM, or we, don't take them, or not together.

@@ -33,12 +33,8 @@ _GIB = 1 << 30
 
 @dataclass
 class Report:
-    """Findings about a machine and an installation.
-
-    Attributes:
-        lines: versions, formats, sizes.
-        refused: requests that this frontend would refuse.
-        faults: reasons why a frontend with this command line can't serve.
+    """Findings about a machine and an installation: versions and sizes, requests that would be
+    refused, and reasons why it can't serve.
     """
 
     lines: list[str] = field(default_factory=list)
@@ -46,7 +42,6 @@ class Report:
     faults: list[str] = field(default_factory=list)
 
     def text(self) -> str:
-        """Return one line for each finding, the verdict last."""
         found = [*self.lines, *(f"refused: {each}" for each in self.refused)]
         verdict = [f"can't serve: {each}" for each in self.faults]
         return "\n".join(found + (verdict or ["this frontend can serve"]))

@@ -50,7 +50,6 @@ class RequestContext:
         self._parts[type(part)] = part
 
     def find(self, kind: type[_Part]) -> _Part | None:
-        """Return the object of a type that belongs to the request."""
         part = self._parts.get(kind)
         return part if isinstance(part, kind) else None
 
@@ -82,7 +81,6 @@ def current_context() -> RequestContext:
 
 
 def current_partition() -> Partition:
-    """Return the partition of the request that this task works on."""
     request = current_context()
     return partition_of(request.salt, request.tenant if request.isolated else "")
 

@@ -51,11 +51,7 @@ class Child:
         command: Sequence[str],
         on_message: "Callable[[Child, FromChild], None]",
     ) -> "Child":
-        """Start one.
-
-        Args:
-            command: what to run.
-            on_message: gets what it says after its plan.
+        """Start one. ``on_message`` gets what it says after its plan.
 
         Raises:
             OSError: this host has no room for another process.
@@ -78,16 +74,14 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
         return self._process.pid
 
     @property
     def attached(self) -> bool:
-        """Whether it can be asked and told."""
         return self._attached
 
     async def plan(self) -> Plan | None:
-        """What it needs; None if it has ended or stays silent instead."""
+        """Return what it needs; None if it has ended or stays silent instead."""
         frames: Frames[FromChild] = Frames(FromChild)
         loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError, msgspec.MsgspecError):
@@ -105,7 +99,6 @@ class Child:
         await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, self._end)
 
     def send(self, message: msgspec.Struct) -> None:
-        """Say something to it."""
         if self._protocol is not None:
             self._protocol.send(message)
 
@@ -120,12 +113,13 @@ class Child:
             self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it."""
         self._told_to_stop = True
         self._signal(signal.SIGKILL)
 
     async def ended(self) -> int:
-        """Wait until it has ended; its exit status, 128 plus the number if a signal ended it."""
+        """Wait until it has ended; return its exit status, 128 plus the number if a signal
+        ended it.
+        """
         status = await self._process.wait()
         if self._protocol is not None:
             self._protocol.close()

@@ -1,4 +1,4 @@
-"""The sockets on which all processes of a frontend listen.
+"""The sockets on which all processes of a frontend listen, and how many connections each has.
 
 One socket that all accept from: whoever has time takes the next connection, and one that is gone
 or busy leaves it to the others. With a socket for each (``SO_REUSEPORT``) the kernel would go on
@@ -6,6 +6,8 @@ giving connections to a process that is gone or hangs.
 """
 
 import contextlib
+import mmap
+import os
 import socket
 import stat
 from pathlib import Path
@@ -76,6 +78,43 @@ def _on_path(path: str) -> socket.socket:
 
 
 def name_of(listener: socket.socket) -> str:
-    """Where it listens, for people."""
+    """Return where it listens, for people."""
     where = listener.getsockname()
     return where if isinstance(where, str) else f"{where[0]}:{where[1]}"
+
+
+_NOT_ACCEPTING: Final = -1
+
+
+class ConnectionCounts:
+    """A number for each process, in memory that all see. Every process writes its own only.
+
+    All accept from one socket, and of several idle ones the kernel wakes the same first each time: it
+    would get all connections of a client that opens them one after the other and keeps them.
+    """
+
+    def __init__(self, descriptor: int, processes: int) -> None:
+        """Map the memory of a descriptor from :meth:`make`."""
+        self._counts = memoryview(mmap.mmap(descriptor, 8 * processes)).cast("q")
+
+    @staticmethod
+    def make(processes: int) -> int:
+        """Return a descriptor of memory for some processes, of which none accepts yet."""
+        descriptor = os.memfd_create("mmrouter-connections", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, 8 * processes)
+        counts = ConnectionCounts(descriptor, processes)
+        for process in range(processes):
+            counts.not_accepting(process)
+        return descriptor
+
+    def set(self, process: int, connections: int) -> None:
+        self._counts[process] = connections
+
+    def not_accepting(self, process: int) -> None:
+        """Note that a process accepts no connections, or is gone."""
+        self._counts[process] = _NOT_ACCEPTING
+
+    def another_has_fewer(self, process: int) -> bool:
+        """Return whether another process that accepts connections has fewer."""
+        own = self._counts[process]
+        return any(_NOT_ACCEPTING < count < own for count in self._counts)

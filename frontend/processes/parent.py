@@ -1,4 +1,6 @@
-"""The parent of a frontend's processes: starts them, keeps what they share, ends with them.
+"""The flag that says how many processes a frontend has.
+
+The parent of a frontend's processes: starts them, keeps what they share, ends with them.
 
 It has the port, so that connections wait while a process is started again, and the arena, so that
 a process that is killed takes no picture along. It serves nobody itself.
@@ -13,9 +15,10 @@ import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from prometheus_client import REGISTRY, generate_latest
+from pydantic import Field
 
 from common.aio.spawn import python_command
 from common.aio.stop_signals import StopSignals
@@ -23,6 +26,7 @@ from common.aio.supervised import CALM_S, FIRST_PAUSE_S, LONGEST_PAUSE_S
 from common.backoff import Backoff
 from common.cli.command_line import ConfigSettings, read_command_line
 from common.cli.flag_aliases import FRONTEND
+from common.cli.flag_settings import FlagSettings
 from common.cli.process_settings import ProcessSettings
 from common.errors import ArenaUnavailableError, ConfigurationError
 from common.observability.log_lines import configure_logging
@@ -35,13 +39,25 @@ from common.observability.telemetry import (
 from common.transfer.arena import Arena, reap_orphans
 from common.transfer.shared_arena import ArenaKeeper
 from frontend.processes.child import MEMBER, Child
-from frontend.processes.connection_counts import ConnectionCounts
-from frontend.processes.listeners import ListenError, listen, name_of
-from frontend.processes.messages import Answered, Ask, Assigned, FromChild, Plan, Serving
-from frontend.processes.questions import Questions
-from frontend.processes.settings import ProcessesSettings
+from frontend.processes.listeners import ConnectionCounts, ListenError, listen, name_of
+from frontend.processes.messages import Answered, Ask, Assigned, FromChild, Plan, Questions, Serving
 
 logger = logging.getLogger(__name__)
+
+
+class ProcessesSettings(FlagSettings):
+    """How many cores a frontend may use for serving."""
+
+    flag_group: ClassVar[str] = "processes"
+
+    processes: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="processes that serve on one port and share one arena; what is limited for the "
+        "frontend is divided among them",
+    )
+
 
 PORT_TAKEN: Final = 3
 """Exit status if there is nowhere to listen; uvicorn's."""
@@ -59,11 +75,7 @@ _METRICS: Final = (
 
 
 class CannotServeError(Exception):
-    """A process ended before it had served, and none serves.
-
-    Attributes:
-        status: its exit status.
-    """
+    """A process ended before it had served, and none serves. ``status`` is its exit status."""
 
     def __init__(self, index: int, status: int) -> None:
         self.status = status
@@ -71,13 +83,10 @@ class CannotServeError(Exception):
 
 
 class Parent:
-    """Keeps as many processes as it is told."""
-
     def __init__(self, command: Sequence[str], count: int, drain_timeout_s: float) -> None:
-        """
+        """Keep as many processes of a command as it is told.
+
         Args:
-            command: what each process runs.
-            count: how many processes.
             drain_timeout_s: how long their requests may take when they are to end.
         """
         self._command = command
@@ -99,7 +108,7 @@ class Parent:
         PROCESSES.set_function(lambda: len(self._serving))
 
     async def run(self) -> int:
-        """Serve until all have ended; the exit status."""
+        """Serve until all have ended; return the exit status."""
         stopper = asyncio.create_task(self._stop_when_asked(StopSignals()), name="stop")
         keeping = [
             asyncio.create_task(self._keep(index), name=f"process {index}")
@@ -157,7 +166,7 @@ class Parent:
         return 0
 
     async def _run(self, index: int) -> tuple[int, bool]:
-        """One run of one process; its exit status, and whether it has served."""
+        """Run one process once; return its exit status, and whether it has served."""
         try:
             child = await Child.start(index, self._count, self._command, self._received)
         except OSError as error:
@@ -206,7 +215,6 @@ class Parent:
         self._planned.set()
 
     async def _assign(self, child: Child) -> None:
-        """Give a process what it needs."""
         listeners = [listener.fileno() for listener in self._listeners]
         descriptors = [self._counting, *listeners]
         alone = not any(other.attached for other in self._children)
@@ -243,7 +251,6 @@ class Parent:
             child.kill()
 
     async def _end_all(self) -> None:
-        """Those that are left when there is no serving."""
         self._stopping.set()
         self._stop_listening()
         left = list(self._children)
@@ -262,11 +269,13 @@ class Parent:
 
 
 def run_processes(argv: Sequence[str]) -> int | None:
-    """Be the parent of several processes until they end, if several are asked for; then the exit
-    status. None if this process is to serve.
+    """Be the parent of several processes until they end, if several are asked for.
 
     Args:
         argv: arguments of the frontend. What is wrong with them is left to whoever reads them all.
+
+    Returns:
+        The exit status; None if this process is to serve.
     """
     if MEMBER in os.environ:
         return None

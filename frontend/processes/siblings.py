@@ -19,8 +19,10 @@ from common.request_plane.open_questions import OpenQuestions
 from common.transfer.arena import ArenaOffer, reap_orphans
 from common.transfer.shared_arena import SharedArena
 from frontend.processes.child import MEMBER
-from frontend.processes.connection_counts import ConnectionCounts
+from frontend.processes.listeners import ConnectionCounts
 from frontend.processes.messages import (
+    ANSWER_S,
+    MOST_BYTES,
     Answered,
     Answers,
     Ask,
@@ -32,7 +34,6 @@ from frontend.processes.messages import (
     Serving,
     Stop,
 )
-from frontend.processes.questions import ANSWER_S, MOST_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +47,6 @@ Tell = Callable[[bytes], bytes]
 
 
 class Told(NamedTuple):
-    """What another process answered.
-
-    Attributes:
-        process: its name.
-    """
-
     process: str
     body: bytes
 
@@ -86,7 +81,7 @@ class Siblings:
 
     @classmethod
     def join(cls) -> "Siblings | None":
-        """What this process was started as: one of several, or None.
+        """Return what this process was started as: one of several, or None.
 
         Exits with status 1 if its parent is gone.
         """
@@ -122,11 +117,7 @@ class Siblings:
         self.listeners = sockets
 
     async def attach(self, signals: StopSignals) -> None:
-        """Listen to the parent from now on.
-
-        Args:
-            signals: what it says is to be done like a signal.
-        """
+        """Listen to the parent from now on. What it says is to be done like a signal."""
         self._signals = signals
         self._parent = FrameProtocol(FromParent, self._received, self._parent_lost)
         protocol = self._parent
@@ -136,12 +127,11 @@ class Siblings:
         protocol.send(Attached())
 
     def serving(self) -> None:
-        """This process has let users in."""
         if self._parent is not None:
             self._parent.send(Serving())
 
     def has(self, connections: int | None) -> None:
-        """How many connections this process has; None if it accepts no more."""
+        """Tell how many connections this process has; None if it accepts no more."""
         if self._counts is None:
             return
         if connections is None:
@@ -150,17 +140,15 @@ class Siblings:
             self._counts.set(int(self.name), connections)
 
     def another_has_fewer(self) -> bool:
-        """Whether another process had better take the next connection."""
+        """Return whether another process had better take the next connection."""
         return self._counts is not None and self._counts.another_has_fewer(int(self.name))
 
     def tell(self, topic: str, tell: Tell) -> None:
-        """Answer questions on a topic from now on."""
         self._tells[topic] = tell
 
     async def ask(self, topic: str, argument: bytes = b"") -> list[Told]:
-        """What the others say, and the parent if it has something to say.
-
-        Whoever does not answer in time is left out and counted.
+        """Return what the others say, and the parent if it has something to say. Whoever does
+        not answer in time is left out and counted.
         """
         parent = self._parent
         if parent is None or self._lost:
@@ -226,7 +214,9 @@ class Siblings:
 
 
 def _wait_for_end(pid: int) -> None:
-    """A process that was killed counts as alive for a moment after its connections closed."""
+    """Wait, since a process that was killed counts as alive for a moment after its connections
+    closed.
+    """
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:  # nobody has that pid any more

@@ -20,8 +20,7 @@ from common.transfer.choice import TransferMode
 from frontend.args import parse
 from frontend.asgi import Door, unanswered
 from frontend.http import PoolingLimits, ReadinessGate
-from frontend.model import Model, Shared
-from frontend.models import Models
+from frontend.models import Model, Models, Shared
 from frontend.router import Router, RouterSettings
 from frontend.workers import Contract, Fleet, Gauges, MediaSender, follow
 from tests.fakes.fleet import Announcements, Worker, gone
