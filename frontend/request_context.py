@@ -86,13 +86,8 @@ def current_partition() -> Partition:
 
 
 def salt_of_blocks(salt: str | None) -> str | None:
-    """Return the salt for the block hashes of this task's request.
-
-    Args:
-        salt: of its rendered prompt.
-
-    Raises:
-        SaltLostError: its media were kept under another.
+    """Return the salt for this task's block hashes, given that of its rendered prompt. Raises
+    SaltLostError if its media were kept under another.
     """
     request = current_context()
     if salt is not None and salt != request.salt:

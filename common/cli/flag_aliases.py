@@ -148,7 +148,6 @@ _FRONTEND_ALIASES: Final[dict[str, Alias]] = {
     "--http-port": Alias(_DYNAMO, ("--port",)),
     "--tls-cert-path": Alias("Dynamo, SMG", ("--ssl-certfile",)),
     "--tls-key-path": Alias("Dynamo, SMG", ("--ssl-keyfile",)),
-    "--router-ttl-secs": Alias(_DYNAMO, ("--router-approximate-ttl",)),
     "--active-decode-blocks-threshold": _BUSY_BLOCKS,
     "--active-prefill-tokens-threshold": Alias(
         _DYNAMO,
@@ -168,7 +167,6 @@ _FRONTEND_ALIASES: Final[dict[str, Alias]] = {
     "--disable-retries": Alias(
         _ROUTERS, ("--migration-limit",), lambda _: ("0",), "becomes 0", takes_value=False
     ),
-    "--cb-failure-threshold": Alias(_ROUTERS, ("--router-eject-failures",)),
     "--cb-timeout-duration-secs": Alias(
         _ROUTERS,
         ("--router-eject-base",),

@@ -40,12 +40,6 @@ TIME_TO_FIRST_TOKEN = Histogram(
     "From the arrival of a request, with its whole body, to its first token",
     buckets=FIRST_TOKEN_S,
 )
-FIRST_TOKEN_ERROR = Histogram(
-    "mmrouter_first_token_error_seconds",
-    "How far first tokens came from where routing expected them, late or early",
-    ["side"],
-    buckets=FIRST_TOKEN_S,
-)
 INTER_TOKEN_LATENCY = QuickHistogram(
     "mmrouter_inter_token_latency_seconds",
     "From one token to the next, as they come from workers, of requests for one answer",
@@ -199,7 +193,11 @@ DISCOVERY_ERRORS = Counter(
     "What went wrong where cards are kept, by reason",
     ["reason"],
 )
-WORKERS = Gauge("mmrouter_workers", "Workers by state", ["state"])
+WORKERS = Gauge(
+    "mmrouter_workers",
+    "Workers by state; ejected and busy ones have another state besides",
+    ["state"],
+)
 MODELS = Asked(
     ("model",),
     Described(
@@ -285,19 +283,11 @@ PROCESSES = Gauge("mmrouter_processes", "Processes of this frontend that serve")
 PROCESS_RESTARTS = Counter(
     "mmrouter_process_restarts", "Processes of this frontend that ended and were started again"
 )
-SILENT_PROCESSES = Counter(
-    "mmrouter_silent_processes",
-    "Answers for all processes of this frontend that lack one's, which came late or was too large",
-)
 EJECTIONS = Counter(
     "mmrouter_ejections",
     "Times a worker was taken out after errors or stalls",
     ["worker_id", "reason"],
 )
-EJECTED_WORKERS = Gauge(
-    "mmrouter_ejected_workers", "Workers that are out, or on trial, after errors or stalls"
-)
-BUSY_WORKERS = Gauge("mmrouter_busy_workers", "Workers that get no more requests for the moment")
 SPANS = Counter(
     "mmrouter_spans", "Spans of requests by whether the collector has taken them", ["outcome"]
 )

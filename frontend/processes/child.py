@@ -21,11 +21,7 @@ descriptor on which they talk."""
 
 
 class Child:
-    """A process that was started.
-
-    Attributes:
-        name: its number among the processes, from 0.
-    """
+    """A process that was started, named by its number among the processes, from 0."""
 
     def __init__(
         self,
@@ -34,7 +30,6 @@ class Child:
         end: socket.socket,
         on_message: "Callable[[Child, FromChild], None]",
     ) -> None:
-        """Use :meth:`start`."""
         self.name = str(index)
         self._process = process
         self._end = end
@@ -51,10 +46,8 @@ class Child:
         command: Sequence[str],
         on_message: "Callable[[Child, FromChild], None]",
     ) -> "Child":
-        """Start one. ``on_message`` gets what it says after its plan.
-
-        Raises:
-            OSError: this host has no room for another process.
+        """Start one. ``on_message`` gets what it says after its plan. Raises OSError if this
+        host has no room for another process.
         """
         # vLLM would take the metrics of all processes for those of each.
         environment = {k: v for k, v in os.environ.items() if k != "PROMETHEUS_MULTIPROC_DIR"}
@@ -91,7 +84,6 @@ class Child:
         return None
 
     async def assign(self, assigned: Assigned, descriptors: Sequence[int]) -> None:
-        """Give it what it needs, and listen to it from now on."""
         with contextlib.suppress(OSError):  # it has ended
             socket.send_fds(self._end, [frame(assigned)], descriptors)
         self._protocol = FrameProtocol(FromChild, self._received, lambda: None)

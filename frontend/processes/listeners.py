@@ -19,20 +19,14 @@ BACKLOG: Final = 2048
 """As uvicorn has it."""
 
 
-class ListenError(ConfigurationError):
-    """There is nowhere to listen."""
+class ListenError(ConfigurationError): ...
 
 
 def listen(host: str | None, port: int, uds: str | None) -> list[socket.socket]:
-    """Listen where a frontend is to be found.
-
-    Args:
-        host: a name or an address; None or empty for all addresses.
-        port: 0 for any that is free.
-        uds: path of a Unix socket to listen on instead.
+    """Listen on a Unix socket, or where a host, None or empty for all addresses, and a port say.
 
     Raises:
-        ListenError: it can't be had.
+        ListenError: there is nowhere to listen.
     """
     place = uds if uds is not None else f"{host or '*'}:{port}"
     with contextlib.ExitStack() as opened:
@@ -78,7 +72,6 @@ def _on_path(path: str) -> socket.socket:
 
 
 def name_of(listener: socket.socket) -> str:
-    """Return where it listens, for people."""
     where = listener.getsockname()
     return where if isinstance(where, str) else f"{where[0]}:{where[1]}"
 
@@ -89,8 +82,8 @@ _NOT_ACCEPTING: Final = -1
 class ConnectionCounts:
     """A number for each process, in memory that all see. Every process writes its own only.
 
-    All accept from one socket, and of several idle ones the kernel wakes the same first each time: it
-    would get all connections of a client that opens them one after the other and keeps them.
+    All accept from one socket, and of several idle ones the kernel wakes the same first each time:
+    it would get all connections of a client that opens them one after the other and keeps them.
     """
 
     def __init__(self, descriptor: int, processes: int) -> None:
@@ -111,7 +104,6 @@ class ConnectionCounts:
         self._counts[process] = connections
 
     def not_accepting(self, process: int) -> None:
-        """Note that a process accepts no connections, or is gone."""
         self._counts[process] = _NOT_ACCEPTING
 
     def another_has_fewer(self, process: int) -> bool:

@@ -66,23 +66,14 @@ class Asked(msgspec.Struct, frozen=True, tag="asked"):
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):
-    """An answer to it.
-
-    Attributes:
-        body: None if it can't be answered yet, or only by more than a message holds.
-    """
+    """An answer to it; None if it can't be given yet, or only by more than a message holds."""
 
     number: int
     body: bytes | None
 
 
 class Answers(msgspec.Struct, frozen=True, tag="answers"):
-    """All answers to a question.
-
-    Attributes:
-        told: by process.
-        silent: processes that did not answer in time, or more than one message holds.
-    """
+    """All answers to a question, by process, and how many did not come in time or don't fit."""
 
     number: int
     told: dict[str, bytes]
@@ -133,10 +124,8 @@ class Questions:
     def __init__(
         self, others: Callable[[], set[Asker]], own: Callable[[str], bytes | None]
     ) -> None:
-        """
-        Args:
-            others: all who can be asked, the asker included.
-            own: what the parent itself has to say on a topic.
+        """Pass questions to all ``others``, the asker included; ``own`` is what the parent says
+        on a topic.
         """
         self._others = others
         self._own = own

@@ -84,10 +84,8 @@ class CannotServeError(Exception):
 
 class Parent:
     def __init__(self, command: Sequence[str], count: int, drain_timeout_s: float) -> None:
-        """Keep as many processes of a command as it is told.
-
-        Args:
-            drain_timeout_s: how long their requests may take when they are to end.
+        """Keep as many processes of a command; ``drain_timeout_s`` is how long their requests
+        may take when they are to end.
         """
         self._command = command
         self._count = count
@@ -136,12 +134,7 @@ class Parent:
                 self._arena.close()
 
     async def _keep(self, index: int) -> int:
-        """Have one process run, again and again, until all are to end; its last status.
-
-        Raises:
-            CannotServeError: it ended before it had served, and none serves.
-            ConfigurationError: what it needs can't be had.
-        """
+        """Have one process run, again and again, until all are to end; return its last status."""
         backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, calm_s=CALM_S)
         if index:  # the first one knows what all need, and says so if it can't be understood
             await _any_of(self._planned, self._stopping)
@@ -189,11 +182,7 @@ class Parent:
             self._questions.gone(child)
 
     async def _prepare(self, plan: Plan) -> None:
-        """Make what all processes share, once.
-
-        Raises:
-            ConfigurationError: it can't be had.
-        """
+        """Make what all processes share, once."""
         if self._planned.is_set():
             return
         self._listeners = listen(plan.host, plan.port, plan.uds)
@@ -271,8 +260,7 @@ class Parent:
 def run_processes(argv: Sequence[str]) -> int | None:
     """Be the parent of several processes until they end, if several are asked for.
 
-    Args:
-        argv: arguments of the frontend. What is wrong with them is left to whoever reads them all.
+    What is wrong with the arguments is left to whoever reads them all.
 
     Returns:
         The exit status; None if this process is to serve.

@@ -14,7 +14,6 @@ from common.aio.spawn import end_with_parent
 from common.aio.stop_signals import StopSignals
 from common.aio.supervised import note_failure
 from common.errors import ConfigurationError
-from common.observability.telemetry import SILENT_PROCESSES
 from common.request_plane.open_questions import OpenQuestions
 from common.transfer.arena import ArenaOffer, reap_orphans
 from common.transfer.shared_arena import SharedArena
@@ -55,9 +54,7 @@ class Siblings:
     """The other processes, and what this one was given to serve beside them.
 
     Attributes:
-        name: of this process.
         count: how many there are, with this one.
-        listeners: sockets to accept connections from.
         arena: that all share; None if there is none.
         alone: whether nobody else listens yet.
     """
@@ -81,9 +78,8 @@ class Siblings:
 
     @classmethod
     def join(cls) -> "Siblings | None":
-        """Return what this process was started as: one of several, or None.
-
-        Exits with status 1 if its parent is gone.
+        """Return what this process was started as: one of several, or None. Exits with status 1
+        if its parent is gone.
         """
         if MEMBER not in os.environ:
             return None
@@ -94,10 +90,8 @@ class Siblings:
         return cls(index, int(processes), socket.socket(fileno=int(descriptor)))
 
     def begin(self, plan: Plan) -> None:
-        """Say what is needed and wait for it: not on an event loop.
-
-        Raises:
-            ConfigurationError: it can't be had any more.
+        """Say what is needed and wait for it: not on an event loop. Raises ConfigurationError
+        if it can't be had any more.
         """
         self._end.sendall(frame(plan))
         data, descriptors, _, _ = socket.recv_fds(
@@ -147,8 +141,8 @@ class Siblings:
         self._tells[topic] = tell
 
     async def ask(self, topic: str, argument: bytes = b"") -> list[Told]:
-        """Return what the others say, and the parent if it has something to say. Whoever does
-        not answer in time is left out and counted.
+        """Return what the others say, and the parent if it has something to say, as far as they
+        answer in time.
         """
         parent = self._parent
         if parent is None or self._lost:
@@ -161,9 +155,10 @@ class Siblings:
             async with asyncio.timeout(2 * ANSWER_S):
                 got = await self._questions.ask(send)
         except TimeoutError:
-            SILENT_PROCESSES.inc(self.count - 1)
+            logger.warning("the parent did not answer about %s: this process answers alone", topic)
             return []
-        SILENT_PROCESSES.inc(got.silent)
+        if got.silent:
+            logger.warning("%d processes did not answer about %s in time", got.silent, topic)
         return [Told(name, body) for name, body in got.told.items()]
 
     def close(self) -> None:

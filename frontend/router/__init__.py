@@ -2,7 +2,6 @@
 
 from frontend.router.decision import Decision, MediaMove
 from frontend.router.events import ZmqFeeds
-from frontend.router.figures import Figures
 from frontend.router.hashing import LoraKey, MediaSpan, PromptEmbeds
 from frontend.router.index import Knowledge
 from frontend.router.inputs import EventSource, MediaNeed, RoutableWorker, RoutingRequest
@@ -14,7 +13,6 @@ from frontend.router.settings import RouterSettings
 __all__ = [
     "Decision",
     "EventSource",
-    "Figures",
     "Knowledge",
     "LoraKey",
     "MediaMove",

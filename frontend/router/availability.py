@@ -11,14 +11,17 @@ import random
 from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from common.identity import Incarnation, RequestId, WorkerId
 from common.observability.telemetry import EJECTIONS
 from frontend.router.inputs import RoutableWorker
 
+FAILURES: Final = 3
+"""Requests failing in a row that put a worker out: one may be the request's own fault."""
+
 JITTER = 0.2
 """Times out differ by up to this share in either direction."""
-
 
 LONGEST_S = 60.0
 """Out at most, unless the first time is longer: a worker that works again is soon found out, and
@@ -56,32 +59,24 @@ class _Record:
 
 
 class Ejection:
-    """Circuit of every worker. Workers that never failed take no memory.
-
-    Args:
-        clock: monotonic seconds.
-        failures: failures in a row that put a worker out.
-        base_s: its first time out, in seconds.
-        chance: source of jitter.
+    """Circuit of every worker. Workers that never failed take no memory; ``chance`` is the
+    source of jitter.
     """
 
     def __init__(
         self,
         clock: Callable[[], float],
         *,
-        failures: int = 3,
         base_s: float = 1.0,
         chance: random.Random | None = None,
     ) -> None:
         self._clock = clock
-        self._limit = failures
         self._base_s = base_s
         self._max_s = max(base_s, LONGEST_S)
         self._random = chance or random.Random()
         self._records: dict[WorkerId, _Record] = {}
 
     def out(self) -> int:
-        """Count those that are out, or on trial."""
         return sum(one.circuit is not Circuit.CLOSED for one in self._records.values())
 
     def failed(self, worker_id: WorkerId, incarnation: Incarnation, reason: str) -> None:
@@ -90,7 +85,7 @@ class Ejection:
         if record.circuit is Circuit.OPEN:
             return  # it was sent before, and is held against the worker already
         record.failures += 1
-        if record.circuit is Circuit.HALF_OPEN or record.failures >= self._limit:
+        if record.circuit is Circuit.HALF_OPEN or record.failures >= FAILURES:
             self._put_out(worker_id, record, reason)
 
     def eject(self, worker_id: WorkerId, incarnation: Incarnation, reason: str) -> None:
@@ -119,7 +114,7 @@ class Ejection:
             record.on_trial = request_id
 
     def ended(self, worker_id: WorkerId, request_id: RequestId) -> None:
-        """Note that a request ended in any way, perhaps without telling anything of the worker."""
+        """Note that a request ended, perhaps without telling anything of the worker."""
         record = self._records.get(worker_id)
         if record is not None and record.on_trial == request_id:
             record.on_trial = None
@@ -128,7 +123,6 @@ class Ejection:
         self._records.pop(worker_id, None)
 
     def unusable(self) -> Set[WorkerId]:
-        """Return the workers that are out, or on trial with a request already."""
         if not self._records:
             return frozenset()
         now = self._clock()
@@ -200,11 +194,9 @@ class Drained:
         return self._runs.get(worker_id) == incarnation
 
     def runs(self) -> dict[WorkerId, Incarnation]:
-        """Return all of them, those included that are not there now."""
         return dict(self._runs)
 
     def unusable(self) -> set[WorkerId]:
-        """Return those of them that are there."""
         there = set()
         for worker_id in list(self._runs):
             worker = self._workers.get(worker_id)

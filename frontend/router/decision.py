@@ -16,18 +16,11 @@ CLIENT_ID_LENGTH = 256
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
-    """A target that was considered, with the terms of its cost.
+    """A target that was considered, with its work, its load at that time and the terms of its cost.
 
     Attributes:
-        worker_id, rank: the target.
         index: what is known of its cache: exact, degraded or approximate.
-        overlap_blocks: leading blocks of the prompt that it holds.
-        prefill_tokens: prompt tokens it would have to compute.
-        media_tokens: media tokens it would have to encode.
-        ship_bytes: media tensors it would have to be sent.
-        active, waiting, queued_prefill_tokens, decode_tokens: its load at that time.
-        cost: the sum, in tokens of the fleet's median worker; see ``selection/costs.py``.
-        costs: its parts.
+        cost: the sum of ``costs``, in tokens of the fleet's median worker.
         first_token_s: seconds after which the first output was expected from it; None if too
             little was known.
     """
@@ -49,9 +42,8 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 
 
 class Considered(NamedTuple):
-    """A candidate as the decision saw it, from which :class:`Candidate` is made when asked.
-
-    Deciding happens for every request, looking at decisions rarely.
+    """A candidate as the decision saw it. Deciding happens for every request, looking at
+    decisions rarely, so :class:`Candidate` is made when asked.
     """
 
     target: Target
@@ -82,12 +74,8 @@ class Considered(NamedTuple):
 
 
 class MediaMove(msgspec.Struct, frozen=True, gc=False):
-    """How one media item reached the worker.
-
-    Attributes:
-        how: held, shipped and so on, as the worker acknowledged.
-        nbytes: bytes of tensors that moved.
-        transport: shm, nixl or inline; empty if nothing moved.
+    """How one media item reached the worker, as it acknowledged, what moved for it, and by
+    which transport; empty if nothing moved.
     """
 
     mm_hash: MmHash
@@ -159,10 +147,8 @@ class Decision(msgspec.Struct):
 
 
 class DecisionLog:
-    """The last decisions, oldest first.
-
-    Args:
-        capacity: how many are kept: by default some megabytes, and minutes of a busy frontend.
+    """The last decisions, oldest first: by default some megabytes, and minutes of a busy
+    frontend.
     """
 
     def __init__(self, capacity: int = 1000) -> None:
@@ -173,7 +159,6 @@ class DecisionLog:
         return len(self._decisions)
 
     def add(self, decision: Decision) -> None:
-        """Keep a decision; the oldest makes way."""
         if len(self._decisions) == self._decisions.maxlen:
             oldest = self._decisions[0]
             # A migrated request is decided again under its id: keep the later entry.
@@ -186,10 +171,9 @@ class DecisionLog:
         return self._by_id.get(request_id)
 
     def find(self, response_id: str) -> list[Decision]:
-        """Return the decisions for an API response, oldest first.
-
-        One response can have several requests, each with a suffix to its id, and several
-        responses can have one id, since clients choose it.
+        """Return the decisions for an API response, oldest first. One can have several
+        requests, each with a suffix to its id, and several can have one id, since clients
+        choose it.
         """
         prefix = response_id[:CLIENT_ID_LENGTH]
         return [one for one in self._decisions if one.client_id.startswith(prefix)]

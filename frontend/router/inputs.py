@@ -16,12 +16,8 @@ from frontend.router.hashing import (
 
 
 class MediaNeed(NamedTuple):
-    """One media item of a request.
-
-    Attributes:
-        span: its name in block hashes and its place in the prompt.
-        num_tokens: tokens that the encoder yields for it.
-        nbytes: size of its processed tensors.
+    """One media item of a request: its place in the prompt, tokens that the encoder yields for
+    it, and the size of its processed tensors.
     """
 
     mm_hash: MmHash
@@ -63,13 +59,8 @@ class RoutingRequest:
 
 @dataclass(frozen=True, slots=True)
 class EventSource:
-    """Where one rank publishes its KV events.
-
-    Attributes:
-        rank: data-parallel rank.
-        endpoint: ZMQ endpoint of its PUB socket, to connect to.
-        replay_endpoint: that of its ROUTER socket; ``None`` if it has none.
-        buffer_steps: events it keeps for replay.
+    """Where one data-parallel rank publishes its KV events: ZMQ endpoints to connect to, and
+    how many events it keeps for replay.
     """
 
     rank: int
@@ -87,10 +78,8 @@ class RoutableWorker:
         incarnation: its run. Adding a worker under a known name with another
             incarnation forgets everything of the one before.
         ranks: data-parallel ranks that take requests.
-        block_size: tokens per hashed block.
         hash_algorithm: vLLM's ``prefix_caching_hash_algo``.
         none_hash: parent of first blocks.
-        event_sources: where its ranks publish KV events; empty if they don't.
         kv_tokens: tokens that fit into one rank's KV cache, 0 if unknown.
         max_num_seqs: requests that one rank runs at once, 0 if unknown.
         encoder_tokens: media tokens whose encodings one rank keeps, 0 if unknown.
@@ -100,7 +89,6 @@ class RoutableWorker:
             are groups of others.
         keeps_tails: whether groups of layers with a window or a state keep only what a repeated
             prompt needs; otherwise all that they computed.
-        adapters: that requests may ask it for.
         active_adapters: names of those that its engine need not load first.
     """
 

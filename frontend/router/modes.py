@@ -32,9 +32,8 @@ class Situation(NamedTuple):
     random: random.Random
 
     def least(self, costs: Sequence[float]) -> int:
-        """Return the position of the least cost; one of them at random if several are least.
-
-        At random, because several frontends that break ties alike would pile up.
+        """Return the position of the least cost; of several one at random, because several
+        frontends that break ties alike would pile up.
         """
         least = min(costs)
         if costs.count(least) == 1:
@@ -86,11 +85,7 @@ class RouterMode(StrEnum):
 
 
 class Selector:
-    """Chooses among candidates. Keeps only how many times it did, and a generator.
-
-    Args:
-        seed: of random choices, to have them again.
-    """
+    """Chooses among candidates. Keeps only how many times it did, and a generator."""
 
     def __init__(self, mode: RouterMode, seed: int | None = None) -> None:
         self._mode = mode
@@ -104,13 +99,8 @@ class Selector:
         loads: Sequence[TargetLoad],
         slots: Sequence[int],
     ) -> Choice:
-        """Choose a target.
-
-        Args:
-            targets: candidates, at least one, in a stable order.
-            costs: of each candidate, both parts added.
-            loads: of each candidate.
-            slots: requests each candidate can run at once, 0 if unknown.
+        """Choose one of at least one target, in a stable order, by the costs, loads and slots,
+        0 if unknown, of each.
         """
         if len(targets) == 1:
             return Choice(0, "only-worker")

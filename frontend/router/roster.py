@@ -56,17 +56,14 @@ class Feed(Protocol):
         """A request that must have stored blocks ended on a rank; it was routed at a moment."""
 
     def emptied(self, at: float) -> None:
-        """The worker had its blocks forgotten, on all ranks.
-
-        Args:
-            at: when, by its clock, in seconds since the epoch; 0 for never.
+        """The worker had its blocks forgotten on all ranks, at seconds since the epoch by its
+        clock; 0 for never.
         """
 
     def tick(self, now: float) -> None:
         """Look at the clock; called a few times a second with monotonic seconds."""
 
-    def statistics(self) -> dict[int, StreamStatistics]:
-        """Return counters per rank."""
+    def statistics(self) -> dict[int, StreamStatistics]: ...
 
 
 class FeedMaker(Protocol):
@@ -101,15 +98,6 @@ async def _in_slices(work: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-class _Listing(NamedTuple):
-    """All targets in the order of the load tracker; see :class:`Candidates`."""
-
-    targets: Sequence[Target]
-    slots: Sequence[int]
-    paces: list[float]
-    positions: dict[Target, int]
-
-
 class _Held(NamedTuple):
     """Media that a worker acknowledged before it left."""
 
@@ -120,27 +108,16 @@ class _Held(NamedTuple):
 class Roster:
     """The workers, with what is known of each.
 
-    Args:
-        settings: the operator's choices.
-        clock: monotonic seconds.
-        feeds: what follows workers' caches.
-
     Attributes:
         workers: by name, a live view.
         hashers: one for each scheme in use, a live view.
-        indexes: blocks of all targets.
-        media: media items that workers hold.
-        encoded: those that their encoders need not encode again.
+        encoded: media that their encoders need not encode again.
         load: what every target has to do.
-        estimator: what a request costs on each target.
         times: how fast each target is.
     """
 
     def __init__(
-        self,
-        settings: RouterSettings,
-        clock: Callable[[], float],
-        feeds: FeedMaker,
+        self, settings: RouterSettings, clock: Callable[[], float], feeds: FeedMaker
     ) -> None:
         self._clock = clock
         self._feed_maker = feeds
@@ -160,17 +137,12 @@ class Roster:
         self.feeds: dict[WorkerId, Feed] = {}
         self.workers: Mapping[WorkerId, RoutableWorker] = self._workers
         self.hashers: Mapping[HashScheme, HashMemo] = self._hashers
-        self._listing = _Listing((), (), [], {})
+        self._listing = Candidates((), (), (), (), [], {})  # without loads
         self._housekeeper: asyncio.Task[None] | None = None
 
     async def add(self, worker: RoutableWorker) -> None:
-        """Take a worker in and start listening to its KV events.
-
-        Returns before its blocks are known: until then its state is ``degraded``.
-        Adding the same incarnation again does nothing.
-
-        Raises:
-            ConfigurationError: its block hashes can't be computed here.
+        """Take a worker in and start listening to its KV events, until which its state is
+        ``degraded``. Raises ConfigurationError if its block hashes can't be computed here.
         """
         known = self._workers.get(worker.worker_id)
         if known == worker:
@@ -252,7 +224,7 @@ class Roster:
 
     def candidates(self) -> Candidates:
         loads, load_costs = self.load.view()
-        targets, slots, paces, positions = self._listing
+        targets, slots, _, _, paces, positions = self._listing
         return Candidates(targets, slots, loads, load_costs, paces, positions)
 
     def has(self, worker_id: WorkerId, incarnation: Incarnation) -> bool:
@@ -278,10 +250,8 @@ class Roster:
         return {knowledge: states[knowledge] for knowledge in Knowledge}
 
     def blocks_emptied(self, worker_id: WorkerId, at: float) -> None:
-        """A worker had its blocks forgotten; its events tell that with its engine's next step only.
-
-        Args:
-            at: when, by its clock, in seconds since the epoch; 0 for never.
+        """A worker had its blocks forgotten, at seconds since the epoch by its clock, 0 for
+        never; its events tell that with its engine's next step only.
         """
         feed, worker = self.feeds.get(worker_id), self._workers.get(worker_id)
         if feed is not None:
@@ -302,7 +272,7 @@ class Roster:
         if worker is None or not steps:
             return
         all_changed = self.times.reported(worker_id, steps)
-        _, _, paces, positions = self._listing
+        *_, paces, positions = self._listing
         for target in positions if all_changed else worker.targets:
             paces[positions[target]] = self.times.rounded_pace(target)
 
@@ -316,9 +286,11 @@ class Roster:
 
     def _list(self) -> None:
         targets = self.load.targets()
-        self._listing = _Listing(
+        self._listing = Candidates(
             targets,
             [self._workers[target.worker_id].max_num_seqs for target in targets],
+            (),
+            (),
             [self.times.rounded_pace(target) for target in targets],
             {target: position for position, target in enumerate(targets)},
         )

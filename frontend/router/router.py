@@ -14,18 +14,12 @@ from common.observability.telemetry import stage
 from frontend.router.availability import Drained, Ejection
 from frontend.router.decision import CLIENT_ID_LENGTH, Considered, Decision, DecisionLog
 from frontend.router.events import ZmqFeeds
-from frontend.router.figures import Figures
 from frontend.router.hashing import HashMemo, HashScheme, LoraKey
 from frontend.router.in_flight import InFlight
 from frontend.router.inputs import RoutingRequest
 from frontend.router.modes import Choice, Selector
 from frontend.router.roster import FeedMaker, Roster
-from frontend.router.selection import (
-    Candidates,
-    Estimate,
-    cheapest,
-    cost_of_work,
-)
+from frontend.router.selection import Candidates, Estimate, cheapest, cost_of_work
 from frontend.router.settings import RouterSettings
 
 LOADING_TOKENS: Final = 512
@@ -40,14 +34,10 @@ class Router:
     """Decides where requests run.
 
     Args:
-        settings: the operator's choices.
-        clock: monotonic seconds.
         feeds: what follows workers' caches; their KV events over ZMQ unless given.
-        figures: shows what this router counts; together with others if they have the same.
         seed: of random choices, to have them again.
 
     Attributes:
-        settings: the settings in force.
         roster: the workers, which come and go here, and what is known of their blocks.
         media: media items that workers hold; told of acks and nacks.
         load: what every target has to do; told what workers report.
@@ -55,7 +45,6 @@ class Router:
         drained: workers that an operator drains.
         resting: workers that say that they are paused or asleep.
         in_flight: requests routed and not ended; told of first tokens, failures and ends.
-        decisions: the last decisions.
     """
 
     def __init__(
@@ -64,7 +53,6 @@ class Router:
         *,
         clock: Callable[[], float] = time.monotonic,
         feeds: FeedMaker | None = None,
-        figures: Figures | None = None,
         seed: int | None = None,
     ) -> None:
         self.settings = settings = RouterSettings() if settings is None else settings
@@ -74,21 +62,14 @@ class Router:
         self.roster = Roster(settings, clock, feeds)
         self.media = self.roster.media
         self.load = self.roster.load
-        self.ejection = Ejection(
-            clock,
-            failures=settings.eject_failures,
-            base_s=settings.eject_base_s,
-        )
+        self.ejection = Ejection(clock, base_s=settings.eject_base_s)
         self.drained = Drained(self.roster.workers)
         self.resting: set[WorkerId] = set()
-        self.in_flight = InFlight(settings, clock, self.roster, self.ejection)
+        self.in_flight = InFlight(clock, self.roster, self.ejection)
         self.decisions = DecisionLog()
-        self._figures = Figures() if figures is None else figures
-        self._figures.add(self.roster, self.ejection)
 
     async def close(self) -> None:
         """Remove all workers and stop every task. The router is of no use afterwards."""
-        self._figures.remove(self.roster)
         await self.roster.close()
 
     def hash(self, request: RoutingRequest) -> dict[HashScheme, list[BlockHash]]:
@@ -108,11 +89,7 @@ class Router:
         }
 
     def route(
-        self,
-        request: RoutingRequest,
-        *,
-        exclude: Collection[WorkerId] = (),
-        accepted: bool = False,
+        self, request: RoutingRequest, *, exclude: Collection[WorkerId] = (), accepted: bool = False
     ) -> Decision:
         """Decide where a request runs, and count it as running there.
 
@@ -142,10 +119,8 @@ class Router:
         return decision
 
     def _without(self, adapter: LoraKey | None) -> list[WorkerId]:
-        """Return the workers that lack the adapter that a request asks for.
-
-        Raises:
-            NoWorkerError: all do.
+        """Return the workers that lack the adapter that a request asks for. Raises
+        NoWorkerError if all do.
         """
         if adapter is None:
             return []

@@ -27,12 +27,8 @@ OfferTo = Callable[[bytes], Awaitable[None]]
 
 @dataclass
 class ReachedWorker:
-    """A connected worker.
-
-    Attributes:
-        terms: its answer to the last offer.
-        choice: how media travel to it.
-        offer_to: sends it another offer; None if it takes none.
+    """A connected worker: its answer to the last offer, how media travel to it, and what sends
+    it another offer, None if it takes none.
     """
 
     terms: TransferReply
@@ -41,11 +37,7 @@ class ReachedWorker:
 
 
 class LateTransports:
-    """Begins with the first worker that needs one of them.
-
-    Attributes:
-        started: those that run.
-    """
+    """Begins with the first worker that needs one of them."""
 
     def __init__(
         self,
@@ -78,17 +70,14 @@ class LateTransports:
         self._task: asyncio.Task[None] | None = None
 
     def start_now(self, transport: Transport) -> None:
-        """Start one that no worker can do without. Takes a second, or longer.
-
-        Raises:
-            ConfigurationError: it can't be had.
+        """Start one that no worker can do without. Takes a second, or longer. Raises
+        ConfigurationError if it can't be had.
         """
         for late in self._late:
             if late.transport == transport:
                 self._begin(late.start())
 
     def joined(self, worker: ReachedWorker) -> None:
-        """A worker connected, or answered."""
         if self._task is None and (self.started or self._needs(worker)):
             loop = asyncio.get_running_loop()
             for sender in self.started.values():
@@ -108,7 +97,6 @@ class LateTransports:
         self._add(sender)
 
     def _needs(self, worker: ReachedWorker) -> bool:
-        """Whether a worker should be offered one of them as it is now."""
         return any(self._would_help(late, worker) for late in self._late)
 
     def _would_help(self, late: LateSender, worker: ReachedWorker) -> bool:
@@ -119,7 +107,6 @@ class LateTransports:
         )
 
     async def _keep_offering(self) -> None:
-        """Offer to workers in need, again and again until they need nothing."""
         backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
             self._changed.clear()
@@ -132,7 +119,7 @@ class LateTransports:
             backoff.reset()
 
     async def _offer_once(self) -> bool:
-        """Offer what there is to all who need it; whether anybody needs it still."""
+        """Offer what there is to all who need it; return whether anybody needs it still."""
         self._review()
         needing = [each for each in self._workers if self._needs(each)]
         if not needing:

@@ -8,11 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from common.aio.undo import made_in_thread, undo_on_error
-from common.errors import (
-    ArenaUnavailableError,
-    ConfigurationError,
-    ProtocolError,
-)
+from common.errors import ArenaUnavailableError, ConfigurationError, ProtocolError
 from common.identity import WorkerId
 from common.observability.telemetry import (
     ARENA_BYTES,
@@ -41,18 +37,12 @@ logger = logging.getLogger(__name__)
 
 
 class MediaSender:
-    """Sends media items to workers.
-
-    Attributes:
-        late: transports that are started with the first worker that needs them, unless nothing
-            else is allowed.
+    """Sends media items to workers; ``late`` transports are started with the first worker that
+    needs them, unless nothing else is allowed.
     """
 
     def __init__(
-        self,
-        arena: ArenaAccess | None,
-        mode: TransferMode,
-        network: NixlNetwork | None = None,
+        self, arena: ArenaAccess | None, mode: TransferMode, network: NixlNetwork | None = None
     ) -> None:
         """
         Args:
@@ -86,10 +76,8 @@ class MediaSender:
     def create(
         cls, arena_bytes: int, mode: TransferMode, network: NixlNetwork | None = None
     ) -> "MediaSender":
-        """Make the arena. Takes as long as touching all its pages.
-
-        Raises:
-            ConfigurationError: shared memory or NIXL is asked for and can't be had.
+        """Make the arena. Takes as long as touching all its pages. Raises ConfigurationError if
+        shared memory or NIXL is asked for and can't be had.
         """
         reap_orphans()
         if mode is TransferMode.DISABLED:
@@ -114,20 +102,16 @@ class MediaSender:
             raise
 
     def offer(self) -> bytes:
-        """What we tell a worker when a session opens, and when it changes."""
+        """Return what we tell a worker when a session opens, and when it changes."""
         offer = TransferOffer(ipc=namespace("ipc"), loopback=namespace("net"))
         return self._senders.add_offers(offer).model_dump_json().encode()
 
     def connect(
         self, worker_id: WorkerId, reply: bytes, offer_to: OfferTo | None = None
     ) -> TransportChoice:
-        """Take a worker's answer to the offer; says how media will travel to it.
-
-        Args:
-            offer_to: sends it another offer; it is answered to :meth:`answered`.
-
-        Raises:
-            ProtocolError: the answer is malformed.
+        """Take a worker's answer to the offer; return how media will travel to it. ``offer_to``
+        sends it another offer, answered to :meth:`answered`. Raises ProtocolError if it is
+        malformed.
         """
         terms = parse_reply(reply)
         choice = self._choose(terms)
@@ -137,7 +121,6 @@ class MediaSender:
         return choice
 
     def answered(self, worker_id: WorkerId, reply: bytes) -> None:
-        """Take a worker's answer to a later offer."""
         reached = self._workers.get(worker_id)
         if reached is None:
             return
@@ -167,19 +150,17 @@ class MediaSender:
         )
 
     def _review(self) -> None:
-        """Choose for every worker anew."""
         for worker_id, reached in self._workers.items():
             former, reached.choice = reached.choice, self._choose(reached.terms)
             if former != reached.choice:
                 self._say(worker_id, reached)
 
     def transport(self, worker_id: WorkerId) -> str | None:
-        """How media travel to a worker, None if it is not connected."""
+        """Return how media travel to a worker, None if it is not connected."""
         reached = self._workers.get(worker_id)
         return None if reached is None else reached.choice.transport
 
     def forget(self, worker_id: WorkerId) -> None:
-        """The worker is gone."""
         self._workers.pop(worker_id, None)
 
     async def send(
@@ -217,11 +198,9 @@ class MediaSender:
 
     @property
     def arena(self) -> ArenaAccess | None:
-        """Where processed media are kept and sent from, None if there is no such place."""
         return self._arena
 
     def statistics(self) -> ArenaStatistics | None:
-        """State of the arena, None if there is none."""
         return None if self._arena is None else self._arena.statistics()
 
     def close(self) -> None:
@@ -233,6 +212,5 @@ class MediaSender:
 
 
 def release(handles: Sequence[MediaHandle]) -> None:
-    """Give handles back that no worker will ack."""
     for handle in handles:
         handle.release()

@@ -14,8 +14,9 @@ from common.transfer.registry import receivers
 from frontend.router.router import Router
 from frontend.router.settings import RouterSettings
 from frontend.workers.contract import Contract
-from frontend.workers.fleet import Fleet, Gauges
+from frontend.workers.fleet import Fleet
 from frontend.workers.fleets import Fleets, follow
+from frontend.workers.gauges import Gauges
 from frontend.workers.media_sender import MediaSender
 from tests.fakes.cards import make_card
 from tests.fakes.engine import ScriptedEngine, no_rendering

@@ -32,7 +32,7 @@ from common.request_plane.wire import Codec
 from common.transfer.handshake import TransferOffer
 from common.transfer.registry import receivers
 from frontend.router import Router
-from frontend.router.index import Knowledge
+from frontend.router.index import APPROXIMATE_TTL_S, Knowledge
 from frontend.workers.dispatch import Answer
 from frontend.workers.link import WorkerLink
 from tests.fakes.cards import make_card
@@ -285,7 +285,7 @@ async def test_what_another_sent_is_forgotten_with_time_and_with_its_worker(
     ours.in_flight.others_sent(target, blocks(1, 2), [MmHash("cat")])
     assert ours.media.holders(MmHash("cat"), clock()) == {W0}
     assert ours.roster.indexes.predicted.blocks == 2
-    clock.now += ours.settings.approximate_ttl_s + 1
+    clock.now += APPROXIMATE_TTL_S + 1
     assert ours.media.holders(MmHash("cat"), clock()) == set()
     ours.roster.indexes.predicted.expire(clock(), 10)
     assert ours.roster.indexes.predicted.blocks == 0

@@ -40,8 +40,6 @@ logger = logging.getLogger(__name__)
 
 
 class Phase(Enum):
-    """What a stream is about."""
-
     FOLLOWING = "live events are applied as they come"
     REPAIRING = "a replay is under way, blocks are suspended, live events wait"
     CHECKING = "a replay is under way to make sure, live events wait"
@@ -64,11 +62,6 @@ class Standing:
         self.phase = Phase.UNAIDED
 
     def enter(self, phase: Phase, cause: str = "") -> None:
-        """Go into a phase, or stay in it.
-
-        Args:
-            cause: why a replay is under way, or why there is none.
-        """
         self.phase = phase
         self._cause = cause
         self._show()
@@ -93,7 +86,6 @@ class Standing:
 
     @property
     def state(self) -> IndexState:
-        """How far the index can be trusted at this moment."""
         unknown = self._progress.unknown
         if self._closed:
             return approximate("the worker is gone")
@@ -132,7 +124,6 @@ class EventStream:
     """The state machine of one rank.
 
     Args:
-        blocks: where events are applied.
         label: what to call the stream in log lines.
         replayable: whether the worker has a replay endpoint.
         silence_s: how long a serving worker may be silent, in seconds.
@@ -184,7 +175,6 @@ class EventStream:
     # The connection
 
     def on_connected(self, now: float) -> list[Command]:
-        """The live connection was made, for the first time or again."""
         if self._standing.ignores():
             return []
         again = self._standing.connect()
@@ -226,7 +216,6 @@ class EventStream:
 
     def go_on(self) -> bool:
         """Apply more of what is left of large events; return whether anything still is.
-
         Whatever comes meanwhile is applied behind it, or forgets it.
         """
         return not self._standing.ignores() and self._progress.go_on()
@@ -240,7 +229,7 @@ class EventStream:
     def on_replayed(
         self, attempt: int, sequence_frame: bytes, payload: bytes, now: float
     ) -> list[Command]:
-        """A message of a replay's answer, its end included."""
+        """Take a message of a replay's answer, its end included."""
         if self._standing.ignores() or attempt != self._replays.number:
             return []
         if self._replays.rescue:
@@ -304,10 +293,8 @@ class EventStream:
     # What the worker says of itself
 
     def on_emptied(self, at: float, now: float) -> None:
-        """The worker had its blocks forgotten. An event says so too, with the engine's next step.
-
-        Args:
-            at: when, by its clock, in seconds since the epoch; 0 for never.
+        """The worker had its blocks forgotten at a time of its clock, 0 for never. An event
+        says so too, with the engine's next step.
         """
         self._emptied = at
         self._stragglers_until = now + STRAGGLING_S
@@ -322,7 +309,6 @@ class EventStream:
         self._watch.served(routed_at, now)
 
     def tick(self, now: float) -> list[Command]:
-        """Look at the clock; to be called a few times a second."""
         if self._standing.ignores():
             return []
         if self._standing.phase is Phase.UNAIDED:
@@ -377,10 +363,8 @@ class EventStream:
         self._watch.look_soon(now)
 
     def _follow_waiting(self, now: float, *, answered: bool) -> list[Command]:
-        """Follow the live messages that waited; stop at one that needs a replay.
-
-        Args:
-            answered: whether the last replay came to its end.
+        """Follow the live messages that waited; stop at one that needs a replay. The last one
+        came to its end if ``answered``.
         """
         asked, waiting = self._replays.number, self._waiting.empty()
         unaided = self._standing.phase is Phase.UNAIDED

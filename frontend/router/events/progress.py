@@ -33,7 +33,6 @@ class StreamStatistics:
     """Counters of one stream since start.
 
     Attributes:
-        batches: event batches applied.
         duplicates: messages that a replay had already brought.
         gaps: losses noticed.
         replays: replays asked for.
@@ -71,7 +70,6 @@ class Watch:
         self._last_event = now
 
     def heard_replayed(self, now: float) -> None:
-        """A replay brought an event that was missing."""
         self._last_event = now
 
     def served(self, routed_at: float, now: float) -> None:
@@ -84,7 +82,6 @@ class Watch:
         self._look_at = now + _SETTLE_S
 
     def look_at(self, moment: float) -> None:
-        """Look at this moment, instead of another that was arranged."""
         self._look_at = moment
 
     def due(self, now: float) -> bool:
@@ -95,14 +92,11 @@ class Watch:
         return False
 
     def silent(self, now: float) -> bool:
-        """Return whether the worker has served for too long without sending anything."""
         return self._silent_since is not None and now - self._silent_since >= self._silence_s
 
     def silence_over(self, *, confirmed: bool = False) -> None:
-        """End a silence; the next begins with a request that ends later.
-
-        Args:
-            confirmed: whether a replay has shown that there was nothing to send.
+        """End a silence, ``confirmed`` if a replay has shown that there was nothing to send;
+        the next begins with a request that ends later.
         """
         self._silent_since = None
         self._silences += confirmed
@@ -116,12 +110,7 @@ class Watch:
 class Progress:
     """The blocks of one rank, and the place in its sequence that they stand for.
 
-    Args:
-        blocks: where events are applied.
-        label: what to call the stream in log lines.
-
     Attributes:
-        counters: of the stream.
         next: number of the event to come; ``None`` if any may be.
         time: of the youngest event applied, by the worker's clock, in seconds.
         newest: highest number seen, applied or not; ``None`` before the first.
@@ -151,19 +140,16 @@ class Progress:
         return self._fingerprint is not None
 
     def proves(self, payload: bytes) -> bool:
-        """Return whether this is the last event applied."""
         return hash(payload) == self._fingerprint
 
     @property
     def so_far(self) -> str:
-        """How much is known, in words."""
         known = f"{self._blocks.held:,} blocks so far"
         if self.next:
             known += f", up to event {self.next - 1:,}"
         return known if self.newest is None else f"{known}; the newest seen is {self.newest:,}"
 
     def read_sequence(self, frame: bytes) -> int | None:
-        """Return a message's number; ``None`` if it has none."""
         try:
             return decode_sequence(frame)
         except MalformedEventError as error:
@@ -191,11 +177,9 @@ class Progress:
             logger.warning("%s: %s; further ones are only counted", self._label, error)
 
     def see(self, sequence: int) -> None:
-        """Note that an event exists."""
         self.newest = sequence if self.newest is None else max(self.newest, sequence)
 
     def apply(self, sequence: int, payload: bytes, batch: EventBatch) -> None:
-        """Apply an event, whatever came before it."""
         self._blocks.apply(batch)
         if self._blocks.unusable:
             self._use_none()
@@ -208,7 +192,6 @@ class Progress:
         self.time = max(self.time, batch.time)
 
     def go_on(self) -> bool:
-        """Apply more of what is left of events; return whether anything still is."""
         left = self._blocks.go_on()
         if self._blocks.unusable:
             self._use_none()
@@ -268,7 +251,7 @@ class Progress:
 
 
 class LiveEvents:
-    """Live events of one stream: applied in order, and what is wrong with those that can't be."""
+    """Live events of one stream, in order."""
 
     def __init__(self, progress: Progress, watch: Watch) -> None:
         self._progress = progress
@@ -280,13 +263,8 @@ class LiveEvents:
         self._last = None
 
     def follow(self, sequence: int, payload: bytes, now: float, *, unaided: bool) -> str:
-        """Apply an event, or find out why it can't be.
-
-        Args:
-            unaided: whether no replay is to be had, so that a gap is a loss.
-
-        Returns:
-            Why a replay is needed, and then it changed nothing; empty if none is.
+        """Apply an event, or return why a replay is needed instead, and then nothing has
+        changed. Where none is to be had, ``unaided``, a gap is a loss.
         """
         progress = self._progress
         batch = progress.read(payload)

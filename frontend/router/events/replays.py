@@ -35,11 +35,7 @@ WAITING_BYTES = 64 << 20
 
 
 class WaitingMessage(NamedTuple):
-    """A live message.
-
-    Attributes:
-        attempt: number of the last replay that had been asked for when it came.
-    """
+    """A live message, with the number of the last replay that had been asked for when it came."""
 
     sequence: int
     payload: bytes
@@ -111,12 +107,8 @@ class _Attempt:
 
 
 class Replays:
-    """The questions of one stream, and the answer to the last.
-
-    Args:
-        progress: what answers are applied to.
-        watch: hears of events that had been missing.
-        believed_events: in an answer up to which its end is believed.
+    """The questions of one stream, and the answer to the last; up to ``believed_events`` in an
+    answer its end is believed.
     """
 
     def __init__(self, progress: Progress, watch: Watch, believed_events: int) -> None:
@@ -147,14 +139,12 @@ class Replays:
 
     @property
     def number(self) -> int:
-        """Of the last question."""
         return self._attempt.number
 
     # The answer
 
     @property
     def applied(self) -> int:
-        """Events that the answer has brought so far."""
         return self._attempt.applied
 
     @property
@@ -166,10 +156,8 @@ class Replays:
         self._attempt.rescue = False
 
     def take(self, sequence: int, payload: bytes, now: float) -> bool:
-        """Apply a message of the answer if it is the next.
-
-        Returns:
-            False if it shows that the worker started over.
+        """Apply a message of the answer if it is the next; return False if it shows that the
+        worker started over.
         """
         attempt, progress = self._attempt, self._progress
         first, attempt.answered = not attempt.answered, True
@@ -232,10 +220,8 @@ class Replays:
         self._backoff.reset()
 
     def account_for(self, sequence: int) -> bool:
-        """Compare a whole answer with an event that came before the question.
-
-        Returns:
-            Whether the event exists but the answer ended before it.
+        """Compare a whole answer with an event that came before the question; return whether
+        the event exists but the answer ended before it.
         """
         if sequence < self._progress.expected:
             self._progress.counters.duplicates += 1

@@ -85,12 +85,10 @@ class ZmqFeeds:
     Args:
         silence_s: how long a serving rank may be silent, in seconds.
         replay_timeout_s: how long to wait for the next message of a replay, in seconds.
-        clock: monotonic seconds.
         key: of the fleet; None for workers whose sockets are plain.
 
     Attributes:
-        stream_type: what follows each rank, :class:`EventStream` unless a test puts one
-            in its place to which something goes wrong.
+        stream_type: what follows each rank; tests have one to which something goes wrong.
     """
 
     stream_type: ClassVar[type[EventStream]] = EventStream
@@ -128,7 +126,6 @@ class KvEventSubscriber:
         }
 
     def start(self) -> None:
-        """Subscribe and ask for what was stored before. Returns at once."""
         for line in self._lines.values():
             line.start()
 

@@ -96,12 +96,8 @@ def block_mm_infos(
 
 
 class PromptEmbeds(NamedTuple):
-    """The embeddings of a whole prompt.
-
-    Attributes:
-        data: a row for each token, one after the other; of tokens that are none, what the engine
-            is sent for them.
-        rows: how many there are.
+    """The embeddings of a whole prompt, a row for each token: for those that are none, what the
+    engine is sent for them.
     """
 
     data: memoryview
@@ -121,19 +117,13 @@ digest depends on which objects are shared; ``xxhash_cbor`` draws a random seed.
 
 
 class LoraKey(NamedTuple):
-    """What of a LoRA adapter enters a block hash."""
-
     name: str
     path: str
 
 
 class HashScheme(NamedTuple):
-    """All that decides which hash a block gets, besides its content.
-
-    Attributes:
-        block_size: tokens per block.
-        algorithm: vLLM's name of the hash function.
-        none_hash: the parent of every first block.
+    """All that decides which hash a block gets, besides its content: tokens per block, vLLM's
+    name of the hash function, and the parent of every first block.
     """
 
     block_size: int
@@ -142,15 +132,8 @@ class HashScheme(NamedTuple):
 
 
 class BlockHasher:
-    """Computes the hashes of a prompt's full blocks. Stateless, safe in any thread.
-
-    Args:
-        block_size: tokens per block.
-        algorithm: one of :data:`CANONICAL_ALGORITHMS`.
-        none_hash: parent of the first block, from the worker's card.
-
-    Raises:
-        ConfigurationError: the algorithm is not canonical, or the block size not positive.
+    """Computes the hashes of a prompt's full blocks. Stateless, safe in any thread. Raises
+    ConfigurationError if the algorithm is not canonical, or the block size not positive.
     """
 
     def __init__(self, block_size: int, algorithm: str, none_hash: bytes) -> None:
@@ -175,7 +158,6 @@ class BlockHasher:
         """Return the hashes of all full blocks, each chained to the one before.
 
         Args:
-            token_ids: the prompt.
             mm_infos: one entry per full block, from :func:`block_mm_infos`; empty for
                 a prompt without media.
             lora: name and path of the request's adapter.

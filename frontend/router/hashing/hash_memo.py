@@ -40,7 +40,6 @@ class _Prompt:
 
     Attributes:
         tokens: its full blocks' token ids, 32 bits each.
-        mm_infos, hashes: as given to and by the hasher.
         keys: of its beginnings.
         leading: how many of them lead to it; without any it is of no use.
     """
@@ -58,10 +57,6 @@ class HashMemo:
     A prompt is found by the checksums of its beginnings of 4, 8, 16 … blocks, so at
     least half of what it shares with the last prompt of such a beginning is found, and
     then the rest of it by comparing tokens. What is reused was compared token by token.
-
-    Args:
-        hasher: computes what is not remembered.
-        max_tokens: tokens remembered in all; 0 turns the memo off.
     """
 
     def __init__(self, hasher: BlockHasher, max_tokens: int = MAX_TOKENS) -> None:

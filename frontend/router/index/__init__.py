@@ -9,9 +9,10 @@ from frontend.router.index.indexes import (
     approximate,
     degraded,
 )
-from frontend.router.index.predictions import PREDICT_TTL_S
+from frontend.router.index.predictions import APPROXIMATE_TTL_S, PREDICT_TTL_S
 
 __all__ = [
+    "APPROXIMATE_TTL_S",
     "EXACT",
     "PREDICT_TTL_S",
     "BlockIndexes",

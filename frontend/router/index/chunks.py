@@ -36,7 +36,6 @@ class Chunk:
         self.masks = masks
 
     def find(self, block: BlockHash) -> int:
-        """Return the index of a block that is in the chunk."""
         # Look where blocks are usually asked for: evictions begin at the end.
         if self.hashes[-1] == block:
             return len(self.hashes) - 1
@@ -128,14 +127,12 @@ class Chunk:
         return removed
 
     def holders(self) -> set[int]:
-        """Return the slots that hold any of the blocks."""
         union = 0
         for mask in self.masks:
             union |= mask
         return set(bits(union))
 
     def parts(self, start: int, end: int) -> list[tuple[int, int, int]]:
-        """Return the segments between ``start`` and ``end``: first index, index after, mask."""
         found = []
         begin = 0
         for stop, mask in zip(self.ends, self.masks, strict=True):
@@ -191,13 +188,11 @@ class ChunkTable:
         return self._shards[block[-1]].get(block)
 
     def put(self, blocks: Iterable[BlockHash], chunk: Chunk) -> None:
-        """Let blocks stand in a chunk, whether they stood in another or not."""
         shards = self._shards
         for block in blocks:
             shards[block[-1]][block] = chunk
 
     def remove(self, blocks: Iterable[BlockHash]) -> None:
-        """Forget blocks, all of which are known."""
         shards = self._shards
         for block in blocks:
             del shards[block[-1]][block]

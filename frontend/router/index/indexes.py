@@ -39,12 +39,7 @@ class Knowledge(StrEnum):
 
 
 class IndexState(NamedTuple):
-    """State of one target's index.
-
-    Attributes:
-        knowledge: how far it can be trusted.
-        reason: a sentence for operators; empty when exact.
-    """
+    """State of one target's index, and a sentence for operators, empty when exact."""
 
     knowledge: Knowledge
     reason: str = ""
@@ -65,7 +60,6 @@ class BlockIndexes(NamedTuple):
     """Blocks of all targets.
 
     Attributes:
-        slots: numbering of targets, shared by the others.
         known: blocks that events announced.
         windows: those of groups in which a hit needs only the last few.
         predicted: blocks that should be there since a prompt was sent there.
@@ -111,11 +105,9 @@ _REMOVAL: Final = 4
 
 
 class TargetBlocks:
-    """The blocks of one target, in indexes shared by all.
+    """The blocks of one target, which the caller registered, in indexes shared by all.
 
     Args:
-        target: registered by the caller.
-        block_size: tokens per hashed block, from the card.
         capacity_blocks: blocks of its cache, 0 if unknown.
 
     Attributes:
@@ -124,11 +116,7 @@ class TargetBlocks:
     """
 
     def __init__(
-        self,
-        target: Target,
-        block_size: int,
-        capacity_blocks: int,
-        indexes: BlockIndexes,
+        self, target: Target, block_size: int, capacity_blocks: int, indexes: BlockIndexes
     ) -> None:
         self._target = target
         self._block_size = block_size
@@ -213,11 +201,7 @@ class TargetBlocks:
             self._offloaded.update((change.group, one) for one in hashes)
         if change.need is Need.EVERY:
             self._index.store(
-                self._target,
-                hashes,
-                change.group,
-                parent=change.parent,
-                chained=change.chained,
+                self._target, hashes, change.group, parent=change.parent, chained=change.chained
             )
         else:
             needed = max(1, -(-(change.window - 1) // self._block_size))
@@ -239,7 +223,6 @@ class TargetBlocks:
 
     @property
     def held(self) -> int:
-        """Blocks, summed over cache groups."""
         return self._indexes.holdings(self._target)
 
     def _overfull(self) -> bool:

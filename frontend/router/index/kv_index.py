@@ -20,7 +20,6 @@ class _Slot:
     """What one slot holds.
 
     Attributes:
-        chunks: chunks it holds blocks of.
         blocks: how many blocks in all, each duplicate counted once.
         copies: copies beyond the first, of blocks that it holds several times.
     """
@@ -38,9 +37,6 @@ class KvIndex:
 
     Copies of one block on one target, in several cache slots or on several media, are
     counted, since each gets its own remove event: the block is gone with the last.
-
-    Args:
-        slots: numbering of targets, shared by indexes that are matched together.
     """
 
     def __init__(self, slots: TargetBits | None = None) -> None:
@@ -65,7 +61,6 @@ class KvIndex:
 
         Args:
             target: registered on first use.
-            hashes: the blocks.
             group: KV cache group. A block counts as held when all groups of the target
                 that ever stored one hold it.
             parent: the block before the first, if known.
@@ -160,12 +155,8 @@ class KvIndex:
     def match(
         self, hashes: Sequence[BlockHash], predicted: "KvIndex | None" = None
     ) -> dict[Target, int]:
-        """Return how many leading blocks each target holds, of those that hold the first.
-
-        Args:
-            hashes: a prompt's blocks, first to last, each hash covering those before it.
-            predicted: a second index over the same slots; a block counts as held if
-                either has it.
+        """Return how many leading blocks of a prompt each target holds, of those that hold the
+        first. With a second index over the same slots, a block counts as held if either has it.
         """
         depths: dict[Target, int] = {}
         for depth, targets in self.match_groups(hashes, predicted):
@@ -211,15 +202,12 @@ class KvIndex:
         return target in self._slots and target not in self._suspended
 
     def holdings(self, target: Target) -> int:
-        """Blocks a target holds, summed over its groups, each duplicate counted once."""
         slots = bits(self._slots.mask(target))
         return sum(self._held[slot].blocks for slot in slots if slot in self._held)
 
     def sweep(self, limit: int) -> bool:
-        """Free the memory of retired slots, about ``limit`` blocks of it.
-
-        Returns:
-            Whether some is left. Takes well below 1 µs a block.
+        """Free the memory of retired slots, about ``limit`` blocks of it, well below 1 µs each;
+        return whether some is left.
         """
         while self._retired and limit > 0:
             slot, held = self._retired[0]
@@ -240,12 +228,7 @@ class KvIndex:
         return False
 
     def _add_new(
-        self,
-        slot: int,
-        held: _Slot,
-        blocks: list[BlockHash],
-        first: int,
-        before: BlockHash | None,
+        self, slot: int, held: _Slot, blocks: list[BlockHash], first: int, before: BlockHash | None
     ) -> int:
         """Add the blocks from ``first`` on that nobody holds yet; return how many they are."""
         chunks = self._chunks

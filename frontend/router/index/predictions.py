@@ -22,6 +22,9 @@ PREDICT_TTL_S: Final = 5.0
 """How long blocks of a routed request count as held before their event arrives, where events come:
 an engine publishes them when it has prefilled the prompt, after seconds if that is long."""
 
+APPROXIMATE_TTL_S: Final = 120.0
+"""The same where no events come: the caches of busy engines turn over in minutes."""
+
 _EXPIRED_PER_PREDICTED = 8
 """Old requests forgotten with every new one: more than one, so that forgetting wins."""
 
@@ -38,12 +41,7 @@ class _Prediction(NamedTuple):
 class Predictions:
     """Predicted blocks, forgotten after a time, at a request's end, or for lack of room.
 
-    Args:
-        slots: numbering of targets, shared with the index of known blocks.
-        max_blocks: most blocks predicted at once.
-
     Attributes:
-        index: the blocks.
         windows: those of groups in which a hit needs only the last few.
         blocks: how many, each counted once per request.
     """
@@ -71,7 +69,6 @@ class Predictions:
 
         Args:
             hashes: the blocks; the sequence is kept and must not change.
-            now: monotonic seconds.
             tails: those that will be in each group in which a hit needs only the last few;
                 kept as well.
         """
@@ -94,7 +91,6 @@ class Predictions:
         self.blocks += blocks
 
     def __len__(self) -> int:
-        """Return the number of requests whose blocks are predicted."""
         return len(self._lifetimes)
 
     def of(self, request_id: RequestId) -> Sequence[BlockHash]:
@@ -121,14 +117,8 @@ class Predictions:
             self.index.remove_slot(slot, hashes, all_copies=True)
 
     def expire(self, now: float, limit: int) -> bool:
-        """Forget what is too old.
-
-        Args:
-            now: monotonic seconds.
-            limit: most requests to forget, since each takes a moment.
-
-        Returns:
-            Whether the limit was reached, so that more may be left.
+        """Forget what is too old, of at most ``limit`` requests, since each takes a moment;
+        return whether the limit was reached, so that more may be left.
         """
         for ledger in self._ledgers.values():
             while ledger:

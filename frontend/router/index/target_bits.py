@@ -66,10 +66,8 @@ class TargetBits:
         return self._epochs.get(target, 0)
 
     def slot(self, target: Target, group: int) -> int:
-        """Return the slot of one group of a registered target, a new one if need be.
-
-        Raises:
-            KeyError: the target is not registered.
+        """Return the slot of one group of a target, a new one if need be. Raises KeyError if it
+        is not registered.
         """
         groups = self._slots[target]
         slot = groups.get(group)
@@ -87,7 +85,6 @@ class TargetBits:
         return self._slots.get(target, {}).get(group)
 
     def mask(self, target: Target) -> int:
-        """Return all slots of a target as a mask, 0 if it is not registered."""
         mask = 0
         for slot in self._slots.get(target, {}).values():
             mask |= 1 << slot

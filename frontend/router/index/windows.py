@@ -25,7 +25,6 @@ class WindowIndex:
         return list(self._groups)
 
     def groups(self, target: Target) -> int:
-        """Return how many such groups a target has."""
         return len(self._groups.get(target, ()))
 
     def knows(self, target: Target, group: int) -> bool:
@@ -51,12 +50,7 @@ class WindowIndex:
             entry.copies[block] = entry.copies.get(block, 0) + 1
 
     def remove(
-        self,
-        target: Target,
-        hashes: Iterable[BlockHash],
-        group: int,
-        *,
-        all_copies: bool = False,
+        self, target: Target, hashes: Iterable[BlockHash], group: int, *, all_copies: bool = False
     ) -> None:
         """Note that a target dropped one copy of each block, or all. Unknown ones are ignored."""
         entry = self._groups.get(target, {}).get(group)
@@ -84,12 +78,8 @@ class WindowIndex:
     def tails(
         self, target: Target, hashes: Sequence[BlockHash], ends: Sequence[int], peek: int
     ) -> dict[int, list[BlockHash]]:
-        """What a target keeps in each of its groups for hits of the given lengths.
-
-        Args:
-            hashes: a prompt's blocks.
-            ends: lengths of hits, in blocks.
-            peek: see :meth:`trim`.
+        """Return what a target keeps in each of its groups for hits that end after so many
+        blocks of a prompt; for ``peek`` see :meth:`trim`.
         """
         kept: dict[int, list[BlockHash]] = {}
         for number, group in self._groups.get(target, {}).items():

@@ -62,12 +62,8 @@ class Estimate(NamedTuple):
 
 
 class Costs(msgspec.Struct, frozen=True, gc=False):
-    """The parts of a cost, in tokens, each multiplied by the pace. Their sum is the cost.
-
-    Attributes:
-        prefill, encode, ship: of the request.
-        load, decode, queue: of the target's load.
-        step: until the step that runs has ended.
+    """The parts of a cost, in tokens, each multiplied by the pace: of the request, of the
+    target's load, and until the step that runs has ended. Their sum is the cost.
     """
 
     prefill: float
@@ -131,22 +127,15 @@ def parts_of_cost(work: Work, load: TargetLoad, pace: float) -> Costs:
 
 
 class Candidates(NamedTuple):
-    """Candidates, in a stable order.
-
-    Attributes:
-        targets: each once.
-        slots: requests each can run at once, 0 if unknown.
-        loads: load of each.
-        load_costs: what each load costs, in tokens.
-        paces: how many times the fleet's time a token takes each.
-        positions: position of each target.
+    """Candidates, in a stable order, with the slots, loads and paces of each; slots are 0 if
+    unknown.
     """
 
     targets: Sequence[Target]
     slots: Sequence[int]
     loads: Sequence[TargetLoad]
     load_costs: Sequence[float]
-    paces: Sequence[float]
+    paces: list[float]
     positions: dict[Target, int]
 
     def without(self, excluded: Collection[WorkerId]) -> "Candidates":

@@ -37,17 +37,9 @@ class Estimator:
         self._drops = any(one.drops_last_block for one in workers.values())
 
     def estimate(
-        self,
-        request: RoutingRequest,
-        hashes: Mapping[HashScheme, list[BlockHash]],
-        now: float,
+        self, request: RoutingRequest, hashes: Mapping[HashScheme, list[BlockHash]], now: float
     ) -> Estimate:
-        """Estimate a request on all targets.
-
-        Args:
-            hashes: its blocks under each scheme.
-            now: monotonic seconds.
-        """
+        """Estimate a request, of which the blocks are known under each scheme, on all targets."""
         nowhere = _work(request, 0, 0, request.media)
         elsewhere: dict[Target, Work] = {}
         if request.reads_cache:

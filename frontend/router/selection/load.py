@@ -32,11 +32,8 @@ class TargetLoad(NamedTuple):
 
 
 class BusyThresholds(NamedTuple):
-    """When a target has so much to do that it should get nothing more.
-
-    Attributes:
-        blocks_fraction: share of its KV cache, which more than that must be in use.
-        prefill_tokens: prompt tokens waiting for prefill, 0 for any number.
+    """When a target should get nothing more: the share of its KV cache that is more than this
+    in use, or so many prompt tokens that wait for prefill, 0 for any number.
     """
 
     blocks_fraction: float = 1.0
@@ -85,14 +82,7 @@ REPORT_TTL_S: Final = 10.0
 
 
 class LoadTracker:
-    """Load of every registered target, kept up to date so that reading it is cheap.
-
-    Args:
-        clock: monotonic seconds.
-        report_ttl_s: seconds a report counts.
-        price: the cost of a load; read with :meth:`view`.
-        thresholds: from when on a target is busy.
-    """
+    """Load of every registered target, and its price, kept up to date so that reading is cheap."""
 
     def __init__(
         self,
@@ -119,11 +109,8 @@ class LoadTracker:
     def add(
         self, worker_id: WorkerId, targets: Sequence[Target], kv_tokens: int = 0, slots: int = 0
     ) -> None:
-        """Register a worker.
-
-        Args:
-            kv_tokens: tokens that fit into the KV cache of one rank, 0 if unknown.
-            slots: requests that one rank runs at once, 0 if unknown.
+        """Register a worker, whose ranks each have room for so many tokens and requests; 0 if
+        unknown.
         """
         self._ranks[worker_id] = tuple(targets)
         self._capacity[worker_id] = kv_tokens, slots or _MAX_SLOTS
@@ -163,7 +150,6 @@ class LoadTracker:
         self._update(target)
 
     def first_token(self, request_id: RequestId) -> None:
-        """Note that a request left prefill. Unknown and repeated ids are ignored."""
         request = self._requests.get(request_id)
         if request is None or request.decoding:
             return
@@ -174,7 +160,6 @@ class LoadTracker:
         self._update(request.target)
 
     def finished(self, request_id: RequestId) -> None:
-        """Note that a request ended. Unknown and repeated ids are ignored."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return
@@ -205,7 +190,6 @@ class LoadTracker:
         return self._loads[target]
 
     def targets(self) -> list[Target]:
-        """Return all registered targets, in the order of :meth:`view`."""
         return list(self._loads)
 
     def view(self) -> tuple[list[TargetLoad], list[float]]:
@@ -214,15 +198,12 @@ class LoadTracker:
         return list(self._loads.values()), list(self._prices.values())
 
     def busy(self) -> set[Target]:
-        """Return the targets that should get nothing more, a live view."""
         self._expire()
         return self._busy
 
     def shares(self, target: Target) -> tuple[TargetLoad, TargetLoad]:
-        """Return what we have on a target, and what others have, as last reported; nothing where
-        it is not registered.
-
-        What waits there can't be told apart: it counts as theirs.
+        """Return what we have on a target, and what others have, as last reported; nothing
+        where it is not registered. What waits there counts as theirs.
         """
         self._expire()
         own, report = self._own.get(target, _NOTHING), self._reports.get(target, _NO_REPORT)

@@ -28,11 +28,8 @@ from frontend.router.selection.load import TargetLoad
 
 
 class Rates(NamedTuple):
-    """What work takes, in milliseconds.
-
-    Attributes:
-        step: a step, whatever it computes.
-        token: a prompt token prefilled or a media token encoded.
+    """What work takes, in milliseconds: a step, whatever it computes, and a token prefilled or
+    encoded.
     """
 
     step: float
@@ -90,13 +87,8 @@ _NO_SUMS: Final[_Sums] = (0.0,) * 5
 
 @dataclass(slots=True)
 class _Known:
-    """What a target reported.
-
-    Attributes:
-        last: the last report.
-        sums: of its steps, faded.
-        rates: fitted to its own steps.
-        stepped: when it told of its last one.
+    """What a target reported last, its steps' faded sums, the rates fitted to them, and when it
+    told of the last step.
     """
 
     last: _Sums = _NO_SUMS
@@ -106,12 +98,7 @@ class _Known:
 
 
 class StepTimes:
-    """The paces of all targets, and when first tokens are due.
-
-    Attributes:
-        fleet: rates of the median target.
-        known: whether enough steps are known.
-    """
+    """The paces of all targets, and when first tokens are due."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -129,7 +116,6 @@ class StepTimes:
         return _pace(known.sums, self.fleet)
 
     def rounded_pace(self, target: Target) -> float:
-        """Return the pace by which costs are multiplied."""
         return math.exp(_ROUNDED * round(math.log(self.pace(target)) / _ROUNDED))
 
     def reported(self, worker_id: WorkerId, steps: Iterable[StepSums]) -> bool:
@@ -147,14 +133,11 @@ class StepTimes:
         return self.fleet != before
 
     def drop(self, target: Target) -> None:
-        """Forget a target that is gone."""
         self._targets.pop(target, None)
 
     def first_token_ms(self, target: Target, load: TargetLoad, work: Work) -> float | None:
-        """Predict when a request's first token comes after the decision.
-
-        Returns:
-            Milliseconds; None if too few steps are known.
+        """Predict after how many milliseconds the first token comes; None if too few steps are
+        known.
         """
         if not self.known:
             return None
@@ -207,7 +190,6 @@ class StepTimes:
 
 
 def _pace(sums: _Sums, expected: Rates) -> float:
-    """Return how many times longer steps took than expected."""
     steps, tokens, _, ms, _ = sums
     trusted_ms = expected.ms(_TRUSTED_STEPS, 0)
     pace = (ms + trusted_ms) / (expected.ms(steps, tokens) + trusted_ms)

@@ -27,7 +27,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def ejection(clock: Clock) -> Ejection:
-    return Ejection(clock, failures=3, base_s=1.0, chance=random.Random(1))
+    return Ejection(clock, base_s=1.0, chance=random.Random(1))
 
 
 def fail(ejection: Ejection, worker_id: WorkerId = A, times: int = 3) -> None:

@@ -15,7 +15,7 @@ from common.identity import WorkerId
 from common.observability.telemetry import DECISIONS, WORKER_PAGES_MISSING
 from common.request_plane.protocol import MOST_FIGURES_BYTES, AskFigures, Figures
 from frontend.http.operator.worker_metrics import joined_pages
-from frontend.workers import operations, serving
+from frontend.workers import members, operations
 from frontend.workers.members import Members
 from tests.fakes.fleet import Town, gone
 from tests.waiting import until
@@ -183,7 +183,7 @@ async def test_who_asks_without_a_session_is_told_so(town: Town) -> None:
 async def test_a_worker_that_left_is_shown_no_more(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "SHOWN_S", 0.0)
+    monkeypatch.setattr(members, "SHOWN_S", 0.0)
     DECISIONS.labels("w0", "for the test").inc()
     labels = {"worker_id": "w0", "rank": "0"}
     (member,) = town.fleet.members.shown()
