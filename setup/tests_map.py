@@ -21,7 +21,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "common/aio/followed_files.py": "frontend/http/test_api_keys.py",
     "frontend/http/access/key_files.py": "frontend/http/test_api_keys.py",
     "frontend/door.py": "frontend/http/test_error_shapes.py",
-    "frontend/workers/late_transports.py": "test_nixl_on_demand.py",
+    "frontend/workers/media_sender.py": "test_nixl_on_demand.py",
     "backend_worker/engine/statistics.py": "backend_worker/test_engine_steps.py",
     "backend_worker/plane/news.py": "test_load_of_others.py",
     "backend_worker/kv_events/event_replays.py": "backend_worker/test_event_publisher.py",
