@@ -100,7 +100,6 @@ THROUGH: Final[Mapping[str, str]] = {
     "frontend/router/in_flight.py": "frontend/router/test_router.py",
     "frontend/router/roster.py": "frontend/router/test_router.py",
     "frontend/router/selection/costs.py": "frontend/router/test_modes.py",
-    "frontend/router/selection/estimate.py": "frontend/router/test_router.py",
 }
 """Below ``tests/unit/`` unless it begins with ``tests/``."""
 

@@ -19,10 +19,7 @@ class Gauges:
         self._refusals: list[Refusals] = []
         for state, count in (
             ("connected", self._connected),
-            (
-                "disconnected",
-                lambda: sum(len(each.shown()) for each, _ in self._fleets) - self._connected(),
-            ),
+            ("disconnected", self._disconnected),
             ("refused", lambda: sum(len(each.reasons()) for each in self._refusals)),
             ("ejected", lambda: sum(router.ejection.out() for _, router in self._fleets)),
             ("busy", lambda: sum(_busy(router) for _, router in self._fleets)),

@@ -141,9 +141,6 @@ class BlockHasher:
         if block_size < 1:
             raise ConfigurationError(f"block size must be positive, not {block_size}")
         self.scheme = HashScheme(block_size, algorithm, none_hash)
-        # The tuple of three, and the head of its first item.
-        self._before_parent = cbor.array_head(3) + cbor.byte_string(bytes(32))[:-32]
-        self._before_tokens = cbor.array_head(block_size)
 
     def hash(
         self,

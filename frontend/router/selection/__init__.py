@@ -4,13 +4,13 @@ from frontend.router.selection.costs import (
     Candidates,
     Costs,
     Estimate,
+    Estimator,
     Work,
     cheapest,
     cost_of_load,
     cost_of_work,
     parts_of_cost,
 )
-from frontend.router.selection.estimate import Estimator
 from frontend.router.selection.load import BusyThresholds, LoadTracker, Reported, TargetLoad
 from frontend.router.selection.media_placement import EncodedMedia, MediaPlacement
 from frontend.router.selection.step_times import StepTimes
