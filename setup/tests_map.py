@@ -35,7 +35,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "common/discovery/kubernetes/publisher.py": "common/discovery/kubernetes/test_kubernetes.py",
     "common/discovery/known_card.py": "common/discovery/file/test_file.py",
     "common/discovery/renewal.py": "common/discovery/file/test_file.py",
-    "frontend/router/availability.py": "frontend/http/test_manage.py",
+    "frontend/router/ejection.py": "frontend/http/test_manage.py",
     "frontend/models.py": "tests/e2e/test_several_models.py",
     "frontend/workers/operations.py": "test_operations_flow.py",
     "common/version.py": "test_packaging.py",

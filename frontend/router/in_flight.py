@@ -17,8 +17,8 @@ from common.observability.telemetry import (
     PROMPT_TOKENS,
     REALISED_CACHED_TOKENS,
 )
-from frontend.router.availability import Ejection
 from frontend.router.decision import Decision
+from frontend.router.ejection import Ejection
 from frontend.router.hashing import HashScheme
 from frontend.router.index import APPROXIMATE_TTL_S, PREDICT_TTL_S, Knowledge
 from frontend.router.inputs import RoutingRequest

@@ -1,7 +1,7 @@
 """The workers that requests may go to, and everything that comes and goes with them.
 
 What is known of a worker's blocks, media and load begins when it joins and ends when it
-leaves, whoever learned it. How far it is trusted outlives it: ``availability.py``.
+leaves, whoever learned it. How far it is trusted outlives it: ``ejection.py``.
 """
 
 import asyncio

@@ -5,14 +5,14 @@ event loop. What it knows it learns through its parts, which others tell their n
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from typing import Final
 
 from common.errors import FleetBusyError, NoWorkerError
-from common.identity import BlockHash, WorkerId
+from common.identity import BlockHash, Incarnation, WorkerId
 from common.observability.telemetry import stage
-from frontend.router.availability import Drained, Ejection
 from frontend.router.decision import CLIENT_ID_LENGTH, Considered, Decision, DecisionLog
+from frontend.router.ejection import Ejection
 from frontend.router.events import ZmqFeeds
 from frontend.router.hashing import HashMemo, HashScheme, LoraKey
 from frontend.router.in_flight import InFlight
@@ -42,7 +42,8 @@ class Router:
         media: media items that workers hold; told of acks and nacks.
         load: what every target has to do; told what workers report.
         ejection: how far workers are trusted; told of links that were lost.
-        drained: workers that an operator drains.
+        drained: runs of workers that an operator drains, which finish what they have, also if they
+            are lost for a while or not there yet. A later run serves.
         resting: workers that say that they are paused or asleep.
         in_flight: requests routed and not ended; told of first tokens, failures and ends.
     """
@@ -63,7 +64,7 @@ class Router:
         self.media = self.roster.media
         self.load = self.roster.load
         self.ejection = Ejection(clock, base_s=settings.eject_base_s)
-        self.drained = Drained(self.roster.workers)
+        self.drained: dict[WorkerId, Incarnation] = {}
         self.resting: set[WorkerId] = set()
         self.in_flight = InFlight(clock, self.roster, self.ejection)
         self.decisions = DecisionLog()
@@ -147,7 +148,7 @@ class Router:
 
     def _candidates(self, exclude: Collection[WorkerId], accepted: bool) -> Candidates:
         candidates = self.roster.candidates()
-        if left_out := {*exclude, *self.drained.unusable(), *self.resting}:
+        if left_out := {*exclude, *self._drained(), *self.resting}:
             candidates = candidates.without(left_out)
         if not candidates.targets:
             raise NoWorkerError(
@@ -157,6 +158,13 @@ class Router:
                 "this request"
             )
         return self._fit(candidates, accepted)
+
+    def _drained(self) -> Set[WorkerId]:
+        workers = self.roster.workers
+        for name, run in list(self.drained.items()):
+            if name in workers and workers[name].incarnation != run:
+                del self.drained[name]  # another run has the name now
+        return self.drained.keys() & workers.keys()
 
     def _fit(self, candidates: Candidates, accepted: bool) -> Candidates:
         """Return those that are neither ejected nor busy.

@@ -213,7 +213,7 @@ class Serving:
         if self._members.forget_name(worker_id):
             self._router.ejection.forget(worker_id)
             self._router.roster.forget(worker_id)
-            self._router.drained.remove(worker_id)
+            self._router.drained.pop(worker_id, None)
             asyncio.get_running_loop().call_later(SHOWN_S, self._show_no_more, worker_id)
 
     def _show_no_more(self, worker_id: WorkerId) -> None:

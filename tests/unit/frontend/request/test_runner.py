@@ -277,12 +277,12 @@ async def test_a_request_goes_on_where_a_pause_sent_it_away(lab: Lab, steps: int
 async def test_a_request_goes_on_where_an_operator_lets_it(lab: Lab) -> None:
     """Its worker fails while the other is drained, which is then reinstated."""
     drained = lab.router.drained
-    drained.add(WorkerId("w1"), Incarnation("w1"))
+    drained[WorkerId("w1")] = Incarnation("w1")
     lab.engines["w0"].script = lab.speaking("w0", 3, TransferError("w0 failed"))
     asking = asyncio.create_task(lab.ask())
     await until(lambda: len(lab.asked) == 1)
     await until(lambda: not any(link.active_requests for link in lab.links.values()))
-    drained.remove(WorkerId("w1"))
+    del drained[WorkerId("w1")]
     assert text(await asking) == ANSWER
     assert [asked for asked, _ in lab.asked] == ["w0", "w1"]
 
@@ -708,7 +708,7 @@ async def test_an_answer_goes_on_at_another_worker_with_its_adapter(lab: Lab) ->
 
 async def test_a_request_is_refused_if_no_worker_with_its_adapter_takes_any(lab: Lab) -> None:
     has_story(lab, "w0")
-    lab.router.drained.add(WorkerId("w0"), Incarnation("w0"))
+    lab.router.drained[WorkerId("w0")] = Incarnation("w0")
     with pytest.raises(GracefulHTTPError, match="drained"):
         await lab.ask()
     assert not lab.asked

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from common.identity import Incarnation, RequestId, WorkerId
-from frontend.router.availability import JITTER, Circuit, Ejection
+from frontend.router.ejection import JITTER, Circuit, Ejection
 
 A, B = WorkerId("a"), WorkerId("b")
 RUN = Incarnation("1")

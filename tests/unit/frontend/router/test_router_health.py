@@ -14,8 +14,8 @@ from common.errors import (
     WorkerBusyError,
 )
 from common.identity import Incarnation, Target, WorkerId
-from frontend.router.availability import Circuit
 from frontend.router.decision import Decision
+from frontend.router.ejection import Circuit
 from frontend.router.router import Router
 from frontend.router.selection import Reported
 from frontend.router.settings import RouterSettings

@@ -27,7 +27,7 @@ from common.request_plane.card import Adapter, HostIdentity, WorkerCard, WorkerS
 from common.request_plane.protocol import Coming, Output, RankStatus, Status, Submit, Terms
 from common.transfer.handshake import TransferReply
 from frontend.router import LoraKey, RoutingRequest
-from frontend.router.availability import Circuit
+from frontend.router.ejection import Circuit
 from frontend.workers import members
 from frontend.workers.link import WorkerLink
 from frontend.workers.members import Member

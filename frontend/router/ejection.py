@@ -1,4 +1,4 @@
-"""Which workers get no request for the moment: after errors or stalls, or while drained. No I/O.
+"""Which workers are not trusted for the moment, after errors or stalls. No I/O.
 
 A worker's circuit is closed until several requests in a row fail on it, or its link is lost. Then
 it is open, for a time that doubles with every relapse, give or take some jitter, so that
@@ -8,14 +8,13 @@ was closed for as long as the longest time out starts with a clean record.
 """
 
 import random
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from common.identity import Incarnation, RequestId, WorkerId
 from common.observability.telemetry import EJECTIONS
-from frontend.router.inputs import RoutableWorker
 
 FAILURES: Final = 3
 """Requests failing in a row that put a worker out: one may be the request's own fault."""
@@ -172,38 +171,3 @@ class Ejection:
         record.reason = reason
         record.on_trial = None
         EJECTIONS.labels(worker_id, reason).inc()
-
-
-class Drained:
-    """Runs of workers that are drained, which finish what they have. A later run serves. Takes a
-    live view of who is there.
-    """
-
-    def __init__(self, workers: Mapping[WorkerId, RoutableWorker]) -> None:
-        self._workers = workers
-        self._runs: dict[WorkerId, Incarnation] = {}
-
-    def add(self, worker_id: WorkerId, incarnation: Incarnation) -> None:
-        """Give this run nothing more, also if it is lost for a while, or not there yet."""
-        self._runs[worker_id] = incarnation
-
-    def remove(self, worker_id: WorkerId) -> None:
-        self._runs.pop(worker_id, None)
-
-    def has(self, worker_id: WorkerId, incarnation: Incarnation) -> bool:
-        return self._runs.get(worker_id) == incarnation
-
-    def runs(self) -> dict[WorkerId, Incarnation]:
-        return dict(self._runs)
-
-    def unusable(self) -> set[WorkerId]:
-        there = set()
-        for worker_id in list(self._runs):
-            worker = self._workers.get(worker_id)
-            if worker is None:
-                continue
-            if self.has(worker_id, worker.incarnation):
-                there.add(worker_id)
-            else:  # another run has the name now
-                self.remove(worker_id)
-        return there
