@@ -11,12 +11,11 @@ from vllm import AsyncEngineArgs
 
 from backend_worker.engine.adapters import Adapters, read_adapter
 from backend_worker.settings import WorkerNixlSettings, WorkerSettings
-from common.cli.command_line import CommandLine, ConfigSettings, flags_of, read_command_line
-from common.cli.flag_aliases import WORKER
+from common.cli.command_line import WORKER, CommandLine, ConfigSettings, flags_of, read_command_line
+from common.cli.early_flags import completion_of
 from common.cli.flag_settings import FlagSettings, Given, add_all
 from common.cli.process_settings import ProcessSettings
 from common.cli.settings_summary import summary
-from common.cli.shell_completion import completion_of
 from common.cli.vllm_command_line import VllmParser, pass_level_on, read_vllms
 from common.cli.vllm_flags import refusal_at_worker
 from common.discovery.base import Discovery
@@ -26,8 +25,7 @@ from common.identity import Incarnation, WorkerId
 from common.transfer.choice import TransferMode
 from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.settings import TransferSettings
-from common.vllm_compat.model_files import fault_of
-from common.vllm_compat.platform import check_device
+from common.vllm_compat.preflight import check_device, fault_of
 
 GROUPS: Final[tuple[type[FlagSettings], ...]] = (
     WorkerSettings,

@@ -262,7 +262,6 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.v1.request",
         ),
         "backend_worker/engine/config.py": ("vllm", "vllm.config", "vllm.usage.usage_lib"),
-        "common/vllm_compat/encoder_width.py": ("vllm.config",),
     },
     "engine, its media cache and statistics": {
         "backend_worker/engine/vllm_engine.py": (
@@ -325,7 +324,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "common/vllm_compat/versions.py": ("vllm.version",),
     },
     "platform": {
-        "common/vllm_compat/platform.py": ("vllm.platforms",),
+        "common/vllm_compat/preflight.py": ("vllm.platforms",),
     },
 }
 """Surface -> file -> modules of vLLM that it may import for that surface."""

@@ -13,8 +13,8 @@ from vllm.config import VllmConfig
 from backend_worker.engine.memory import SHARED_MEMORY, instance_name
 from common.errors import ConfigurationError
 from common.request_plane.operations import Operation, ReloadWeights, ResetEncoderCache, Sleep
-from common.vllm_compat.encoder_width import embeds_width
 from common.vllm_compat.engine_arguments import HOST_MEMORY
+from common.vllm_compat.engine_settings import embeds_width
 
 INSTANCE: Final = "mmrouter_instance"
 """In the connector's configuration: the name of the engine's memory."""

@@ -68,8 +68,7 @@ from common.vllm_compat.engine_settings import (
     prefix_reuse,
 )
 from common.vllm_compat.features import forget_evicted_media
-from common.vllm_compat.hf_processor_runs import HfProcessorRuns
-from common.vllm_compat.renderer_patches import patch_renderer
+from common.vllm_compat.renderer_patches import HfProcessorRuns, patch_renderer
 
 SHUTDOWN_S = 10.0
 """How long engine processes may take to clean up after themselves."""

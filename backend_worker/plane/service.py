@@ -32,8 +32,8 @@ from common.errors import (
 )
 from common.fleet_key import FleetKey
 from common.identity import Incarnation, RequestId, WorkerId
-from common.observability.stalled_loop import measure_loop_delay
 from common.observability.telemetry import INTERNAL_ERRORS, UNDECODABLE_MESSAGES
+from common.observability.watchdog import measure_loop_delay
 from common.request_plane.fleet_sockets import REFUSALS, Gate, count_refusals
 from common.request_plane.loop_socket import LoopSocket
 from common.request_plane.protocol import (

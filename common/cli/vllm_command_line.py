@@ -14,8 +14,7 @@ from typing import Any, Final, NoReturn
 from vllm.logger import configure_logging_from_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from common.cli.config_file import EMPTY, ConfigFile, is_empty, unknown
-from common.cli.flag_settings import Given
+from common.cli.flag_settings import EMPTY, ConfigFile, Given, is_empty, unknown
 from common.cli.process_settings import ProcessSettings
 from common.errors import ConfigurationError
 from common.observability.log_lines import LogFormat, adopt, log_setup, reserve

@@ -32,8 +32,8 @@ from vllm.multimodal.media import ImageMediaIO, MediaWithBytes, audio
 from vllm.multimodal.video_decoders import torchcodec
 
 from common.media.avif_size import avif_pixels
+from common.media.container_tables import claims_too_much
 from common.media.formats import AVIF, FFMPEG_FORMATS, IMAGE_FORMATS
-from common.media.tables import claims_too_much
 from common.media.tensor_files import load as load_tensor
 
 logger = logging.getLogger(__name__)

@@ -11,12 +11,14 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from common.backoff import Backoff
 from common.errors import causes
 from common.observability import tracing
 
@@ -233,3 +235,44 @@ def reserve(loggers: Iterable[str]) -> None:
 
 def _handlers(loggers: Iterable[str]) -> list[logging.Handler]:
     return [handler for name in loggers for handler in logging.getLogger(name).handlers]
+
+
+FIRST_LINE_S: Final = 10.0
+"""After which the first line comes; what takes less says nothing."""
+
+LONGEST_PAUSE_S: Final = 60.0
+
+
+@contextmanager
+def log_progress(
+    what: str,
+    say: Callable[[str], object],
+    *,
+    first_s: float = FIRST_LINE_S,
+    longest_s: float = LONGEST_PAUSE_S,
+) -> Iterator[None]:
+    """Say how long something has been under way, ever more rarely, until it has ended.
+
+    A thread does, so it is said too while the event loop stands still.
+
+    Args:
+        what: as the beginning of a sentence, for example ``waiting for workers``.
+        say: gets the lines, in that thread.
+        first_s: seconds until the first line; each pause after it is twice as long as the last.
+        longest_s: the longest pause.
+    """
+    ended = threading.Event()
+    began = time.monotonic()
+
+    def speak() -> None:
+        backoff = Backoff(first_s, longest_s)
+        while not ended.wait(backoff.next_s()):
+            say(f"{what} ({time.monotonic() - began:.0f} s so far)")
+
+    speaker = threading.Thread(target=speak, name="still-busy", daemon=True)
+    speaker.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        speaker.join()

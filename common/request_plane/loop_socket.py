@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 import zmq
 import zmq.asyncio
 
-from common.aio.undo import undo_on_error
+from common.aio.cleanup import undo_on_error
 from common.request_plane.wire import Frame
 
 

@@ -14,7 +14,7 @@ from typing import ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 from pydantic import JsonValue
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
-from common.aio.released import Released
+from common.aio.cleanup import Released
 from common.errors import CorruptSegmentError
 from common.identity import MmHash
 from common.media.cache_partition import SHARED, Partition

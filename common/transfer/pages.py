@@ -1,4 +1,4 @@
-"""Page-wise operations on mapped memory that Python's ``mmap`` has no call for."""
+"""Operations on this process's memory that Python has no call for."""
 
 import ctypes
 import logging
@@ -9,6 +9,22 @@ from typing import Final
 import numpy as np
 
 logger = logging.getLogger(__name__)
+
+LARGE: Final = 8 << 20
+"""Bytes of a piece that is mapped by itself. Pillow's have 16 MiB."""
+
+_M_MMAP_THRESHOLD: Final = -3
+
+
+def give_back_large_memory() -> None:
+    """Keep glibc from raising its threshold to 32 MiB when it sees large pieces freed.
+
+    Above it, pictures lie in the heaps of threads, where a small piece behind them keeps them.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # another C library has none
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, LARGE)
+
 
 # asm-generic/mman-common.h
 _MADV_DONTNEED: Final = 4

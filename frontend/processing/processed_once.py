@@ -20,7 +20,7 @@ from typing import Final
 
 from vllm.exceptions import VLLMClientError
 
-from common.aio.released import Released
+from common.aio.cleanup import Released
 from common.errors import MmRouterError, OverloadedError
 from common.identity import MmHash
 from common.lru import Lru

@@ -15,8 +15,8 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from backend_worker.plane.figures import OwnFigures
 from common.discovery.base import CardPresent
 from common.identity import WorkerId
-from common.observability.buckets import FIRST_TOKEN_S, STAGE_S
-from common.observability.stalled_loop import measure_loop_delay
+from common.observability.telemetry import FIRST_TOKEN_S, STAGE_S
+from common.observability.watchdog import measure_loop_delay
 from frontend.http.operator.worker_metrics import worker_metrics_routes
 from frontend.processing.preprocessor import ProcessedPrompt
 from frontend.request.runner import GenerateRequest, RequestRunner

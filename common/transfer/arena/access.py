@@ -6,7 +6,7 @@ Also what they get from it: leases, and room to write to.
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from common.aio.released import Released
+from common.aio.cleanup import Released
 from common.errors import ArenaUnavailableError
 from common.identity import MmHash
 from common.transfer.arena.layout import ArenaOffer

@@ -7,7 +7,7 @@ import os
 import time
 from collections import deque
 
-from common.aio.undo import undo_on_error
+from common.aio.cleanup import undo_on_error
 from common.transfer import pages
 from common.transfer.checksum import PIECE
 from common.transfer.nixl.rooms import Rooms

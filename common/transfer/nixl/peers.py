@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, NamedTuple, TypeVar
 
+from common.aio.cleanup import undo_on_error
 from common.aio.supervised import supervise
-from common.aio.undo import undo_on_error
 from common.backoff import Backoff
 from common.errors import ArenaUnavailableError, TransferError, TransferTimeoutError
 from common.transfer.nixl.reading import NixlReading

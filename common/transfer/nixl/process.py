@@ -19,7 +19,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 import torch
 
-from common.aio.spawn import SpawnedProcess
+from common.aio.processes import SpawnedProcess
 from common.backoff import Backoff
 from common.errors import ArenaUnavailableError, ConfigurationError
 from common.observability.telemetry import INTERNAL_ERRORS, NIXL_RESTARTS

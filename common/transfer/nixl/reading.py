@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from common.aio.undo import undo_on_error
+from common.aio.cleanup import undo_on_error
 from common.errors import ArenaUnavailableError, CorruptSegmentError
 from common.transfer.arena import HEAD_SIZE, HEADER_SIZE, check_head, check_header, copy_bytes
 from common.transfer.base import Received

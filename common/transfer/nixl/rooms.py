@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-from common.aio.released import Released
+from common.aio.cleanup import Released
 from common.transfer import pages
 from common.transfer.arena import SEGMENT_ALIGNMENT, SegmentTable, aligned
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import ClassVar, Final
 
-from common.aio.undo import undo_on_error
+from common.aio.cleanup import undo_on_error
 from common.errors import ArenaUnavailableError, ConfigurationError
 from common.identity import MmHash
 from common.transfer.arena import Arena, ArenaAccess, Lease

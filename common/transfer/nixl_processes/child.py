@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from common.aio.spawn import end_with_parent
+from common.aio.processes import end_with_parent
 
 # linux/prctl.h
 _PR_SET_NO_NEW_PRIVS: Final = 38

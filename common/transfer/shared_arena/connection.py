@@ -13,7 +13,7 @@ from itertools import count
 
 import msgspec
 
-from common.aio.frames import Frames, frame
+from common.aio.ipc import Frames, frame
 from common.errors import ArenaUnavailableError
 from common.transfer.shared_arena.messages import Answer, Forget, FromKeeper, GiveBack
 

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from typing import Final
 
-from common.aio.frames import FrameProtocol
+from common.aio.ipc import FrameProtocol
 from common.errors import ArenaFullError, ArenaUnavailableError
 from common.identity import MmHash
 from common.transfer.arena import Arena, Lease, ReservedSegment, SegmentLayout

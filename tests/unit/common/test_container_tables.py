@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMediaIO
 
+from common.media.container_tables import claims_too_much
 from common.media.decoder_guard import MAX_FFMPEG_BYTES, guard_decoders
-from common.media.tables import claims_too_much
 from frontend.fetch.content import Content
 from frontend.fetch.decoders import decode
 from frontend.media_limits.errors import RefusedError

@@ -1,5 +1,5 @@
 """Every environment variable that vLLM's processing of requests reads, in one place each: how
-frontends come to know of it, or why they need not. See :mod:`common.vllm_compat.engine_arguments`.
+frontends come to know of it, or why they need not. ``test_engine_arguments.py`` looks them up.
 """
 
 from collections.abc import Mapping

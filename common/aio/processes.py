@@ -1,5 +1,6 @@
-"""Child processes that are spoken to over a socket pair, and that end with this process."""
+"""Processes: start a child that ends with this one, and stop when a signal asks for it."""
 
+import asyncio
 import contextlib
 import ctypes
 import signal
@@ -99,3 +100,50 @@ class SpawnedProcess:
         self.socket.close()
         self.kill()
         return self.reap(timeout_s)
+
+
+class StopSignals:
+    """Listens from its creation on, on the running event loop."""
+
+    def __init__(self) -> None:
+        self._asked = asyncio.Event()
+        self._at_once = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self.terminate)
+        loop.add_signal_handler(signal.SIGINT, self.interrupt)
+
+    def terminate(self) -> None:
+        """What SIGTERM does."""
+        if self._asked.is_set():
+            self._at_once.set()
+        self._asked.set()
+
+    def interrupt(self) -> None:
+        """What SIGINT does."""
+        self._asked.set()
+        self._at_once.set()
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the process was asked to end."""
+        return self._asked.is_set()
+
+    async def asked(self) -> None:
+        """Wait until the process is asked to end in either way."""
+        await self._asked.wait()
+
+    async def at_once(self, timeout: float | None = None) -> bool:
+        """Wait until it is to end at once.
+
+        Args:
+            timeout: seconds to wait at most.
+
+        Returns:
+            Whether it was asked to; False after the time-out.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                await self._at_once.wait()
+        except TimeoutError:
+            return False
+        return True

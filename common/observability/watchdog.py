@@ -1,10 +1,11 @@
-"""Watchdog for calls that run in threads: log and count slow ones, give up those that never return.
+"""Watch threads and the event loop: log and count what is slow, give up calls that never return.
 
 One thread looks at all watched calls of the process, and only while there are some.
 """
 
 import asyncio
 import logging
+import signal
 import sys
 import threading
 import time
@@ -14,7 +15,13 @@ from types import FrameType
 from typing import Final
 
 from common.observability.log_lines import current_request
-from common.observability.telemetry import STUCK_THREADS, THREAD_STALLS, THREADS_REPLACED
+from common.observability.telemetry import (
+    EVENT_LOOP_DELAY,
+    EVENT_LOOP_STALLS,
+    STUCK_THREADS,
+    THREAD_STALLS,
+    THREADS_REPLACED,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -217,3 +224,40 @@ def stack_of(frame: FrameType | None) -> str:
         places.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")
         frame = frame.f_back
     return " > ".join(reversed(places)) or "(it has ended)"
+
+
+LOOP_INTERVAL_S: Final = 0.25
+"""How often it is looked. What blocks for longer is seen whole, what is shorter now and then."""
+
+
+async def measure_loop_delay() -> None:
+    """Observe how late the loop is, which everything that waits on it is too, until cancelled."""
+    while True:
+        due = time.perf_counter() + LOOP_INTERVAL_S
+        await asyncio.sleep(LOOP_INTERVAL_S)
+        EVENT_LOOP_DELAY.observe(max(0.0, time.perf_counter() - due))
+
+
+async def watch_for_stalls(stall_s: float = STALL_S) -> None:
+    """Log and count each time that the loop of the main thread stands longer, until cancelled.
+
+    A timer of the process is set anew by each turn of the loop. If it goes off, its handler runs in
+    the context of what holds the loop, so it knows that request; a thread would not.
+    """
+    before = signal.signal(signal.SIGALRM, _tell)
+    try:
+        while True:
+            signal.setitimer(signal.ITIMER_REAL, LOOP_INTERVAL_S + stall_s)
+            await asyncio.sleep(LOOP_INTERVAL_S)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _tell(_: int, frame: FrameType | None) -> None:
+    EVENT_LOOP_STALLS.inc()
+    logger.warning(
+        "request %s holds the event loop, so no other request goes on: %s",
+        current_request.get() or "(none)",
+        stack_of(frame),
+    )

@@ -6,14 +6,14 @@ import sys
 SCRIPT = """
 import asyncio, logging
 from common.observability.log_lines import current_request
-from common.observability.stalled_loop import watch_for_stalls
+from common.observability.watchdog import watch_for_stalls
 from common.observability.telemetry import EVENT_LOOP_STALLS
 
 class Lines(logging.Handler):
     def emit(self, record):
         print(record.getMessage(), flush=True)
 
-logging.getLogger("common.observability.stalled_loop").addHandler(Lines())
+logging.getLogger("common.observability.watchdog").addHandler(Lines())
 
 def count():
     return EVENT_LOOP_STALLS._value.get()

@@ -197,10 +197,7 @@ class _Track:
         """Whether it is compressed, which could hide anything, or has more groups than bytes."""
         if b"cmov" in self.tables:
             return True
-        groups = (
-            self._number(at + 8 + 4 * (self._number(at) >> 24 > 0)) for at in self._at(b"sgpd")
-        )
-        return any(count > len(self.data) for count in groups)
+        return any(self._groups(at) > len(self.data) for at in self._at(b"sgpd"))
 
     @property
     def samples(self) -> int:

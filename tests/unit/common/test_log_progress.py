@@ -5,12 +5,12 @@ import queue
 
 import pytest
 
-from common.observability.still_busy import still_busy
+from common.observability.log_lines import log_progress
 
 
 def test_it_is_said_again_and_again_and_no_more_at_the_end() -> None:
     lines: queue.Queue[str] = queue.Queue()
-    with still_busy("loading", lines.put, first_s=0.001, longest_s=0.001):
+    with log_progress("loading", lines.put, first_s=0.001, longest_s=0.001):
         for _ in range(3):
             assert lines.get(timeout=60).startswith("loading (")
     while not lines.empty():
@@ -21,7 +21,7 @@ def test_it_is_said_again_and_again_and_no_more_at_the_end() -> None:
 
 def test_what_is_quick_says_nothing() -> None:
     lines: list[str] = []
-    with still_busy("loading", lines.append, first_s=3600):
+    with log_progress("loading", lines.append, first_s=3600):
         pass
     assert lines == []
 
@@ -30,13 +30,13 @@ async def test_it_ends_with_an_error_and_with_a_cancelled_task() -> None:
     lines: queue.Queue[str] = queue.Queue()
     with (
         pytest.raises(ZeroDivisionError),
-        still_busy("computing", lines.put, first_s=0.001, longest_s=0.001),
+        log_progress("computing", lines.put, first_s=0.001, longest_s=0.001),
     ):
         lines.get(timeout=60)
         raise ZeroDivisionError
 
     async def wait() -> None:
-        with still_busy("waiting", lines.put, first_s=0.001, longest_s=0.001):
+        with log_progress("waiting", lines.put, first_s=0.001, longest_s=0.001):
             await asyncio.Event().wait()
 
     task = asyncio.create_task(wait())

@@ -1,10 +1,32 @@
-"""Roll back what was acquired if a later step fails."""
+"""Give back what was acquired: at the end of a ``with``, or if a later step fails."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar
+from types import TracebackType
+from typing import Self, TypeVar
+
+
+class Released(ABC):
+    """Something held until :meth:`release`, at the latest until the end of a ``with``."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Give it back. The second and later calls do nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
 
 Made = TypeVar("Made")
 
