@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from backend_worker.args import WorkerArgs, parse
 from backend_worker.engine.config import prepare_environment, with_our_defaults
-from backend_worker.engine.memory import make_socket_directory, reap_memory
+from backend_worker.engine.ipc_names import make_socket_directory, reap_memory
 from backend_worker.engine.vllm_engine import Engine
 from backend_worker.kv_events.event_publisher import fleet_events
 from backend_worker.plane.media_receiver import MediaReceiver

@@ -250,12 +250,8 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "frontend/check.py": ("vllm.multimodal.audio", "vllm.platforms"),
         "frontend/fetch/picture_limit.py": ("vllm.multimodal.image",),
     },
-    "data-parallel ranks": {
-        "backend_worker/engine/ranks.py": ("vllm.config",),
-    },
     "configuration of the engine": {
-        "backend_worker/engine/encodings.py": ("vllm.config",),
-        "backend_worker/engine/host_encodings.py": (
+        "backend_worker/engine/encodings.py": (
             "vllm.config",
             "vllm.distributed.ec_transfer.ec_connector.base",
             "vllm.distributed.ec_transfer.ec_connector.cpu.connector",
@@ -280,7 +276,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "common/request_plane/protocol.py": ("vllm.v1.metrics.stats",),
     },
     "where an engine leaves its outputs": {
-        "backend_worker/engine/direct_outputs.py": (
+        "backend_worker/engine/outputs.py": (
             "vllm.v1.engine.async_llm",
             "vllm.v1.engine.output_processor",
         ),
@@ -310,11 +306,11 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "frontend/router/event_wire.py": ("vllm.distributed.kv_events",),
     },
     "KV events, published": {
+        "backend_worker/kv_events/event_log.py": ("vllm.distributed.kv_events",),
         "backend_worker/kv_events/event_publisher.py": (
             "vllm.config",
             "vllm.distributed.kv_events",
         ),
-        "backend_worker/kv_events/event_snapshot.py": ("vllm.distributed.kv_events",),
     },
     "tensor encoding": {
         "common/transfer/codec.py": ("vllm.multimodal.inputs",),

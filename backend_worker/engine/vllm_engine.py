@@ -30,13 +30,19 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from backend_worker.engine import outputs as engine_outputs
 from backend_worker.engine.adapters import Adapters
-from backend_worker.engine.calls import AnyOutput, ask, check, check_form, has_failed
-from backend_worker.engine.config import USAGE, engine_config
-from backend_worker.engine.direct_outputs import DirectLLM
+from backend_worker.engine.calls import (
+    AnyOutput,
+    ask,
+    check,
+    check_form,
+    encoded,
+    has_failed,
+    media_input,
+)
+from backend_worker.engine.config import USAGE, engine_config, served_ranks
 from backend_worker.engine.encodings import kept_tokens
-from backend_worker.engine.media_input import encoded, media_input
 from backend_worker.engine.operations import operate, refuses
-from backend_worker.engine.ranks import served_ranks
+from backend_worker.engine.outputs import DirectLLM
 from backend_worker.engine.render import LocalRenderer, partitioned_hashes
 from backend_worker.engine.statistics import StatsBoard
 from common.errors import (

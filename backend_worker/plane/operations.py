@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from backend_worker.engine.state import EngineState
+from backend_worker.engine.operations import EngineState
 from backend_worker.plane.request import ServingEngine, sendable
 from backend_worker.plane.session import Session
 from common.errors import EngineGoneError, OperationRefusedError, WorkerBusyError

@@ -14,9 +14,9 @@ from vllm.outputs import PoolingRequestOutput, RequestOutput
 
 from backend_worker.engine.adapters import Adapters, check_files
 from backend_worker.engine.calls import AnyOutput
-from backend_worker.engine.direct_outputs import take_outputs
+from backend_worker.engine.outputs import take_outputs
 from backend_worker.engine.vllm_engine import Items, RankLoad
-from backend_worker.plane.ledger import Entry
+from backend_worker.plane.frontend_loads import Entry
 from backend_worker.plane.media_receiver import MediaReceiver, ReceivedMedia
 from backend_worker.plane.outbox import Outbox
 from common.errors import (

@@ -17,9 +17,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from backend_worker.plane.figures import OwnFigures
+from backend_worker.plane.load_report import LoadReports, OwnMetrics
 from backend_worker.plane.media_receiver import MediaReceiver
-from backend_worker.plane.news import News
 from backend_worker.plane.operations import Operations
 from backend_worker.plane.outbox import FULL_PAUSE_S, Outbox
 from backend_worker.plane.request import ServingEngine, WorkerRequest, sendable
@@ -59,7 +58,7 @@ from common.request_plane.protocol import (
     Welcome,
 )
 from common.request_plane.wire import About, Codec, Frame
-from common.transfer.attachment import Attachment
+from common.transfer.base import Attachment
 from common.transfer.handshake import TransferOffer, parse_offer
 
 logger = logging.getLogger(__name__)
@@ -131,8 +130,8 @@ class WorkerService:
         self._codec: Codec[ToWorker] = Codec(ToWorker)
         self._sessions: dict[bytes, Session] = {}
         self._operations = Operations(engine, self._send, self._tell_all, self._leave_to_others)
-        self._news = News(engine, self._operations)
-        self._figures = OwnFigures(self._send)
+        self._reports = LoadReports(engine, self._operations)
+        self._metrics = OwnMetrics(self._send)
         self._draining = False
         self._max_requests = max_requests
         self._context = zmq.asyncio.Context()
@@ -170,7 +169,7 @@ class WorkerService:
                 for task, work in (
                     ("request plane", self._receive),
                     ("request plane clock", self._keep_time),
-                    ("request plane news", lambda: self._news.tell(self._with_news)),
+                    ("request plane reports", lambda: self._reports.tell(self._with_news)),
                     ("loop delay", measure_loop_delay),
                     ("strangers", lambda: count_refusals(self._socket.monitor, "request plane")),
                 )
@@ -257,7 +256,7 @@ class WorkerService:
                 if message.request_id in session.requests:
                     self._fail(session, message.request_id, "a request of this id is running")
                     return
-                if message.rank not in (None, *self._news.ledger.ranks):
+                if message.rank not in (None, *self._reports.loads.ranks):
                     self._fail(session, message.request_id, f"there is no rank {message.rank}")
                     return
                 if refusal := self._refusal():
@@ -279,7 +278,7 @@ class WorkerService:
             case Operate(number, operation):
                 self._aside(self._operations.answer(session, number, operation))
             case AskFigures(number):  # and a Ping says no more than that it came
-                self._aside(self._figures.tell(session, number))
+                self._aside(self._metrics.tell(session, number))
 
     async def _not_understood(
         self, session: Session | None, about: About, error: ProtocolError
@@ -295,7 +294,7 @@ class WorkerService:
             await self._end_session(session, f"a message can't be read: {error}")
 
     def _begin(self, session: Session, submit: Submit, media: Sequence[memoryview]) -> None:
-        rank = self._news.ledger.least_busy() if submit.rank is None else submit.rank
+        rank = self._reports.loads.least_busy() if submit.rank is None else submit.rank
         prompt_tokens = submit.prompt_tokens
         # Media tokens stand in the prompt, so it counts each token twice at most.
         prefill_tokens = min(submit.prefill_tokens, 2 * prompt_tokens)
@@ -305,12 +304,12 @@ class WorkerService:
             self._media_receiver,
             partial(self._send, session),
             session.outbox,
-            partial(self._news.status, session),
+            partial(self._reports.status, session),
             session.account.started(rank, prefill_tokens, prompt_tokens),
             self._operations.admit,
         )
         others = (other for other in self._sessions.values() if other is not session)
-        self._news.spread(submit, rank, others)
+        self._reports.spread(submit, rank, others)
         session.requests[submit.request_id] = request
         request.start(media, lambda: session.requests.pop(submit.request_id, None))
 
@@ -378,7 +377,7 @@ class WorkerService:
         if previous := self._sessions.get(address):
             await self._end_session(previous)
         outbox = Outbox(lambda outputs: self._send_now(address, outputs), self._aside)
-        now, account = time.monotonic(), self._news.ledger.open()
+        now, account = time.monotonic(), self._reports.loads.open()
         session = Session(address, hello.frontend_id, attachment, now, account, outbox)
         self._sessions[address] = session
         logger.info("frontend %s connected", hello.frontend_id)
@@ -462,7 +461,7 @@ class WorkerService:
             self._aside(self._tell(session))
 
     async def _tell(self, session: Session) -> None:
-        await self._send(session, self._news.status(session))
+        await self._send(session, self._reports.status(session))
 
     async def _send(self, session: Session, message: ToFrontend) -> None:
         """Send behind outputs that wait, once there is room; a Status waits for none."""

@@ -9,16 +9,21 @@ A card belongs to one incarnation of a worker. Several under one worker id are t
 none replaces or removes another's.
 """
 
+import asyncio
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import ClassVar, Final, NamedTuple, Self
 from urllib.parse import SplitResult
 
-from common.errors import CardError
+from common.errors import CardError, DiscoveryError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation, WorkerId
+from common.observability.telemetry import DISCOVERY_ERRORS
 from common.request_plane.card import WorkerCard
+
+logger = logging.getLogger(__name__)
 
 RENEW_S: Final = 1.0
 """Also how long a frontend waits, when it starts, to see which workers live."""
@@ -137,3 +142,25 @@ class Discovery(ABC):
         Args:
             key: of the fleet; cards that aren't sealed with it are refused.
         """
+
+
+async def keep_renewing(renew: Callable[[], Awaitable[None]], every_s: float) -> None:
+    """Renew again and again, whatever goes wrong: the disk may be full or etcd gone, and the
+    operator may put that right.
+
+    Args:
+        renew: may raise an OSError or a DiscoveryError.
+        every_s: seconds between two renewals.
+    """
+    said: set[str] = set()
+    while True:
+        await asyncio.sleep(every_s)
+        try:
+            await renew()
+        except (OSError, DiscoveryError) as error:
+            DISCOVERY_ERRORS.labels("renewal").inc()
+            if str(error) not in said:
+                said.add(str(error))
+                logger.warning("the lease of the card can't be renewed: %s", error)
+        else:
+            said.clear()

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, make_asgi_a
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from backend_worker.plane.figures import OwnFigures
+from backend_worker.plane.load_report import OwnMetrics
 from common.discovery.base import CardPresent
 from common.identity import WorkerId
 from common.observability.telemetry import FIRST_TOKEN_S, STAGE_S
@@ -86,7 +86,7 @@ async def monitored() -> AsyncIterator[Monitored]:
     frontend = Monitored(town)
     for worker_id in WORKERS:
         worker = town.start(f"run-of-{worker_id}")
-        worker.service._figures = OwnFigures(worker.service._send, _of_an_engine())
+        worker.service._metrics = OwnMetrics(worker.service._send, _of_an_engine())
         town.news.say(CardPresent(worker.card(worker_id)))
     await until(lambda: len(list(town.fleet.members.available())) == len(WORKERS))
     app = FastAPI()

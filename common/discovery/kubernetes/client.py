@@ -14,8 +14,7 @@ from kubernetes_asyncio.client import ApiClient, Configuration, CoordinationV1Ap
 from kubernetes_asyncio.config import ConfigException
 
 from common.discovery.kubernetes.access import configured
-from common.discovery.kubernetes.leases import Event, Lease, LeaseList, Status
-from common.discovery.kubernetes.place import KubernetesAccess
+from common.discovery.kubernetes.leases import Event, KubernetesAccess, Lease, LeaseList, Status
 from common.errors import DiscoveryError
 
 _Read = TypeVar("_Read")

@@ -9,13 +9,11 @@ from functools import partial
 from typing import Final
 
 from common.aio.supervised import supervise
-from common.discovery.base import CardPublisher
+from common.discovery.base import CardPublisher, keep_renewing
 from common.discovery.kubernetes.client import KubernetesRefusedError, LeaseClient
-from common.discovery.kubernetes.leases import check_names, name_of, renewal, whole
-from common.discovery.kubernetes.place import Pod
+from common.discovery.kubernetes.leases import Pod, check_names, name_of, renewal, whole
 from common.discovery.kubernetes.watcher import LEASE_S
-from common.discovery.renewal import keep_renewing
-from common.discovery.seal import seal
+from common.discovery.sealed_cards import seal
 from common.errors import DiscoveryError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation, WorkerId

@@ -15,9 +15,9 @@ from typing import Final
 
 from common.backoff import Backoff
 from common.discovery.base import CardChange, CardWatcher
-from common.discovery.known_card import KnownCard
 from common.discovery.kubernetes.client import KubernetesRefusedError, LeaseClient, Seen
 from common.discovery.kubernetes.leases import Lease
+from common.discovery.sealed_cards import KnownCard
 from common.errors import DiscoveryError
 from common.fleet_key import FleetKey
 from common.observability.telemetry import DISCOVERY_ERRORS

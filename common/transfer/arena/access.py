@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from common.aio.cleanup import Released
 from common.errors import ArenaUnavailableError
 from common.identity import MmHash
-from common.transfer.arena.layout import ArenaOffer
-from common.transfer.arena.segment import (
+from common.transfer.arena.layout import (
     HEADER_SIZE,
+    ArenaOffer,
     EncodedItem,
     SegmentLayout,
     live_header,

@@ -25,14 +25,18 @@ from common.transfer.arena.access import (
     Segment,
 )
 from common.transfer.arena.file import SHARED_MEMORY, create, new_name, open_to_map
-from common.transfer.arena.layout import NONCE_SIZE, SEGMENTS_START, ArenaOffer, pack_head
-from common.transfer.arena.segment import (
+from common.transfer.arena.layout import (
     HEADER_SIZE,
+    NONCE_SIZE,
+    SEGMENT_ALIGNMENT,
+    SEGMENTS_START,
+    ArenaOffer,
     SegmentLayout,
     aligned,
+    pack_head,
     reclaimed_header,
 )
-from common.transfer.arena.segment_table import SEGMENT_ALIGNMENT, Block, SegmentTable
+from common.transfer.arena.segment_table import Block, SegmentTable
 
 
 @dataclass(eq=False, kw_only=True)

@@ -5,17 +5,11 @@ both, and tests can drive this with millions of steps.
 """
 
 import bisect
-import mmap
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
 
-from common.transfer.arena.segment import aligned
-
-SEGMENT_ALIGNMENT: Final = mmap.PAGESIZE
-"""A page: no two segments share one, so a reader can drop its private copies of a
-segment's pages without touching a neighbour's."""
+from common.transfer.arena.layout import SEGMENT_ALIGNMENT, aligned
 
 
 @dataclass(eq=False, slots=True)

@@ -10,8 +10,8 @@ from common.aio.cleanup import undo_on_error
 from common.aio.supervised import supervise
 from common.backoff import Backoff
 from common.errors import ArenaUnavailableError, TransferError, TransferTimeoutError
+from common.transfer.handshake import NixlOffer
 from common.transfer.nixl.reading import NixlReading
-from common.transfer.nixl_offer import NixlOffer
 
 logger = logging.getLogger(__name__)
 

@@ -12,11 +12,10 @@ from common.transfer.arena import HEAD_SIZE, HEADER_SIZE, check_head, check_head
 from common.transfer.base import Received
 from common.transfer.checksum import PIECE, Checksum, piece_starts
 from common.transfer.codec import decode
+from common.transfer.handshake import NixlOffer
 from common.transfer.metadata import NixlMetadata
-from common.transfer.nixl.landing import LandingArea
+from common.transfer.nixl.landing import LandingArea, Room, Rooms, touched_memory
 from common.transfer.nixl.link import ReaderLink, Source
-from common.transfer.nixl.rooms import Room, Rooms, touched_memory
-from common.transfer.nixl_offer import NixlOffer
 from common.transfer.nixl_processes import NixlNetwork
 
 _PIECES_PER_ITEM: Final = 8

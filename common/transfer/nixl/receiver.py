@@ -9,13 +9,11 @@ from typing import ClassVar
 
 from common.errors import ArenaUnavailableError, CorruptSegmentError
 from common.transfer.arena import SEGMENTS_START
-from common.transfer.attachment import Attachment, Attachments
-from common.transfer.base import Accepted, MmKwargsReceiver, Received
-from common.transfer.handshake import TransferOffer, TransferReply
+from common.transfer.base import Accepted, Attachment, Attachments, MmKwargsReceiver, Received
+from common.transfer.handshake import NixlOffer, TransferOffer, TransferReply
 from common.transfer.metadata import NixlMetadata, Transport
 from common.transfer.nixl.peers import NixlPeers
 from common.transfer.nixl.reading import NixlReading
-from common.transfer.nixl_offer import NixlOffer
 from common.transfer.nixl_processes import NixlNetwork
 
 

@@ -17,6 +17,7 @@ from common.errors import ArenaFullError, ArenaUnavailableError
 from common.identity import MmHash
 from common.transfer.arena import Arena, Lease, ReservedSegment, SegmentLayout
 from common.transfer.shared_arena import messages
+from common.transfer.shared_arena.media_claims import HASHES_KEPT, Claims, MediaNames
 from common.transfer.shared_arena.messages import (
     Forget,
     GaveBack,
@@ -28,7 +29,6 @@ from common.transfer.shared_arena.messages import (
     Room,
     ToKeeper,
 )
-from common.transfer.shared_arena.names import HASHES_KEPT, Claims, MediaNames
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from common.observability.log_lines import LogFormat, LogLevel, LogSetup, curren
 from common.request_plane.card import WorkerCard
 from common.transfer.arena.access import Lease, ReservedSegment
 from common.transfer.arena.arena import Arena
-from common.transfer.arena.segment import SegmentLayout
+from common.transfer.arena.layout import SegmentLayout
 from common.transfer.codec import encode
 from common.vllm_compat.renderer_patches import HfProcessorRuns
 from frontend.fetch.allowance import RequestAllowance

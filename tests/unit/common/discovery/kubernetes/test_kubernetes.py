@@ -11,11 +11,10 @@ import pytest
 
 from common.discovery.base import CardPresent, CardPublisher, CardRefused
 from common.discovery.kubernetes import KubernetesDiscovery, access, client, discovery, watcher
-from common.discovery.kubernetes.leases import CARD, WORKER, name_of
-from common.discovery.kubernetes.place import KubernetesAccess, Pod
+from common.discovery.kubernetes.leases import CARD, WORKER, KubernetesAccess, Pod, name_of
 from common.discovery.kubernetes.publisher import KubernetesCardPublisher
 from common.discovery.kubernetes.watcher import KubernetesCardWatcher
-from common.discovery.urls import open_discovery
+from common.discovery.settings import open_discovery
 from common.errors import ConfigurationError, DiscoveryError
 from common.identity import Incarnation, WorkerId
 from common.request_plane.card import WorkerCard, WorkerState

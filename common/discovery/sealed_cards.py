@@ -1,17 +1,70 @@
-"""What a watcher knows of one card, whatever the place is in which cards lie."""
+"""Cards as bytes, sealed by who has the fleet key; and what a watcher knows of one card.
 
+A sealed card is its JSON with one more member at the end, ``"mac"``: HMAC-SHA256 over the
+JSON without it, under a secret derived from the fleet key. It covers worker id and
+incarnation; whether the worker still lives is the lease's business, not the seal's.
+"""
+
+import hmac
 import logging
+import re
 from dataclasses import dataclass
+from typing import Final
 
 from common.discovery.base import CardChange, CardGone, CardPresent, CardRefused
-from common.discovery.seal import unseal
 from common.errors import CardError, CardKeyError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation, WorkerId
 from common.observability.telemetry import MALFORMED_CARDS
 from common.request_plane.card import WorkerCard
+from common.request_plane.fleet_sockets import check_card
 
 logger = logging.getLogger(__name__)
+
+_DOMAIN: Final = b"mmrouter card\0"
+_MAC: Final = re.compile(rb',"mac":"([0-9a-f]{64})"\}\Z')
+
+
+def seal(card: WorkerCard, key: FleetKey | None) -> bytes:
+    """Serialise a card.
+
+    Args:
+        key: without one the card has no MAC.
+    """
+    content = card.to_json()
+    if key is None:
+        return content
+    return content[:-1] + b',"mac":"' + _mac(content, key).encode() + b'"}'
+
+
+def unseal(data: bytes, key: FleetKey | None) -> WorkerCard:
+    """Parse a card.
+
+    Args:
+        key: with one, cards without a MAC of it are refused.
+
+    Raises:
+        CardError: it is malformed.
+        CardKeyError: it isn't from somebody who has the key.
+    """
+    found = _MAC.search(data)
+    content = data if found is None else data[: found.start()] + b"}"
+    card = WorkerCard.from_json(content)
+    if key is None:
+        return card
+    if found is None or not hmac.compare_digest(found[1], _mac(content, key).encode()):
+        check_card(card, key)  # which names both keys if the worker says that it has another
+        raise CardKeyError(
+            f"worker {card.worker_id} refused: its card "
+            + ("has no MAC" if found is None else "has a MAC that is not")
+            + " of this fleet's key, so anybody could have written it; start workers and "
+            "frontends with the same --fleet-key-file"
+        )
+    return card
+
+
+def _mac(content: bytes, key: FleetKey) -> str:
+    return hmac.digest(key.cards, _DOMAIN + content, "sha256").hex()
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Load reports: how busy a worker is, and when each frontend is told."""
+"""What a worker tells frontends of itself: how busy it is, and its own metrics."""
 
 import asyncio
 import itertools
@@ -6,22 +6,26 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+
 from backend_worker.engine.vllm_engine import RankLoad
-from backend_worker.plane.ledger import Ledger
+from backend_worker.plane.frontend_loads import FrontendLoads
 from backend_worker.plane.operations import Operations
 from backend_worker.plane.request import ServingEngine
 from backend_worker.plane.session import Session
 from common.request_plane.protocol import (
     LONGEST_MM_HASH,
+    MOST_FIGURES_BYTES,
     MOST_NEW_MEDIA,
     Coming,
+    Figures,
     HeldAdapter,
     RankStatus,
     Status,
     Submit,
 )
 
-NEWS_PAUSE_S = 0.005
+REPORT_PAUSE_S = 0.005
 """How long nobody is told more of others' load, for each frontend that was told: so that this
 costs a worker the same with two frontends and with forty. The first change is told at once."""
 
@@ -31,11 +35,11 @@ STEPS_PAUSE_S = 1.9
 _NO_LOAD: Final = RankLoad()
 
 
-class News:
+class LoadReports:
     """What others have, for each frontend.
 
     Attributes:
-        ledger: what each frontend has.
+        loads: what each frontend has.
     """
 
     def __init__(
@@ -46,7 +50,7 @@ class News:
         self._engine = engine
         self._operations = operations
         self._changed = asyncio.Event()
-        self.ledger = Ledger(engine.ranks, self._changed.set)
+        self.loads = FrontendLoads(engine.ranks, self._changed.set)
 
     def status(self, session: Session) -> Status:
         """How busy the worker is, for the frontend of this session, and what others sent
@@ -65,7 +69,7 @@ class News:
         return Status(
             [
                 RankStatus(rank, load.running, load.waiting, load.kv_usage, *others[rank])
-                for rank in self.ledger.ranks
+                for rank in self.loads.ranks
                 for load in (loads.get(rank, _NO_LOAD),)
             ],
             self._engine.hf_processor_runs,
@@ -118,4 +122,45 @@ class News:
             telling = list(listeners())
             for tell in telling:
                 await tell()
-            await asyncio.sleep(NEWS_PAUSE_S * len(telling))
+            await asyncio.sleep(REPORT_PAUSE_S * len(telling))
+
+
+FRESH_S: Final = 1.0
+"""A page that is not older is given to whoever asks: making one takes milliseconds."""
+
+
+Send = Callable[[Session, Figures], Awaitable[None]]
+
+
+class OwnMetrics:
+    """The page, made in a thread, and at most once in :data:`FRESH_S` for all frontends."""
+
+    def __init__(self, send: Send, registry: CollectorRegistry = REGISTRY) -> None:
+        """
+        Args:
+            send: tells a frontend, after waiting for room.
+        """
+        self._send = send
+        self._registry = registry
+        self._page = b""
+        self._made = float("-inf")
+        self._making = asyncio.Lock()
+
+    async def tell(self, session: Session, number: int) -> None:
+        """Answer a frontend's question of that number, unless it is being told already."""
+        if session.telling:
+            return
+        session.telling = True
+        try:
+            await self._send(session, Figures(number, await self.page()))
+        finally:
+            session.telling = False
+
+    async def page(self) -> bytes:
+        """In Prometheus's text format; empty if it is larger than a frontend takes."""
+        async with self._making:
+            if time.monotonic() - self._made > FRESH_S:
+                page = await asyncio.to_thread(generate_latest, self._registry)
+                self._page = page if len(page) <= MOST_FIGURES_BYTES else b""
+                self._made = time.monotonic()
+            return self._page

@@ -35,7 +35,7 @@ class _Sum:
         self.decode_tokens += decode_tokens
 
 
-class Ledger:
+class FrontendLoads:
     """The accounts of all frontends, and their sums.
 
     Args:
@@ -64,9 +64,9 @@ class Account:
     It is closed by ending its requests: as long as one runs, others feel it.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._sums = {rank: _Sum() for rank in ledger.ranks}
+    def __init__(self, loads: FrontendLoads) -> None:
+        self._loads = loads
+        self._sums = {rank: _Sum() for rank in loads.ranks}
         self._changes = 0
         self._told = 0
 
@@ -74,7 +74,7 @@ class Account:
         """A request came.
 
         Args:
-            rank: one of the ledger's.
+            rank: one of the worker's.
             prefill_tokens: what counts until its first output.
             prompt_tokens: what counts from then on.
         """
@@ -89,26 +89,26 @@ class Account:
                 total.decode_tokens - own.decode_tokens,
             )
             for (rank, total), own in zip(
-                self._ledger.sums.items(), self._sums.values(), strict=True
+                self._loads.sums.items(), self._sums.values(), strict=True
             )
         }
 
     @property
     def has_news(self) -> bool:
         """Whether others changed anything since :meth:`told`."""
-        return self._ledger.changes - self._changes != self._told
+        return self._loads.changes - self._changes != self._told
 
     def told(self) -> None:
         """The frontend is told what others have."""
-        self._told = self._ledger.changes - self._changes
+        self._told = self._loads.changes - self._changes
 
     def add(self, rank: int, active: int, prefill_tokens: int, decode_tokens: int) -> None:
         """Enter a change of this frontend's."""
         self._sums[rank].add(active, prefill_tokens, decode_tokens)
-        self._ledger.sums[rank].add(active, prefill_tokens, decode_tokens)
+        self._loads.sums[rank].add(active, prefill_tokens, decode_tokens)
         self._changes += 1
-        self._ledger.changes += 1
-        self._ledger.changed()
+        self._loads.changes += 1
+        self._loads.changed()
 
 
 class Entry:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from vllm.utils.network_utils import get_open_zmq_ipc_path
 
-from backend_worker.engine.memory import (
+from backend_worker.engine.ipc_names import (
     SHARED_MEMORY,
     instance_name,
     make_socket_directory,
