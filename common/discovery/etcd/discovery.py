@@ -5,24 +5,14 @@ import contextlib
 import logging
 import re
 import secrets
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
 from urllib.parse import SplitResult, parse_qsl, unquote
 
-from common.aio.supervised import is_cancelled, supervise
-from common.backoff import Backoff
-from common.discovery.base import (
-    RENEW_S,
-    CardChange,
-    CardPublisher,
-    CardWatcher,
-    Discovery,
-    keep_renewing,
-)
+from common.aio.supervised import is_cancelled
+from common.discovery.base import RENEW_S, Discovery, RenewedPublisher, StreamWatcher
 from common.discovery.etcd.client import EtcdAccess, EtcdClient, EtcdRefusedError, Stored
 from common.discovery.sealed_cards import KnownCard, seal
 from common.errors import ConfigurationError, DiscoveryError
@@ -62,28 +52,24 @@ def named_by(prefix: str, key: bytes) -> tuple[WorkerId, Incarnation] | None:
 LEASE_S: Final = 10
 """After so long without a renewal etcd deletes a card. It may take longer, never less."""
 
-WITHDRAW_S: Final = 5.0
-"""How long a leaving worker waits for an etcd that does not answer."""
 
-
-class EtcdCardPublisher(CardPublisher):
+class EtcdCardPublisher(RenewedPublisher):
     """Publishes one card as ``PREFIX/WORKER_ID/INCARNATION``."""
+
+    place = "etcd"
 
     def __init__(
         self, client: EtcdClient, prefix: str, key: FleetKey | None, *, renew_s: float
     ) -> None:
+        super().__init__(key, renew_s)
         self._client = client
         self._prefix = prefix
-        self._key = key
-        self._renew_s = renew_s
         self._name = b""
         self._content = b""
         self._lease = 0  # none
         self._put_at = 0  # revision of our last put; none
-        self._withdrawn = False
         self._one_at_a_time = asyncio.Lock()
         self._putting: asyncio.Task[None] | None = None
-        self._renewing: asyncio.Task[None] | None = None
 
     async def check(self, worker_id: WorkerId, incarnation: Incarnation) -> None:
         name = key_of(self._prefix, worker_id, incarnation)
@@ -106,28 +92,21 @@ class EtcdCardPublisher(CardPublisher):
             except asyncio.CancelledError:
                 if not self._has_left() or is_cancelled():
                     raise
-            if self._renewing is None and not self._withdrawn:
-                work = supervise("card renewal", partial(keep_renewing, self._renew, self._renew_s))
-                self._renewing = asyncio.create_task(work, name="renew-card")
+            self._keep()
 
     async def withdraw(self) -> None:
-        self._withdrawn = True
-        working = [task for task in (self._putting, self._renewing) if task is not None]
-        for task in working:
-            task.cancel()
-        try:
-            await asyncio.gather(*working, return_exceptions=True)
-            async with asyncio.timeout(WITHDRAW_S), self._one_at_a_time:
-                if self._lease:
-                    # A put that was given up under way finds no lease, so it does nothing.
-                    await self._client.revoke(self._lease)
-        except (DiscoveryError, TimeoutError) as error:
-            logger.warning(
-                "the card can't be withdrawn, its lease will end: %s",
-                str(error) or "etcd does not answer",
-            )
-        finally:
-            await self._client.close()
+        if self._putting is not None:
+            self._putting.cancel()
+        await super().withdraw()
+
+    async def _remove(self) -> None:
+        async with self._one_at_a_time:
+            if self._lease:
+                # A put that was given up under way finds no lease, so it does nothing.
+                await self._client.revoke(self._lease)
+
+    async def _close(self) -> None:
+        await self._client.close()
 
     def _has_left(self) -> bool:
         """It may have done so during an await."""
@@ -165,48 +144,20 @@ class EtcdCardPublisher(CardPublisher):
             )
 
 
-FIRST_PAUSE_S: Final = 0.2
-LONGEST_PAUSE_S: Final = 5.0
-"""Between tries while etcd can't be read."""
-
-
-class EtcdCardWatcher(CardWatcher):
+class EtcdCardWatcher(StreamWatcher):
     """Watches the keys below a prefix."""
 
     def __init__(self, client: EtcdClient, prefix: str, key: FleetKey | None) -> None:
+        super().__init__(key)
         self._client = client
         self._prefix = prefix
-        self._key = key
         self._known: dict[bytes, KnownCard] = {}
         self._odd: set[bytes] = set()
-        self._pending: deque[CardChange] = deque()
-        self._has_read = False
-        self._problems: set[str] = set()
 
-    async def changes(self) -> AsyncIterator[CardChange]:
-        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        try:
-            while True:
-                try:
-                    async with contextlib.aclosing(self._watched()) as looks:
-                        async for _ in looks:
-                            backoff.reset()
-                            self._problems.clear()
-                            while self._pending:
-                                yield self._pending.popleft()
-                except DiscoveryError as error:
-                    if not self._has_read:
-                        raise DiscoveryError(f"no cards can be read: {error}") from error
-                    DISCOVERY_ERRORS.labels("listing").inc()
-                    if str(error) not in self._problems:
-                        self._problems.add(str(error))
-                        logger.error("no cards can be read, the last ones stay: %s", error)
-                await asyncio.sleep(backoff.next_s())
-        finally:
-            await self._client.close()
+    async def _close(self) -> None:
+        await self._client.close()
 
     async def _watched(self) -> AsyncGenerator[None, None]:
-        """Note all changes, and stop after each look for them to be told."""
         prefix = f"{self._prefix}/".encode()
         revision, found = await self._client.read(prefix)
         self._has_read = True
@@ -216,36 +167,36 @@ class EtcdCardWatcher(CardWatcher):
             self._note(Stored(name, None))
         for each in found:
             self._note(each)
+        self._note_success()
         yield
         async with contextlib.aclosing(self._client.watch(prefix, revision + 1)) as watched:
             async for events in watched:
                 for each in events:
                     self._note(each)
+                self._note_success()
                 yield
+
+    def _note_success(self) -> None:
+        self._backoff.reset()
+        self._problems.clear()
 
     def _note(self, stored: Stored) -> None:
         """Something was put, deleted or found."""
-        named = named_by(self._prefix, stored.key)
-        change: CardChange | None
         if stored.value is None:
             self._odd.discard(stored.key)
             known = self._known.pop(stored.key, None)
-            change = None if known is None else known.end()
-        elif named is None:
-            if stored.key not in self._odd:
-                self._odd.add(stored.key)
-                DISCOVERY_ERRORS.labels("name").inc()
-                logger.warning(
-                    "key %r is skipped: it is not named %s/WORKER_ID/INCARNATION",
-                    stored.key,
-                    self._prefix,
-                )
-            return
-        else:
+            self._tell(None if known is None else known.end())
+        elif (named := named_by(self._prefix, stored.key)) is not None:
             known = self._known.setdefault(stored.key, KnownCard(*named))
-            _, change = known.look(stored.value, self._key)
-        if change is not None:
-            self._pending.append(change)
+            self._tell(known.look(stored.value, self._key)[1])
+        elif stored.key not in self._odd:
+            self._odd.add(stored.key)
+            DISCOVERY_ERRORS.labels("name").inc()
+            logger.warning(
+                "key %r is skipped: it is not named %s/WORKER_ID/INCARNATION",
+                stored.key,
+                self._prefix,
+            )
 
 
 _ENDPOINT: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")

@@ -6,12 +6,10 @@ import logging
 import os
 import stat
 import threading
-from functools import partial
 from pathlib import Path
 from typing import Final
 
-from common.aio.supervised import supervise
-from common.discovery.base import RENEW_S, CardPublisher, keep_renewing
+from common.discovery.base import RENEW_S, RenewedPublisher
 from common.discovery.file.files import CARD_NAME, READ, UNFINISHED, Version, opened, write
 from common.discovery.sealed_cards import seal
 from common.errors import DiscoveryError
@@ -94,12 +92,11 @@ class CardFile:
 SWEEP_S: Final = 60.0
 """Files of the dead are removed after at most twice this long."""
 
-WITHDRAW_S: Final = 5.0
-"""How long a leaving worker waits for a file system that hangs."""
 
-
-class FileCardPublisher(CardPublisher):
+class FileCardPublisher(RenewedPublisher):
     """Publishes one card as ``<directory>/<worker id>.<incarnation>.json``."""
+
+    place = "the file system"
 
     def __init__(
         self,
@@ -111,17 +108,12 @@ class FileCardPublisher(CardPublisher):
     ) -> None:
         """
         Args:
-            key: seals the card; None in fleets without one.
-            renew_s: seconds between renewals of the lease.
             sweep_s: seconds for which a file must not change to be removed as a dead worker's.
         """
+        super().__init__(key, renew_s)
         self._directory = directory
-        self._key = key
-        self._renew_s = renew_s
         self._sweep_s = sweep_s
         self._file = CardFile(directory)
-        self._tasks: list[asyncio.Task[None]] = []
-        self._withdrawn = False
 
     async def check(self, worker_id: WorkerId, incarnation: Incarnation) -> None:
         name = _name_of(worker_id, incarnation)
@@ -140,28 +132,13 @@ class FileCardPublisher(CardPublisher):
             raise DiscoveryError(
                 f"card can't be written to {self._directory / name}: {error}"
             ) from error
-        if not self._tasks and not self._withdrawn:
-            renew = partial(asyncio.to_thread, self._file.renew)
-            renewal = partial(keep_renewing, renew, self._renew_s)
-            self._tasks = [
-                asyncio.create_task(supervise("card renewal", renewal), name="renew-card"),
-                asyncio.create_task(supervise("card sweep", self._sweep), name="sweep-cards"),
-            ]
+        self._keep(sweep=self._sweep)
 
-    async def withdraw(self) -> None:
-        self._withdrawn = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
-        try:
-            async with asyncio.timeout(WITHDRAW_S):
-                await asyncio.to_thread(self._file.remove)
-        except (OSError, DiscoveryError) as error:  # a TimeoutError is an OSError
-            logger.warning(
-                "the card can't be withdrawn, its lease will end: %s",
-                str(error) or "the file system does not answer",
-            )
+    async def _renew(self) -> None:
+        await asyncio.to_thread(self._file.renew)
+
+    async def _remove(self) -> None:
+        await asyncio.to_thread(self._file.remove)
 
     async def _sweep(self) -> None:
         """Remove what workers that were killed left behind.

@@ -85,8 +85,9 @@ class EtcdPlace(Place):
         monkeypatch.setattr(etcd_discovery, "LEASE_S", 5)
 
     async def abandon(self, publisher: CardPublisher) -> None:
-        assert isinstance(publisher, EtcdCardPublisher) and publisher._renewing is not None
-        publisher._renewing.cancel()
+        assert isinstance(publisher, EtcdCardPublisher)
+        for task in publisher._tasks:
+            task.cancel()
         await publisher._client.close()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from common.discovery import base
 from common.discovery.base import CardPresent, CardPublisher, CardRefused
 from common.discovery.etcd import EtcdDiscovery, client
 from common.discovery.etcd import discovery as etcd_discovery
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.skipif(BINARIES is None, reason=NO_ETCD)
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(etcd_discovery, "LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr(base, "LONGEST_PAUSE_S", 0.2)
 
 
 @pytest.fixture
@@ -185,7 +186,7 @@ async def test_etcd_hangs_and_goes_on(member: EtcdMember) -> None:
 async def test_who_withdraws_while_etcd_hangs_is_not_held_up(
     member: EtcdMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("common.discovery.etcd.discovery.WITHDRAW_S", 0.2)
+    monkeypatch.setattr(base, "WITHDRAW_S", 0.2)
     publisher = place(member).publisher(renew_s=RENEW_S)
     await publisher.publish(make_card())
     member.pause()
