@@ -19,7 +19,6 @@ def _completion(shell: str) -> str:
 
 
 def main() -> None:
-    """Be the parent, and the worker in a child of it."""
     leave_early(sys.argv[1:], _completion)
     said = model_in(sys.argv[1:])
     if said is not None and (fault := fault_of(*said, look_for_names=True)) is not None:

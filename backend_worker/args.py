@@ -72,7 +72,6 @@ class WorkerSettings(FlagSettings):
 
     @property
     def endpoint(self) -> str:
-        """Where the request plane listens, as ZeroMQ names it."""
         return f"tcp://{self.worker_host}:{self.worker_port}"
 
 
@@ -171,7 +170,6 @@ def parse(argv: list[str]) -> WorkerArgs:
 
 
 def completion(shell: str) -> str:
-    """What a shell needs to complete this command line."""
     ours = VllmParser("ours", (), refusal_at_worker)
     add_all(ours, GROUPS)
     vllms = VllmParser("vllm", (), refusal_at_worker)
@@ -196,8 +194,7 @@ def add_vllms(parser: VllmParser) -> None:
 def _engine_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Given]]:
     """vLLM's arguments, and those that were given.
 
-    Raises:
-        ConfigurationError: one is wrong, or the model is missing.
+    Raises ConfigurationError: one is wrong, or the model is missing.
     """
     parser = VllmParser(prog, flags_of(GROUPS), refusal_at_worker)
     parser.add_argument("model_tag", nargs="?")  # as `vllm serve` has it

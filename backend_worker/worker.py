@@ -48,8 +48,7 @@ from common.vllm_compat.versions import INSTALLED
 
 logger = logging.getLogger("backend_worker")
 
-SAY_S = 5.0
-"""How long a leaving worker waits for a file system that hangs before it drains."""
+SAY_S = 5.0  # how long a leaving worker waits for a file system that hangs before it drains
 
 
 def run() -> None:
@@ -163,7 +162,6 @@ async def make_nixl_receiver(args: WorkerArgs) -> NixlReceiver | None:
 async def make_card(
     args: WorkerArgs, engine: Engine, endpoint: str, key: FleetKey | None
 ) -> WorkerCard:
-    """The card of a started engine."""
     return WorkerCard(
         worker_id=args.worker_id,
         incarnation=args.incarnation,

@@ -34,8 +34,7 @@ def served_ranks(parallel: ParallelConfig) -> list[int]:
 def check_launch(config: VllmConfig) -> None:
     """Refuse launches under which a worker could not serve its ranks.
 
-    Raises:
-        ConfigurationError: names the flag and says why.
+    Raises ConfigurationError: names the flag and says why.
     """
     parallel = config.parallel_config
     if parallel.data_parallel_size == 1:

@@ -28,15 +28,13 @@ INSTANCE: Final = "mmrouter_instance"
 
 _OURS: Final = "HostEncodings"
 
-_MOST: Final = 1 << 32
-"""Tokens that a card can say."""
+_MOST: Final = 1 << 32  # tokens that a card can say
 
 
 def take_over(config: VllmConfig) -> None:
     """Have an engine use our connector where it would use vLLM's.
 
-    Raises:
-        ConfigurationError: there is no room for what it should keep.
+    Raises ConfigurationError: there is no room for what it should keep.
     """
     connector = config.ec_transfer_config
     if connector is None or connector.ec_connector != HOST_MEMORY:

@@ -65,7 +65,6 @@ def reap_memory() -> None:
 
 
 def _is_orphan(name: re.Match[str] | None) -> bool:
-    """Whether a name is that of a worker which is gone."""
     # In a container with the same shared memory a process id means another process.
     return (
         name is not None

@@ -32,8 +32,7 @@ from common.request_plane.operations import (
 )
 from common.vllm_compat.features import profiler_options
 
-MEMORY: Final = frozenset({"weights", "kv_cache"})
-"""What an engine can give back."""
+MEMORY: Final = frozenset({"weights", "kv_cache"})  # what an engine can give back
 
 _NO_WEIGHTS: Final = "its weights were given up: have them reloaded (reload_weights)"
 

@@ -33,8 +33,7 @@ from backend_worker.kv_events.held_blocks import HeldBlocks, Kind, Run, Shelf
 
 logger = logging.getLogger(__name__)
 
-Batch: TypeAlias = KVEventBatch
-"""The events of one engine step."""
+Batch: TypeAlias = KVEventBatch  # the events of one engine step
 
 _OWN_MEDIA = frozenset({None, MEDIUM_GPU, MEDIUM_CPU})
 
@@ -121,32 +120,22 @@ def _stored(run: Run) -> BlockStored:
     )
 
 
-Message = tuple[int, bytes]
-"""Number and payload of a batch."""
+Message = tuple[int, bytes]  # number and payload of a batch
 
-REPLAYED = 400
-"""Batches that are replayed one by one. Who misses more is told faster by a snapshot."""
+REPLAYED = 400  # batches that are replayed one by one. Who misses more is told faster by a snapshot
 
 LEAST_KEPT = 64
 """Batches kept however few the operator asks for: a snapshot needs some numbers to bear."""
 
-_MOST_MESSAGES = 256
-"""Of a snapshot."""
+_MOST_MESSAGES = 256  # of a snapshot
 
 _BLOCKS_PER_MESSAGE = 1000
 """If that makes no more messages: about 35 kB, which a reader applies in a millisecond."""
 
-_MOST_BLOCKS = 1 << 22
-"""Beyond it no account is kept."""
-
-_FOLLOWING = 100
-"""Batches behind a snapshot up to which it is given to others who ask."""
-
-_FRESH_S = 1.0
-"""Until then it is given to others anyway: a limit on how often one is made."""
-
-_KEPT_S = 10.0
-"""Until then a snapshot for which nobody asks any more is kept."""
+_MOST_BLOCKS = 1 << 22  # beyond it no account is kept
+_FOLLOWING = 100  # batches behind a snapshot up to which it is given to others who ask
+_FRESH_S = 1.0  # until then it is given to others anyway: a limit on how often one is made
+_KEPT_S = 10.0  # until then a snapshot for which nobody asks any more is kept
 
 
 @dataclass(slots=True)

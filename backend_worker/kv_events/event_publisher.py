@@ -33,20 +33,11 @@ from common.request_plane.fleet_sockets import Gate, check_bind
 
 logger = logging.getLogger(__name__)
 
-QUEUED: Final = 64
-"""Messages that ZMQ queues for one reader; the others wait until it has read."""
-
-LARGEST_REQUEST: Final = 1024
-"""Bytes."""
-
-_AT_ONCE: Final = 64
-"""Readers that are answered at once; the others wait in the socket."""
-
-_TURN_S: Final = 0.001
-"""How long a turn may take, in seconds, but for its last message."""
-
-_STUCK_S: Final = 30.0
-"""How long a reader may take nothing before it is given up, in seconds."""
+QUEUED: Final = 64  # messages that ZMQ queues for one reader; the others wait until it has read
+LARGEST_REQUEST: Final = 1024  # bytes
+_AT_ONCE: Final = 64  # readers that are answered at once; the others wait in the socket
+_TURN_S: Final = 0.001  # how long a turn may take, in seconds, but for its last message
+_STUCK_S: Final = 30.0  # how long a reader may take nothing before it is given up, in seconds
 
 _NUMBER_BYTES: Final = 8
 _END: Final = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
@@ -155,17 +146,10 @@ class Replays:
 
 _NAME = "mmrouter"
 
-_IDLE_S = 0.1
-"""How long a question may wait, in seconds, while the engine does nothing."""
-
-_BUSY_S = 0.001
-"""The same while readers are answered. The engine's other threads run meanwhile."""
-
-_LIVE_FIRST = 16
-"""Batches published, if so many wait, before readers get their turn."""
-
-_PAUSE_S = 0.1
-"""After an error that nobody expected, in seconds."""
+_IDLE_S = 0.1  # how long a question may wait, in seconds, while the engine does nothing
+_BUSY_S = 0.001  # the same while readers are answered. The engine's other threads run meanwhile
+_LIVE_FIRST = 16  # batches published, if so many wait, before readers get their turn
+_PAUSE_S = 0.1  # after an error that nobody expected, in seconds
 
 
 @config
@@ -275,7 +259,6 @@ class FleetEventPublisher(ZmqEventPublisher):
                 time.sleep(_PAUSE_S)
 
     def shutdown(self) -> None:
-        """Stop publishing and free the ports."""
         super().shutdown()
         self._gate.close()
         self._ctx.destroy(linger=0)

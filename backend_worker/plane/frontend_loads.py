@@ -50,7 +50,6 @@ class FrontendLoads:
         self.changed = changed
 
     def open(self) -> "Account":
-        """An account for a frontend that has nothing here yet."""
         return Account(self)
 
     def least_busy(self) -> int:
@@ -81,7 +80,6 @@ class Account:
         return Entry(self, rank, prefill_tokens, prompt_tokens)
 
     def others(self) -> dict[int, Share]:
-        """What all others have, by rank."""
         return {
             rank: Share(
                 total.active - own.active,
@@ -103,7 +101,6 @@ class Account:
         self._told = self._loads.changes - self._changes
 
     def add(self, rank: int, active: int, prefill_tokens: int, decode_tokens: int) -> None:
-        """Enter a change of this frontend's."""
         self._sums[rank].add(active, prefill_tokens, decode_tokens)
         self._loads.sums[rank].add(active, prefill_tokens, decode_tokens)
         self._changes += 1

@@ -49,8 +49,7 @@ class ReceivedMedia:
     def verify(self) -> None:
         """Check, once the engine has taken the tensors, that they were still ours.
 
-        Raises:
-            StaleSegmentError: the engine may have taken another item's bytes.
+        Raises StaleSegmentError: the engine may have taken another item's bytes.
         """
         for received in self._received.values():
             received.verify()

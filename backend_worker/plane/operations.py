@@ -31,8 +31,7 @@ from common.request_plane.protocol import MOST_OPERATIONS, Operated
 
 logger = logging.getLogger(__name__)
 
-WAIT_S: Final = 10.0
-"""How long a request waits for an operation; then another worker may have it."""
+WAIT_S: Final = 10.0  # how long a request waits for an operation; then another worker may have it
 
 
 Send = Callable[[Session, Operated], Awaitable[None]]

@@ -58,8 +58,7 @@ again: a segment goes stale, or the engine evicts what it was just given."""
 LONGEST_ID_SHOWN = 80
 """Characters of a request's id in log lines and spans; frontends' own have 40 or so."""
 
-SUPPLY_TIMEOUT_S = 30.0
-"""How long a request waits for media it asked for."""
+SUPPLY_TIMEOUT_S = 30.0  # how long a request waits for media it asked for
 
 
 _FAILURES: Final[dict[type[Exception], FailureKind]] = {

@@ -67,11 +67,8 @@ SEND_QUEUE = 1000
 """Messages that may wait for one frontend. Requests wait when it is full, and the engine
 merges their outputs meanwhile; other frontends don't notice."""
 
-CLOSE_S = 10.0
-"""How long the engine may take to let go of the requests of a worker that closes."""
-
-LINGER_MS = 2000
-"""How long last outputs and goodbyes have to leave."""
+CLOSE_S = 10.0  # how long the engine may take to let go of the requests of a worker that closes
+LINGER_MS = 2000  # how long last outputs and goodbyes have to leave
 
 NO_SESSION: Final = (
     "it has no session for this frontend: the worker was restarted, or has ended the session; "
@@ -90,8 +87,7 @@ ATTACH_S = SESSION_TIMEOUT_S / 3
 """How long a new session waits for its memory. NIXL may need longer, and the frontend doesn't
 wait for ever: the session then begins without, and gets it when it is there."""
 
-YIELD_EVERY = 16
-"""Messages read before others on the event loop get their turn."""
+YIELD_EVERY = 16  # messages read before others on the event loop get their turn
 
 MAX_FRAME_BYTES = 4 << 30
 """A frame holds at most one tensor of one media item. A sender of more is cut off."""
@@ -152,14 +148,12 @@ class WorkerService:
 
     @property
     def endpoint(self) -> str:
-        """The bound address, with the real port."""
         return str(self._socket.plain.getsockopt_string(zmq.LAST_ENDPOINT))
 
     async def run(self) -> None:
         """Serve until cancelled or closed, or until the engine dies.
 
-        Raises:
-            EngineGoneError: the engine died; the worker should end.
+        Raises EngineGoneError: the engine died; the worker should end.
         """
         if self._closed:
             return

@@ -12,8 +12,7 @@ from typing import Final, Generic, TypeVar, cast
 
 import msgspec
 
-LARGEST: Final = 64 << 20
-"""Bytes of a message. A page of metrics has a few hundred kilobytes."""
+LARGEST: Final = 64 << 20  # bytes of a message. A page of metrics has a few hundred kilobytes
 
 _HEAD: Final = struct.Struct("<I")
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -22,7 +21,6 @@ Got = TypeVar("Got")
 
 
 def frame(message: msgspec.Struct) -> bytes:
-    """A message as it travels."""
     body = _encoder.encode(message)
     return _HEAD.pack(len(body)) + body
 
@@ -75,12 +73,10 @@ class FrameProtocol(asyncio.Protocol, Generic[Got]):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio."""
         # uvloop's is of no class of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio."""
         try:
             for message in self._frames.feed(data):
                 self._on_message(message)
@@ -88,7 +84,6 @@ class FrameProtocol(asyncio.Protocol, Generic[Got]):
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio."""
         self._transport = None
         self._on_lost()
 
@@ -98,7 +93,6 @@ class FrameProtocol(asyncio.Protocol, Generic[Got]):
             self._transport.write(frame(message))
 
     def close(self) -> None:
-        """Close this end at once."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -114,7 +108,6 @@ class PendingCalls(Generic[T]):
         self._waiting: dict[int, asyncio.Future[T]] = {}
 
     def __len__(self) -> int:
-        """How many are not answered."""
         return len(self._waiting)
 
     async def ask(self, send: Callable[[int], Awaitable[None]]) -> T:

@@ -79,7 +79,6 @@ class SpawnedProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended."""
         return self._popen.poll() is None
 
     def kill(self) -> None:
@@ -113,19 +112,16 @@ class StopSignals:
         loop.add_signal_handler(signal.SIGINT, self.interrupt)
 
     def terminate(self) -> None:
-        """What SIGTERM does."""
         if self._asked.is_set():
             self._at_once.set()
         self._asked.set()
 
     def interrupt(self) -> None:
-        """What SIGINT does."""
         self._asked.set()
         self._at_once.set()
 
     @property
     def is_asked(self) -> bool:
-        """Whether the process was asked to end."""
         return self._asked.is_set()
 
     async def asked(self) -> None:

@@ -22,8 +22,7 @@ from common.observability.watchdog import STALL_S, WATCHDOG
 P = ParamSpec("P")
 T = TypeVar("T")
 
-STOP_S: Final = 5.0
-"""Seconds that :meth:`WatchedThreads.shutdown` waits at most."""
+STOP_S: Final = 5.0  # seconds that :meth:`WatchedThreads.shutdown` waits at most
 
 
 @dataclass(frozen=True)

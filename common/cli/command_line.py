@@ -46,8 +46,7 @@ class Alias:
     def values(self, name: str, value: str) -> list[tuple[str, str]]:
         """Flags of ours with their values.
 
-        Raises:
-            ConfigurationError: the value has no counterpart.
+        Raises ConfigurationError: the value has no counterpart.
         """
         try:
             return list(zip(self.flags, self.convert(value), strict=True))
@@ -64,8 +63,7 @@ class Names:
     def in_arguments(self, argv: Iterable[str]) -> list[str]:
         """A command line in our own names, with dashes where somebody wrote underscores.
 
-        Raises:
-            ConfigurationError: the value of an alias has no counterpart.
+        Raises ConfigurationError: the value of an alias has no counterpart.
         """
         words = iter(argv)
         return [ours for word in words for ours in self._ours(word, words)]
@@ -182,8 +180,7 @@ _FRONTEND_ALIASES: Final[dict[str, Alias]] = {
     ),
 }
 
-FRONTEND: Final = Names(MappingProxyType(_FRONTEND_ALIASES))
-"""At a frontend."""
+FRONTEND: Final = Names(MappingProxyType(_FRONTEND_ALIASES))  # at a frontend
 
 WORKER: Final = Names(MappingProxyType({"--shutdown-timeout": _DRAIN}))
 """At a worker, whose flags are vLLM's own anyway."""
@@ -214,7 +211,6 @@ class CommandLine(NamedTuple):
 
     @property
     def file(self) -> ConfigFile | None:
-        """What stands in the file."""
         file: ConfigFile | None = self.ours.config_file
         return file
 
@@ -245,7 +241,6 @@ def read_command_line(
 
 
 def flags_of(groups: Iterable[type[FlagSettings]]) -> frozenset[str]:
-    """The flags of some groups."""
     return frozenset(
         group.flag(name)
         for group in groups

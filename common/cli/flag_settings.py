@@ -44,8 +44,7 @@ class ConfigFile:
     def read(cls, path: Path) -> Self:
         """Read a file.
 
-        Raises:
-            ConfigurationError: it can't be read, or does not consist of keys and values.
+        Raises ConfigurationError: it can't be read, or does not consist of keys and values.
         """
         try:
             text = path.read_text()
@@ -140,12 +139,10 @@ class FlagSettings(BaseModel):
 
     @classmethod
     def flag(cls, field: str) -> str:
-        """The command-line flag of a field."""
         return "--" + cls.flag_prefix + field.removesuffix("_s").replace("_", "-")
 
     @classmethod
     def variable(cls, field: str) -> str:
-        """The environment variable of a field."""
         own_name = ENV_PREFIX + cls.flag(field).removeprefix("--").replace("-", "_").upper()
         return cls.variables.get(field, own_name)
 
@@ -158,7 +155,6 @@ class FlagSettings(BaseModel):
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        """Add a flag for each field that has one to a parser."""
         group = parser.add_argument_group(cls.flag_group)
         for name, field in cls.declared().items():
             if name in cls.variables:
@@ -284,7 +280,6 @@ class FlagSettings(BaseModel):
 
 
 def add_all(parser: argparse.ArgumentParser, groups: Iterable[type[FlagSettings]]) -> None:
-    """Add the flags of several groups to a parser."""
     for group in groups:
         group.add_arguments(parser)
 

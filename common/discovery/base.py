@@ -29,15 +29,11 @@ from common.request_plane.card import WorkerCard
 
 logger = logging.getLogger(__name__)
 
-RENEW_S: Final = 1.0
-"""Also how long a frontend waits, when it starts, to see which workers live."""
-
-WITHDRAW_S: Final = 5.0
-"""How long a leaving worker waits for a place that does not answer."""
+RENEW_S: Final = 1.0  # also how long a frontend waits, when it starts, to see which workers live
+WITHDRAW_S: Final = 5.0  # how long a leaving worker waits for a place that does not answer
 
 FIRST_PAUSE_S: Final = 0.2
-LONGEST_PAUSE_S: Final = 5.0
-"""Between tries while nothing can be read."""
+LONGEST_PAUSE_S: Final = 5.0  # between tries while nothing can be read
 
 
 class CardPresent(NamedTuple):
@@ -84,8 +80,7 @@ class CardPublisher(ABC):
     async def publish(self, card: WorkerCard) -> None:
         """Publish the card, or replace what this publisher published before.
 
-        Raises:
-            DiscoveryError: the card can't be published here.
+        Raises DiscoveryError: the card can't be published here.
         """
 
     @abstractmethod
@@ -135,8 +130,7 @@ class Discovery(ABC):
     def from_url(cls, url: SplitResult) -> Self:
         """The place that a URL of this scheme names.
 
-        Raises:
-            ConfigurationError: it names none; the message begins with what is wrong with it.
+        Raises ConfigurationError: it names none; the message begins with what is wrong with it.
         """
 
     @abstractmethod
@@ -236,8 +230,7 @@ class StreamWatcher(CardWatcher):
     def _watched(self) -> AsyncGenerator[None, None]:
         """Note all changes, and stop after each look for them to be told.
 
-        Raises:
-            DiscoveryError: nothing can be read, or watched any more.
+        Raises DiscoveryError: nothing can be read, or watched any more.
         """
 
     @abstractmethod

@@ -29,8 +29,7 @@ BACKENDS: Final[dict[str, type[Discovery]]] = {
 def open_discovery(url: str) -> Discovery:
     """The place that a URL names. Nothing is touched yet.
 
-    Raises:
-        ConfigurationError: the scheme is unknown, or the rest means nothing to its backend.
+    Raises ConfigurationError: the scheme is unknown, or the rest means nothing to its backend.
     """
     forms = " or ".join(backend.form for backend in BACKENDS.values())
     try:

@@ -17,21 +17,18 @@ from typing import Final, Self
 
 import numpy as np
 
-MAX_BYTES: Final = 64 << 20
-"""Of FFmpeg's index of any file."""
+MAX_BYTES: Final = 64 << 20  # of FFmpeg's index of any file
 MAX_SHARE: Final = 8
 """Of such bytes for each byte of the file. A sample takes more than one in the file itself."""
 
-MAX_SAMPLES: Final = 30_000_000
-"""Ten minutes of uncompressed sound at 48 kHz, or days of film."""
+MAX_SAMPLES: Final = 30_000_000  # ten minutes of uncompressed sound at 48 kHz, or days of film
 
 _SAMPLE: Final = 64
 """Bytes that FFmpeg takes for a sample: its entry, its times, and copies while it sorts them."""
 _ENTRY: Final = 24
 _FREE_EDITS: Final = 4
 """Edits of a track that are no repetition: a start that is cut, an end, a pause."""
-_PIECE: Final = 160
-"""Samples of plain sound for which there is an entry, at the least."""
+_PIECE: Final = 160  # samples of plain sound for which there is an entry, at the least
 
 _TABLES: Final = re.compile(rb"stsz|stz2|trun|stsc|stco|co64|elst|sgpd|stts|cmov")
 _TRACKS_ONLY: Final = frozenset((b"stsz", b"stz2", b"stsc", b"stco", b"co64", b"elst"))
@@ -50,8 +47,7 @@ _MOST_LISTED: Final = 1 << 26
 
 _MATROSKA: Final = b"\x1a\x45\xdf\xa3"
 _MATROSKA_TRACKS: Final = b"\x16\x54\xae\x6b"
-_MOST_TRACKS: Final = 1000
-"""FFmpeg's own limit, which it looks at when it has read all of them."""
+_MOST_TRACKS: Final = 1000  # FFmpeg's own limit, which it looks at when it has read all of them
 
 
 _FLV_ARRAYS: Final = re.compile(rb"(?:times|filepositions)\x0a(.{4})", re.DOTALL)
@@ -201,7 +197,6 @@ class _Track:
 
     @property
     def samples(self) -> int:
-        """How many there are by their tables."""
         sized = sum(self._number(at + 8) for kind in (b"stsz", b"stz2") for at in self._at(kind))
         return sized + sum(self._number(at + 4) for at in self._at(b"trun"))
 

@@ -22,8 +22,7 @@ from common.backoff import Backoff
 from common.errors import causes
 from common.observability import tracing
 
-OURS: Final = ("common", "frontend", "backend_worker", "mmrouter")
-"""Loggers of this project."""
+OURS: Final = ("common", "frontend", "backend_worker", "mmrouter")  # loggers of this project
 
 current_request: Final[ContextVar[str]] = ContextVar("request", default="")
 """Our id of the request that the code works on; empty if it is none's."""
@@ -59,7 +58,6 @@ class LogSetup:
     process: str
 
     def formatter(self) -> logging.Formatter:
-        """What makes its lines."""
         return JsonLines(self.process) if self.form is LogFormat.JSON else TextLines(self.process)
 
 
@@ -71,7 +69,6 @@ class TextLines(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """See logging."""
         request = current_request.get()
         record.place = f"[{self._process} {request}]" if request else f"[{self._process}]"
         return super().format(record)
@@ -91,7 +88,6 @@ class JsonLines(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """See logging."""
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line = {
             "time": f"{seconds}.{int(record.msecs):03d}Z",
@@ -150,7 +146,6 @@ class Paced(logging.Filter):
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """See logging."""
         if record.levelno < logging.WARNING:
             return True
         now = self._clock()
@@ -237,8 +232,7 @@ def _handlers(loggers: Iterable[str]) -> list[logging.Handler]:
     return [handler for name in loggers for handler in logging.getLogger(name).handlers]
 
 
-FIRST_LINE_S: Final = 10.0
-"""After which the first line comes; what takes less says nothing."""
+FIRST_LINE_S: Final = 10.0  # after which the first line comes; what takes less says nothing
 
 LONGEST_PAUSE_S: Final = 60.0
 

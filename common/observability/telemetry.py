@@ -341,13 +341,11 @@ _OF_ONE_WORKER: Final = (
 
 
 def forget_worker(worker_id: str) -> None:
-    """Show nothing of a worker any more."""
     for metric in _OF_ONE_WORKER:
         metric.remove_by_labels({"worker_id": worker_id})
 
 
-_nvtx: ModuleType | None = None
-"""Once ranges are emitted."""
+_nvtx: ModuleType | None = None  # once ranges are emitted
 
 NVTX_DOMAIN: Final = "mmrouter"
 
@@ -355,8 +353,7 @@ NVTX_DOMAIN: Final = "mmrouter"
 def enable_nvtx() -> None:
     """Emit an NVTX range per stage from now on. Off by default.
 
-    Raises:
-        ConfigurationError: the package is missing.
+    Raises ConfigurationError: the package is missing.
     """
     global _nvtx
     try:
@@ -407,7 +404,6 @@ class stage(ContextDecorator):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End, whatever happened."""
         elapsed = time.perf_counter() - self._started
         name = self._name
         if kind is not None:

@@ -124,7 +124,6 @@ def install(tracer: Tracer | None) -> None:
 
 
 def enabled() -> bool:
-    """Whether this process traces."""
     return _tracer is not None
 
 

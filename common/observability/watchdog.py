@@ -25,8 +25,7 @@ from common.observability.telemetry import (
 
 logger = logging.getLogger(__name__)
 
-STALL_S: Final = 1.0
-"""Seconds after which a call is logged, without what its pixels may take."""
+STALL_S: Final = 1.0  # seconds after which a call is logged, without what its pixels may take
 
 INTERVAL_S: Final = 0.25
 MAX_FRAMES: Final = 12
@@ -58,7 +57,6 @@ class WatchedCall:
         self._began = time.monotonic()
 
     def extend(self, seconds: float) -> None:
-        """Allow the call more time."""
         self._limit_s += seconds
         self._stall_s += seconds
 

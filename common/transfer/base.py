@@ -52,7 +52,6 @@ class Attachments:
         self._holds: Counter[str] = Counter()
 
     def add(self, name: str) -> Attachment:
-        """One more hold on a name."""
         self._holds[name] += 1
         return Attachment(lambda: self._remove(name))
 
@@ -259,7 +258,6 @@ class MmKwargsSender(ABC):
         return False
 
     def count_sent(self, handle: MediaHandle) -> None:
-        """Tell whoever counts that an item leaves."""
         if self._on_sent is not None:
             self._on_sent(self.transport, handle.metadata.nbytes)
 

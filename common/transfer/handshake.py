@@ -47,7 +47,6 @@ class NixlOffer(BaseModel):
 
     @property
     def key(self) -> bytes:
-        """Key of the checksums."""
         return bytes.fromhex(self.checksum_key)
 
     @staticmethod
@@ -94,7 +93,6 @@ class TransferOffer(BaseModel):
 
     @property
     def transports(self) -> list[str]:
-        """Names of the transports that are offered."""
         return [name for name in get_args(Transport) if getattr(self, name, None) is not None]
 
 

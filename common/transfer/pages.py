@@ -10,8 +10,7 @@ import numpy as np
 
 logger = logging.getLogger(__name__)
 
-LARGE: Final = 8 << 20
-"""Bytes of a piece that is mapped by itself. Pillow's have 16 MiB."""
+LARGE: Final = 8 << 20  # bytes of a piece that is mapped by itself. Pillow's have 16 MiB
 
 _M_MMAP_THRESHOLD: Final = -3
 
@@ -43,7 +42,6 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def address_of(view: memoryview) -> int:
-    """Address of the first byte of a buffer."""
     return int(np.frombuffer(view, dtype=np.uint8).ctypes.data)
 
 

@@ -135,11 +135,7 @@ class ShmReceiver(MmKwargsReceiver[ShmMetadata]):
         return self._attachments.add(offer.name)
 
     def mapping(self, name: str) -> ArenaMapping:
-        """A frontend's arena.
-
-        Raises:
-            ArenaUnavailableError: it isn't mapped here.
-        """
+        """A frontend's arena. Raises ArenaUnavailableError: it isn't mapped here."""
         mapping = self._mappings.get(name)
         if mapping is None:
             raise ArenaUnavailableError(f"the arena {name} isn't mapped here")

@@ -84,7 +84,6 @@ def _pooler(config: PoolerConfig | None) -> dict[str, JsonValue] | None:
 
 
 def output_settings(config: VllmConfig) -> OutputSettings:
-    """What becomes of answers."""
     structure, reasoning = config.structured_outputs_config, config.reasoning_config
     return OutputSettings(
         backend=structure.backend,
@@ -104,12 +103,10 @@ def environment_settings() -> EnvironmentSettings:
 
 
 def apply_environment(settings: EnvironmentSettings) -> None:
-    """Make this process's environment like a worker's."""
     envs.VLLM_VIDEO_LOADER_BACKEND = settings.video_loader_backend
 
 
 def engine_settings(args: AsyncEngineArgs) -> EngineSettings:
-    """What changes answers in the engine alone."""
     processors: Sequence[str | type] = args.logits_processors or []
     return EngineSettings(
         quantization=args.quantization,
@@ -121,7 +118,6 @@ def engine_settings(args: AsyncEngineArgs) -> EngineSettings:
 
 
 def prefix_reuse(config: VllmConfig) -> PrefixReuse:
-    """How much an engine takes from its KV cache."""
     drafting = config.speculative_config
     return PrefixReuse(
         drops_last_block=drafting is not None and drafting.use_eagle_block_drop(),

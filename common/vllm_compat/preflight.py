@@ -50,8 +50,7 @@ def use_cpu_only() -> None:
 def check_device() -> None:
     """Check that an engine of the installed build could start here.
 
-    Raises:
-        NoDeviceError: the build needs a device, and none is visible.
+    Raises NoDeviceError: the build needs a device, and none is visible.
     """
     # Not above: frontends call the other function before vLLM is imported.
     from vllm.platforms import current_platform
@@ -72,11 +71,8 @@ def check_device() -> None:
     )
 
 
-_HUB_S: Final = 5.0
-"""How long the hub may take to say whether it has a model."""
-
-_CONFIGURATIONS: Final = ("config.json", "params.json")
-"""Of Hugging Face and of Mistral."""
+_HUB_S: Final = 5.0  # how long the hub may take to say whether it has a model
+_CONFIGURATIONS: Final = ("config.json", "params.json")  # of Hugging Face and of Mistral
 
 _WEIGHTS: Final = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.npcache")
 _TOKENIZERS: Final = ("tokenizer*", "*.model", "*.tiktoken", "tekken.json", "vocab.*", "*.gguf")

@@ -19,14 +19,9 @@ from common.errors import DiscoveryError
 
 _Answer = TypeVar("_Answer")
 
-CALL_S: Final = 3.0
-"""How long one member may take to answer."""
-
-PAGE: Final = 64
-"""Keys to read at once: a card may have a megabyte."""
-
-READS: Final = 5
-"""Tries to read all pages as of one revision, which etcd may forget meanwhile."""
+CALL_S: Final = 3.0  # how long one member may take to answer
+PAGE: Final = 64  # keys to read at once: a card may have a megabyte
+READS: Final = 5  # tries to read all pages as of one revision, which etcd may forget meanwhile
 
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", 2 * PAGE << 20),

@@ -28,11 +28,7 @@ _INCARNATION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def key_of(prefix: str, worker_id: WorkerId, incarnation: Incarnation) -> bytes:
-    """The key of a card.
-
-    Raises:
-        DiscoveryError: the worker's id can't be part of one.
-    """
+    """The key of a card. Raises DiscoveryError: the worker's id can't be part of one."""
     if not _WORKER_ID.fullmatch(worker_id) or not _INCARNATION.fullmatch(incarnation):
         raise DiscoveryError(
             f"worker id {worker_id!r} can't be part of a key: use letters, digits, '.', '_', '-'"
@@ -181,7 +177,6 @@ class EtcdCardWatcher(StreamWatcher):
         self._problems.clear()
 
     def _note(self, stored: Stored) -> None:
-        """Something was put, deleted or found."""
         if stored.value is None:
             self._odd.discard(stored.key)
             known = self._known.pop(stored.key, None)

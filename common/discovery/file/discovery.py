@@ -27,8 +27,7 @@ from common.observability.telemetry import DISCOVERY_ERRORS
 
 logger = logging.getLogger(__name__)
 
-LEASE_S: Final = 10.0
-"""A card about whose file nothing changed for this long is void."""
+LEASE_S: Final = 10.0  # a card about whose file nothing changed for this long is void
 
 POLL_S: Final = 0.25
 
@@ -137,7 +136,6 @@ class FileCardWatcher(CardWatcher):
         return found
 
     def _judge(self, name: str, seen: _Seen, entry: Entry | Odd) -> None:
-        """What the state of one file means."""
         if isinstance(entry, Odd):
             if seen.problem != entry.what:
                 seen.problem = entry.what
@@ -162,7 +160,6 @@ class FileCardWatcher(CardWatcher):
             self._pending.append(change)
 
     def _end(self, seen: _Seen) -> None:
-        """The file is gone, or its lease is over."""
         if seen.known is not None and (change := seen.known.end()) is not None:
             self._pending.append(change)
 

@@ -65,7 +65,6 @@ class CardFile:
         )
 
     def remove(self) -> None:
-        """Remove the file for good."""
         with self._one_at_a_time:
             self._removed = True
             if not self._name:
@@ -89,8 +88,7 @@ class CardFile:
         return True
 
 
-SWEEP_S: Final = 60.0
-"""Files of the dead are removed after at most twice this long."""
+SWEEP_S: Final = 60.0  # files of the dead are removed after at most twice this long
 
 
 class FileCardPublisher(RenewedPublisher):

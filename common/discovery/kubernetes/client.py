@@ -22,23 +22,18 @@ _Call: TypeAlias = Callable[..., Awaitable[aiohttp.ClientResponse]]
 
 _Read = TypeVar("_Read")
 
-CALL_S: Final = 4.0
-"""How long the API server may take to answer."""
+CALL_S: Final = 4.0  # how long the API server may take to answer
 
 WATCH_S: Final = 60
 """After so long it ends a watch, and another one begins: a server that hangs is noticed by that."""
 
-TICK_S: Final = 1.0
-"""A watch that has nothing to tell says so this often."""
-
-PAGE: Final = 64
-"""Leases to read at once, unless they are large."""
+TICK_S: Final = 1.0  # a watch that has nothing to tell says so this often
+PAGE: Final = 64  # leases to read at once, unless they are large
 
 MAX_ANSWER: Final = 32 << 20
 """Bytes of one answer or one line of a watch. The largest object has less than half."""
 
-LONGEST_SAID: Final = 300
-"""Characters of what others say, on our log."""
+LONGEST_SAID: Final = 300  # characters of what others say, on our log
 
 _MERGE: Final = "application/merge-patch+json"
 
@@ -349,7 +344,6 @@ async def _body(answer: aiohttp.ClientResponse) -> bytes:
 
 
 def _seen(line: bytes) -> Seen:
-    """What one line of a watch says."""
     event = msgspec.json.decode(line, type=Event)
     if event.type == "ERROR":
         status = msgspec.json.decode(event.object, type=Status)

@@ -49,7 +49,6 @@ class KubernetesDiscovery(Discovery):
 
     @property
     def selector(self) -> str:
-        """As the API server has it."""
         return ",".join(f"{key}={value}" for key, value in self.labels.items())
 
     # The client is large, and not wanted by those who keep cards elsewhere.

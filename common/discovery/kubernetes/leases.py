@@ -65,8 +65,7 @@ def check_namespace(name: str) -> str:
 def labels_of(selector: str) -> dict[str, str]:
     """The labels that a selector asks for, and that our own Leases have for that reason.
 
-    Raises:
-        ConfigurationError: it is none, or one that labels can't be made from.
+    Raises ConfigurationError: it is none, or one that labels can't be made from.
     """
     labels: dict[str, str] = {}
     for term in selector.split(","):
@@ -80,8 +79,7 @@ def labels_of(selector: str) -> dict[str, str]:
 
 
 CARD: Final = "mmrouter/card"
-WORKER: Final = "mmrouter/worker"
-"""Annotations."""
+WORKER: Final = "mmrouter/worker"  # annotations
 
 LONGEST_ID: Final = 128
 

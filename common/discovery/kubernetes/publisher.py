@@ -21,8 +21,7 @@ from common.request_plane.card import WorkerCard
 
 logger = logging.getLogger(__name__)
 
-SWEEP_S: Final = 600.0
-"""Leases of the dead are removed after at most three times this long."""
+SWEEP_S: Final = 600.0  # leases of the dead are removed after at most three times this long
 
 
 class KubernetesCardPublisher(RenewedPublisher):

@@ -21,17 +21,13 @@ from common.observability.telemetry import DISCOVERY_ERRORS
 
 logger = logging.getLogger(__name__)
 
-LEASE_S: Final = 10.0
-"""A card whose Lease was not renewed for this long is void."""
+LEASE_S: Final = 10.0  # a card whose Lease was not renewed for this long is void
 
 LISTS: Final = 2
 """How many lists in a row have to say so, with an equal part of that time between them."""
 
-ROOM: Final = 256 << 20
-"""Bytes of all cards that are remembered."""
-
-MOST_ODD: Final = 1000
-"""Leases that are no cards and are remembered, each to be said once."""
+ROOM: Final = 256 << 20  # bytes of all cards that are remembered
+MOST_ODD: Final = 1000  # leases that are no cards and are remembered, each to be said once
 
 
 @dataclass
@@ -155,7 +151,6 @@ class KubernetesCardWatcher(StreamWatcher):
             self._tell(held.known.end())
 
     def _note(self, lease: Lease, *, at_first_sight: bool = False) -> None:
-        """A Lease is there."""
         whose = lease.whose()
         if whose is None:
             self._note_odd(lease.name, "name", "it is not named as that of a card")

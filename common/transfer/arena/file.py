@@ -76,8 +76,7 @@ def create(path: Path, size: int) -> int:
 def open_to_map(path: Path, *, writable: bool) -> int:
     """A descriptor through which an arena can be mapped.
 
-    Raises:
-        ArenaUnavailableError: it is gone.
+    Raises ArenaUnavailableError: it is gone.
     """
     mode = os.O_RDWR if writable else os.O_RDONLY
     try:

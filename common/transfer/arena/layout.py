@@ -37,8 +37,7 @@ NONCE_SIZE: Final = 32
 _HEAD: Final = struct.Struct(f"<8sQQ{NONCE_SIZE}s")
 _MAGIC: Final = b"mmraren1"
 
-HEAD_SIZE: Final = _HEAD.size
-"""Bytes to read for :func:`check_head`."""
+HEAD_SIZE: Final = _HEAD.size  # bytes to read for :func:`check_head`
 
 
 class ArenaOffer(BaseModel):
@@ -60,12 +59,10 @@ class ArenaOffer(BaseModel):
 
     @property
     def key(self) -> bytes:
-        """Key of the segments' tags."""
         return bytes.fromhex(self.nonce)
 
 
 def pack_head(offer: ArenaOffer) -> bytes:
-    """The bytes at the start of the arena that is offered."""
     return _HEAD.pack(_MAGIC, offer.generation, offer.size, offer.key)
 
 
@@ -86,8 +83,7 @@ def check_head(arena: memoryview, offer: ArenaOffer) -> None:
 
 Buffer: TypeAlias = bytes | memoryview
 
-PART_ALIGNMENT: Final = 64
-"""A cache line, and what the widest vector loads want."""
+PART_ALIGNMENT: Final = 64  # a cache line, and what the widest vector loads want
 
 HEADER_SIZE: Final = 64
 
@@ -119,7 +115,6 @@ class EncodedItem:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in envelope and buffers together."""
         return len(self.envelope) + sum(buffer.nbytes for buffer in self.buffers)
 
 
@@ -137,7 +132,6 @@ class SegmentLayout:
 
     @cached_property
     def buffer_offsets(self) -> tuple[int, ...]:
-        """Start of each buffer."""
         offsets = []
         end = HEADER_SIZE + self.envelope_size
         for size in self.buffer_sizes:
@@ -235,8 +229,7 @@ def check_header(
 def check_envelope(envelope: Buffer, crc: int, mm_hash: MmHash) -> None:
     """Check an envelope against the CRC-32 in its header.
 
-    Raises:
-        CorruptSegmentError: they differ.
+    Raises CorruptSegmentError: they differ.
     """
     if zlib.crc32(envelope) != crc:
         raise CorruptSegmentError(f"the envelope of media item {mm_hash} is damaged")

@@ -78,7 +78,6 @@ class SegmentTable:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that hold no segment."""
         return sum(block.size for block in self._free)
 
     def place(self, length: int) -> Placement | None:
@@ -105,7 +104,6 @@ class SegmentTable:
         return Placement(self._take(space, size), evicted)
 
     def lease(self, block: Block) -> None:
-        """Add a lease to a segment."""
         if block.leases == 0:
             del self._idle[block]
             self.leased_bytes += block.size

@@ -57,7 +57,6 @@ class Rooms:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that hold no item."""
         with self._lock:
             return self._table.free_bytes
 
@@ -127,7 +126,6 @@ class LandingArea:
 
     @property
     def free(self) -> int:
-        """Slots that nothing is read to."""
         return len(self._free)
 
     @property
@@ -160,5 +158,4 @@ class LandingArea:
 
 
 def area_size(slots: int, for_items: int) -> int:
-    """Bytes of an area."""
     return slots * PIECE + for_items

@@ -59,8 +59,7 @@ class NixlPeers:
     def offer(self, agent: str) -> NixlOffer:
         """That of a frontend which can be read from.
 
-        Raises:
-            ArenaUnavailableError: it isn't connected, or doesn't answer.
+        Raises ArenaUnavailableError: it isn't connected, or doesn't answer.
         """
         offer = self._offers.get(agent)
         if offer is None:

@@ -57,14 +57,12 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
     async def start(self) -> None:
         """Start the process now: about a second.
 
-        Raises:
-            ConfigurationError: NIXL can't be used here.
+        Raises ConfigurationError: NIXL can't be used here.
         """
         await self._reading.start()
 
     @property
     def free_slots(self) -> int:
-        """Slots that nothing is read to."""
         return self._reading.free_slots
 
     def add_prospects(self, reply: TransferReply) -> TransferReply:

@@ -92,7 +92,6 @@ class NixlSender(ArenaSender):
 
     @property
     def pid(self) -> int | None:
-        """Of the process that serves the arena."""
         return self._process.pid
 
     @property

@@ -54,7 +54,6 @@ class KeeperConnection:
 
     @property
     def lost(self) -> bool:
-        """Whether nobody answers any more."""
         return self._lost
 
     def ask(self, question: Callable[[int], msgspec.Struct]) -> "Future[Answer]":

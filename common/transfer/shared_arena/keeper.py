@@ -37,12 +37,10 @@ QUARANTINE_S: Final = 45.0
 15 s of silence at most, then end its requests and let their engines settle; helpers of its own
 that were writing end with it."""
 
-GIVE_BACK_S: Final = 0.25
-"""How long a process may take to give back what it leases for later."""
+GIVE_BACK_S: Final = 0.25  # how long a process may take to give back what it leases for later
 
 
-_HASHES = b""
-"""Space of the hashes that media had, by what makes them alike."""
+_HASHES = b""  # space of the hashes that media had, by what makes them alike
 
 
 class Session:
@@ -86,11 +84,9 @@ class Session:
         self.protocol.send(Room(number, token, room.offset, room.generation))
 
     def refuse(self, number: int, reason: str) -> None:
-        """Answer that there is no room."""
         self.protocol.send(Refused(number, reason))
 
     def forget(self) -> None:
-        """Somebody else has cleared what was kept."""
         self.protocol.send(Forget())
 
     def _lost(self) -> None:
@@ -176,7 +172,6 @@ class ArenaKeeper:
 
     @property
     def users(self) -> int:
-        """How many processes use it now."""
         return len(self._sessions)
 
     async def attach(self, end: socket.socket) -> None:

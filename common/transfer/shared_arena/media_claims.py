@@ -60,12 +60,10 @@ class MediaNames:
         self._spaces.setdefault(space, Lru(most)).put(name, mm_hash)
 
     def recall(self, space: bytes, name: bytes) -> MmHash | None:
-        """What a name stands for."""
         names = self._spaces.get(space)
         return None if names is None else names.get(name)
 
     def clear(self) -> None:
-        """Forget all names."""
         self._spaces.clear()
 
 
@@ -95,7 +93,6 @@ class Claims:
                 later()
 
     def end_all(self, owner: object) -> None:
-        """All that somebody was at."""
         for key in [key for key, each in self._owners.items() if each is owner]:
             self.end(key, owner)
 
