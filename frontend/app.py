@@ -8,15 +8,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from common.aio.stop_signals import StopSignals
+from common.aio.cleanup import made_in_thread, undo_on_error
+from common.aio.processes import StopSignals
 from common.aio.supervised import supervise
-from common.aio.undo import made_in_thread, undo_on_error
 from common.discovery.base import CardWatcher
 from common.errors import MmRouterError, TooManyStuckThreadsError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation
-from common.observability.stalled_loop import measure_loop_delay
-from common.observability.thread_watchdog import MAX_STUCK, WATCHDOG
+from common.observability.watchdog import MAX_STUCK, WATCHDOG, measure_loop_delay
 from common.vllm_compat.versions import INSTALLED
 from frontend.args import FrontendArgs
 from frontend.door import make_door

@@ -9,17 +9,16 @@ from collections.abc import Callable, Coroutine
 
 import uvloop
 
-from common.aio.large_memory import give_back_large_memory
 from common.aio.supervised import supervise
 from common.cli.settings_summary import log_settings
 from common.cli.vllm_command_line import configure_vllms_logging
 from common.discovery.settings import check_place
 from common.errors import MmRouterError
 from common.observability.log_lines import configure_logging
-from common.observability.stalled_loop import watch_for_stalls
 from common.observability.telemetry import enable_nvtx
-from common.observability.thread_watchdog import WATCHDOG
-from common.observability.trace_export import exporting, prepare
+from common.observability.tracing import exporting, prepare
+from common.observability.watchdog import WATCHDOG, watch_for_stalls
+from common.transfer.pages import give_back_large_memory
 from frontend.app import serve
 from frontend.args import FrontendArgs, parse
 from frontend.fetch import CONNECTOR_NAME

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from common.aio.frames import LARGEST
+from common.aio.ipc import LARGEST
 from frontend.processes.messages import Answered, Answers, Ask, Asked
 
 ANSWER_S: Final = 2.0

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from common.aio.cleanup import made_in_thread
 from common.aio.supervised import supervise
-from common.aio.undo import made_in_thread
 from common.backoff import Backoff
 from common.errors import ConfigurationError, WorkerBusyError
 from common.transfer.base import LateSender, MmKwargsSender

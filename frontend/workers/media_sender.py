@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from common.aio.undo import made_in_thread, undo_on_error
+from common.aio.cleanup import made_in_thread, undo_on_error
 from common.errors import (
     ArenaUnavailableError,
     ConfigurationError,
