@@ -8,8 +8,7 @@ import sys
 
 from backend_worker.supervise import supervise
 from common.cli.early_flags import leave_early
-from common.vllm_compat.model_files import fault_of, model_in
-from common.vllm_compat.platform import use_cpu_only
+from common.vllm_compat.preflight import fault_of, model_in, use_cpu_only
 
 
 def _completion(shell: str) -> str:
@@ -20,7 +19,6 @@ def _completion(shell: str) -> str:
 
 
 def main() -> None:
-    """Be the parent, and the worker in a child of it."""
     leave_early(sys.argv[1:], _completion)
     said = model_in(sys.argv[1:])
     if said is not None and (fault := fault_of(*said, look_for_names=True)) is not None:

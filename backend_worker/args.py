@@ -5,18 +5,17 @@ import secrets
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, ClassVar, Final
 
+from pydantic import Field, field_validator
 from vllm import AsyncEngineArgs
 
 from backend_worker.engine.adapters import Adapters, read_adapter
-from backend_worker.settings import WorkerNixlSettings, WorkerSettings
-from common.cli.command_line import CommandLine, ConfigSettings, flags_of, read_command_line
-from common.cli.flag_aliases import WORKER
+from common.cli.command_line import WORKER, CommandLine, ConfigSettings, flags_of, read_command_line
+from common.cli.early_flags import completion_of
 from common.cli.flag_settings import FlagSettings, Given, add_all
 from common.cli.process_settings import ProcessSettings
 from common.cli.settings_summary import summary
-from common.cli.shell_completion import completion_of
 from common.cli.vllm_command_line import VllmParser, pass_level_on, read_vllms
 from common.cli.vllm_flags import refusal_at_worker
 from common.discovery.base import Discovery
@@ -25,9 +24,70 @@ from common.errors import ConfigurationError, NoDeviceError
 from common.identity import Incarnation, WorkerId
 from common.transfer.choice import TransferMode
 from common.transfer.nixl_processes import NixlNetwork
-from common.transfer.settings import TransferSettings
-from common.vllm_compat.model_files import fault_of
-from common.vllm_compat.platform import check_device
+from common.transfer.settings import NixlSettings, TransferSettings
+from common.vllm_compat.preflight import check_device, fault_of
+
+
+class WorkerSettings(FlagSettings):
+    """Who this worker is, where it is reached, and how much it takes."""
+
+    flag_group: ClassVar[str] = "worker"
+
+    worker_id: str | None = Field(
+        None,
+        pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$",
+        description="name of this worker, of letters, digits, '.', '_' and '-', stable over "
+        "restarts if you give one; without it the name is new each time",
+    )
+    worker_host: str = Field(
+        "127.0.0.1",
+        description="address of this host on which requests and KV events are served, and that "
+        "frontends connect to; one that leaves this host needs --fleet-key-file",
+    )
+    worker_port: int = Field(
+        0, ge=0, le=65535, description="port of the request plane, 0 for any free one"
+    )
+    max_requests: int = Field(
+        0,
+        ge=0,
+        description="requests taken at once, others are sent elsewhere; 0 for four times as many "
+        "as the engine runs at once",
+    )
+    encoder_cache_tokens: int = Field(
+        0,
+        ge=0,
+        le=1 << 24,
+        description="media tokens whose encodings the engine keeps, so that a picture asked about "
+        "again is not encoded again; 0 for as many as a step prefills, which is vLLM's choice. "
+        "What they take beyond that, vLLM does not reckon with: leave GPU memory for them",
+    )
+
+    @field_validator("worker_host")
+    @classmethod
+    def _one_address(cls, host: str) -> str:
+        # It stands on the card, and to another host these mean that host itself.
+        if host.strip() in ("", "*", "0.0.0.0", "::", "[::]"):
+            raise ValueError("frontends connect to it, so it must be one address of this host")
+        return host
+
+    @property
+    def endpoint(self) -> str:
+        return f"tcp://{self.worker_host}:{self.worker_port}"
+
+
+class WorkerNixlSettings(NixlSettings):
+    """The worker reads, so it decides how much it keeps for that."""
+
+    memory_mb: int = Field(
+        256,
+        ge=1,
+        description="memory for items that came over NIXL, until their requests give them back; "
+        "the others get memory of their own",
+    )
+    deadline_s: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = Field(
+        10.0, description="how long one NIXL read may take"
+    )
+
 
 GROUPS: Final[tuple[type[FlagSettings], ...]] = (
     WorkerSettings,
@@ -110,7 +170,6 @@ def parse(argv: list[str]) -> WorkerArgs:
 
 
 def completion(shell: str) -> str:
-    """What a shell needs to complete this command line."""
     ours = VllmParser("ours", (), refusal_at_worker)
     add_all(ours, GROUPS)
     vllms = VllmParser("vllm", (), refusal_at_worker)
@@ -135,8 +194,7 @@ def add_vllms(parser: VllmParser) -> None:
 def _engine_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Given]]:
     """vLLM's arguments, and those that were given.
 
-    Raises:
-        ConfigurationError: one is wrong, or the model is missing.
+    Raises ConfigurationError: one is wrong, or the model is missing.
     """
     parser = VllmParser(prog, flags_of(GROUPS), refusal_at_worker)
     parser.add_argument("model_tag", nargs="?")  # as `vllm serve` has it

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from backend_worker.engine.memory import remove_memory
-from common.aio.spawn import end_with_parent
+from backend_worker.engine.ipc_names import remove_memory
+from common.aio.processes import end_with_parent
 
 _PR_SET_CHILD_SUBREAPER = 36
 _REAP_S = 10.0

@@ -15,12 +15,12 @@ from pydantic import ValidationError
 
 from backend_worker.args import WorkerArgs, parse
 from backend_worker.engine.config import prepare_environment, with_our_defaults
-from backend_worker.engine.memory import make_socket_directory, reap_memory
+from backend_worker.engine.ipc_names import make_socket_directory, reap_memory
 from backend_worker.engine.vllm_engine import Engine
 from backend_worker.kv_events.event_publisher import fleet_events
 from backend_worker.plane.media_receiver import MediaReceiver
 from backend_worker.plane.service import WorkerService
-from common.aio.stop_signals import StopSignals
+from common.aio.processes import StopSignals
 from common.cli.settings_summary import log_settings
 from common.cli.vllm_command_line import configure_vllms_logging
 from common.discovery.base import CardPublisher
@@ -33,10 +33,9 @@ from common.errors import (
     MmRouterError,
 )
 from common.fleet_key import FleetKey
-from common.observability.log_lines import configure_logging
-from common.observability.still_busy import still_busy
+from common.observability.log_lines import configure_logging, log_progress
 from common.observability.telemetry import enable_nvtx
-from common.observability.trace_export import exporting, prepare
+from common.observability.tracing import exporting, prepare
 from common.request_plane.card import HostIdentity, WorkerCard, WorkerState
 from common.request_plane.fleet_sockets import check_address, check_bind
 from common.transfer.arena import reap_orphans
@@ -49,8 +48,7 @@ from common.vllm_compat.versions import INSTALLED
 
 logger = logging.getLogger("backend_worker")
 
-SAY_S = 5.0
-"""How long a leaving worker waits for a file system that hangs before it drains."""
+SAY_S = 5.0  # how long a leaving worker waits for a file system that hangs before it drains
 
 
 def run() -> None:
@@ -91,7 +89,7 @@ async def _run(args: WorkerArgs) -> None:
     reap_orphans()  # of frontends that were killed; the next process cleans up
     reap_memory()  # of workers
     make_socket_directory()
-    with still_busy(f"loading {engine_args.model}", logger.info):
+    with log_progress(f"loading {engine_args.model}", logger.info):
         try:
             engine = await Engine.start(
                 engine_args, args.worker_id, args.adapters, args.worker.encoder_cache_tokens
@@ -164,7 +162,6 @@ async def make_nixl_receiver(args: WorkerArgs) -> NixlReceiver | None:
 async def make_card(
     args: WorkerArgs, engine: Engine, endpoint: str, key: FleetKey | None
 ) -> WorkerCard:
-    """The card of a started engine."""
     return WorkerCard(
         worker_id=args.worker_id,
         incarnation=args.incarnation,

@@ -3,7 +3,7 @@
 import sys
 
 from common.cli.early_flags import leave_early
-from common.vllm_compat.platform import use_cpu_only
+from common.vllm_compat.preflight import use_cpu_only
 from frontend.processes import run_processes
 
 

@@ -14,10 +14,9 @@ from functools import partial
 
 import uvloop
 
-from common.aio.large_memory import give_back_large_memory
-from common.aio.stop_signals import StopSignals
+from common.aio.cleanup import made_in_thread, undo_on_error
+from common.aio.processes import StopSignals
 from common.aio.supervised import supervise
-from common.aio.undo import made_in_thread, undo_on_error
 from common.cli.settings_summary import log_settings
 from common.cli.vllm_command_line import configure_vllms_logging
 from common.discovery.base import CardWatcher
@@ -26,10 +25,10 @@ from common.errors import MmRouterError, TooManyStuckThreadsError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation
 from common.observability.log_lines import configure_logging
-from common.observability.stalled_loop import measure_loop_delay, watch_for_stalls
 from common.observability.telemetry import enable_nvtx
-from common.observability.thread_watchdog import MAX_STUCK, WATCHDOG
-from common.observability.trace_export import exporting, prepare
+from common.observability.tracing import exporting, prepare
+from common.observability.watchdog import MAX_STUCK, WATCHDOG, measure_loop_delay, watch_for_stalls
+from common.transfer.pages import give_back_large_memory
 from common.vllm_compat.versions import INSTALLED
 from frontend.args import FrontendArgs, parse
 from frontend.door import make_door

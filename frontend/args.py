@@ -10,12 +10,17 @@ from pydantic import Field
 from vllm import envs
 from vllm.exceptions import VLLMError
 
-from common.cli.command_line import CommandLine, ConfigSettings, flags_of, read_command_line
-from common.cli.flag_aliases import FRONTEND
+from common.cli.command_line import (
+    FRONTEND,
+    CommandLine,
+    ConfigSettings,
+    flags_of,
+    read_command_line,
+)
+from common.cli.early_flags import completion_of
 from common.cli.flag_settings import FlagSettings, Given, add_all
 from common.cli.process_settings import ProcessSettings
 from common.cli.settings_summary import summary
-from common.cli.shell_completion import completion_of
 from common.cli.vllm_command_line import VllmParser, pass_level_on, read_vllms
 from common.cli.vllm_flags import refusal_at_frontend
 from common.discovery.base import Discovery

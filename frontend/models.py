@@ -21,7 +21,7 @@ from starlette.routing import Match
 from common.aio.supervised import once
 from common.errors import ConfigurationError, MmRouterError
 from common.observability.live_metrics import Row
-from common.observability.still_busy import still_busy
+from common.observability.log_lines import log_progress
 from common.observability.telemetry import MODEL_LOADS, MODELS
 from common.request_plane.card import WorkerCard
 from common.transfer.choice import TransferMode
@@ -196,7 +196,7 @@ class Models:
         self._ready.set()
         if not self._several:
             place = shared.args.discovery
-            with still_busy(f"waiting for the first worker's card in {place}", logger.info):
+            with log_progress(f"waiting for the first worker's card in {place}", logger.info):
                 await self._come.wait()
             await asyncio.shield(self._first)
 
@@ -272,7 +272,7 @@ class Models:
             if gone.is_set():
                 return None
             card = await fleet.contract.card()
-            with still_busy(f"loading the processor of {card.model.model}", logger.info):
+            with log_progress(f"loading the processor of {card.model.model}", logger.info):
                 serve = copy.copy(self._shared.args.serve)
                 try:
                     model = await Model.load(card, fleet, self._shared, closing, serve)

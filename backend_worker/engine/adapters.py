@@ -29,15 +29,13 @@ from common.request_plane.operations import (
     has_the_models_name,
 )
 
-MOST_FORMER: Final = 64
-"""Adapters that are remembered when they have gone."""
+MOST_FORMER: Final = 64  # adapters that are remembered when they have gone
 
 
 def read_adapter(text: str) -> Adapter:
     """One value of ``--lora-modules``, as ``vllm serve`` takes it: ``name=path`` or JSON.
 
-    Raises:
-        ArgumentTypeError: it is neither.
+    Raises ArgumentTypeError: it is neither.
     """
     name, equals, path = text.partition("=")
     try:
@@ -128,11 +126,7 @@ class Adapters:
             self._used(name)
 
     def _wanted(self, wanted: LoadLoraAdapter, taken: Sequence[str]) -> Adapter:
-        """What there is to be loaded.
-
-        Raises:
-            OperationRefusedError: it can't be.
-        """
+        """What there is to be loaded. Raises OperationRefusedError: it can't be."""
         name = wanted.lora_name
         try:
             adapter = Adapter(
@@ -211,8 +205,7 @@ class Adapters:
     def named(self, asked: LoRARequest | None) -> LoRARequest | None:
         """The engine's own of what a frontend asks for.
 
-        Raises:
-            RequestRejectedError: there is no such adapter here.
+        Raises RequestRejectedError: there is no such adapter here.
         """
         if asked is None:
             return None

@@ -82,9 +82,7 @@ class StatsBoard:
         return made
 
     def latest(self) -> dict[int, SchedulerStats]:
-        """The newest statistics of every rank that has any."""
         return {rank.rank: rank.scheduler for rank in self._ranks}
 
     def steps(self) -> list[StepSums]:
-        """Return the sums over the steps of every rank."""
         return [rank.steps for rank in self._ranks]

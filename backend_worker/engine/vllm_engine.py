@@ -30,13 +30,19 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from backend_worker.engine import outputs as engine_outputs
 from backend_worker.engine.adapters import Adapters
-from backend_worker.engine.calls import AnyOutput, ask, check, check_form, has_failed
-from backend_worker.engine.config import USAGE, engine_config
-from backend_worker.engine.direct_outputs import DirectLLM
+from backend_worker.engine.calls import (
+    AnyOutput,
+    ask,
+    check,
+    check_form,
+    encoded,
+    has_failed,
+    media_input,
+)
+from backend_worker.engine.config import USAGE, engine_config, served_ranks
 from backend_worker.engine.encodings import kept_tokens
-from backend_worker.engine.media_input import encoded, media_input
 from backend_worker.engine.operations import operate, refuses
-from backend_worker.engine.ranks import served_ranks
+from backend_worker.engine.outputs import DirectLLM
 from backend_worker.engine.render import LocalRenderer, partitioned_hashes
 from backend_worker.engine.statistics import StatsBoard
 from common.errors import (
@@ -68,14 +74,10 @@ from common.vllm_compat.engine_settings import (
     prefix_reuse,
 )
 from common.vllm_compat.features import forget_evicted_media
-from common.vllm_compat.hf_processor_runs import HfProcessorRuns
-from common.vllm_compat.renderer_patches import patch_renderer
+from common.vllm_compat.renderer_patches import HfProcessorRuns, patch_renderer
 
-SHUTDOWN_S = 10.0
-"""How long engine processes may take to clean up after themselves."""
-
-ALIVE_CHECK_S = 0.5
-"""How often it is looked whether an engine that was asked something has died."""
+SHUTDOWN_S = 10.0  # how long engine processes may take to clean up after themselves
+ALIVE_CHECK_S = 0.5  # how often it is looked whether an engine that was asked something has died
 
 _Answer = TypeVar("_Answer")
 
@@ -95,8 +97,7 @@ class RankLoad:
 async def answered(llm: AsyncLLM, call: Awaitable[_Answer]) -> _Answer:
     """An engine's answer. vLLM would wait for ever for that of an engine that died.
 
-    Raises:
-        EngineGoneError: it died.
+    Raises EngineGoneError: it died.
     """
     asking = asyncio.ensure_future(call)
     try:
@@ -191,31 +192,22 @@ class Engine:
         return self._hf_runs.total
 
     def local_renderer(self) -> LocalRenderer:
-        """Processes media here, for when they are not transferred."""
         return LocalRenderer(self._llm.renderer)
 
     async def supported_tasks(self) -> list[str]:
-        """vLLM's task names, for example ``generate``.
-
-        Raises:
-            EngineGoneError: the engine died.
-        """
+        """vLLM's task names, for example ``generate``. Raises EngineGoneError: the engine died."""
         return list(await answered(self._llm, self._llm.get_supported_tasks()))
 
     def served_model_names(self) -> list[str]:
-        """Names under which users ask for the model."""
         return _served_names(self._args)
 
     def model_settings(self) -> ModelSettings:
-        """What a frontend needs to make the same tokens and media hashes."""
         return model_settings(self._llm.model_config)
 
     def output_settings(self) -> OutputSettings:
-        """What a frontend needs to treat answers alike."""
         return output_settings(self._llm.vllm_config)
 
     def engine_settings(self) -> EngineSettings:
-        """What must be the same on all workers."""
         return engine_settings(self._args)
 
     def cache_settings(self) -> CacheSettings:
@@ -231,11 +223,9 @@ class Engine:
         )
 
     def prefix_reuse(self) -> PrefixReuse:
-        """How much it takes from its KV cache."""
         return prefix_reuse(self._llm.vllm_config)
 
     def capacity(self) -> Capacity:
-        """Size of one rank."""
         config = self._llm.vllm_config
         return Capacity(
             # vLLM adds up those of the ranks behind an AsyncLLM.
@@ -279,7 +269,6 @@ class Engine:
         }
 
     def steps(self) -> list[StepSums]:
-        """What the steps of each rank add up to, since the start; zeros without statistics."""
         return self._stats.steps()
 
     async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[AnyOutput]:
@@ -373,11 +362,7 @@ class Engine:
                 await answered(self._llm, operate(self._llm, operation))
 
     async def rests(self) -> bool:
-        """Whether it is paused or asleep.
-
-        Raises:
-            EngineGoneError: the engine is dead.
-        """
+        """Whether it is paused or asleep. Raises EngineGoneError: the engine is dead."""
         return await answered(self._llm, self._llm.is_sleeping())
 
     def shutdown(self) -> None:

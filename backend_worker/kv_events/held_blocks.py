@@ -7,11 +7,9 @@ an event looks like is in ``event_publisher.py``.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-Hash: TypeAlias = bytes | int
-"""vLLM's hash of a block: whole, or cut to 64 bits."""
+Hash: TypeAlias = bytes | int  # vLLM's hash of a block: whole, or cut to 64 bits
 
-MOST_IN_RUN = 256
-"""Blocks in one run. To remove one from its middle takes time in proportion."""
+MOST_IN_RUN = 256  # blocks in one run. To remove one from its middle takes time in proportion
 
 
 class Shelf(NamedTuple):
@@ -107,7 +105,6 @@ class HeldBlocks:
                 held.remove(one)
 
     def clear(self) -> None:
-        """The cache was emptied."""
         self._shelves.clear()
 
     def told(self) -> Iterator[tuple[Run, int]]:
@@ -174,7 +171,6 @@ class _Held:
             self.copies[block] = self.copies.get(block, 0) + 1
 
     def remove(self, block: Hash) -> None:
-        """Remove a copy of a block."""
         if self.copies and (more := self.copies.pop(block, 0)):
             if more > 1:
                 self.copies[block] = more - 1

@@ -17,8 +17,7 @@ from common.errors import (
 )
 from common.identity import MmHash
 from common.observability.telemetry import TRANSFER_FALLBACKS
-from common.transfer.attachment import Attachment
-from common.transfer.base import MmKwargsReceiver, Received
+from common.transfer.base import Attachment, MmKwargsReceiver, Received
 from common.transfer.choice import ReceiverSet
 from common.transfer.handshake import TransferOffer, TransferReply, namespace
 from common.transfer.metadata import TransferMetadata, decode_metadata
@@ -50,8 +49,7 @@ class ReceivedMedia:
     def verify(self) -> None:
         """Check, once the engine has taken the tensors, that they were still ours.
 
-        Raises:
-            StaleSegmentError: the engine may have taken another item's bytes.
+        Raises StaleSegmentError: the engine may have taken another item's bytes.
         """
         for received in self._received.values():
             received.verify()

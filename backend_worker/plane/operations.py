@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from backend_worker.engine.state import EngineState
+from backend_worker.engine.operations import EngineState
 from backend_worker.plane.request import ServingEngine, sendable
 from backend_worker.plane.session import Session
 from common.errors import EngineGoneError, OperationRefusedError, WorkerBusyError
@@ -31,8 +31,7 @@ from common.request_plane.protocol import MOST_OPERATIONS, Operated
 
 logger = logging.getLogger(__name__)
 
-WAIT_S: Final = 10.0
-"""How long a request waits for an operation; then another worker may have it."""
+WAIT_S: Final = 10.0  # how long a request waits for an operation; then another worker may have it
 
 
 Send = Callable[[Session, Operated], Awaitable[None]]

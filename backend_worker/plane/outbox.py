@@ -121,7 +121,6 @@ class Outbox:
 
 
 def _logprobs(output: Output) -> int:
-    """How many log probabilities an output has."""
     lists = [one.logprobs for one in output.outputs if one.logprobs]
     if output.prompt_logprobs:
         lists.append(output.prompt_logprobs)

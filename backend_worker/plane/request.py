@@ -14,9 +14,9 @@ from vllm.outputs import PoolingRequestOutput, RequestOutput
 
 from backend_worker.engine.adapters import Adapters, check_files
 from backend_worker.engine.calls import AnyOutput
-from backend_worker.engine.direct_outputs import take_outputs
+from backend_worker.engine.outputs import take_outputs
 from backend_worker.engine.vllm_engine import Items, RankLoad
-from backend_worker.plane.ledger import Entry
+from backend_worker.plane.frontend_loads import Entry
 from backend_worker.plane.media_receiver import MediaReceiver, ReceivedMedia
 from backend_worker.plane.outbox import Outbox
 from common.errors import (
@@ -58,8 +58,7 @@ again: a segment goes stale, or the engine evicts what it was just given."""
 LONGEST_ID_SHOWN = 80
 """Characters of a request's id in log lines and spans; frontends' own have 40 or so."""
 
-SUPPLY_TIMEOUT_S = 30.0
-"""How long a request waits for media it asked for."""
+SUPPLY_TIMEOUT_S = 30.0  # how long a request waits for media it asked for
 
 
 _FAILURES: Final[dict[type[Exception], FailureKind]] = {

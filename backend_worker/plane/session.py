@@ -5,12 +5,12 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from backend_worker.plane.ledger import Account
+from backend_worker.plane.frontend_loads import Account
 from backend_worker.plane.outbox import Outbox
 from backend_worker.plane.request import WorkerRequest
 from common.identity import Incarnation, RequestId
 from common.request_plane.protocol import MOST_COMING, Coming, Status
-from common.transfer.attachment import Attachment
+from common.transfer.base import Attachment
 
 
 @dataclass(eq=False)

@@ -19,8 +19,7 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
 
-CALM_S: Final = 60.0
-"""A task that ran for this long begins with the shortest pause again."""
+CALM_S: Final = 60.0  # a task that ran for this long begins with the shortest pause again
 
 Work = Callable[[], Awaitable[None]]
 

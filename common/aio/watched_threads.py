@@ -2,7 +2,7 @@
 
 Only the call that the thread was at fails. Python can't end a thread, so a stuck one stays; the
 owner of the process decides how many may: see
-:data:`common.observability.thread_watchdog.WATCHDOG`.
+:data:`common.observability.watchdog.WATCHDOG`.
 """
 
 import threading
@@ -17,13 +17,12 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from common.errors import ThreadStuckError
 from common.observability.log_lines import current_request
-from common.observability.thread_watchdog import STALL_S, WATCHDOG
+from common.observability.watchdog import STALL_S, WATCHDOG
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-STOP_S: Final = 5.0
-"""Seconds that :meth:`WatchedThreads.shutdown` waits at most."""
+STOP_S: Final = 5.0  # seconds that :meth:`WatchedThreads.shutdown` waits at most
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class WatchedThreads(Executor):
             name: of the threads, in metrics and log lines: a short constant.
             count: threads at most, without stuck ones.
             limit_s: seconds that a call may take, beside those that it is allowed on the way
-                (:func:`common.observability.thread_watchdog.allow`).
+                (:func:`common.observability.watchdog.allow`).
             stall_s: seconds after which a call is logged.
         """
         self._name = name

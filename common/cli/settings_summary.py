@@ -16,12 +16,10 @@ _HOLDS_SECRET: Final = re.compile(r"key|token|secret|password|credential|auth", 
 
 _URL_SECRET: Final = re.compile(r"(?<=//)[^/?#]*@|(?<=password=)[^&#]*")
 
-LONGEST: Final = 300
-"""Characters of a value of vLLM's."""
+LONGEST: Final = 300  # characters of a value of vLLM's
 
 
 def log_settings(logger: logging.Logger, lines: Iterable[str]) -> None:
-    """Log what is in force."""
     for line in lines:
         logger.info("in force, %s", line)
 

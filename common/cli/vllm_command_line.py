@@ -14,21 +14,18 @@ from typing import Any, Final, NoReturn
 from vllm.logger import configure_logging_from_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from common.cli.config_file import EMPTY, ConfigFile, is_empty, unknown
-from common.cli.flag_settings import Given
+from common.cli.flag_settings import EMPTY, ConfigFile, Given, is_empty, unknown
 from common.cli.process_settings import ProcessSettings
 from common.errors import ConfigurationError
 from common.observability.log_lines import LogFormat, adopt, log_setup, reserve
 
-SECRETS = frozenset({"api_key", "hf_token"})
-"""Flags whose values nobody may see."""
+SECRETS = frozenset({"api_key", "hf_token"})  # flags whose values nobody may see
 
 _PLACE: Final = re.compile(r"host|uds|ssl_certfile|\w+_addr(ess)?")
 """Arguments that open more when they are empty, of which vLLM makes None, than when they are not
 given: no host is all addresses, no certificate is no TLS."""
 
-_NO_TEXT: Final = (bool, dict, list)
-"""What YAML makes of something that is written without quotes."""
+_NO_TEXT: Final = (bool, dict, list)  # what YAML makes of something that is written without quotes
 
 _ONE_DASH: Final = re.compile(r"-[A-Za-z][^ ]*")
 """A flag that is written with one; numbers and texts with spaces are values."""
@@ -56,7 +53,6 @@ class VllmParser(FlexibleArgumentParser):
         self.refusal = refusal
 
     def error(self, message: str) -> NoReturn:
-        """See argparse, which would end the process."""
         said, _, _ = message.partition("For further information visit ")  # Pydantic's
         raise ConfigurationError(" ".join(said.split()))
 
@@ -79,7 +75,6 @@ class VllmParser(FlexibleArgumentParser):
 
     @property
     def actions(self) -> Sequence[argparse.Action]:
-        """All arguments, in the order in which they were added."""
         return self._actions
 
     def knows(self, flag: str) -> bool:
@@ -108,8 +103,7 @@ class VllmParser(FlexibleArgumentParser):
     def given(self, argv: Sequence[str]) -> dict[str, Any]:
         """The arguments that a command line gives, by name, and no defaults.
 
-        Raises:
-            ConfigurationError: it is wrong.
+        Raises ConfigurationError: it is wrong.
         """
         kept = [(action, action.default) for action in self._actions]
         try:
@@ -123,8 +117,7 @@ class VllmParser(FlexibleArgumentParser):
     def words(self, key: str, value: object) -> list[str]:
         """A key of a file, which is a flag of this parser, as words of a command line.
 
-        Raises:
-            ConfigurationError: it takes no such value.
+        Raises ConfigurationError: it takes no such value.
         """
         flag = f"--{key}"
         action = self._option_string_actions[flag.partition(".")[0]]

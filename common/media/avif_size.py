@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 MAX_ITEMS: Final = 4096
-MAX_REUSE: Final = 2
-"""Bytes that the items of a file may have together, for each byte of the file."""
+MAX_REUSE: Final = 2  # bytes that the items of a file may have together, for each byte of the file
 
 _SEQUENCE_HEADER: Final = 1
 _PICTURE: Final = b"av01"
@@ -41,7 +40,6 @@ def avif_pixels(data: bytes) -> int:
 
 
 def _pictures(data: bytes) -> Iterator[bytes]:
-    """Yield the AV1 data of each picture."""
     top = _boxes(data, 0, len(data))
     if b"moov" in top or data[8:12] == b"avis":
         raise UnreadAvifError(_ANIMATED)

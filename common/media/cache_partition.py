@@ -16,8 +16,7 @@ from common.identity import MmHash
 Partition = NewType("Partition", str)
 """Names a salt without telling it: 64 hexadecimal digits, or :data:`SHARED`."""
 
-SHARED: Final = Partition("")
-"""Of all requests without a salt. Hashes in it are vLLM's own."""
+SHARED: Final = Partition("")  # of all requests without a salt. Hashes in it are vLLM's own
 
 
 def partition_of(salt: str | None, owner: str = "") -> Partition:

@@ -49,11 +49,7 @@ def check_decoded(modality: str, media: object) -> None:
 
 
 def check_options(options: Mapping[str, object]) -> None:
-    """Refuse options of a processor that are media.
-
-    Raises:
-        VLLMValidationError: one is; 400.
-    """
+    """Refuse options of a processor that are media. Raises VLLMValidationError: one is; 400."""
     for name, value in options.items():
         if name in _MEDIA_ARGUMENTS:
             raise VLLMValidationError(f"mm_processor_kwargs: {name} is no option of a processor")

@@ -11,17 +11,18 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from common.backoff import Backoff
 from common.errors import causes
 from common.observability import tracing
 
-OURS: Final = ("common", "frontend", "backend_worker", "mmrouter")
-"""Loggers of this project."""
+OURS: Final = ("common", "frontend", "backend_worker", "mmrouter")  # loggers of this project
 
 current_request: Final[ContextVar[str]] = ContextVar("request", default="")
 """Our id of the request that the code works on; empty if it is none's."""
@@ -57,7 +58,6 @@ class LogSetup:
     process: str
 
     def formatter(self) -> logging.Formatter:
-        """What makes its lines."""
         return JsonLines(self.process) if self.form is LogFormat.JSON else TextLines(self.process)
 
 
@@ -69,7 +69,6 @@ class TextLines(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """See logging."""
         request = current_request.get()
         record.place = f"[{self._process} {request}]" if request else f"[{self._process}]"
         return super().format(record)
@@ -89,7 +88,6 @@ class JsonLines(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """See logging."""
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line = {
             "time": f"{seconds}.{int(record.msecs):03d}Z",
@@ -148,7 +146,6 @@ class Paced(logging.Filter):
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """See logging."""
         if record.levelno < logging.WARNING:
             return True
         now = self._clock()
@@ -233,3 +230,43 @@ def reserve(loggers: Iterable[str]) -> None:
 
 def _handlers(loggers: Iterable[str]) -> list[logging.Handler]:
     return [handler for name in loggers for handler in logging.getLogger(name).handlers]
+
+
+FIRST_LINE_S: Final = 10.0  # after which the first line comes; what takes less says nothing
+
+LONGEST_PAUSE_S: Final = 60.0
+
+
+@contextmanager
+def log_progress(
+    what: str,
+    say: Callable[[str], object],
+    *,
+    first_s: float = FIRST_LINE_S,
+    longest_s: float = LONGEST_PAUSE_S,
+) -> Iterator[None]:
+    """Say how long something has been under way, ever more rarely, until it has ended.
+
+    A thread does, so it is said too while the event loop stands still.
+
+    Args:
+        what: as the beginning of a sentence, for example ``waiting for workers``.
+        say: gets the lines, in that thread.
+        first_s: seconds until the first line; each pause after it is twice as long as the last.
+        longest_s: the longest pause.
+    """
+    ended = threading.Event()
+    began = time.monotonic()
+
+    def speak() -> None:
+        backoff = Backoff(first_s, longest_s)
+        while not ended.wait(backoff.next_s()):
+            say(f"{what} ({time.monotonic() - began:.0f} s so far)")
+
+    speaker = threading.Thread(target=speak, name="still-busy", daemon=True)
+    speaker.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        speaker.join()

@@ -30,8 +30,7 @@ from common.observability.tracing import LONGEST_STATE, Kind, Span, Value, insta
 
 logger = logging.getLogger(__name__)
 
-CLOSE_S: Final = 3.0
-"""How long the end of a process may wait for a collector."""
+CLOSE_S: Final = 3.0  # how long the end of a process may wait for a collector
 
 _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _GRPC: Final = "grpc"
@@ -121,7 +120,6 @@ class OtelTracer:
         self._tracer = provider.get_tracer("mmrouter")
 
     def begin(self, name: str, kind: Kind, headers: Mapping[str, str]) -> OtelSpan:
-        """See the protocol."""
         context = _W3C.extract(headers, Context())
         return OtelSpan(self._tracer, self._tracer.start_span(name, context, _KINDS[kind]))
 
@@ -166,7 +164,6 @@ class BoundedProcessor(SpanProcessor):
         self._batches.shutdown()  # type: ignore[no-untyped-call]
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Export what waits."""
         return bool(self._batches.force_flush(timeout_millis))
 
     def _left(self, count: int) -> None:
@@ -252,8 +249,7 @@ class Export:
 def prepare_environment(endpoint: str, role: str) -> None:
     """Let all exporters of this process and its children be alike.
 
-    Raises:
-        ConfigurationError: there is no exporter for that.
+    Raises ConfigurationError: there is no exporter for that.
     """
     # vLLM knows the first name only, and grpc unless it is set.
     protocol = next((said for name in _PROTOCOLS if (said := os.environ.get(name))), _GRPC)
@@ -297,8 +293,7 @@ def _exporter(endpoint: str) -> SpanExporter:
 def _provider(exporter: SpanExporter | None, instance: str) -> TracerProvider:
     """A provider as OpenTelemetry's variables want it.
 
-    Raises:
-        ConfigurationError: one of them is unusable.
+    Raises ConfigurationError: one of them is unusable.
     """
     resource = Resource.create({"service.instance.id": instance})
     try:

@@ -1,7 +1,5 @@
-"""One helper, :class:`stage`, that serves metric, span, NVTX range and log together.
-
-Also the home of the frontend's and worker's Prometheus metrics, so that their
-names stand in one place. Nothing here decides anything.
+"""The Prometheus metrics of frontends and workers, and :class:`stage`, which serves metric, span,
+NVTX range and log together.
 """
 
 import logging
@@ -15,9 +13,32 @@ from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
 from common.errors import ConfigurationError
-from common.observability.buckets import BETWEEN_TOKENS_S, FIRST_TOKEN_S, REQUEST_S, STAGE_S
 from common.observability.live_metrics import Asked, Described, QuickHistogram
 from common.observability.tracing import Span, current, enter
+
+FIRST_TOKEN_S: Final = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
+    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+"""Seconds to the first token."""
+
+BETWEEN_TOKENS_S: Final = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0),
+    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+"""Seconds from one token to the next."""
+
+REQUEST_S: Final = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+"""Seconds of a whole request."""
+
+STAGE_S: Final = (
+    *(0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
+    *(1.0, 3.0, 10.0, 30.0, 100.0),
+)
+"""Seconds of a stage; vLLM has no such figure, and some of ours take microseconds."""
 
 logger = logging.getLogger("mmrouter")
 
@@ -310,13 +331,11 @@ _OF_ONE_WORKER: Final = (
 
 
 def forget_worker(worker_id: str) -> None:
-    """Show nothing of a worker any more."""
     for metric in _OF_ONE_WORKER:
         metric.remove_by_labels({"worker_id": worker_id})
 
 
-_nvtx: ModuleType | None = None
-"""Once ranges are emitted."""
+_nvtx: ModuleType | None = None  # once ranges are emitted
 
 NVTX_DOMAIN: Final = "mmrouter"
 
@@ -324,8 +343,7 @@ NVTX_DOMAIN: Final = "mmrouter"
 def enable_nvtx() -> None:
     """Emit an NVTX range per stage from now on. Off by default.
 
-    Raises:
-        ConfigurationError: the package is missing.
+    Raises ConfigurationError: the package is missing.
     """
     global _nvtx
     try:
@@ -376,7 +394,6 @@ class stage(ContextDecorator):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End, whatever happened."""
         elapsed = time.perf_counter() - self._started
         name = self._name
         if kind is not None:

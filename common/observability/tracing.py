@@ -1,7 +1,7 @@
 """The trace of a request, as the rest of the code sees it.
 
-Nothing here imports OpenTelemetry, and nothing is done until :func:`install` was called; what then
-makes spans is :mod:`common.observability.otel`.
+OpenTelemetry is imported only where ``--otlp-traces-endpoint`` asks for traces; what then makes
+spans is :mod:`common.observability.otel`.
 
 A request's spans are found by the context (``contextvars``) that its code runs in. So whatever sets
 the current span must not do it across a ``yield`` of an asynchronous generator, which runs in the
@@ -16,6 +16,8 @@ from enum import Enum
 from typing import Annotated, Final, Protocol, TypeAlias
 
 import msgspec
+
+from common.errors import ConfigurationError
 
 LONGEST_PARENT: Final = 128
 """Characters of a ``traceparent``; today's have 55, later versions may have more."""
@@ -122,7 +124,6 @@ def install(tracer: Tracer | None) -> None:
 
 
 def enabled() -> bool:
-    """Whether this process traces."""
     return _tracer is not None
 
 
@@ -204,3 +205,45 @@ def of_http(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
             "tracestate": b",".join(states).decode("latin-1"),
         }
     )
+
+
+@contextmanager
+def exporting(endpoint: str | None, instance: str) -> Iterator[None]:
+    """Trace inside of this; without an endpoint nothing happens.
+
+    Args:
+        endpoint: one that :func:`prepare` has taken.
+        instance: which process of its role this is.
+    """
+    if endpoint is None:
+        yield
+        return
+    from common.observability.otel import Export
+
+    export = Export(endpoint, instance)
+    try:
+        yield
+    finally:
+        export.close()
+
+
+def prepare(endpoint: str | None, role: str) -> None:
+    """See, before anything is started, that spans can be exported; and let vLLM's, in this process
+    and its children, go the same way under the same name.
+
+    Args:
+        role: ``frontend`` or ``worker``.
+
+    Raises:
+        ConfigurationError: they can't be.
+    """
+    if endpoint is None:
+        return
+    try:
+        from common.observability.otel import prepare_environment
+    except ImportError as error:
+        raise ConfigurationError(
+            f"--otlp-traces-endpoint needs OpenTelemetry ({error}): "
+            "pip install opentelemetry-sdk opentelemetry-exporter-otlp"
+        ) from error
+    prepare_environment(endpoint, role)

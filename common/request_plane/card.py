@@ -283,15 +283,13 @@ class WorkerCard(_Frozen):
             raise CardError(f"malformed card: {_shown(where)}: {first['msg']}") from error
 
     def to_json(self) -> bytes:
-        """Serialise for discovery."""
         return self.model_dump_json().encode()
 
 
 def check_compatible(ours: WorkerCard, theirs: WorkerCard) -> None:
     """Refuse a card under which tokens or hashes would differ from ours.
 
-    Raises:
-        CardIncompatibleError: names the first differing field and both values.
+    Raises CardIncompatibleError: names the first differing field and both values.
     """
     if theirs.vllm_version != ours.vllm_version:
         raise CardIncompatibleError(

@@ -135,8 +135,7 @@ def leaves_host(endpoint: str) -> bool:
 def check_bind(endpoint: str, key: FleetKey | None) -> None:
     """Refuse to serve beyond this host without a key.
 
-    Raises:
-        ConfigurationError: says how to get one.
+    Raises ConfigurationError: says how to get one.
     """
     if key is None and leaves_host(endpoint):
         raise ConfigurationError(
@@ -171,8 +170,7 @@ def check_address(endpoint: str) -> None:
 def check_card(card: WorkerCard, key: FleetKey | None) -> None:
     """Refuse a worker with which we share no key, before anything is said to it.
 
-    Raises:
-        CardKeyError: says what to do.
+    Raises CardKeyError: says what to do.
     """
     ours = None if key is None else key.fingerprint
     if card.fleet_key != ours:

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 import zmq
 import zmq.asyncio
 
-from common.aio.undo import undo_on_error
+from common.aio.cleanup import undo_on_error
 from common.request_plane.wire import Frame
 
 
@@ -38,7 +38,6 @@ class LoopReader:
 
     @property
     def waited_for(self) -> bool:
-        """Whether somebody waits for what comes."""
         return self._reader is not None
 
     @property
@@ -135,7 +134,6 @@ class LoopSocket:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
         return bool(self.plain.closed)
 
     @property

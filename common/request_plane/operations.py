@@ -12,11 +12,9 @@ import msgspec
 PauseMode: TypeAlias = Literal["abort", "wait", "keep"]
 """What becomes of requests that run: they end as they are, are waited for, or stand still."""
 
-Tag: TypeAlias = Literal["weights", "kv_cache", "scheduling"]
-"""What of an engine wakes up."""
+Tag: TypeAlias = Literal["weights", "kv_cache", "scheduling"]  # what of an engine wakes up
 
-Iterations: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
-"""Steps of an engine."""
+Iterations: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]  # steps of an engine
 
 ProfilerOptions: TypeAlias = Annotated[
     dict[Annotated[str, msgspec.Meta(max_length=128)], bool | int | float | str],
@@ -24,8 +22,7 @@ ProfilerOptions: TypeAlias = Annotated[
 ]
 """Named arguments of PyTorch's profiler that can be written in JSON."""
 
-LONGEST_MESSAGE = 2000
-"""Characters of what a worker says about an operation."""
+LONGEST_MESSAGE = 2000  # characters of what a worker says about an operation
 
 
 class Sleep(msgspec.Struct, frozen=True, tag="sleep"):
@@ -168,17 +165,14 @@ class Outcome(StrEnum):
 
 
 def has_adapter_already(name: str) -> str:
-    """Why a worker does not load it."""
     return f"it has an adapter {name} already: load_inplace reads it again"
 
 
 def has_no_adapter(name: str) -> str:
-    """Why it lets none go."""
     return f"it has no adapter {name!r}"
 
 
 def has_the_models_name(name: str) -> str:
-    """Why it does not load it."""
     return f"{name} is the name of the model"
 
 

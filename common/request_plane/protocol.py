@@ -74,11 +74,8 @@ class HeldAdapter(msgspec.Struct, frozen=True):
 
 PROTOCOL_VERSION = 11
 
-PING_INTERVAL_S = 1.0
-"""How often each side says that it is alive."""
-
-SESSION_TIMEOUT_S = 15.0
-"""Silence after which the other side is taken for dead."""
+PING_INTERVAL_S = 1.0  # how often each side says that it is alive
+SESSION_TIMEOUT_S = 15.0  # silence after which the other side is taken for dead
 
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
@@ -94,17 +91,10 @@ Fraction: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 MOST_NEW_BLOCKS = 256
 """Blocks of one prompt that are told ahead of KV events; a prefix is what the others need."""
 
-MOST_NEW_MEDIA = 64
-"""Media items of one prompt that are told."""
-
-LONGEST_MM_HASH = 256
-"""Characters of one of them: twice as many as the longest hash of vLLM has."""
-
-MOST_RANKS = 4096
-"""Whose steps one :class:`Status` tells of; more than any card names."""
-
-MOST_COMING = 64
-"""Prompts told of in one :class:`Status`."""
+MOST_NEW_MEDIA = 64  # media items of one prompt that are told
+LONGEST_MM_HASH = 256  # characters of one of them: twice as many as the longest hash of vLLM has
+MOST_RANKS = 4096  # whose steps one :class:`Status` tells of; more than any card names
+MOST_COMING = 64  # prompts told of in one :class:`Status`
 
 NewBlocks: TypeAlias = Annotated[
     list[Annotated[BlockHash, msgspec.Meta(min_length=1, max_length=64)]],
@@ -128,8 +118,7 @@ MOST_POOLED_BYTES = 256 << 20
 MOST_OPERATIONS = 8
 """Of one frontend that are not answered yet. A worker does one at a time, and refuses others."""
 
-MOST_FIGURES_BYTES = 4 << 20
-"""Of a worker's page of metrics. One of vLLM's engine has some 100 kB."""
+MOST_FIGURES_BYTES = 4 << 20  # of a worker's page of metrics. One of vLLM's engine has some 100 kB
 
 
 class FailureKind(StrEnum):
@@ -450,11 +439,7 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     ) = None
 
     def check(self, ranks: Collection[int]) -> None:
-        """Refuse what is not about just these ranks.
-
-        Raises:
-            ProtocolError: names both.
-        """
+        """Refuse what is not about just these ranks. Raises ProtocolError: names both."""
         told = sorted(one.rank for one in self.ranks)
         if told != sorted(ranks):
             raise ProtocolError(f"a status is of ranks {told}, the card of {sorted(ranks)}")

@@ -7,6 +7,7 @@ per transport.
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
@@ -14,15 +15,51 @@ from typing import ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 from pydantic import JsonValue
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
-from common.aio.released import Released
+from common.aio.cleanup import Released
 from common.errors import CorruptSegmentError
 from common.identity import MmHash
 from common.media.cache_partition import SHARED, Partition
 from common.observability.telemetry import TENSOR_BYTES_RECEIVED, stage
 from common.transfer.arena import Buffer
-from common.transfer.attachment import Attachment
 from common.transfer.handshake import TransferOffer, TransferReply
 from common.transfer.metadata import FramedMetadata, ItemMetadata, TransferMetadata, Transport
+
+
+class Attachment:
+    """One session's hold on the memory of a frontend."""
+
+    def __init__(self, let_go: Callable[[], None] = lambda: None) -> None:
+        self._let_go: Callable[[], None] | None = let_go
+
+    def detach(self) -> None:
+        """Give up this hold and no other. The second and later calls do nothing; items that
+        were received stay usable.
+        """
+        let_go, self._let_go = self._let_go, None
+        if let_go is not None:
+            let_go()
+
+
+class Attachments:
+    """Counts the holds on what has a name. For one event loop."""
+
+    def __init__(self, let_go: Callable[[str], None]) -> None:
+        """
+        Args:
+            let_go: gets a name whose last hold was given up.
+        """
+        self._let_go = let_go
+        self._holds: Counter[str] = Counter()
+
+    def add(self, name: str) -> Attachment:
+        self._holds[name] += 1
+        return Attachment(lambda: self._remove(name))
+
+    def _remove(self, name: str) -> None:
+        self._holds[name] -= 1
+        if not self._holds[name]:
+            del self._holds[name]
+            self._let_go(name)
 
 
 @dataclass(frozen=True)
@@ -221,7 +258,6 @@ class MmKwargsSender(ABC):
         return False
 
     def count_sent(self, handle: MediaHandle) -> None:
-        """Tell whoever counts that an item leaves."""
         if self._on_sent is not None:
             self._on_sent(self.transport, handle.metadata.nbytes)
 

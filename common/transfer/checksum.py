@@ -18,8 +18,7 @@ from common.identity import MmHash
 KEY_SIZE: Final = 32
 TAG_SIZE: Final = 16
 
-PIECE: Final = 2 << 20
-"""Bytes under one tag."""
+PIECE: Final = 2 << 20  # bytes under one tag
 
 _ALL_PIECES: Final = 2**32 - 1
 """Stands in the nonce of the tag over all tags, where others have the number of their piece."""
@@ -81,10 +80,8 @@ def checksum(key: bytes, generation: int, mm_hash: MmHash, segment: memoryview) 
 
 
 def piece_starts(length: int) -> range:
-    """Where the pieces of a segment begin."""
     return range(0, length, PIECE)
 
 
 def new_key() -> bytes:
-    """A key for one arena."""
     return secrets.token_bytes(KEY_SIZE)

@@ -35,8 +35,7 @@ class TransferMode(Enum):
     AUTO = "auto"
     SHM = "shm"
     NIXL = "nixl"
-    DISABLED = "disabled"
-    """Set with ``DYNAMO_DISABLE_NIXL_MM``: workers process media themselves."""
+    DISABLED = "disabled"  # set with ``DYNAMO_DISABLE_NIXL_MM``: workers process media themselves
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,7 @@ _WANTED: Final[dict[TransferMode, tuple[Transport, ...]]] = {
 }
 """Preferred first. Where none is proven media travel inline."""
 
-_CERTAIN: Final[Transport] = "inline"
-"""Reaches every worker."""
+_CERTAIN: Final[Transport] = "inline"  # reaches every worker
 
 _FALLBACK_REASONS: Final[dict[type[TransferError], str]] = {
     ArenaFullError: "arena_full",
@@ -127,7 +125,6 @@ class SenderSet:
         return TransportChoice(self._certain.transport)
 
     def add(self, sender: MmKwargsSender) -> None:
-        """Have one more transport from now on."""
         self._senders[sender.transport] = sender
 
     def add_offers(self, offer: TransferOffer) -> TransferOffer:
@@ -174,7 +171,6 @@ class SenderSet:
         return handle
 
     def close(self) -> None:
-        """Close all senders."""
         for sender in self._senders.values():
             sender.close()
 
@@ -197,8 +193,7 @@ class ReceiverSet:
     ) -> Received:
         """As :meth:`MmKwargsReceiver.receive`.
 
-        Raises:
-            ArenaUnavailableError: this worker doesn't have that transport.
+        Raises ArenaUnavailableError: this worker doesn't have that transport.
         """
         receiver = self._receivers.get(metadata.transport)
         if receiver is None:
@@ -206,6 +201,5 @@ class ReceiverSet:
         return await receiver.receive(metadata, frames)
 
     async def close(self) -> None:
-        """Close all receivers."""
         for receiver in self._receivers.values():
             await receiver.close()

@@ -25,11 +25,8 @@ from vllm.multimodal.inputs import (
 from common.errors import CorruptSegmentError, UnsupportedItemError
 from common.transfer.arena import Buffer, EncodedItem
 
-INLINE_BELOW: Final = 256
-"""Tensors of fewer bytes ride inside the envelope."""
-
-MAX_NESTING: Final = 8
-"""How deep lists of tensors may be nested."""
+INLINE_BELOW: Final = 256  # tensors of fewer bytes ride inside the envelope
+MAX_NESTING: Final = 8  # how deep lists of tensors may be nested
 
 _DTYPES: Final[dict[str, torch.dtype]] = {
     str(dtype).removeprefix("torch."): dtype

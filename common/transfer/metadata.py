@@ -43,7 +43,6 @@ class ItemMetadata(BaseModel):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of envelope and buffers together."""
         return self.layout.nbytes
 
     @property
@@ -101,7 +100,6 @@ class InlineMetadata(FramedMetadata):
 
     @property
     def frame_count(self) -> int:
-        """Envelope and buffers."""
         return 1 + len(self.buffer_sizes)
 
 
@@ -131,16 +129,11 @@ _adapter: TypeAdapter[TransferMetadata] = TypeAdapter(TransferMetadata)
 
 
 def encode_metadata(metadata: TransferMetadata) -> bytes:
-    """Metadata as JSON."""
     return _adapter.dump_json(metadata)
 
 
 def decode_metadata(data: bytes | memoryview) -> TransferMetadata:
-    """Metadata from JSON.
-
-    Raises:
-        CorruptSegmentError: it is none, or has values that can't be.
-    """
+    """Metadata from JSON. Raises CorruptSegmentError: it is none, or has values that can't be."""
     try:
         return _adapter.validate_json(bytes(data))
     except ValidationError as error:

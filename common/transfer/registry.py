@@ -8,10 +8,15 @@ from typing import Any
 from common.transfer.arena import ArenaAccess
 from common.transfer.base import LateSender, MmKwargsReceiver, MmKwargsSender
 from common.transfer.choice import TransferMode, wanted
-from common.transfer.inline import InlineReceiver, InlineSender
+from common.transfer.inline import (
+    InlineReceiver,
+    InlineSender,
+    ReferenceReceiver,
+    ReferenceSender,
+    Render,
+)
 from common.transfer.nixl import LateNixl, NixlReceiver
 from common.transfer.nixl_processes import NixlNetwork
-from common.transfer.reference import ReferenceReceiver, ReferenceSender, Render
 from common.transfer.shm import ShmReceiver, ShmSender
 
 

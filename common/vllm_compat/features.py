@@ -78,8 +78,7 @@ def profiler_options(
 ) -> dict[str, ProfilerOptions]:
     """How to tell an engine more of a profile than its prefix and length, from 0.33 on.
 
-    Raises:
-        OperationRefusedError: it can't be told.
+    Raises OperationRefusedError: it can't be told.
     """
     if options is None:
         return {}

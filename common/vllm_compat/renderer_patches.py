@@ -1,7 +1,8 @@
 """All that is replaced on vLLM's renderer and its media processor, on both sides.
 
-Nothing else assigns to them. Whoever has the logic offers it here: the counter of the Hugging
-Face processor's runs, the frontend's processing of media, the worker's hashes.
+Nothing else assigns to them. Whoever has the logic offers it here: the frontend's processing of
+media, the worker's hashes. Both sides count the runs of the Hugging Face processor, so that anyone
+can see that an item is processed once and by the frontend.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,9 +16,38 @@ from vllm.multimodal.processing import BaseMultiModalProcessor, ProcessorInputs
 from vllm.renderers import BaseRenderer, TokenizeParams
 from vllm.utils.async_utils import make_async
 
-from common.identity import MmHash
+from common.identity import MmHash, WorkerId
 from common.media.decoded_media import check_decoded, check_options
-from common.vllm_compat.hf_processor_runs import HfProcessorRuns
+from common.observability.telemetry import HF_PROCESSOR_RUNS
+
+
+class HfProcessorRuns:
+    """The count of one renderer's processor. Text-only models never count.
+
+    Attributes:
+        total: runs since the start.
+    """
+
+    def __init__(self, *, side: str, worker_id: WorkerId | None) -> None:
+        """Start from none.
+
+        Args:
+            side: ``frontend`` or ``worker``, a metric label.
+            worker_id: label of the worker, None on the frontend.
+        """
+        self.total = 0
+        self._gauge = HF_PROCESSOR_RUNS.labels(side, worker_id or "")
+
+    def reset(self) -> None:
+        """Start again from none, so that warm-up is left out."""
+        self._gauge.dec(self.total)
+        self.total = 0
+
+    def add(self, runs: int) -> None:
+        """Count runs, here or by another process on this one's behalf."""
+        self.total += runs
+        self._gauge.inc(runs)
+
 
 ByContent: TypeAlias = Callable[[ProcessorInputs], Mapping[str, list[MmHash]]]
 """vLLM's own hashes of media: for each modality, in the order of its media."""

@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-from common.aio.frames import FrameProtocol, Frames, frame
-from common.aio.spawn import end_with_parent
+from common.aio.ipc import FrameProtocol, Frames, frame
+from common.aio.processes import end_with_parent
 from frontend.processes.messages import Assigned, Attached, FromChild, Plan, Stop
 
 MEMBER: Final = "MMROUTER_MEMBER"

@@ -9,7 +9,7 @@ from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
-from common.aio.frames import LARGEST
+from common.aio.ipc import LARGEST
 
 
 class Plan(msgspec.Struct, frozen=True, tag="plan"):

@@ -20,12 +20,10 @@ from typing import ClassVar, Final
 from prometheus_client import REGISTRY, generate_latest
 from pydantic import Field
 
-from common.aio.spawn import python_command
-from common.aio.stop_signals import StopSignals
+from common.aio.processes import StopSignals, python_command
 from common.aio.supervised import CALM_S, FIRST_PAUSE_S, LONGEST_PAUSE_S
 from common.backoff import Backoff
-from common.cli.command_line import ConfigSettings, read_command_line
-from common.cli.flag_aliases import FRONTEND
+from common.cli.command_line import FRONTEND, ConfigSettings, read_command_line
 from common.cli.flag_settings import FlagSettings
 from common.cli.process_settings import ProcessSettings
 from common.errors import ArenaUnavailableError, ConfigurationError

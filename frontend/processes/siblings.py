@@ -9,12 +9,10 @@ import sys
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from common.aio.frames import FrameProtocol, Frames, frame
-from common.aio.spawn import end_with_parent
-from common.aio.stop_signals import StopSignals
+from common.aio.ipc import FrameProtocol, Frames, PendingCalls, frame
+from common.aio.processes import StopSignals, end_with_parent
 from common.aio.supervised import note_failure
 from common.errors import ConfigurationError
-from common.request_plane.open_questions import OpenQuestions
 from common.transfer.arena import ArenaOffer, reap_orphans
 from common.transfer.shared_arena import SharedArena
 from frontend.processes.child import MEMBER
@@ -70,7 +68,7 @@ class Siblings:
         self._counts: ConnectionCounts | None = None
         self._parent: FrameProtocol[FromParent] | None = None
         self._tells: dict[str, Tell] = {}
-        self._questions: OpenQuestions[Answers] = OpenQuestions()
+        self._questions: PendingCalls[Answers] = PendingCalls()
         self._answering: set[asyncio.Task[None]] = set()
         self._signals: StopSignals | None = None
         self._lost = False

@@ -13,7 +13,7 @@ from vllm.renderers.hf import HfRenderer
 from vllm.renderers.inputs import DictPrompt
 from vllm.renderers.params import ChatParams
 
-from common.aio.spawn import python_command
+from common.aio.processes import python_command
 from common.errors import OverloadedError, RequestRejectedError
 from common.lru import Lru
 from common.vllm_compat.renderer_patches import replace_messages, replace_template

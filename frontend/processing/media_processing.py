@@ -19,7 +19,7 @@ from common.media.cache_partition import Partition
 from common.media.decoded_media import check_decoded
 from common.observability.telemetry import PREPROCESS_WAITING, stage
 from common.transfer.base import MediaSource
-from common.vllm_compat.hf_processor_runs import HfProcessorRuns
+from common.vllm_compat.renderer_patches import HfProcessorRuns
 from frontend.asgi import as_vllm_error
 from frontend.fetch import MISLED_DECODER_ERRORS, DeferredMedium, arrived
 from frontend.processing.backends import Backend, Decodes

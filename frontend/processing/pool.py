@@ -9,7 +9,7 @@ from typing import Final
 
 from common.errors import ConfigurationError
 from common.observability.telemetry import PREPROCESS_RESTARTS
-from common.vllm_compat.hf_processor_runs import HfProcessorRuns
+from common.vllm_compat.renderer_patches import HfProcessorRuns
 from frontend.fetch import RequestAllowance
 from frontend.media_limits import Budget
 from frontend.media_processes import StartUp

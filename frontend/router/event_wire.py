@@ -230,7 +230,7 @@ def _stored(event: _BlockStored, hashes: list[BlockHash], group: int, offloaded:
         offloaded,
         BlockHash(parent) if isinstance(parent, bytes) else None,
         # vLLM leaves out blocks that a group skips, but not their tokens. Our workers' account of
-        # all that they hold (backend_worker/kv_events/event_snapshot.py) has no tokens, no gaps.
+        # all that they hold (backend_worker/kv_events/event_log.py) has no tokens, no gaps.
         not offloaded and _length(event.token_ids) in (0, len(hashes) * event.block_size),
     )
 

@@ -19,8 +19,9 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from common.aio.cleanup import undo_on_error
+from common.aio.ipc import PendingCalls
 from common.aio.supervised import Work, once
-from common.aio.undo import undo_on_error
 from common.errors import (
     DuplicateRequestError,
     ProtocolError,
@@ -38,7 +39,6 @@ from common.identity import Incarnation, RequestId
 from common.observability.telemetry import UNDECODABLE_MESSAGES
 from common.request_plane.card import WorkerCard
 from common.request_plane.loop_socket import LoopSocket
-from common.request_plane.open_questions import OpenQuestions
 from common.request_plane.operations import Operation
 from common.request_plane.protocol import (
     MOST_OPERATIONS,
@@ -130,8 +130,8 @@ class WorkerLink:
         }
         self._socket = LoopSocket(context, zmq.DEALER, options, zmq.EVENT_DISCONNECTED)
         self._backlog = Backlog(SEND_BYTES)
-        self._figures: OpenQuestions[bytes] = OpenQuestions()
-        self._operations: OpenQuestions[Operated] = OpenQuestions()
+        self._figures: PendingCalls[bytes] = PendingCalls()
+        self._operations: PendingCalls[Operated] = PendingCalls()
         self._dispatches: dict[RequestId, Dispatch] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._lost: asyncio.Future[WorkerLostError] = asyncio.get_running_loop().create_future()

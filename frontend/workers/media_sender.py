@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from common.aio.cleanup import made_in_thread, undo_on_error
 from common.aio.supervised import supervise
-from common.aio.undo import made_in_thread, undo_on_error
 from common.backoff import Backoff
 from common.errors import ArenaUnavailableError, ConfigurationError, ProtocolError, WorkerBusyError
 from common.identity import WorkerId

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from common.vllm_compat.platform import CPU_ONLY
+from common.vllm_compat.preflight import CPU_ONLY
 from common.vllm_compat.versions import INSTALLED
 from tests.clips import data_url, film, sound
 from tests.e2e.conftest import Endpoint, LetGo, make_model, wait_for_workers

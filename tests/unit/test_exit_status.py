@@ -7,7 +7,7 @@ import pytest
 
 import frontend.app
 from backend_worker import worker
-from common.discovery.urls import open_discovery
+from common.discovery.settings import open_discovery
 from common.errors import DiscoveryError, MmRouterError, NoWorkerError
 from frontend.args import FrontendArgs
 from frontend.processes import Siblings

@@ -16,9 +16,9 @@ from common.identity import Incarnation, WorkerId
 from common.request_plane.protocol import Ack
 from common.transfer import handshake
 from common.transfer.arena.arena import Arena
+from common.transfer.arena.file import ArenaMapping
 from common.transfer.arena.layout import ArenaOffer
-from common.transfer.arena.mapping import ArenaMapping
-from common.transfer.attachment import Attachment
+from common.transfer.base import Attachment
 from common.transfer.choice import TransferMode
 from common.transfer.handshake import TransferOffer, TransferReply
 from common.transfer.nixl.receiver import NixlReceiver

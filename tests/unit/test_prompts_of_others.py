@@ -8,7 +8,7 @@ import pytest
 import zmq.asyncio
 from vllm.sampling_params import SamplingParams
 
-from backend_worker.plane import news
+from backend_worker.plane import load_report as news
 from backend_worker.plane import service as worker_service
 from backend_worker.plane.media_receiver import MediaReceiver
 from backend_worker.plane.service import WorkerService
@@ -133,7 +133,7 @@ async def test_all_others_hear_of_a_prompt_once_and_its_sender_never(plane: Plan
 async def test_of_a_burst_the_last_prompts_are_told(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(news, "NEWS_PAUSE_S", 3600.0)
+    monkeypatch.setattr(news, "REPORT_PAUSE_S", 3600.0)
     a, b = await plane.frontend("a"), await plane.frontend("b")
     plane.start(a, "first", blocks(0))
     await until(lambda: len(b.heard) == 1)  # from now on nothing is told
@@ -160,7 +160,7 @@ async def test_of_many_media_and_long_names_others_hear_little(plane: Plane) -> 
 async def test_a_request_that_brings_nothing_pushes_no_other_out(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(news, "NEWS_PAUSE_S", 3600.0)
+    monkeypatch.setattr(news, "REPORT_PAUSE_S", 3600.0)
     a, b = await plane.frontend("a"), await plane.frontend("b")
     plane.start(a, "first", [])
     await until(lambda: plane.service.active_requests == 1)

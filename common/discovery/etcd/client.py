@@ -19,14 +19,9 @@ from common.errors import DiscoveryError
 
 _Answer = TypeVar("_Answer")
 
-CALL_S: Final = 3.0
-"""How long one member may take to answer."""
-
-PAGE: Final = 64
-"""Keys to read at once: a card may have a megabyte."""
-
-READS: Final = 5
-"""Tries to read all pages as of one revision, which etcd may forget meanwhile."""
+CALL_S: Final = 3.0  # how long one member may take to answer
+PAGE: Final = 64  # keys to read at once: a card may have a megabyte
+READS: Final = 5  # tries to read all pages as of one revision, which etcd may forget meanwhile
 
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", 2 * PAGE << 20),
@@ -117,7 +112,10 @@ class _Member:
 
 
 class EtcdClient:
-    """For one event loop. Connects when it is first asked for something."""
+    """For one event loop. Connects when it is first asked for something.
+
+    All methods raise DiscoveryError if no member answers.
+    """
 
     def __init__(self, access: EtcdAccess) -> None:
         self._access = access
@@ -127,11 +125,7 @@ class EtcdClient:
         self._connecting = asyncio.Lock()
 
     async def read(self, prefix: bytes) -> tuple[int, list[Stored]]:
-        """All keys that begin with a prefix, and the revision at which they were these.
-
-        Raises:
-            DiscoveryError: no member answers.
-        """
+        """All keys that begin with a prefix, and the revision at which they were these."""
         for _ in range(READS - 1):
             try:
                 return await self._read(prefix)
@@ -147,11 +141,7 @@ class EtcdClient:
             request = rpc.RangeRequest(
                 key=start, range_end=_end_of(prefix), revision=revision, limit=PAGE
             )
-
-            async def call(member: _Member, request: Any = request) -> Any:
-                return await member.kv.Range(request, timeout=CALL_S, metadata=member.metadata)
-
-            answer = await self._ask(call)
+            answer = await self._call(lambda member: member.kv.Range, request)
             revision = revision or answer.header.revision
             found += (Stored(each.key, each.value) for each in answer.kvs)
             if not answer.more:
@@ -164,27 +154,16 @@ class EtcdClient:
         Args:
             lease: its id, which the caller draws, so that it can be revoked whatever happens.
             ttl_s: seconds for which it lives without :meth:`keep_alive`; at least.
-
-        Raises:
-            DiscoveryError: no member answers, or it refuses.
         """
-
-        async def call(member: _Member) -> None:
-            request = rpc.LeaseGrantRequest(ID=lease, TTL=ttl_s)
-            await member.lease.LeaseGrant(request, timeout=CALL_S, metadata=member.metadata)
-
+        request = rpc.LeaseGrantRequest(ID=lease, TTL=ttl_s)
         try:
-            await self._ask(call)
+            await self._call(lambda member: member.lease.LeaseGrant, request)
         except EtcdRefusedError as error:
             if not error.exists:  # an earlier try of this call has made it
                 raise
 
     async def keep_alive(self, lease: int) -> bool:
-        """Renew a lease; False if it is over.
-
-        Raises:
-            DiscoveryError: no member answers.
-        """
+        """Renew a lease; False if it is over."""
 
         async def call(member: _Member) -> bool:
             stream = member.lease.LeaseKeepAlive(timeout=CALL_S, metadata=member.metadata)
@@ -200,37 +179,22 @@ class EtcdClient:
         return await self._ask(call)
 
     async def revoke(self, lease: int) -> None:
-        """End a lease, and delete what was put with it.
-
-        Raises:
-            DiscoveryError: no member answers.
-        """
-
-        async def call(member: _Member) -> None:
-            request = rpc.LeaseRevokeRequest(ID=lease)
-            await member.lease.LeaseRevoke(request, timeout=CALL_S, metadata=member.metadata)
-
+        """End a lease, and delete what was put with it."""
         try:
-            await self._ask(call)
+            await self._call(
+                lambda member: member.lease.LeaseRevoke, rpc.LeaseRevokeRequest(ID=lease)
+            )
         except EtcdRefusedError as error:
             if not error.not_found:
                 raise
 
     async def check_put(self, key: bytes) -> None:
-        """Try whether we may put a value, without doing it.
-
-        Raises:
-            DiscoveryError: no member answers, or we may not.
-        """
+        """Try whether we may put a value, without doing it; raise DiscoveryError if not."""
         # The permission is looked at first, and no key has a version below 0.
         never = rpc.Compare(key=key, target=rpc.Compare.VERSION, result=rpc.Compare.LESS, version=0)
         put = rpc.RequestOp(request_put=rpc.PutRequest(key=key))
         request = rpc.TxnRequest(compare=[never], success=[put])
-
-        async def call(member: _Member) -> None:
-            await member.kv.Txn(request, timeout=CALL_S, metadata=member.metadata)
-
-        await self._ask(call)
+        await self._call(lambda member: member.kv.Txn, request)
 
     async def put(self, key: bytes, value: bytes, lease: int, unless: int) -> int:
         """Put a value, unless it lies there already.
@@ -244,24 +208,16 @@ class EtcdClient:
 
         Raises:
             EtcdRefusedError: the lease is over, for example.
-            DiscoveryError: no member answers.
         """
-        unchanged = rpc.Compare(
-            key=key,
-            target=rpc.Compare.MOD,
-            result=rpc.Compare.EQUAL,
-            mod_revision=unless,
-        )
         put = rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=value, lease=lease))
-        request = rpc.TxnRequest(compare=[unchanged], failure=[put])
-        if not unless:
-            request = rpc.TxnRequest(success=[put])
-
-        async def call(member: _Member) -> int:
-            answer = await member.kv.Txn(request, timeout=CALL_S, metadata=member.metadata)
-            return unless if answer.succeeded and unless else int(answer.header.revision)
-
-        return await self._ask(call)
+        request = rpc.TxnRequest(success=[put])
+        if unless:
+            unchanged = rpc.Compare(
+                key=key, target=rpc.Compare.MOD, result=rpc.Compare.EQUAL, mod_revision=unless
+            )
+            request = rpc.TxnRequest(compare=[unchanged], failure=[put])
+        answer = await self._call(lambda member: member.kv.Txn, request)
+        return unless if answer.succeeded and unless else int(answer.header.revision)
 
     async def watch(self, prefix: bytes, revision: int) -> AsyncGenerator[list[Stored], None]:
         """What is put and deleted below a prefix, from a revision on, for ever.
@@ -304,6 +260,12 @@ class EtcdClient:
         async with self._connecting:
             self._next_member()
             await self._close_old()
+
+    async def _call(self, method: Callable[[_Member], Any], request: object) -> Any:
+        """Make a call that has one answer."""
+        return await self._ask(
+            lambda member: method(member)(request, timeout=CALL_S, metadata=member.metadata)
+        )
 
     async def _ask(self, call: Callable[[_Member], Awaitable[_Answer]]) -> _Answer:
         """Ask one member after the other, each once and the first one twice, since it may not

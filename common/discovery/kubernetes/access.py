@@ -9,7 +9,7 @@ import yaml
 from kubernetes_asyncio import config
 from kubernetes_asyncio.client import Configuration
 
-from common.discovery.kubernetes.place import KubernetesAccess
+from common.discovery.kubernetes.leases import KubernetesAccess
 from common.errors import DiscoveryError
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")

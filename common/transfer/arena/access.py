@@ -6,12 +6,12 @@ Also what they get from it: leases, and room to write to.
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from common.aio.released import Released
+from common.aio.cleanup import Released
 from common.errors import ArenaUnavailableError
 from common.identity import MmHash
-from common.transfer.arena.layout import ArenaOffer
-from common.transfer.arena.segment import (
+from common.transfer.arena.layout import (
     HEADER_SIZE,
+    ArenaOffer,
     EncodedItem,
     SegmentLayout,
     live_header,
@@ -104,8 +104,7 @@ class Lease(Released):
     def memory(self) -> memoryview:
         """All of the segment, header included.
 
-        Raises:
-            ArenaUnavailableError: the arena was closed.
+        Raises ArenaUnavailableError: the arena was closed.
         """
         memory = self._arena.memory[self.offset : self.offset + self.layout.length]
         if memory.nbytes != self.layout.length:
@@ -113,7 +112,6 @@ class Lease(Released):
         return memory
 
     def annotate(self, note: object) -> None:
-        """Attach a note to an item that has none."""
         if self.segment.note is None:
             self._arena.attach_note(self.segment, note)
         self.note = self.segment.note
@@ -195,8 +193,7 @@ class ArenaAccess(ABC):
     def open(self, *, writable: bool) -> int:
         """A descriptor through which the arena can be mapped, for reading only or not.
 
-        Raises:
-            ArenaUnavailableError: the arena was closed.
+        Raises ArenaUnavailableError: the arena was closed.
         """
 
     def put(self, mm_hash: MmHash, encoded: EncodedItem, note: object = None) -> Lease:

@@ -5,17 +5,11 @@ both, and tests can drive this with millions of steps.
 """
 
 import bisect
-import mmap
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
 
-from common.transfer.arena.segment import aligned
-
-SEGMENT_ALIGNMENT: Final = mmap.PAGESIZE
-"""A page: no two segments share one, so a reader can drop its private copies of a
-segment's pages without touching a neighbour's."""
+from common.transfer.arena.layout import SEGMENT_ALIGNMENT, aligned
 
 
 @dataclass(eq=False, slots=True)
@@ -84,7 +78,6 @@ class SegmentTable:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that hold no segment."""
         return sum(block.size for block in self._free)
 
     def place(self, length: int) -> Placement | None:
@@ -111,7 +104,6 @@ class SegmentTable:
         return Placement(self._take(space, size), evicted)
 
     def lease(self, block: Block) -> None:
-        """Add a lease to a segment."""
         if block.leases == 0:
             del self._idle[block]
             self.leased_bytes += block.size

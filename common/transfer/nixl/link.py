@@ -111,15 +111,13 @@ class ReaderLink:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, None if there is none."""
         return self._process.pid
 
     @property
     def landing(self) -> LandingArea:
         """That of the present process.
 
-        Raises:
-            ArenaUnavailableError: there is no process at the moment.
+        Raises ArenaUnavailableError: there is no process at the moment.
         """
         if self._landing is None:
             raise ArenaUnavailableError("nothing is read over NIXL at the moment")
@@ -127,20 +125,14 @@ class ReaderLink:
 
     @property
     def free_slots(self) -> int:
-        """Slots that nothing is read to."""
         return self._slots if self._landing is None else self._landing.free
 
     @property
     def stuck_for(self) -> float:
-        """Seconds for which all slots have been in use and no read ended."""
         return 0.0 if self._landing is None else self._landing.stuck_for
 
     async def connect(self, agent: str, metadata: bytes) -> None:
-        """Get to know an agent.
-
-        Raises:
-            ArenaUnavailableError: it can't be reached.
-        """
+        """Get to know an agent. Raises ArenaUnavailableError: it can't be reached."""
         await self._ask(Connect(next(self._numbers), agent, metadata))
 
     def disconnect(self, agent: str) -> None:

@@ -6,12 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, NamedTuple, TypeVar
 
+from common.aio.cleanup import undo_on_error
 from common.aio.supervised import supervise
-from common.aio.undo import undo_on_error
 from common.backoff import Backoff
 from common.errors import ArenaUnavailableError, TransferError, TransferTimeoutError
+from common.transfer.handshake import NixlOffer
 from common.transfer.nixl.reading import NixlReading
-from common.transfer.nixl_offer import NixlOffer
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +59,7 @@ class NixlPeers:
     def offer(self, agent: str) -> NixlOffer:
         """That of a frontend which can be read from.
 
-        Raises:
-            ArenaUnavailableError: it isn't connected, or doesn't answer.
+        Raises ArenaUnavailableError: it isn't connected, or doesn't answer.
         """
         offer = self._offers.get(agent)
         if offer is None:

@@ -9,13 +9,11 @@ from typing import ClassVar
 
 from common.errors import ArenaUnavailableError, CorruptSegmentError
 from common.transfer.arena import SEGMENTS_START
-from common.transfer.attachment import Attachment, Attachments
-from common.transfer.base import Accepted, MmKwargsReceiver, Received
-from common.transfer.handshake import TransferOffer, TransferReply
+from common.transfer.base import Accepted, Attachment, Attachments, MmKwargsReceiver, Received
+from common.transfer.handshake import NixlOffer, TransferOffer, TransferReply
 from common.transfer.metadata import NixlMetadata, Transport
 from common.transfer.nixl.peers import NixlPeers
 from common.transfer.nixl.reading import NixlReading
-from common.transfer.nixl_offer import NixlOffer
 from common.transfer.nixl_processes import NixlNetwork
 
 
@@ -59,14 +57,12 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
     async def start(self) -> None:
         """Start the process now: about a second.
 
-        Raises:
-            ConfigurationError: NIXL can't be used here.
+        Raises ConfigurationError: NIXL can't be used here.
         """
         await self._reading.start()
 
     @property
     def free_slots(self) -> int:
-        """Slots that nothing is read to."""
         return self._reading.free_slots
 
     def add_prospects(self, reply: TransferReply) -> TransferReply:

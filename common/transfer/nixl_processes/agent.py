@@ -65,11 +65,7 @@ class NixlAgent:
             raise ConfigurationError(f"a NIXL agent can't be made: {error}") from error
 
     def register(self, address: int, size: int) -> None:
-        """Make memory known to the network.
-
-        Raises:
-            ArenaUnavailableError: it can't be.
-        """
+        """Make memory known to the network. Raises ArenaUnavailableError: it can't be."""
         try:
             self._agent.register_memory([(address, size, 0, "")], _MEMORY)
         except self._errors as error:
@@ -156,8 +152,7 @@ class NixlRead:
     def poll(self) -> bool:
         """Move it on; whether all bytes are there.
 
-        Raises:
-            ArenaUnavailableError: it failed, and no more bytes will come.
+        Raises ArenaUnavailableError: it failed, and no more bytes will come.
         """
         if self._state == "PROC":
             self._state = self._agent._state(self._peer, self._handle)

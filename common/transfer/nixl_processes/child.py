@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from common.aio.spawn import end_with_parent
+from common.aio.processes import end_with_parent
 
 # linux/prctl.h
 _PR_SET_NO_NEW_PRIVS: Final = 38
@@ -34,8 +34,7 @@ _ALL_FILE_ACCESS: Final = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1}
 _LIST: Final = 1 << 3
 _READ_AND_RUN: Final = (1 << 0) | (1 << 2) | _LIST
 _READ_AND_WRITE: Final = (1 << 1) | (1 << 2) | _LIST
-_SCOPES: Final = 0b11
-"""Abstract Unix sockets and signals, from version 6 on."""
+_SCOPES: Final = 0b11  # Abstract Unix sockets and signals, from version 6 on
 
 _LIBRARIES: Final = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/sys")
 _OF_THE_SYSTEM: Final = ("self", "sys", "cpuinfo", "meminfo", "stat")
@@ -71,7 +70,6 @@ class Start:
     writable: bool
 
     def arguments(self) -> list[str]:
-        """For the command line."""
         return [
             str(int(each) if isinstance(each, bool) else each)
             for each in (
@@ -88,7 +86,6 @@ class Start:
 
     @classmethod
     def parse(cls, arguments: list[str]) -> "Start":
-        """From the command line."""
         channel, memory, size, error_handling, *rest = arguments
         needs_files, parent, torch_has_cuda, writable = rest
         return cls(
@@ -103,7 +100,6 @@ class Start:
         )
 
     def socket(self) -> socket.socket:
-        """The end on which this process is spoken to."""
         return socket.socket(fileno=self.channel)
 
 

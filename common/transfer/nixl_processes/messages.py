@@ -130,14 +130,12 @@ class Channel(Generic[_Sent, _Got]):
         self._decoder: msgspec.msgpack.Decoder[_Got] = msgspec.msgpack.Decoder(incoming)
 
     def fileno(self) -> int:
-        """To wait for messages."""
         return self._socket.fileno()
 
     def send(self, message: _Sent) -> None:
         """Send a message.
 
-        Raises:
-            OSError: the other end is gone, or doesn't read and this one doesn't wait for it.
+        Raises OSError: the other end is gone, or doesn't read and this one doesn't wait for it.
         """
         self._socket.send(self._encoder.encode(message), self._flags)
 
@@ -158,5 +156,4 @@ class Channel(Generic[_Sent, _Got]):
             raise msgspec.DecodeError(str(error)) from error
 
     def close(self) -> None:
-        """Close this end."""
         self._socket.close()

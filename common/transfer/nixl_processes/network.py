@@ -16,8 +16,7 @@ _THIS_HOST: Final = ("posix", "cma")
 """Shared memory and copies between processes: for processes of one user on one host. Nothing
 listens but a Unix socket that carries no more than a wake-up."""
 
-_HARDWARE: Final = ("ib",)
-"""UCX's name for all that goes through an RDMA device."""
+_HARDWARE: Final = ("ib",)  # UCX's name for all that goes through an RDMA device
 
 
 _HARDWARE_NAMES: Final = frozenset(
@@ -82,7 +81,6 @@ class NixlNetwork:
 
     @property
     def needs_files(self) -> bool:
-        """Whether UCX opens files for each new peer."""
         return "posix" in self.transports()
 
     @property
@@ -93,8 +91,7 @@ class NixlNetwork:
     def transports(self) -> tuple[str, ...]:
         """UCX's names of the transports that may be used.
 
-        Raises:
-            ConfigurationError: it was narrowed to what is not allowed.
+        Raises ConfigurationError: it was narrowed to what is not allowed.
         """
         allowed = ["self"]
         if not self.leaves_host or self.allow_tcp:

@@ -112,7 +112,6 @@ class Reader:
             self.advance()
 
     def advance(self) -> None:
-        """Move on all that is being read."""
         for transfer in list(self._transfers):
             self._look_at(transfer)
 
@@ -122,7 +121,6 @@ class Reader:
         return pause(time.monotonic() - max(each.began for each in self._transfers))
 
     def handle(self, message: ToReader) -> None:
-        """Do what the worker asks for."""
         match message:
             case Connect(number, _, metadata):
                 try:

@@ -13,7 +13,7 @@ from itertools import count
 
 import msgspec
 
-from common.aio.frames import Frames, frame
+from common.aio.ipc import Frames, frame
 from common.errors import ArenaUnavailableError
 from common.transfer.shared_arena.messages import Answer, Forget, FromKeeper, GiveBack
 
@@ -54,7 +54,6 @@ class KeeperConnection:
 
     @property
     def lost(self) -> bool:
-        """Whether nobody answers any more."""
         return self._lost
 
     def ask(self, question: Callable[[int], msgspec.Struct]) -> "Future[Answer]":

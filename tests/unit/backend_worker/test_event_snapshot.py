@@ -13,7 +13,7 @@ from vllm.distributed.kv_events import (
     KVEventBatch,
 )
 
-from backend_worker.kv_events.event_snapshot import fold, retell
+from backend_worker.kv_events.event_log import fold, retell
 from backend_worker.kv_events.held_blocks import HeldBlocks
 from common.identity import Target, WorkerId
 from frontend.router.event_wire import Stored, decode_batch

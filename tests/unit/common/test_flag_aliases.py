@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from common.cli.config_file import ConfigFile
-from common.cli.flag_aliases import FRONTEND, WORKER
+from common.cli.command_line import FRONTEND, WORKER
+from common.cli.flag_settings import ConfigFile
 from common.errors import ConfigurationError
 
 

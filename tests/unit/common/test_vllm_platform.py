@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from common.vllm_compat.platform import CPU_ONLY, check_device
+from common.vllm_compat.preflight import CPU_ONLY, check_device
 from common.vllm_compat.versions import INSTALLED
 from tests.fakes.cuda_build import make_cuda_build
 
@@ -17,7 +17,7 @@ SHOWN = """
 import json, os, sys
 from vllm import platforms
 from common.errors import NoDeviceError
-from common.vllm_compat.platform import check_device
+from common.vllm_compat.preflight import check_device
 for environment in json.loads(sys.argv[1]):
     os.environ.update(environment)
     platforms._current_platform = None

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from common.observability.thread_watchdog import MAX_STUCK
+from common.observability.watchdog import MAX_STUCK
 
 PROGRAM = """
 import threading

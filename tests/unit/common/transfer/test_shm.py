@@ -11,8 +11,8 @@ from common.identity import MmHash
 from common.observability.telemetry import ARENA_PAGES_RESTORED
 from common.transfer import shm
 from common.transfer.arena.arena import Arena
-from common.transfer.arena.mapping import ArenaMapping
-from common.transfer.arena.segment import HEADER_SIZE
+from common.transfer.arena.file import ArenaMapping
+from common.transfer.arena.layout import HEADER_SIZE
 from common.transfer.base import MediaHandle
 from common.transfer.codec import decode
 from common.transfer.metadata import ShmMetadata

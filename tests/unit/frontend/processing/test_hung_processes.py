@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from common.errors import ConfigurationError, OverloadedError
-from common.vllm_compat.hf_processor_runs import HfProcessorRuns
+from common.vllm_compat.renderer_patches import HfProcessorRuns
 from frontend.fetch.allowance import RequestAllowance
 from frontend.media_limits.budget import Budget
 from frontend.media_limits.errors import RefusedError, RequestLimitError

@@ -10,7 +10,8 @@ import pytest
 from common.errors import ArenaUnavailableError
 from common.observability.telemetry import ORPHANED_ARENAS
 from common.transfer.arena import file as arena_file
-from common.transfer.arena.file import NAME_PATTERN, create, new_name, reap_orphans
+from common.transfer.arena.file import create, new_name, reap_orphans
+from common.transfer.arena.layout import NAME_PATTERN
 
 
 def dead_pid() -> int:

@@ -22,7 +22,7 @@ from common.observability.telemetry import NIXL_RESTARTS
 from common.transfer import pages
 from common.transfer.arena.arena import Arena
 from common.transfer.arena.file import SHARED_MEMORY
-from common.transfer.arena.segment import HEADER_SIZE
+from common.transfer.arena.layout import HEADER_SIZE
 from common.transfer.checksum import PIECE
 from common.transfer.nixl.receiver import NixlReceiver
 from common.transfer.nixl.sender import NixlSender
