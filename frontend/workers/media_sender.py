@@ -68,13 +68,9 @@ class MediaSender:
     def __init__(
         self, arena: ArenaAccess | None, mode: TransferMode, network: NixlNetwork | None = None
     ) -> None:
-        """
-        Args:
-            arena: shared memory to send from, or None to send everything inline.
-            network: what transports over a network may use; this host only by default.
-
-        Raises:
-            ConfigurationError: the only transport that is allowed can't be had.
+        """Send from shared memory, or all inline without any. Networks are used on this host
+        only by default. Raises ConfigurationError if the only transport that is allowed can't
+        be had.
         """
         self._arena = arena
         self._mode = mode
