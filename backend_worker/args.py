@@ -5,7 +5,7 @@ import secrets
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Final
+from typing import ClassVar, Final
 
 from pydantic import Field, field_validator
 from vllm import AsyncEngineArgs
@@ -47,12 +47,6 @@ class WorkerSettings(FlagSettings):
     worker_port: int = Field(
         0, ge=0, le=65535, description="port of the request plane, 0 for any free one"
     )
-    max_requests: int = Field(
-        0,
-        ge=0,
-        description="requests taken at once, others are sent elsewhere; 0 for four times as many "
-        "as the engine runs at once",
-    )
     encoder_cache_tokens: int = Field(
         0,
         ge=0,
@@ -83,9 +77,6 @@ class WorkerNixlSettings(NixlSettings):
         ge=1,
         description="memory for items that came over NIXL, until their requests give them back; "
         "the others get memory of their own",
-    )
-    deadline_s: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = Field(
-        10.0, description="how long one NIXL read may take"
     )
 
 

@@ -48,6 +48,10 @@ from common.vllm_compat.versions import INSTALLED
 
 logger = logging.getLogger("backend_worker")
 
+REQUESTS_PER_SLOT = 4
+"""Requests taken for each that the engine runs at once: its queue holds seconds of work, and others
+are sent elsewhere."""
+
 SAY_S = 5.0  # how long a leaving worker waits for a file system that hangs before it drains
 
 
@@ -126,7 +130,7 @@ async def _serve(args: WorkerArgs, engine: Engine, key: FleetKey | None) -> None
         args.incarnation,
         args.worker.endpoint,
         key,
-        args.worker.max_requests or 4 * engine.capacity().max_num_seqs * len(engine.ranks),
+        REQUESTS_PER_SLOT * engine.capacity().max_num_seqs * len(engine.ranks),
     )
     try:
         async with args.discovery.publisher(key) as publisher:
@@ -148,9 +152,7 @@ async def make_nixl_receiver(args: WorkerArgs) -> NixlReceiver | None:
     needed = "nixl" in indispensable(args.transfer)
     if "nixl" not in wanted(args.transfer) or not (needed or nixl_installed()):
         return None
-    receiver = NixlReceiver(
-        args.network, memory=args.nixl.memory_mb << 20, deadline=args.nixl.deadline_s
-    )
+    receiver = NixlReceiver(args.network, memory=args.nixl.memory_mb << 20)
     if needed:
         try:
             await receiver.start()

@@ -15,7 +15,7 @@ from common.discovery.base import CardChange, CardGone, CardPresent, CardRefused
 from common.errors import CardError, CardKeyError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation, WorkerId
-from common.observability.telemetry import MALFORMED_CARDS
+from common.observability.telemetry import DISCOVERY_ERRORS
 from common.request_plane.card import WorkerCard
 from common.request_plane.fleet_sockets import check_card
 
@@ -108,7 +108,7 @@ class KnownCard:
             if another:
                 logger.warning("card %s.%s ignored: %s", self.worker_id, self.incarnation, error)
                 if not isinstance(error, CardKeyError):
-                    MALFORMED_CARDS.inc()
+                    DISCOVERY_ERRORS.labels("malformed").inc()
             if not alive or self.card is not None:  # the card that we know stays, under its lease
                 return False, None
             if self.told and not another:

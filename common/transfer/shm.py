@@ -13,7 +13,7 @@ from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from common.errors import ArenaUnavailableError
 from common.identity import MmHash
-from common.observability.telemetry import ARENA_PAGES_RESTORED
+from common.observability.telemetry import INTERNAL_ERRORS
 from common.transfer.arena import (
     HEADER_SIZE,
     SEGMENT_ALIGNMENT,
@@ -181,7 +181,7 @@ class ShmReceiver(MmKwargsReceiver[ShmMetadata]):
 
         def restore() -> None:
             if restored := self._pages.restore(whole):
-                ARENA_PAGES_RESTORED.inc(restored)
+                INTERNAL_ERRORS.labels("arena_pages").inc(restored)
 
         return Received(
             metadata.mm_hash, item, verify=verify, on_release=restore, checked=whole.nbytes

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Final
 
 from common.errors import ArenaUnavailableError, CorruptSegmentError
-from common.observability.telemetry import ORPHANED_ARENAS
 from common.transfer import pages
 from common.transfer.arena.layout import (
     NAME_PATTERN,
@@ -100,7 +99,6 @@ def reap_orphans(directory: Path = SHARED_MEMORY) -> int:
         match = re.fullmatch(NAME_PATTERN, path.name)
         if match and not _alive(int(match[1]), int(match[2])) and _remove_unlocked(path):
             removed += 1
-            ORPHANED_ARENAS.inc()
             logger.warning("removed %s: its owner %s is gone", path, match[1])
     return removed
 

@@ -22,7 +22,7 @@ import torch
 from common.aio.processes import SpawnedProcess
 from common.backoff import Backoff
 from common.errors import ArenaUnavailableError, ConfigurationError
-from common.observability.telemetry import INTERNAL_ERRORS, NIXL_RESTARTS
+from common.observability.telemetry import CHILD_RESTARTS, INTERNAL_ERRORS
 from common.transfer.nixl_processes import (
     Channel,
     NixlNetwork,
@@ -163,7 +163,7 @@ class NixlProcess(Generic[_Sent, _Got]):
             reason = "it ended"
             try:
                 if self._one():
-                    NIXL_RESTARTS.labels(self._role).inc()
+                    CHILD_RESTARTS.labels(self._role).inc()
             except ConfigurationError as error:
                 reason = str(error)
                 self._settle(error)
