@@ -22,9 +22,9 @@ from common.discovery.base import Discovery
 from common.discovery.settings import DiscoverySettings
 from common.errors import ConfigurationError, NoDeviceError
 from common.identity import Incarnation, WorkerId
-from common.transfer.choice import TransferMode
 from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.settings import NixlSettings, TransferSettings
+from common.transfer.transports import TransferMode
 from common.vllm_compat.preflight import check_device, fault_of
 
 

@@ -39,10 +39,9 @@ from common.observability.tracing import exporting, prepare
 from common.request_plane.card import HostIdentity, WorkerCard, WorkerState
 from common.request_plane.fleet_sockets import check_address, check_bind
 from common.transfer.arena import reap_orphans
-from common.transfer.choice import indispensable, wanted
 from common.transfer.nixl import NixlReceiver
 from common.transfer.nixl_processes import nixl_installed
-from common.transfer.registry import receivers
+from common.transfer.transports import indispensable, receivers, wanted
 from common.vllm_compat.engine_settings import environment_settings
 from common.vllm_compat.versions import INSTALLED
 

@@ -10,7 +10,7 @@ from typing import Self
 from fastapi import FastAPI
 
 from common.request_plane.card import WorkerCard
-from common.transfer.choice import TransferMode
+from common.transfer.transports import TransferMode
 from frontend.args import FrontendArgs
 from frontend.fetch import MediaLoader
 from frontend.http import (

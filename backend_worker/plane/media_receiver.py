@@ -18,9 +18,9 @@ from common.errors import (
 from common.identity import MmHash
 from common.observability.telemetry import TRANSFER_FALLBACKS
 from common.transfer.base import Attachment, MmKwargsReceiver, Received
-from common.transfer.choice import ReceiverSet
 from common.transfer.handshake import TransferOffer, TransferReply, namespace
 from common.transfer.metadata import TransferMetadata, decode_metadata
+from common.transfer.transports import ReceiverSet
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ class _Task:
     """
 
     future: "Future[Any]"
-    work: Callable[[], Any]
+    work: Callable[[], object]
     request: str
 
 

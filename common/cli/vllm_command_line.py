@@ -9,7 +9,7 @@ import re
 from argparse import Namespace
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from vllm.logger import configure_logging_from_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -100,7 +100,7 @@ class VllmParser(FlexibleArgumentParser):
     def _refused(self, name: str) -> str | None:
         return self.refusal(name) or self.refusal(name.removeprefix("no_"))
 
-    def given(self, argv: Sequence[str]) -> dict[str, Any]:
+    def given(self, argv: Sequence[str]) -> dict[str, object]:
         """The arguments that a command line gives, by name, and no defaults.
 
         Raises ConfigurationError: it is wrong.
@@ -148,7 +148,7 @@ def _text(value: object) -> str:
     return json.dumps(value) if isinstance(value, _NO_TEXT) else str(value)
 
 
-def _refuse_as_text(value: object, made: dict[str, Any]) -> None:
+def _refuse_as_text(value: object, made: dict[str, object]) -> None:
     """Raises ConfigurationError if what is no text in a file became the text that stands there."""
     written = [value, *value] if isinstance(value, list) else [value]
     wrong = {_text(one) for one in written if isinstance(one, _NO_TEXT)}
@@ -191,7 +191,9 @@ def read_vllms(
     return parser.parse_args(words), found
 
 
-def _said(parser: VllmParser, file: ConfigFile, key: str, value: object) -> dict[str, Any] | None:
+def _said(
+    parser: VllmParser, file: ConfigFile, key: str, value: object
+) -> dict[str, object] | None:
     """What a key of the file gives; None if nothing stands behind it."""
     if not parser.knows(f"--{key}"):  # nor what it is: the value may be a secret
         raise ConfigurationError(f"{file.path}: {parser.sentence_of_key(key)}")

@@ -74,8 +74,8 @@ class NixlOffer(BaseModel):
 
 class TransferOffer(BaseModel):
     """The frontend's side. The worker tries what is offered in the order of its receivers
-    (``registry.py``) and stops at the first that works. A transport's field bears its name, and is
-    None unless it is offered.
+    (``transports.py``) and stops at the first that works. A transport's field bears its name,
+    and is None unless it is offered.
 
     Attributes:
         shm: the arena in shared memory.

@@ -12,9 +12,9 @@ from common.aio.supervised import supervise
 from common.backoff import Backoff
 from common.errors import ConfigurationError, WorkerBusyError
 from common.transfer.base import LateSender, MmKwargsSender
-from common.transfer.choice import TransportChoice
 from common.transfer.handshake import TransferReply
 from common.transfer.metadata import Transport
+from common.transfer.transports import TransportChoice
 
 logger = logging.getLogger(__name__)
 

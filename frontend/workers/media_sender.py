@@ -23,17 +23,18 @@ from common.observability.telemetry import (
 )
 from common.transfer.arena import Arena, ArenaAccess, ArenaStatistics, reap_orphans
 from common.transfer.base import MediaHandle
-from common.transfer.choice import (
+from common.transfer.handshake import TransferOffer, TransferReply, namespace, parse_reply
+from common.transfer.nixl_processes import NixlNetwork
+from common.transfer.transports import (
     SenderSet,
     TransferMode,
     TransportChoice,
     better,
     choose_transport,
     indispensable,
+    late_senders,
+    senders,
 )
-from common.transfer.handshake import TransferOffer, TransferReply, namespace, parse_reply
-from common.transfer.nixl_processes import NixlNetwork
-from common.transfer.registry import late_senders, senders
 from frontend.processing import MediaItem
 from frontend.workers.late_transports import LateTransports, OfferTo, ReachedWorker
 

@@ -249,7 +249,7 @@ class NixlProcess(Generic[_Sent, _Got]):
                 torch_has_cuda=torch.version.cuda is not None,
                 writable=self._writable,
             )
-            return [sys.executable, "-P", "-s", "-m", self._module, *start.arguments()]
+            return [sys.executable, "-P", "-s", "-m", self._module, start.argument()]
 
         try:
             process = SpawnedProcess(

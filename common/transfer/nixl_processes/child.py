@@ -15,9 +15,10 @@ import socket
 import stat
 import struct
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from common.aio.processes import end_with_parent
 
@@ -45,8 +46,7 @@ _DEVICES: Final = ("/dev/infiniband", "/dev/null", "/dev/zero", "/dev/urandom")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(msgspec.Struct, frozen=True):
     """What the process that starts one says, as arguments.
 
     Attributes:
@@ -69,35 +69,13 @@ class Start:
     torch_has_cuda: bool
     writable: bool
 
-    def arguments(self) -> list[str]:
-        return [
-            str(int(each) if isinstance(each, bool) else each)
-            for each in (
-                self.channel,
-                self.memory,
-                self.size,
-                self.error_handling,
-                self.needs_files,
-                self.parent,
-                self.torch_has_cuda,
-                self.writable,
-            )
-        ]
+    def argument(self) -> str:
+        """As it stands on the command line."""
+        return msgspec.json.encode(self).decode()
 
     @classmethod
-    def parse(cls, arguments: list[str]) -> "Start":
-        channel, memory, size, error_handling, *rest = arguments
-        needs_files, parent, torch_has_cuda, writable = rest
-        return cls(
-            channel=int(channel),
-            memory=int(memory),
-            size=int(size),
-            error_handling=error_handling,
-            needs_files=needs_files == "1",
-            parent=int(parent),
-            torch_has_cuda=torch_has_cuda == "1",
-            writable=writable == "1",
-        )
+    def parse(cls, argument: str) -> "Start":
+        return msgspec.json.decode(argument, type=cls)
 
     def socket(self) -> socket.socket:
         return socket.socket(fileno=self.channel)

@@ -174,7 +174,7 @@ class Reader:
 
 def main() -> None:
     """Read until the process that started this one is gone, or closes its end."""
-    start = Start.parse(sys.argv[1:])
+    start = Start.parse(sys.argv[1])
     begin(start)
     # A worker that is busy hears of pieces later; no reason to end.
     channel: Channel[FromReader, ToReader] = Channel(start.socket(), ToReader, waits_to_send=True)

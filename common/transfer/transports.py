@@ -1,6 +1,7 @@
-"""Which transport takes an item to a worker, and what counts as a fallback.
+"""Every transport that processes of ours use: which ends it has, which one takes an item to a
+worker, and what counts as a fallback.
 
-Pure: the environment is read where the process starts.
+The one place that lists them. Pure: the environment is read where the process starts.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,7 +19,9 @@ from common.errors import (
 )
 from common.identity import MmHash
 from common.observability.telemetry import TRANSFER_FALLBACKS
+from common.transfer.arena import ArenaAccess
 from common.transfer.base import (
+    LateSender,
     MediaHandle,
     MediaSource,
     MmKwargsReceiver,
@@ -26,7 +29,17 @@ from common.transfer.base import (
     Received,
 )
 from common.transfer.handshake import TransferOffer, TransferReply
+from common.transfer.inline import (
+    InlineReceiver,
+    InlineSender,
+    ReferenceReceiver,
+    ReferenceSender,
+    Render,
+)
 from common.transfer.metadata import TransferMetadata, Transport
+from common.transfer.nixl import LateNixl, NixlReceiver
+from common.transfer.nixl_processes import NixlNetwork
+from common.transfer.shm import ShmReceiver, ShmSender
 
 
 class TransferMode(Enum):
@@ -203,3 +216,37 @@ class ReceiverSet:
     async def close(self) -> None:
         for receiver in self._receivers.values():
             await receiver.close()
+
+
+def senders(arena: ArenaAccess | None, mode: TransferMode) -> list[MmKwargsSender]:
+    """A frontend's ends that cost nothing to have.
+
+    Args:
+        arena: shared memory to lease from, None to send everything inline.
+    """
+    ends: list[MmKwargsSender] = [InlineSender(), ReferenceSender()]
+    if arena is not None and "shm" in wanted(mode):
+        ends.append(ShmSender(arena))
+    return ends
+
+
+def late_senders(
+    arena: ArenaAccess | None, mode: TransferMode, network: NixlNetwork
+) -> list[LateSender]:
+    """A frontend's ends that are started once a worker needs them.
+
+    Args:
+        network: over which they may go.
+    """
+    return [LateNixl(arena, network)] if arena is not None and "nixl" in wanted(mode) else []
+
+
+def receivers(render: Render, nixl: NixlReceiver | None = None) -> list[MmKwargsReceiver[Any]]:
+    """A worker's ends, in the order in which it tries what is offered.
+
+    Args:
+        render: processes a medium that was not transferred.
+        nixl: None if this worker has no NIXL.
+    """
+    own = [] if nixl is None else [nixl]
+    return [InlineReceiver(), ReferenceReceiver(render), ShmReceiver(), *own]
