@@ -121,8 +121,7 @@ class WorkerArgs:
 
 def parse(argv: list[str]) -> WorkerArgs:
     """Parse the command line; exits with status 2 and a sentence if it is wrong, and with 1 if vLLM
-    sees no device to run on, without which it can't read its own flags.
-    """
+    sees no device to run on, without which it can't read its own flags."""
     parser = argparse.ArgumentParser(
         prog="python -m backend_worker",
         usage="%(prog)s MODEL [flags]",

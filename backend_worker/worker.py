@@ -56,8 +56,7 @@ SAY_S = 5.0  # how long a leaving worker waits for a file system that hangs befo
 
 def run() -> None:
     """Run a worker until SIGTERM or SIGINT. Exit status 1 if it could not serve, and 2 if
-    its card can't be published where it should be.
-    """
+    its card can't be published where it should be."""
     args = parse(sys.argv[1:])
     configure_logging(args.process.log_setup(args.worker_id))
     vllms = Namespace(

@@ -120,8 +120,7 @@ def ask(
 def _check_logprobs(llm: AsyncLLM, submit: Submit) -> None:
     """vLLM's kernels for CPUs compute the logits of prompts with the adapters of those tokens that
     are sampled in the same step, of which there is one for each request, and break if there are
-    two (`punica_cpu.add_lora_logits`).
-    """
+    two (`punica_cpu.add_lora_logits`)."""
     params = submit.sampling_params
     if params is None or params.prompt_logprobs is None:
         return

@@ -65,8 +65,7 @@ class EngineState:
 
     def refuses(self, operation: Operation) -> str:
         """Why an operation can't be begun; empty if it can. vLLM would begin some of these, and
-        compute with memory that is not there.
-        """
+        compute with memory that is not there."""
         given_up = self.resident != MEMORY
         match operation:
             case Sleep(2, "keep"):

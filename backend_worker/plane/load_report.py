@@ -53,8 +53,7 @@ class LoadReports:
 
     def status(self, session: Session) -> Status:
         """How busy the worker is, for the frontend of this session, and what others sent
-        since it was asked last.
-        """
+        since it was asked last."""
         session.account.told()
         coming = list(session.coming)
         session.coming.clear()
@@ -97,8 +96,7 @@ class LoadReports:
     @staticmethod
     def spread(submit: Submit, rank: int, others: Iterable[Session]) -> None:
         """Note for other frontends what a request brings to its rank, if it brings anything:
-        so much of it that none can burden the others with more.
-        """
+        so much of it that none can burden the others with more."""
         told = (one.mm_hash for one in submit.media if len(one.mm_hash) <= LONGEST_MM_HASH)
         media = list(dict.fromkeys(itertools.islice(told, MOST_NEW_MEDIA)))
         if not submit.new_blocks and not media:

@@ -27,8 +27,7 @@ Unsendable: TypeAlias = Callable[[ProtocolError], object]
 
 class Outbox:
     """At most one output of each request: whoever has another one waits, and the engine
-    merges what follows, so a frontend that reads slowly holds up only its own requests.
-    """
+    merges what follows, so a frontend that reads slowly holds up only its own requests."""
 
     def __init__(
         self,

@@ -234,8 +234,7 @@ class WorkerRequest:
 
     def _take(self, output: RequestOutput) -> bool:
         """Send an output that is not the last one, as vLLM makes it and without waking the task,
-        if that waits for it and the one before has left; says whether it did.
-        """
+        if that waits for it and the one before has left; says whether it did."""
         return (
             self._waits
             and self._unsendable is None

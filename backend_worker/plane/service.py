@@ -171,8 +171,7 @@ class WorkerService:
 
     async def close(self) -> None:
         """Stop serving, abort what runs, close every session, free the port. The second and
-        later calls do nothing.
-        """
+        later calls do nothing."""
         if self._closed:
             return
         self._closed = True

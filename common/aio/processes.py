@@ -19,8 +19,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def python_command(module: str) -> list[str]:
     """What runs a module. It is not looked for in the current directory unless this process looks
-    there too, as ``python -m`` does and an installed command does not.
-    """
+    there too, as ``python -m`` does and an installed command does not."""
     try:
         here = Path.cwd()
         looks_here = any(Path(path).absolute() == here for path in sys.path)

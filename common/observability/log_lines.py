@@ -195,8 +195,7 @@ def log_setup() -> LogSetup | None:
 
 def configure_logging(setup: LogSetup) -> None:
     """Send our log lines to stderr, each naming the process it comes from; and those of libraries
-    that have no say of their own, from warnings on.
-    """
+    that have no say of their own, from warnings on."""
     global _in_force
     _in_force = setup
     handler = logging.StreamHandler()

@@ -65,8 +65,7 @@ class LoopReader:
 
     def stop(self) -> None:
         """Nothing is received any more. Whoever waits is cancelled, also if he was woken already,
-        unless the event loop is closed and nobody can be told.
-        """
+        unless the event loop is closed and nobody can be told."""
         self._stopped = True
         self._unwatch()
         if self._reader is not None and not self._reader.get_loop().is_closed():

@@ -33,8 +33,7 @@ class Attachment:
 
     def detach(self) -> None:
         """Give up this hold and no other. The second and later calls do nothing; items that
-        were received stay usable.
-        """
+        were received stay usable."""
         let_go, self._let_go = self._let_go, None
         if let_go is not None:
             let_go()
@@ -234,8 +233,7 @@ class MmKwargsSender(ABC):
 
     def send_held(self, mm_hash: MmHash) -> MediaHandle | None:
         """Like :meth:`send` for an item that this transport still has: never copies, never
-        waits, so it may be called on the event loop. None if it doesn't have it.
-        """
+        waits, so it may be called on the event loop. None if it doesn't have it."""
         handle = self._send_held(mm_hash)
         if handle is not None:
             self.count_sent(handle)
@@ -243,14 +241,12 @@ class MmKwargsSender(ABC):
 
     def send_encoded(self, mm_hash: MmHash, source: MediaSource) -> MediaHandle | None:
         """Send a medium as its user sent it, on the event loop; None if this transport carries
-        tensors.
-        """
+        tensors."""
         return None
 
     def add_offer(self, offer: TransferOffer) -> TransferOffer:
         """The offer with what this transport offers now. One that workers need not prove, or
-        that isn't ready, adds nothing.
-        """
+        that isn't ready, adds nothing."""
         return offer
 
     def proven(self, reply: TransferReply) -> bool:
@@ -306,8 +302,7 @@ class MmKwargsReceiver(ABC, Generic[_Metadata]):
 
     def add_prospects(self, reply: TransferReply) -> TransferReply:
         """The answer with what this transport says before it was offered: from where the two
-        processes are.
-        """
+        processes are."""
         return reply
 
     def obstacle(self, reply: TransferReply) -> str:

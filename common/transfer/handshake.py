@@ -21,8 +21,7 @@ from common.transfer.metadata import Transport
 
 _FORMAT: Final = "pieces-2mib:"
 """Names how segments are checked. Stands in front of the metadata, where builds that check them in
-another way find no base64: they refuse the offer, with a reason, and media travel inline.
-"""
+another way find no base64: they refuse the offer, with a reason, and media travel inline."""
 
 
 class NixlOffer(BaseModel):

@@ -114,8 +114,7 @@ def fault_of(model: str, given: Iterable[str] = (), *, look_for_names: bool = Fa
 
 def model_in(argv: Sequence[str]) -> tuple[str, frozenset[str]] | None:
     """Return the model of a worker's command line and the names of its flags, or None unless they
-    are plain to see: a file of flags may say more.
-    """
+    are plain to see: a file of flags may say more."""
     flags = {
         word.partition("=")[0].lstrip("-").replace("-", "_") for word in argv if word[:1] == "-"
     }

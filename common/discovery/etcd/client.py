@@ -269,8 +269,7 @@ class EtcdClient:
 
     async def _ask(self, call: Callable[[_Member], Awaitable[_Answer]]) -> _Answer:
         """Ask one member after the other, each once and the first one twice, since it may not
-        have taken a token that has run out.
-        """
+        have taken a token that has run out."""
         failed: DiscoveryError | None = None
         for _ in range(len(self._access.endpoints) + 1):
             try:

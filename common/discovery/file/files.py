@@ -108,8 +108,7 @@ def _is_trusted(user: int) -> bool:
 @cache
 def _unmapped_user() -> int | None:
     """The user to whom everything of users unknown in this user namespace seems to belong,
-    root of the host among them; None where all users are known.
-    """
+    root of the host among them; None where all users are known."""
     with Path("/proc/self/uid_map").open() as file:
         if sum(int(line.split()[2]) for line in file) >= 2**32 - 1:
             return None

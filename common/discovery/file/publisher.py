@@ -23,8 +23,7 @@ logger = logging.getLogger(__name__)
 
 class CardFile:
     """The file of a publisher. Its methods run in threads, one at a time, since a thread goes
-    on when whoever waits for it is cancelled.
-    """
+    on when whoever waits for it is cancelled."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

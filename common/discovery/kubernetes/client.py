@@ -325,8 +325,7 @@ async def _read_namespace(
 
 def _let_go(answer: aiohttp.ClientResponse | None) -> None:
     """Its connection stays if all of it was read, and goes at once if not: TLS would say goodbye
-    first, to a server that may hang.
-    """
+    first, to a server that may hang."""
     if answer is not None:
         if answer.connection is not None and answer.connection.transport is not None:
             answer.connection.transport.abort()

@@ -46,8 +46,7 @@ class Pod(NamedTuple):
     @classmethod
     def ours(cls, namespace: str) -> "Pod | None":
         """As the downward API says it; None unless it is in this namespace, since an owner
-        elsewhere counts as one that is gone.
-        """
+        elsewhere counts as one that is gone."""
         names = ("POD_NAME", "POD_UID", "POD_NAMESPACE")
         name, uid, where = (os.environ.get(each, "") for each in names)
         return cls(name, uid) if name and uid and where == namespace else None

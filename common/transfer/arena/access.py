@@ -118,8 +118,7 @@ class Lease(Released):
 
     def release_soon(self) -> None:
         """The same for a finalizer, which may run in the middle of anything: takes no lock.
-        It counts from the arena's next operation on.
-        """
+        It counts from the arena's next operation on."""
         self._arena.end_lease_soon(self)
 
 
@@ -253,8 +252,7 @@ class ArenaAccess(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of it. Workers that have it mapped keep their memory. The second and later calls
-        do nothing.
-        """
+        do nothing."""
 
     # For leases and reserved segments, which have names for these.
 

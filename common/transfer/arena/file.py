@@ -133,8 +133,7 @@ def _alive(pid: int, start_ticks: int) -> bool:
 
 def _start_ticks(pid: int) -> int | None:
     """When a process started, in clock ticks since boot (field 22 of proc(5) stat); None if it has
-    ended, be it that its parent has not taken note yet.
-    """
+    ended, be it that its parent has not taken note yet."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

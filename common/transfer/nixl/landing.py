@@ -32,8 +32,7 @@ class Room(Released):
 
     def release(self) -> None:
         """Give the memory to others, from any thread: nothing may be read to it any more, and
-        nobody may look at it.
-        """
+        nobody may look at it."""
         give_back, self._give_back = self._give_back, None
         self.memory = memoryview(b"")
         if give_back is not None:
@@ -79,8 +78,7 @@ class Rooms:
 
 def touched_memory(size: int) -> memoryview:
     """Private memory whose pages are there. Takes about 0.1 s per GB, without the interpreter's
-    lock.
-    """
+    lock."""
     memory = pages.private_memory(aligned(size, SEGMENT_ALIGNMENT))
     pages.populate(memory, for_writing=True)
     return memory

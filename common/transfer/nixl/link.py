@@ -59,8 +59,7 @@ class Source(NamedTuple):
 
 class ReaderLink:
     """One process after the other, each with a landing area of its own. For use on one event
-    loop.
-    """
+    loop."""
 
     def __init__(
         self,
@@ -204,8 +203,7 @@ class ReaderLink:
 
     def _heard(self, message: FromReader) -> Callable[[], None] | None:
         """What a message leaves to do on the event loop; in the thread that looks after the
-        process.
-        """
+        process."""
         if isinstance(message, Reading):
             return self._ready
         if not isinstance(message, Done | NixlFailed):

@@ -42,8 +42,7 @@ whose connection broke."""
 
 class _Left(NamedTuple):
     """A frontend whose connection is kept, until the frontend or, if the connection is broken,
-    the last read over it has ended.
-    """
+    the last read over it has ended."""
 
     offer: NixlOffer
     broken: bool
@@ -116,8 +115,7 @@ class NixlPeers:
 
     def detach(self, agent: str) -> None:
         """Let go of a frontend that left, or can't be reached for a while; items received from
-        it stay usable.
-        """
+        it stay usable."""
         self._stop_mending(agent)
         self._let_go(agent, broken=False)
 
@@ -141,8 +139,7 @@ class NixlPeers:
 
     async def ended(self) -> None:
         """Wait until nothing goes on: soon, once the process that reads is closed. Nothing refers
-        to memory that was read to any more, as the tasks' errors would.
-        """
+        to memory that was read to any more, as the tasks' errors would."""
         watching = [left.watch for left in self._left.values()]
         await asyncio.gather(*watching, *self._mending.values(), return_exceptions=True)
         while self._running:

@@ -103,8 +103,7 @@ class NixlAgent:
 
     def progress(self) -> None:
         """Serve other agents' transfers; they stand still meanwhile where the network can't
-        read memory by itself, as over TCP.
-        """
+        read memory by itself, as over TCP."""
         # Nobody sends notifications; asking for them is the call that makes progress.
         self._agent.get_new_notifs()
 
@@ -140,8 +139,7 @@ class NixlAgent:
 
 class NixlRead:
     """A transfer under way. Its target is written to until :meth:`poll` says otherwise:
-    releasing the handle, or forgetting the peer, doesn't stop bytes from arriving.
-    """
+    releasing the handle, or forgetting the peer, doesn't stop bytes from arriving."""
 
     def __init__(self, agent: NixlAgent, peer: str, handle: Any, state: str) -> None:
         self._agent = agent

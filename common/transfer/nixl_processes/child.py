@@ -125,8 +125,7 @@ def listeners() -> list[int]:
 
 def listens(descriptor: int) -> bool:
     """Whether others can still connect there. UCX closes its socket when a stranger has taken
-    all descriptors, and never opens another.
-    """
+    all descriptors, and never opens another."""
     try:
         end = socket.socket(fileno=descriptor)
     except OSError:

@@ -75,8 +75,7 @@ class NixlNetwork:
     @property
     def leaves_user(self) -> bool:
         """Whether others than processes of this user may get at the memory of a process that holds
-        an agent: over TCP, and over a device whose checks we have not tried.
-        """
+        an agent: over TCP, and over a device whose checks we have not tried."""
         return not set(self.transports()) <= {"self", *_THIS_HOST}
 
     @property

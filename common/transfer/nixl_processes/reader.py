@@ -51,8 +51,7 @@ _IDLE_PAUSE: Final = 1.0
 
 _PIECES_AT_ONCE: Final = 8
 """On their way of one read where they take a while. Copies between processes are done when they
-begin, so there it is one.
-"""
+begin, so there it is one."""
 
 
 def pause(age: float) -> float:

@@ -30,8 +30,7 @@ HASHES_KEPT: Final = 100_000
 
 def key_name(key: Hashable) -> bytes | None:
     """Return 32 bytes that are equal in all processes, as a key's hash is not; None for a key that
-    is like no other in any process.
-    """
+    is like no other in any process."""
     try:
         return blake3(_text(key).encode("utf-8", "surrogatepass")).digest()
     except TypeError:

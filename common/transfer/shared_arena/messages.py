@@ -65,8 +65,7 @@ class GaveBack(msgspec.Struct, frozen=True, tag="gave_back"):
 
 class Claim(msgspec.Struct, frozen=True, tag="claim"):
     """A medium, by what makes it alike: :class:`Granted` if it is kept; :class:`Nothing` if the
-    asker is to process it and to say :class:`Landed`. Answered once nobody else is at it.
-    """
+    asker is to process it and to say :class:`Landed`. Answered once nobody else is at it."""
 
     number: int
     key: bytes
