@@ -1,6 +1,6 @@
 """What operators have the engine do: one operation at a time, while requests go on or wait.
 
-vLLM's part is ``engine_operations.py``; which operation may follow which, ``engine_state.py``.
+vLLM's part, and which operation may follow which, is ``backend_worker/engine/operations.py``.
 """
 
 import asyncio

@@ -122,7 +122,7 @@ async def test_every_transport_has_its_two_ends_in_the_list(
 ) -> None:
     arena = make_arena()
     sent = {name for mode in TransferMode for name in sending(mode, arena)}
-    listed = "list both ends in registry.py; a mode of choice.py must want it"
+    listed = "list both ends in transports.py; a mode there must want it"
     assert sent == set(receiving) == set(get_args(Transport)), listed
 
 
