@@ -31,8 +31,7 @@ logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 MAX_OVERDUE: Final = 4
-"""So many reads from one frontend may be overdue at once; then it is left alone, since none
-of their buffers can be used until the bytes came or the connection broke."""
+"""Overdue reads from one frontend, which is then left alone: none of their buffers can be used."""
 
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
@@ -153,15 +152,10 @@ class NixlPeers:
         work: Coroutine[Any, Any, _Result],
         undo: Callable[[_Result], object] = lambda _: None,
     ) -> _Result:
-        """What some work of the reader gives. It goes on to its end also when nobody waits for
-        it any more, since a read can't be stopped.
+        """What some work of the reader gives. A read can't be stopped: it goes on when nobody waits
+        for it any more, and ``undo`` gets what it gives.
 
-        Args:
-            agent: whom it reads from.
-            undo: gets what it gives if nobody waits for it any more.
-
-        Raises:
-            TransferTimeoutError: it goes on, and holds its slot, but nobody waits for it.
+        Raises TransferTimeoutError: it goes on, and holds its slot, but nobody waits for it.
         """
         overdue = abandoned = False
         self._reading[agent] += 1
@@ -226,10 +220,7 @@ class NixlPeers:
             self._left[agent] = _Left(offer, broken, watch)
 
     async def _mend(self, offer: NixlOffer) -> None:
-        """Connect again after a connection broke, which NIXL doesn't do by itself.
-
-        Meanwhile items are refused, so they come inline.
-        """
+        """Connect again, which NIXL doesn't do by itself. Meanwhile items come inline."""
         logger.warning("the NIXL connection to %s broke: making a new one", offer.agent)
         backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
@@ -248,11 +239,8 @@ class NixlPeers:
             mending.cancel()
 
     async def _forget_once_gone(self, offer: NixlOffer) -> None:
-        """Disconnect from a frontend that left once it has ended, and not before.
-
-        NIXL doesn't close its connection to a peer that lives: each frontend that is lost and
-        found again, after a pause for instance, would cost a socket at both ends.
-        """
+        """Disconnect from a frontend that left once it has ended. NIXL doesn't close its connection
+        to a peer that lives: one that is found again would cost a socket at both ends."""
         backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while await self._lives(offer):  # noqa: ASYNC110  # no event tells of its end
             await asyncio.sleep(backoff.next_s())
@@ -300,14 +288,12 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
         """Starts nothing: the process comes with the first frontend that needs it.
 
         Args:
-            memory: bytes in which items lie until they are given back, a multiple of the page
-                size; what finds no room there gets memory of its own for the time.
-            slots: reads that go on at the same time, each of an item that is used where it lands
-                or of a piece of 2 MiB.
+            memory: bytes for items until they are given back, a multiple of the page size; the
+                others get memory of their own.
+            slots: reads that go on at the same time, of an item or a piece of 2 MiB.
             deadline: seconds that a read may take.
 
-        Raises:
-            ConfigurationError: the network is impossible.
+        Raises ConfigurationError: the network is impossible.
         """
         super().__init__()
         network.transports()
