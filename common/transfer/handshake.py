@@ -56,9 +56,8 @@ class NixlOffer(BaseModel):
     def unpack_metadata(self) -> bytes:
         """Agent metadata as NIXL wants it.
 
-        Raises:
-            ArenaUnavailableError: the frontend checks segments in another way, or it is not
-                base64.
+        Raises ArenaUnavailableError: the frontend checks segments in another way, or it is no
+        base64.
         """
         if not self.metadata.startswith(_FORMAT):
             raise ArenaUnavailableError(
@@ -118,12 +117,8 @@ class TransferReply(BaseModel):
 
 
 def namespace(kind: str) -> str:
-    """This process's namespace, told from those of other hosts; empty if that can't be told. It
-    only says whether a transport is worth trying.
-
-    Args:
-        kind: the kernel's name for it, ``ipc`` or ``net``.
-    """
+    """This process's namespace (``ipc`` or ``net``), told from those of other hosts; empty if that
+    can't be told. It only says whether a transport is worth trying."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path(f'/proc/self/ns/{kind}').readlink()}"

@@ -56,7 +56,6 @@ class TransportChoice:
     """How items travel to one worker.
 
     Attributes:
-        transport: the way they go.
         instead_of: the way that was preferred, if it can't be had.
         reason: short constant that says why; empty if nothing was given up.
     """
@@ -101,11 +100,8 @@ def better(mode: TransferMode, choice: TransportChoice) -> tuple[Transport, ...]
 
 
 def choose_transport(mode: TransferMode, proven: Collection[Transport]) -> TransportChoice:
-    """Pick the transport for one worker.
-
-    Args:
-        proven: those by which the worker has read the probe, as it is now.
-    """
+    """Pick the transport for one worker, which has proven some: it has read their probe as it is
+    now."""
     if mode is TransferMode.DISABLED:
         return TransportChoice("reference")
     names = wanted(mode)
@@ -153,12 +149,9 @@ class SenderSet:
     def send(
         self, choice: TransportChoice, mm_hash: MmHash, item: MultiModalKwargsItem
     ) -> MediaHandle:
-        """Send an item; blocks as :meth:`MmKwargsSender.send` does.
+        """Send an item; blocks as :meth:`MmKwargsSender.send` does. A fallback is no error.
 
-        What is counted as a fallback is not an error.
-
-        Raises:
-            UnsupportedItemError: the item can't be sent by any transport.
+        Raises UnsupportedItemError: the item can't be sent by any transport.
         """
         if choice.instead_of is not None:
             TRANSFER_FALLBACKS.labels(choice.instead_of, choice.reason).inc()
@@ -171,11 +164,8 @@ class SenderSet:
     def send_held(
         self, choice: TransportChoice, mm_hash: MmHash, source: MediaSource | None = None
     ) -> MediaHandle | None:
-        """Send an item that needs no copy, on the event loop; None if it needs one.
-
-        Args:
-            source: the medium before processing, if that stands for the item.
-        """
+        """Send an item that needs no copy, on the event loop, or the medium before processing if
+        that stands for it; None if it needs one."""
         sender = self._senders[choice.transport]
         encoded = None if source is None else sender.send_encoded(mm_hash, source)
         handle = encoded or sender.send_held(mm_hash)
@@ -219,11 +209,7 @@ class ReceiverSet:
 
 
 def senders(arena: ArenaAccess | None, mode: TransferMode) -> list[MmKwargsSender]:
-    """A frontend's ends that cost nothing to have.
-
-    Args:
-        arena: shared memory to lease from, None to send everything inline.
-    """
+    """A frontend's ends that cost nothing to have; without an arena all is sent inline."""
     ends: list[MmKwargsSender] = [InlineSender(), ReferenceSender()]
     if arena is not None and "shm" in wanted(mode):
         ends.append(ShmSender(arena))
@@ -233,20 +219,11 @@ def senders(arena: ArenaAccess | None, mode: TransferMode) -> list[MmKwargsSende
 def late_senders(
     arena: ArenaAccess | None, mode: TransferMode, network: NixlNetwork
 ) -> list[LateSender]:
-    """A frontend's ends that are started once a worker needs them.
-
-    Args:
-        network: over which they may go.
-    """
+    """A frontend's ends that are started once a worker needs them."""
     return [LateNixl(arena, network)] if arena is not None and "nixl" in wanted(mode) else []
 
 
 def receivers(render: Render, nixl: NixlReceiver | None = None) -> list[MmKwargsReceiver[Any]]:
-    """A worker's ends, in the order in which it tries what is offered.
-
-    Args:
-        render: processes a medium that was not transferred.
-        nixl: None if this worker has no NIXL.
-    """
+    """A worker's ends, in the order in which it tries what is offered."""
     own = [] if nixl is None else [nixl]
     return [InlineReceiver(), ReferenceReceiver(render), ShmReceiver(), *own]

@@ -39,16 +39,10 @@ def new_name() -> str:
 
 
 def create(path: Path, size: int) -> int:
-    """Make a file with all of its memory allocated, so that no access ever fails.
+    """Make a file with all of its memory allocated, so that no access ever fails. Return its
+    descriptor, locked for as long as this process lives or keeps it open.
 
-    Args:
-        size: bytes.
-
-    Returns:
-        Its descriptor, locked for as long as this process lives or keeps it open.
-
-    Raises:
-        ArenaUnavailableError: shared memory is too small or can't be written.
+    Raises ArenaUnavailableError: shared memory is too small or can't be written.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -85,14 +79,11 @@ def open_to_map(path: Path, *, writable: bool) -> int:
 
 
 def reap_orphans(directory: Path = SHARED_MEMORY) -> int:
-    """Remove the arenas of processes that no longer live.
+    """Remove the arenas of processes that no longer live; return how many.
 
-    Whoever still has such an arena mapped keeps its memory. An arena is an orphan if its
-    owner's pid is gone or belongs to a later process, and nobody holds its lock: the second
-    condition spares arenas of processes in another PID namespace.
-
-    Returns:
-        How many were removed.
+    Whoever still has one mapped keeps its memory. An arena is an orphan if its owner's pid is gone
+    or belongs to a later process, and nobody holds its lock: the second condition spares arenas of
+    processes in another PID namespace.
     """
     removed = 0
     for path in directory.glob("mmrouter-arena-*"):
@@ -158,14 +149,10 @@ class ArenaMapping:
     def open(
         cls, offer: ArenaOffer, directory: Path = SHARED_MEMORY, *, writable: bool = False
     ) -> "ArenaMapping":
-        """Map an arena and prove that it is the one offered.
+        """Map an arena and prove that it is the one offered. What is written is seen by everybody
+        if it is writable, else by nobody.
 
-        Args:
-            directory: where shared memory is mounted.
-            writable: what is written here is seen by everybody; else by nobody.
-
-        Raises:
-            ArenaUnavailableError: it can't be read here, or is somebody else's.
+        Raises ArenaUnavailableError: it can't be read here, or is somebody else's.
         """
         path = directory / offer.name
         try:
@@ -191,14 +178,9 @@ class ArenaMapping:
         pages.populate(self.memory, for_writing=False)
 
     def segment(self, offset: int, length: int) -> memoryview:
-        """View of a segment.
+        """View of a segment whose header is at an offset from the start of the arena.
 
-        Args:
-            offset: of its header, from the start of the arena.
-            length: bytes.
-
-        Raises:
-            CorruptSegmentError: there can be no such segment.
+        Raises CorruptSegmentError: there can be no such segment.
         """
         if (
             offset < SEGMENTS_START

@@ -100,13 +100,11 @@ class LandingArea:
     """
 
     def __init__(self, slots: int, for_items: int) -> None:
-        """
+        """Raises OSError if there is not that much memory.
+
         Args:
             slots: reads that go on at the same time, at least 1.
             for_items: bytes of whole items, a multiple of the page size.
-
-        Raises:
-            OSError: there is not that much memory.
         """
         self.size = area_size(slots, for_items)
         self._given_back_at = time.monotonic()

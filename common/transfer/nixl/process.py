@@ -108,13 +108,9 @@ class NixlProcess(Generic[_Sent, _Got]):
             return None if self._process is None else self._process.pid
 
     def wait_until_ready(self, given_up: Callable[[], bool] = lambda: False) -> None:
-        """Wait for the first one; not on the event loop.
+        """Wait for the first one, or until it is given up; not on the event loop.
 
-        Args:
-            given_up: whether nobody wants it any more; asked now and then.
-
-        Raises:
-            ConfigurationError: it can't be had; this is closed then.
+        Raises ConfigurationError: it can't be had; this is closed then.
         """
         try:
             while not self._first.done() and not given_up():

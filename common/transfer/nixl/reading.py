@@ -35,11 +35,9 @@ class NixlReading:
     """
 
     def __init__(self, network: NixlNetwork, slots: int, memory: int) -> None:
-        """
-        Args:
-            slots: how many reads go on at the same time.
-            memory: bytes in which items lie until they are given back, a multiple of the page
-                size; what finds no room there gets memory of its own for the time.
+        """Args:
+        slots: reads that go on at the same time.
+        memory: bytes for items until they are given back, a multiple of the page size.
         """
         self._network = network
         self._slots = slots

@@ -80,8 +80,7 @@ class NixlAgent:
         """Get to know another agent; gives its name. The connection is made with the first
         transfer.
 
-        Raises:
-            ArenaUnavailableError: the metadata is unusable here.
+        Raises ArenaUnavailableError: the metadata is unusable here.
         """
         try:
             name: str | bytes = self._agent.add_remote_agent(metadata)
@@ -90,11 +89,9 @@ class NixlAgent:
         return name.decode() if isinstance(name, bytes) else name
 
     def disconnect(self, name: str) -> None:
-        """Forget another agent. It must not be read from at this moment: bytes may arrive
-        even after this.
+        """Forget another agent, which must not be read from: bytes may arrive even after this.
 
-        Raises:
-            ArenaUnavailableError: it isn't known.
+        Raises ArenaUnavailableError: it isn't known.
         """
         try:
             self._agent.remove_remote_agent(name)
@@ -108,14 +105,9 @@ class NixlAgent:
         self._agent.get_new_notifs()
 
     def read(self, peer: str, local: int, remote: int, size: int) -> "NixlRead":
-        """Begin to copy a peer's registered memory into ours.
+        """Begin to copy a peer's registered memory into ours, from address to address.
 
-        Args:
-            local: address of registered memory here.
-            remote: address of registered memory there.
-
-        Raises:
-            ArenaUnavailableError: the peer is gone.
+        Raises ArenaUnavailableError: the peer is gone.
         """
         try:
             handle = self._agent.initialize_xfer(
