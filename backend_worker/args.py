@@ -96,12 +96,9 @@ class WorkerArgs:
     """What the command line and the environment said.
 
     Attributes:
-        engine: vLLM's arguments, as its own parser made them.
-        adapters: that the engine is to load.
         engine_given: names of the engine arguments that the user gave.
         worker_id: as given, or one that is new.
         incarnation: this run of the process.
-        network: over which NIXL may go.
         summary: what is in force and who said so, in lines for the log.
     """
 

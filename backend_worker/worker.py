@@ -141,11 +141,10 @@ async def _serve(args: WorkerArgs, engine: Engine, key: FleetKey | None) -> None
 
 
 async def make_nixl_receiver(args: WorkerArgs) -> NixlReceiver | None:
-    """The worker's end of NIXL. Nothing is started before a frontend needs it, unless NIXL is
-    asked for: then at start-up, and not inside the first request.
+    """The worker's end of NIXL. Nothing is started before a frontend needs it, unless NIXL is asked
+    for: then at start-up, and not inside the first request.
 
-    Raises:
-        ConfigurationError: NIXL is asked for and can't be had.
+    Raises ConfigurationError: NIXL is asked for and can't be had.
     """
     needed = "nixl" in indispensable(args.transfer)
     if "nixl" not in wanted(args.transfer) or not (needed or nixl_installed()):

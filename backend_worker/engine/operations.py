@@ -113,11 +113,7 @@ class EngineState:
         return self
 
     def after(self, operation: Operation, *, rests: bool) -> "EngineState":
-        """Once it is done.
-
-        Args:
-            rests: whether the engine says that it is paused or asleep.
-        """
+        """Once it is done; the engine says if it rests (is paused or asleep)."""
         state = self
         match operation:
             case Pause("keep") | Sleep(_, "keep"):

@@ -35,11 +35,7 @@ _NO_LOAD: Final = RankLoad()
 
 
 class LoadReports:
-    """What others have, for each frontend.
-
-    Attributes:
-        loads: what each frontend has.
-    """
+    """What others have, for each frontend."""
 
     def __init__(
         self,
@@ -106,11 +102,8 @@ class LoadReports:
             other.coming.append(coming)
 
     async def tell(self, listeners: Callable[[], Iterable[Callable[[], Awaitable[None]]]]) -> None:
-        """Tell each frontend when what others have here has changed, until cancelled.
-
-        Args:
-            listeners: for each frontend that has news, what tells it; must not wait for it.
-        """
+        """Tell each frontend when what others have here has changed, until cancelled. Nobody may
+        wait for a listener."""
         while True:
             await self._changed.wait()
             self._changed.clear()

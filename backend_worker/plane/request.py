@@ -105,11 +105,7 @@ class ServingEngine(Protocol):
 
 
 class WorkerRequest:
-    """A request that one frontend submitted.
-
-    Attributes:
-        task: does all of it, from :meth:`start` on.
-    """
+    """A request that one frontend submitted; a task does all of it."""
 
     task: asyncio.Task[None]
 
@@ -150,12 +146,7 @@ class WorkerRequest:
         self._supplies: asyncio.Queue[tuple[Supply, Sequence[memoryview]]] = asyncio.Queue(1)
 
     def start(self, media: Sequence[memoryview], ended: Callable[[], object]) -> None:
-        """Begin.
-
-        Args:
-            media: frames that came with the request.
-            ended: called when all is said.
-        """
+        """Begin, with the frames that came along; ``ended`` is called when all is said."""
         self.task = asyncio.create_task(self._run(media, ended))
 
     def supply(self, supply: Supply, media: Sequence[memoryview]) -> None:

@@ -41,12 +41,8 @@ class VllmParser(FlexibleArgumentParser):
     def __init__(
         self, prog: str, ours: Collection[str], refusal: Callable[[str], str | None]
     ) -> None:
-        """
-        Args:
-            ours: flags of ours, which could have been meant.
-            refusal: why an argument of vLLM's means nothing here, by its name with underscores;
-                None if it does.
-        """
+        """Know flags of ours, which could have been meant, and why an argument of vLLM's (by its
+        name with underscores) means nothing here; None if it does."""
         # Half of a flag would not be told from one of ours, nor from another name of it.
         super().__init__(prog=prog, allow_abbrev=False)
         self.ours = frozenset(ours)
@@ -160,15 +156,11 @@ def _refuse_as_text(value: object, made: dict[str, object]) -> None:
 def read_vllms(
     parser: VllmParser, rest: Sequence[str], file: ConfigFile | None
 ) -> tuple[Namespace, dict[str, Given]]:
-    """vLLM's arguments, with vLLM's defaults, and what of them was given, by name.
+    """vLLM's arguments, with vLLM's defaults, and what of them was given, by name. Keys of the file
+    that are flags of ours are passed over; ``rest``, which our parser has left over, beats the
+    file.
 
-    Args:
-        rest: what our own parser has left over.
-        file: keys that are flags of ours are passed over. What is given in ``rest`` as well is
-            taken from there, as a whole.
-
-    Raises:
-        ConfigurationError: an argument is unknown or unusable, or means nothing here.
+    Raises ConfigurationError: an argument is unknown or unusable, or means nothing here.
     """
     found = {name: Given("flag", _flag(name), value) for name, value in parser.given(rest).items()}
     words = [*rest]
@@ -210,12 +202,8 @@ def _said(
 
 
 def pass_level_on(ours: Namespace, args: Namespace) -> None:
-    """``--log-level`` is vLLM's as well, which has a variable of its own.
-
-    Args:
-        ours: parsed flags of ours.
-        args: vLLM's, which are changed.
-    """
+    """Our ``--log-level`` is vLLM's as well, which has a variable of its own. Changes vLLM's
+    arguments."""
     said = ProcessSettings.given(ours).get("log_level")
     if said is not None and said.layer != "environment":
         args.log_level = ProcessSettings.from_args(ours).log_level.upper()
@@ -223,11 +211,8 @@ def pass_level_on(ours: Namespace, args: Namespace) -> None:
 
 def configure_vllms_logging(args: Namespace, *, engine: bool = False) -> None:
     """Let vLLM's lines of this process be as its arguments say, which get what was made of them;
-    and like ours where they say nothing of it.
-
-    Args:
-        engine: whether an engine is to be started, whose processes have vLLM's own formatters only.
-    """
+    and like ours where they say nothing of it. Processes of an engine have vLLM's own formatters
+    only."""
     config = configure_logging_from_args(args)
     ours = log_setup()
     if _left_to_us(args):

@@ -68,12 +68,9 @@ class CardPublisher(ABC):
 
     @abstractmethod
     async def check(self, worker_id: WorkerId, incarnation: Incarnation) -> None:
-        """Try whether a card of that name could be published, without doing it.
+        """Try whether a card of that name could be published: an engine takes minutes to start.
 
-        An engine takes minutes to start; who can't be found afterwards should know before.
-
-        Raises:
-            DiscoveryError: it can't.
+        Raises DiscoveryError: it can't.
         """
 
     @abstractmethod
@@ -106,13 +103,12 @@ class CardWatcher(ABC):
     def changes(self) -> AsyncIterator[CardChange]:
         """All present cards, then every change, for ever.
 
-        What can't be read is logged and counted once, and otherwise ignored; while nothing
-        can be read, nothing changes. Cancelling the iteration leaves nothing behind, and
-        iterating again goes on after the last change that was given.
+        What can't be read is logged and counted once, and otherwise ignored; while nothing can be
+        read, nothing changes. Cancelling the iteration leaves nothing behind, and iterating again
+        goes on after the last change that was given.
 
-        Raises:
-            DiscoveryError: at first sight, cards can't be read here, or strangers could
-                have written them.
+        Raises DiscoveryError: at first sight, cards can't be read here, or strangers could write
+        them.
         """
 
 
@@ -150,11 +146,8 @@ class Discovery(ABC):
 
 
 class RenewedPublisher(CardPublisher):
-    """What publishers share: a lease that is renewed in a task, and a card withdrawn in time.
-
-    Attributes:
-        place: who does not answer if withdrawing takes too long.
-    """
+    """What publishers share: a lease that is renewed in a task, and a card withdrawn in time,
+    though the place may not answer."""
 
     place: ClassVar[str]
 

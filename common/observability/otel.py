@@ -210,11 +210,8 @@ class Export:
     """The tracing of this process, until :meth:`close`."""
 
     def __init__(self, endpoint: str, instance: str) -> None:
-        """
-        Args:
-            endpoint: where the collector is.
-            instance: which process of its role this is; becomes ``service.instance.id``.
-        """
+        """Export to an endpoint; the instance of the process's role becomes
+        ``service.instance.id``."""
         # Each of an exporter's retries would be a line; we say it once.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         try:

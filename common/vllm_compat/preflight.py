@@ -88,14 +88,9 @@ _LFS: Final = b"version https://git-lfs"
 
 
 def fault_of(model: str, given: Iterable[str] = (), *, look_for_names: bool = False) -> str | None:
-    """Return what is wrong with a model's directory or name, or None if nothing can be seen.
-
-    Args:
-        model: as the worker is given it.
-        given: names of the engine arguments that are given with it.
-        look_for_names: look in the hub's cache, and ask the hub, for what is no directory. Takes
-            seconds at most.
-    """
+    """Return what is wrong with a model's directory or name, given the names of the engine
+    arguments beside it, or None if nothing can be seen. The hub is asked only on request, for
+    seconds at most."""
     if not model.strip():
         return "the model is empty: name a directory, or a model of the Hugging Face hub"
     path = Path(model)

@@ -27,8 +27,7 @@ def open_private(path: Path, *, create: bool) -> int:
     """A descriptor of a directory that is ours or root's; the caller closes it.
 
     Args:
-        path: links on the way are followed if they are ours or root's, but it must not be
-            one itself.
+        path: links on the way are followed if they are ours or root's; it must not be one itself.
         create: make what is missing, with mode 0700.
 
     Raises:
@@ -159,12 +158,7 @@ class Entry(NamedTuple):
 
 
 class Odd(NamedTuple):
-    """Something else.
-
-    Attributes:
-        reason: a short constant, for counters.
-        what: a sentence.
-    """
+    """Something else, with a reason for counters and a sentence."""
 
     reason: str
     what: str

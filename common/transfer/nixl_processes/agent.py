@@ -20,14 +20,10 @@ class NixlAgent:
     """A NIXL agent with the UCX backend. Not for use by two threads at once."""
 
     def __init__(self, role: str, error_handling: str) -> None:
-        """Takes about half a second.
+        """Takes about half a second. The role begins the agent's name, for logs; UCX treats a peer
+        that dies as ``peer`` or ``none`` says.
 
-        Args:
-            role: begins the agent's name, for logs.
-            error_handling: how UCX treats a peer that dies, ``peer`` or ``none``.
-
-        Raises:
-            ConfigurationError: NIXL is not installed here, or without UCX.
+        Raises ConfigurationError: NIXL is not installed here, or without UCX.
         """
         try:
             from nixl import _api

@@ -100,14 +100,12 @@ def orphaned(start: Start) -> bool:
 
 
 def confine(start: Start) -> bool:
-    """Before the agent and its threads are made: from now on this process can read libraries
-    and devices, and no other file; it can't trace or signal those outside.
+    """Before the agent and its threads are made: from now on this process can read libraries and
+    devices, and no other file; it can't trace or signal those outside. Return whether that is so:
+    the kernel has Landlock (from 5.13 on), and it is wanted.
 
     Shared memory between processes of one user needs files. Whoever can get at that could do
     without this process, so nothing is confined there.
-
-    Returns:
-        Whether it is confined: the kernel has Landlock (from 5.13 on), and it is wanted.
     """
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     return not start.needs_files and _landlock()

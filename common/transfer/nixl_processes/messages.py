@@ -108,11 +108,9 @@ class Channel(Generic[_Sent, _Got]):
     def __init__(
         self, end: socket.socket, incoming: object, *, waits_to_send: bool = False
     ) -> None:
-        """
-        Args:
-            end: of type SOCK_SEQPACKET.
-            incoming: type of the messages that come.
-            waits_to_send: whether to wait if the other end has hundreds of messages to read.
+        """Args:
+        end: of type SOCK_SEQPACKET.
+        waits_to_send: whether to wait if the other end has hundreds of messages to read.
         """
         self._socket = end
         self._flags = 0 if waits_to_send else socket.MSG_DONTWAIT
