@@ -43,7 +43,7 @@ from common.transfer.nixl import NixlReceiver
 from common.transfer.nixl_processes import nixl_installed
 from common.transfer.transports import indispensable, receivers, wanted
 from common.vllm_compat.engine_settings import environment_settings
-from common.vllm_compat.versions import INSTALLED
+from common.vllm_compat.features import INSTALLED
 
 logger = logging.getLogger("backend_worker")
 

@@ -16,7 +16,7 @@ from common.errors import MmRouterError, TooManyStuckThreadsError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation
 from common.observability.watchdog import MAX_STUCK, WATCHDOG, measure_loop_delay
-from common.vllm_compat.versions import INSTALLED
+from common.vllm_compat.features import INSTALLED
 from frontend.args import FrontendArgs
 from frontend.door import make_door
 from frontend.fetch import MediaLoader, register

@@ -197,7 +197,7 @@ class ConfigSettings(FlagSettings):
 
 
 class CommandLine(NamedTuple):
-    """Our flags, the :class:`ConfigFile` among them as ``config_file``, and what the parser lacks."""
+    """Our flags, with the file as ``config_file``, and what the parser doesn't know."""
 
     ours: Namespace
     rest: list[str]

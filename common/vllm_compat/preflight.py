@@ -55,7 +55,7 @@ def check_device() -> None:
     # Not above: frontends call the other function before vLLM is imported.
     from vllm.platforms import current_platform
 
-    from common.vllm_compat.versions import INSTALLED
+    from common.vllm_compat.features import INSTALLED
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if current_platform.is_unspecified():

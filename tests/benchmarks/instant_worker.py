@@ -27,7 +27,7 @@ from common.request_plane.protocol import Submit
 from common.request_plane.step_sums import StepSums
 from common.transfer.base import MediaSource
 from common.transfer.transports import receivers
-from common.vllm_compat.versions import INSTALLED
+from common.vllm_compat.features import INSTALLED
 from tests.fakes.cards import make_card
 
 
