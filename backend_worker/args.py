@@ -5,7 +5,7 @@ import secrets
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Final
+from typing import ClassVar, Final
 
 from pydantic import Field, field_validator
 from vllm import AsyncEngineArgs
@@ -22,9 +22,9 @@ from common.discovery.base import Discovery
 from common.discovery.settings import DiscoverySettings
 from common.errors import ConfigurationError, NoDeviceError
 from common.identity import Incarnation, WorkerId
-from common.transfer.choice import TransferMode
 from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.settings import NixlSettings, TransferSettings
+from common.transfer.transports import TransferMode
 from common.vllm_compat.preflight import check_device, fault_of
 
 
@@ -46,12 +46,6 @@ class WorkerSettings(FlagSettings):
     )
     worker_port: int = Field(
         0, ge=0, le=65535, description="port of the request plane, 0 for any free one"
-    )
-    max_requests: int = Field(
-        0,
-        ge=0,
-        description="requests taken at once, others are sent elsewhere; 0 for four times as many "
-        "as the engine runs at once",
     )
     encoder_cache_tokens: int = Field(
         0,
@@ -84,9 +78,6 @@ class WorkerNixlSettings(NixlSettings):
         description="memory for items that came over NIXL, until their requests give them back; "
         "the others get memory of their own",
     )
-    deadline_s: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = Field(
-        10.0, description="how long one NIXL read may take"
-    )
 
 
 GROUPS: Final[tuple[type[FlagSettings], ...]] = (
@@ -105,12 +96,9 @@ class WorkerArgs:
     """What the command line and the environment said.
 
     Attributes:
-        engine: vLLM's arguments, as its own parser made them.
-        adapters: that the engine is to load.
         engine_given: names of the engine arguments that the user gave.
         worker_id: as given, or one that is new.
         incarnation: this run of the process.
-        network: over which NIXL may go.
         summary: what is in force and who said so, in lines for the log.
     """
 
@@ -130,8 +118,7 @@ class WorkerArgs:
 
 def parse(argv: list[str]) -> WorkerArgs:
     """Parse the command line; exits with status 2 and a sentence if it is wrong, and with 1 if vLLM
-    sees no device to run on, without which it can't read its own flags.
-    """
+    sees no device to run on, without which it can't read its own flags."""
     parser = argparse.ArgumentParser(
         prog="python -m backend_worker",
         usage="%(prog)s MODEL [flags]",

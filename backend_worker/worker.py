@@ -39,22 +39,24 @@ from common.observability.tracing import exporting, prepare
 from common.request_plane.card import HostIdentity, WorkerCard, WorkerState
 from common.request_plane.fleet_sockets import check_address, check_bind
 from common.transfer.arena import reap_orphans
-from common.transfer.choice import indispensable, wanted
 from common.transfer.nixl import NixlReceiver
 from common.transfer.nixl_processes import nixl_installed
-from common.transfer.registry import receivers
+from common.transfer.transports import indispensable, receivers, wanted
 from common.vllm_compat.engine_settings import environment_settings
-from common.vllm_compat.versions import INSTALLED
+from common.vllm_compat.features import INSTALLED
 
 logger = logging.getLogger("backend_worker")
+
+REQUESTS_PER_SLOT = 4
+"""Requests taken for each that the engine runs at once: its queue holds seconds of work, and others
+are sent elsewhere."""
 
 SAY_S = 5.0  # how long a leaving worker waits for a file system that hangs before it drains
 
 
 def run() -> None:
     """Run a worker until SIGTERM or SIGINT. Exit status 1 if it could not serve, and 2 if
-    its card can't be published where it should be.
-    """
+    its card can't be published where it should be."""
     args = parse(sys.argv[1:])
     configure_logging(args.process.log_setup(args.worker_id))
     vllms = Namespace(
@@ -126,7 +128,7 @@ async def _serve(args: WorkerArgs, engine: Engine, key: FleetKey | None) -> None
         args.incarnation,
         args.worker.endpoint,
         key,
-        args.worker.max_requests or 4 * engine.capacity().max_num_seqs * len(engine.ranks),
+        REQUESTS_PER_SLOT * engine.capacity().max_num_seqs * len(engine.ranks),
     )
     try:
         async with args.discovery.publisher(key) as publisher:
@@ -139,18 +141,15 @@ async def _serve(args: WorkerArgs, engine: Engine, key: FleetKey | None) -> None
 
 
 async def make_nixl_receiver(args: WorkerArgs) -> NixlReceiver | None:
-    """The worker's end of NIXL. Nothing is started before a frontend needs it, unless NIXL is
-    asked for: then at start-up, and not inside the first request.
+    """The worker's end of NIXL. Nothing is started before a frontend needs it, unless NIXL is asked
+    for: then at start-up, and not inside the first request.
 
-    Raises:
-        ConfigurationError: NIXL is asked for and can't be had.
+    Raises ConfigurationError: NIXL is asked for and can't be had.
     """
     needed = "nixl" in indispensable(args.transfer)
     if "nixl" not in wanted(args.transfer) or not (needed or nixl_installed()):
         return None
-    receiver = NixlReceiver(
-        args.network, memory=args.nixl.memory_mb << 20, deadline=args.nixl.deadline_s
-    )
+    receiver = NixlReceiver(args.network, memory=args.nixl.memory_mb << 20)
     if needed:
         try:
             await receiver.start()

@@ -29,7 +29,7 @@ from common.observability.telemetry import enable_nvtx
 from common.observability.tracing import exporting, prepare
 from common.observability.watchdog import MAX_STUCK, WATCHDOG, measure_loop_delay, watch_for_stalls
 from common.transfer.pages import give_back_large_memory
-from common.vllm_compat.versions import INSTALLED
+from common.vllm_compat.features import INSTALLED
 from frontend.args import FrontendArgs, parse
 from frontend.door import make_door
 from frontend.fetch import CONNECTOR_NAME, MediaLoader, register

@@ -26,9 +26,9 @@ from common.cli.vllm_flags import refusal_at_frontend
 from common.discovery.base import Discovery
 from common.discovery.settings import DiscoverySettings
 from common.errors import ConfigurationError
-from common.transfer.choice import TransferMode
 from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.settings import NixlSettings, TransferSettings
+from common.transfer.transports import TransferMode
 from common.vllm_compat.features import server_arguments
 from frontend.fetch import MediaSettings
 from frontend.http import AccessKeys, HttpSettings, KeySettings, check_parsers

@@ -19,9 +19,9 @@ from vllm.multimodal.audio import AudioResampler
 from common.cli.early_flags import version_line
 from common.errors import ConfigurationError
 from common.transfer.arena import SHARED_MEMORY
-from common.transfer.choice import TransferMode
 from common.transfer.nixl_processes import nixl_installed
-from common.vllm_compat.versions import INSTALLED, SUPPORTED
+from common.transfer.transports import TransferMode
+from common.vllm_compat.features import INSTALLED, SUPPORTED
 from frontend.args import FrontendArgs, parse
 from frontend.fetch import FILM, PICTURE, SOUND, ProbedFormat, limit_decoders, probe_formats
 from frontend.http import attainable_files, files_needed

@@ -24,7 +24,7 @@ from common.observability.live_metrics import Row
 from common.observability.log_lines import log_progress
 from common.observability.telemetry import MODEL_LOADS, MODELS
 from common.request_plane.card import WorkerCard
-from common.transfer.choice import TransferMode
+from common.transfer.transports import TransferMode
 from frontend.args import FrontendArgs, ModelsSettings
 from frontend.asgi import Receive, Scope, Send
 from frontend.fetch import MediaLoader

@@ -90,6 +90,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.renderers",
             "vllm.renderers.chat_utils",
             "vllm.renderers.chat_utils.chat_message",
+            "vllm.version",
         ),
     },
     "bodies of errors": {
@@ -315,9 +316,6 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "tensor encoding": {
         "common/transfer/codec.py": ("vllm.multimodal.inputs",),
         "common/request_plane/wire.py": ("vllm.v1.serial_utils",),
-    },
-    "version": {
-        "common/vllm_compat/versions.py": ("vllm.version",),
     },
     "platform": {
         "common/vllm_compat/preflight.py": ("vllm.platforms",),

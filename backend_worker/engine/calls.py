@@ -26,14 +26,10 @@ def media_input(
     items: Sequence[MultiModalKwargsItem | None],
     cache_salt: str | None,
 ) -> EngineInput:
-    """A prompt with media as AsyncLLM takes it, which keeps them by modality.
+    """A prompt with media as AsyncLLM takes it, which keeps them by modality. Parts come by
+    position; sound and pictures of one video may share theirs.
 
-    Args:
-        parts: by position; sound and pictures of one video may share theirs.
-        items: what goes to the engine for each.
-
-    Raises:
-        RequestRejectedError: no frontend can have found the parts in this order.
+    Raises RequestRejectedError: no frontend can have found the parts in this order.
     """
     modalities = _modalities(parts)
     kwargs: dict[str, list[MultiModalKwargsItem | None]] = {name: [] for name in modalities}
@@ -86,15 +82,10 @@ def ask(
     adapter: LoRARequest | None,
     rank: int | None,
 ) -> AsyncGenerator[AnyOutput, None]:
-    """The outputs of a request. Nothing suspends before its prompt is sent.
+    """The outputs of a request, with an adapter as this engine knows it, on a rank among those
+    behind ``llm``. Nothing suspends before its prompt is sent.
 
-    Args:
-        adapter: as this engine knows it.
-        rank: among those behind ``llm``; None for any.
-
-    Raises:
-        RequestRejectedError: the engine would end with it.
-        What AsyncLLM raises, and of what is pooled what :func:`check` finds.
+    Raises RequestRejectedError: the engine would end with it; and what AsyncLLM raises.
     """
     _check_logprobs(llm, submit)
     drop_transfer_params(submit.sampling_params)
@@ -120,8 +111,7 @@ def ask(
 def _check_logprobs(llm: AsyncLLM, submit: Submit) -> None:
     """vLLM's kernels for CPUs compute the logits of prompts with the adapters of those tokens that
     are sampled in the same step, of which there is one for each request, and break if there are
-    two (`punica_cpu.add_lora_logits`).
-    """
+    two (`punica_cpu.add_lora_logits`)."""
     params = submit.sampling_params
     if params is None or params.prompt_logprobs is None:
         return
@@ -167,16 +157,13 @@ async def _pooled(
 
 
 def check_form(first: AnyOutput, submit: Submit) -> None:
-    """Refuse a request if the engine can't write the form of answer that it demands.
+    """Refuse a request if the engine can't write the form of answer that it demands, by its first
+    output.
 
     vLLM looks at grammars before, but its engine may find that one can't be compiled, or lets no
     token follow. It says nothing but that the request failed, and its server answers 500.
 
-    Args:
-        first: the first output, of an engine that loads nothing from elsewhere, which may fail too.
-
-    Raises:
-        RequestRejectedError: it can't.
+    Raises RequestRejectedError: it can't.
     """
     params = submit.sampling_params
     if params is not None and params.structured_outputs is not None and has_failed(first):

@@ -87,12 +87,8 @@ ON_PURPOSE: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def prepare_environment(host: str) -> None:
-    """Set what vLLM reads from the environment, unless the user did. Before anything
-    else: engine processes inherit it.
-
-    Args:
-        host: address on which KV events are served.
-    """
+    """Set what vLLM reads from the environment, unless the user did, KV events' host among it.
+    Before anything else: engine processes inherit it."""
     os.environ.setdefault("VLLM_HOST_IP", host)
     # Whole block hashes in events: 64 bits of them could be another image's.
     os.environ.setdefault("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "0")
@@ -103,12 +99,7 @@ def prepare_environment(host: str) -> None:
 
 
 def with_our_defaults(args: AsyncEngineArgs, given: frozenset[str]) -> AsyncEngineArgs:
-    """The engine arguments with what routing needs, unless the user said otherwise.
-
-    Args:
-        args: as vLLM's own parser made them; changed in place and returned.
-        given: names of the arguments that the user gave.
-    """
+    """The engine arguments, changed in place, with what routing needs unless the user gave them."""
     for name in ("model", "tokenizer", "hf_config_path", "generation_config"):
         # The frontend reads them too, from another working directory perhaps, and the
         # model's name enters every media hash.
@@ -129,16 +120,11 @@ def with_our_defaults(args: AsyncEngineArgs, given: frozenset[str]) -> AsyncEngi
 
 
 def engine_config(args: AsyncEngineArgs, encoder_cache_tokens: int = 0) -> VllmConfig:
-    """What vLLM makes of them.
+    """What vLLM makes of them. It keeps encodings of as many media tokens as a step prefills, or
+    more if that is asked for.
 
-    Args:
-        encoder_cache_tokens: media tokens whose encodings are kept at least; vLLM keeps those of as
-            many as a step prefills.
-
-    Raises:
-        ConfigurationError: an argument that frontends can't follow, or a launch under
-            which the ranks can't be served.
-        Whatever vLLM raises of arguments that are wrong.
+    Raises ConfigurationError: an argument that frontends can't follow, or a launch under which the
+    ranks can't be served; and whatever vLLM raises of arguments that are wrong.
     """
     check_arguments(args)
     config = args.create_engine_config(USAGE)

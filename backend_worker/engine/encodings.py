@@ -71,8 +71,7 @@ def token_bytes(config: VllmConfig, width: int) -> int:
 
 def kept_tokens(config: VllmConfig) -> int:
     """Media tokens whose encodings an engine keeps, wherever that is: about as many, of models
-    that encode them wider than one can know before.
-    """
+    that encode them wider than one can know before."""
     own = config.scheduler_config.encoder_cache_size
     connector = config.ec_transfer_config
     if connector is None:
@@ -97,8 +96,7 @@ def refuses(config: VllmConfig, operation: Operation) -> str:
 
 class HostEncodings(ECCPUConnector):
     """Its memory has a name that is known outside, and what has no room in it is not kept: vLLM's
-    ends the engine then.
-    """
+    ends the engine then."""
 
     def __init__(self, vllm_config: VllmConfig, role: ECConnectorRole) -> None:
         named = copy.copy(vllm_config)

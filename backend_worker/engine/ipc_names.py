@@ -23,11 +23,7 @@ _MAX_PATH_LEN: Final = 107 - len("/01234567-89ab-cdef-0123-456789abcdef")
 
 
 def instance_name(worker: int) -> str:
-    """What the engine of a worker is called.
-
-    Args:
-        worker: its process id.
-    """
+    """What the engine of a worker, by its process id, is called."""
     return f"mmrouter-{_pid_namespace()}-{worker}"
 
 

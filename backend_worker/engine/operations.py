@@ -65,8 +65,7 @@ class EngineState:
 
     def refuses(self, operation: Operation) -> str:
         """Why an operation can't be begun; empty if it can. vLLM would begin some of these, and
-        compute with memory that is not there.
-        """
+        compute with memory that is not there."""
         given_up = self.resident != MEMORY
         match operation:
             case Sleep(2, "keep"):
@@ -114,11 +113,7 @@ class EngineState:
         return self
 
     def after(self, operation: Operation, *, rests: bool) -> "EngineState":
-        """Once it is done.
-
-        Args:
-            rests: whether the engine says that it is paused or asleep.
-        """
+        """Once it is done; the engine says if it rests (is paused or asleep)."""
         state = self
         match operation:
             case Pause("keep") | Sleep(_, "keep"):

@@ -80,8 +80,7 @@ _take: Final[ContextVar[Take | None]] = ContextVar("who takes outputs", default=
 
 def take_outputs(take: Take) -> None:
     """Who takes the outputs of what this task asks its engine for from now on: all but the last of
-    a request, as long as none before it waits for the task.
-    """
+    a request, as long as none before it waits for the task."""
     _take.set(take)
 
 

@@ -144,12 +144,8 @@ class Engine:
     ) -> "Engine":
         """Start the engine processes and wait until they can serve.
 
-        Args:
-            encoder_cache_tokens: see :func:`engine_config`.
-
         Raises:
-            ConfigurationError: an argument that frontends can't follow, a launch under
-                which the ranks can't be served, or an adapter that can't be loaded.
+            ConfigurationError: see :func:`engine_config`; or an adapter that can't be loaded.
             EngineGoneError: the engine died right after it had started.
             Whatever vLLM raises when a model can't be loaded: the caller ends.
         """
@@ -272,20 +268,14 @@ class Engine:
         return self._stats.steps()
 
     async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[AnyOutput]:
-        """Run a request, also one that pools. Closing the iterator aborts it in the engine.
+        """Run a request, also one that pools; each media part is in ``items`` or held. Closing the
+        iterator aborts it in the engine.
 
-        Args:
-            submit: the request; every media part is in ``items`` or held.
-            items: tensors of the parts that came along.
-
-        Raises:
-            MediaMissingError: a part is neither in ``items`` nor held, or the
-                engine turned out to have evicted it. No output was produced.
-            RequestRejectedError: the engine finds the request invalid, or its answer is too large.
-            WorkerBusyError: the engine's admission control is full, an operator ended it, or the
-                engine is paused and takes nothing.
-            EngineFailedError: the engine failed on it.
-            EngineGoneError: the engine is dead.
+        Raises: MediaMissingError: a part is neither in ``items`` nor held, or the engine turned out
+        to have evicted it. No output was produced. RequestRejectedError: the engine finds the
+        request invalid, or its answer is too large. WorkerBusyError: the engine's admission control
+        is full, an operator ended it, or it is paused. EngineFailedError: the engine failed on it.
+        EngineGoneError: the engine is dead.
         """
         # From here to the first output nothing may suspend before AsyncLLM has
         # sent the request: its media cache mirrors the engine's only if both see
@@ -321,12 +311,9 @@ class Engine:
             await outputs.aclose()
 
     async def settled(self) -> None:
-        """Wait until the engine has taken everything that was sent to it before.
-
-        An aborted request's tensors may still be in a socket, and their memory
-        must not change under it. A round trip on the same ordered channel proves
-        that they arrived.
-        """
+        """Wait until the engine has taken everything that was sent to it before, by a round trip on
+        the same ordered channel: an aborted request's tensors may still be in a socket, and their
+        memory must not change under it."""
         # Nobody is left to read them; or its ranks differ in the answer, but it came.
         with contextlib.suppress(EngineGoneError, RuntimeError):
             await answered(self._llm, self._llm.is_sleeping())

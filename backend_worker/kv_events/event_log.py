@@ -41,11 +41,8 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def fold(held: HeldBlocks, batch: Batch) -> None:
-    """Change the blocks that are held as a batch says.
-
-    Storage that other engines share is left out: what is there says nothing about this one, and
-    has no end.
-    """
+    """Change the blocks that are held as a batch says. Storage that other engines share is left
+    out: what is there says nothing about this one, and has no end."""
     for event in batch.events:
         if isinstance(event, AllBlocksCleared):
             held.clear()
@@ -145,10 +142,8 @@ class Snapshot:
     Attributes:
         base: number of the first batch that is not in it.
         rest: makes its payloads; None when all are made.
-        payloads: that are made.
         following: batches since, the newest at that moment included.
         used: when it was made, or last given to somebody, in monotonic seconds.
-        made: when it was made.
     """
 
     base: int
@@ -164,12 +159,8 @@ class Snapshot:
 
 
 class EventLog:
-    """The batches of one rank. For one thread, which calls :meth:`work` when it has time.
-
-    Args:
-        kept: vLLM's buffer, to which every batch published is added.
-        clock: monotonic seconds.
-    """
+    """The batches of one rank, kept in vLLM's buffer. For one thread, which calls :meth:`work` when
+    it has time."""
 
     def __init__(self, kept: deque[Message], clock: Callable[[], float] = time.monotonic) -> None:
         self._kept = kept
@@ -182,11 +173,7 @@ class EventLog:
         self._next = 0
 
     def published(self, number: int, payload: bytes | None, batch: Batch) -> None:
-        """A batch was published, and is kept.
-
-        Args:
-            payload: None if it could not be published: readers must get on without it.
-        """
+        """A batch was published, and is kept; without a payload readers must get on without it."""
         self._next = number + 1
         if payload is None:
             self._missing = number
@@ -199,11 +186,8 @@ class EventLog:
                 self._fold()
 
     def answer(self, start: int) -> list[Message] | None:
-        """What to send to a reader that asks for a number and all after it.
-
-        Returns:
-            None if it must be asked again, since a snapshot is not ready: :meth:`work` helps.
-        """
+        """What to send to a reader that asks for a number and all after it; None if it must be
+        asked again, since a snapshot is not ready: :meth:`work` helps."""
         kept = self._kept
         if not kept or start > kept[-1][0]:
             return []
@@ -224,11 +208,8 @@ class EventLog:
         return [*enumerate(snapshot.payloads, first), *snapshot.following]
 
     def work(self) -> bool:
-        """Make a part of a snapshot, well below a millisecond, or forget one.
-
-        Returns:
-            Whether there is more to make.
-        """
+        """Make a part of a snapshot, well below a millisecond, or forget one; return whether there
+        is more."""
         snapshot = self._snapshot
         if snapshot is None:
             return False

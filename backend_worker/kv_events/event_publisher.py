@@ -45,10 +45,9 @@ _END: Final = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
 
 @dataclass(slots=True)
 class _Reader:
-    """Somebody who has asked.
+    """Somebody who has asked from a number on.
 
     Attributes:
-        start: from which number on.
         left: messages still to send, the end excluded; None before there is an answer.
         moved: when it last took one, in monotonic seconds.
     """
@@ -59,14 +58,8 @@ class _Reader:
 
 
 class Replays:
-    """The readers of one rank. For one thread.
-
-    Args:
-        socket: a ROUTER, bound; told by this to say when a reader has no room or is gone.
-        topic: of the rank's messages.
-        log: what they are answered from.
-        clock: monotonic seconds.
-    """
+    """The readers of one rank, by a ROUTER that this tells to say when a reader has no room or is
+    gone. For one thread."""
 
     def __init__(
         self,
@@ -83,11 +76,7 @@ class Replays:
         self._readers: dict[bytes, _Reader] = {}
 
     def turn(self) -> bool:
-        """Take questions and send what there is time for.
-
-        Returns:
-            Whether readers wait for more.
-        """
+        """Take questions and send what there is time for; return whether readers wait for more."""
         ends = self._clock() + _TURN_S
         self._take_questions()
         while self._log.work() and self._clock() < ends:
@@ -184,11 +173,8 @@ class _Publishing:
         self._encode = msgspec.msgpack.Encoder().encode
 
     def turn(self, wait: float) -> bool:
-        """Publish some batches. Whether all is over.
-
-        Args:
-            wait: for the first, in seconds.
-        """
+        """Publish some batches, after so many seconds for the first at most; return whether all is
+        over."""
         for _ in range(_LIVE_FIRST):
             try:
                 batch = self._queue.get(timeout=wait)
@@ -219,14 +205,7 @@ class FleetEventPublisher(ZmqEventPublisher):
     def __init__(
         self, data_parallel_rank: int, *, key_file: str, buffer_steps: int, **settings: object
     ) -> None:
-        """
-        Args:
-            key_file: of the fleet's key; empty if there is none.
-            settings: of vLLM's publisher.
-
-        Raises:
-            ConfigurationError: the key can't be read.
-        """
+        """Raises ConfigurationError if the key, where there is a file for it, can't be read."""
         self._key = FleetKey.read(Path(key_file)) if key_file else None
         kept = max(buffer_steps, LEAST_KEPT)
         super().__init__(data_parallel_rank, buffer_steps=kept, **settings)
@@ -272,9 +251,8 @@ def fleet_events(
 ) -> KVEventsConfig | None:
     """The settings of KV events as a worker with or without a key may use them.
 
-    Raises:
-        ConfigurationError: they leave this host and there is no key, or the publisher is
-            a third party's, which has none.
+    Raises ConfigurationError: they leave this host and there is no key, or the publisher is a third
+    party's, which has none.
     """
     if events is None or not events.enable_kv_cache_events or events.publisher == "null":
         return events

@@ -10,13 +10,8 @@ from typing import NamedTuple
 
 
 class Share(NamedTuple):
-    """What somebody has on one rank.
-
-    Attributes:
-        active: requests that came and have not ended.
-        prefill_tokens: as their frontends count them, of those without an output.
-        decode_tokens: prompt tokens of those with one.
-    """
+    """What somebody has on one rank: requests that have not ended, prefill tokens of those without
+    an output, and prompt tokens of those with one."""
 
     active: int = 0
     prefill_tokens: int = 0
@@ -36,12 +31,7 @@ class _Sum:
 
 
 class FrontendLoads:
-    """The accounts of all frontends, and their sums.
-
-    Args:
-        ranks: numbers of the ranks, at least one.
-        changed: called after each change.
-    """
+    """The accounts of all frontends, and their sums over ranks."""
 
     def __init__(self, ranks: Sequence[int], changed: Callable[[], object]) -> None:
         self.ranks = tuple(ranks)
@@ -70,13 +60,7 @@ class Account:
         self._told = 0
 
     def started(self, rank: int, prefill_tokens: int, prompt_tokens: int) -> "Entry":
-        """A request came.
-
-        Args:
-            rank: one of the worker's.
-            prefill_tokens: what counts until its first output.
-            prompt_tokens: what counts from then on.
-        """
+        """A request came; prefill tokens count until its first output, prompt tokens from then."""
         return Entry(self, rank, prefill_tokens, prompt_tokens)
 
     def others(self) -> dict[int, Share]:

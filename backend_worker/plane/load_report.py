@@ -35,11 +35,7 @@ _NO_LOAD: Final = RankLoad()
 
 
 class LoadReports:
-    """What others have, for each frontend.
-
-    Attributes:
-        loads: what each frontend has.
-    """
+    """What others have, for each frontend."""
 
     def __init__(
         self,
@@ -53,8 +49,7 @@ class LoadReports:
 
     def status(self, session: Session) -> Status:
         """How busy the worker is, for the frontend of this session, and what others sent
-        since it was asked last.
-        """
+        since it was asked last."""
         session.account.told()
         coming = list(session.coming)
         session.coming.clear()
@@ -97,8 +92,7 @@ class LoadReports:
     @staticmethod
     def spread(submit: Submit, rank: int, others: Iterable[Session]) -> None:
         """Note for other frontends what a request brings to its rank, if it brings anything:
-        so much of it that none can burden the others with more.
-        """
+        so much of it that none can burden the others with more."""
         told = (one.mm_hash for one in submit.media if len(one.mm_hash) <= LONGEST_MM_HASH)
         media = list(dict.fromkeys(itertools.islice(told, MOST_NEW_MEDIA)))
         if not submit.new_blocks and not media:
@@ -108,11 +102,8 @@ class LoadReports:
             other.coming.append(coming)
 
     async def tell(self, listeners: Callable[[], Iterable[Callable[[], Awaitable[None]]]]) -> None:
-        """Tell each frontend when what others have here has changed, until cancelled.
-
-        Args:
-            listeners: for each frontend that has news, what tells it; must not wait for it.
-        """
+        """Tell each frontend when what others have here has changed, until cancelled. Nobody may
+        wait for a listener."""
         while True:
             await self._changed.wait()
             self._changed.clear()

@@ -105,11 +105,7 @@ class ServingEngine(Protocol):
 
 
 class WorkerRequest:
-    """A request that one frontend submitted.
-
-    Attributes:
-        task: does all of it, from :meth:`start` on.
-    """
+    """A request that one frontend submitted; a task does all of it."""
 
     task: asyncio.Task[None]
 
@@ -150,12 +146,7 @@ class WorkerRequest:
         self._supplies: asyncio.Queue[tuple[Supply, Sequence[memoryview]]] = asyncio.Queue(1)
 
     def start(self, media: Sequence[memoryview], ended: Callable[[], object]) -> None:
-        """Begin.
-
-        Args:
-            media: frames that came with the request.
-            ended: called when all is said.
-        """
+        """Begin, with the frames that came along; ``ended`` is called when all is said."""
         self.task = asyncio.create_task(self._run(media, ended))
 
     def supply(self, supply: Supply, media: Sequence[memoryview]) -> None:
@@ -234,8 +225,7 @@ class WorkerRequest:
 
     def _take(self, output: RequestOutput) -> bool:
         """Send an output that is not the last one, as vLLM makes it and without waking the task,
-        if that waits for it and the one before has left; says whether it did.
-        """
+        if that waits for it and the one before has left; says whether it did."""
         return (
             self._waits
             and self._unsendable is None

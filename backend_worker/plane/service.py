@@ -106,14 +106,10 @@ class WorkerService:
         key: FleetKey | None = None,
         max_requests: int = 1024,
     ) -> None:
-        """
-        Args:
-            endpoint: ZMQ address to bind, port 0 or ``*`` for any free one.
-            key: only frontends that have it are answered.
-            max_requests: requests of all frontends taken at once.
+        """Bind an endpoint, port 0 or ``*`` for any free one. Only frontends that have the key are
+        answered.
 
-        Raises:
-            ConfigurationError: the address can't be bound.
+        Raises ConfigurationError: the address can't be bound.
         """
         self._engine = engine
         self._media_receiver = media_receiver
@@ -171,8 +167,7 @@ class WorkerService:
 
     async def close(self) -> None:
         """Stop serving, abort what runs, close every session, free the port. The second and
-        later calls do nothing.
-        """
+        later calls do nothing."""
         if self._closed:
             return
         self._closed = True
@@ -400,11 +395,8 @@ class WorkerService:
         await self._send(session, Terms(reply.model_dump_json().encode()))
 
     async def _end_session(self, session: Session, reason: str = "") -> None:
-        """Take nothing more from a frontend and tell it nothing more. Waits for nobody.
-
-        Args:
-            reason: told to the frontend, unless it left by itself.
-        """
+        """Take nothing more from a frontend and tell it nothing more but a reason, unless it left
+        by itself. Waits for nobody."""
         if session.ended:
             return
         if reason:

@@ -61,12 +61,8 @@ class FrameProtocol(asyncio.Protocol, Generic[Got]):
     def __init__(
         self, kind: object, on_message: Callable[[Got], None], on_lost: Callable[[], None]
     ) -> None:
-        """
-        Args:
-            kind: type of the messages that come.
-            on_message: gets each.
-            on_lost: called once, when the other end is gone or sent nonsense.
-        """
+        """Read messages of a kind; ``on_lost`` is called once, when the other end is gone or sent
+        nonsense."""
         self._frames: Frames[Got] = Frames(kind)
         self._on_message = on_message
         self._on_lost = on_lost
@@ -111,13 +107,8 @@ class PendingCalls(Generic[T]):
         return len(self._waiting)
 
     async def ask(self, send: Callable[[int], Awaitable[None]]) -> T:
-        """Wait for the answer, however long it takes; cancelling leaves nothing behind.
-
-        Args:
-            send: sends the question of a number.
-
-        Raises what ``send`` raises.
-        """
+        """Send a question with its number and wait for the answer, however long it takes;
+        cancelling leaves nothing behind. Raises what ``send`` raises."""
         number = next(self._numbers)
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
@@ -134,11 +125,7 @@ class PendingCalls(Generic[T]):
             waiting.set_result(answer)
 
     def fail(self, error: Callable[[], Exception]) -> None:
-        """No answer will come any more.
-
-        Args:
-            error: made for each who waits.
-        """
+        """No answer will come any more; each who waits gets an error."""
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(error())

@@ -19,8 +19,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def python_command(module: str) -> list[str]:
     """What runs a module. It is not looked for in the current directory unless this process looks
-    there too, as ``python -m`` does and an installed command does not.
-    """
+    there too, as ``python -m`` does and an installed command does not."""
     try:
         here = Path.cwd()
         looks_here = any(Path(path).absolute() == here for path in sys.path)
@@ -35,12 +34,8 @@ def end_with_parent(number: signal.Signals | None) -> None:
 
 
 class SpawnedProcess:
-    """A child process that has the other end of a socket pair.
-
-    Attributes:
-        pid: for the log.
-        socket: this end; it says that the other one is closed once the process has ended.
-    """
+    """A child process that has the other end of a socket pair. This end says that the other one is
+    closed once the process has ended."""
 
     def __init__(
         self,
@@ -57,11 +52,9 @@ class SpawnedProcess:
         Args:
             command: what it runs; gets the descriptor of its end.
             descriptors: what else it inherits.
-            cwd: where it runs, env: its environment; as this process unless given.
             only_stderr: it reads nothing, and writes to stderr alone.
 
-        Raises:
-            OSError: this host has no room for another process, or no such program.
+        Raises OSError: this host has no room for another process, or no such program.
         """
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, kind)
         with contextlib.ExitStack() as opened, theirs:
@@ -129,14 +122,7 @@ class StopSignals:
         await self._asked.wait()
 
     async def at_once(self, timeout: float | None = None) -> bool:
-        """Wait until it is to end at once.
-
-        Args:
-            timeout: seconds to wait at most.
-
-        Returns:
-            Whether it was asked to; False after the time-out.
-        """
+        """Wait until it is to end at once, or for so long; return whether it is."""
         try:
             async with asyncio.timeout(timeout):
                 await self._at_once.wait()

@@ -27,14 +27,12 @@ def _same(value: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Alias:
-    """Another name for flags of ours.
+    """Another name for flags of ours or vLLM's.
 
     Attributes:
         of: whose it is.
-        flags: ours, or vLLM's.
-        convert: makes a value for each of these; a ValueError says why not.
+        convert: makes a value for each flag; a ValueError says why not.
         note: how the value is converted, where it is.
-        takes_value: False for a switch, whose value is empty.
     """
 
     of: str
@@ -197,12 +195,7 @@ class ConfigSettings(FlagSettings):
 
 
 class CommandLine(NamedTuple):
-    """What was given.
-
-    Attributes:
-        ours: our flags; as ``config_file`` the :class:`ConfigFile`, or None.
-        rest: what the parser doesn't know.
-    """
+    """Our flags, with the file as ``config_file``, and what the parser doesn't know."""
 
     ours: Namespace
     rest: list[str]

@@ -41,13 +41,11 @@ def completion_of(
     *,
     model: bool = False,
 ) -> str:
-    """The script of a command.
+    """The script of a command for a shell.
 
     Args:
-        command: as it is called.
         actions: its flags; of one that stands there twice the first counts.
         refused: why a flag is not taken, by its name with underscores; None if it is.
-        shell: one of ``SHELLS``.
         model: whether a directory may stand behind the command.
     """
     import shtab  # not for every start
@@ -67,12 +65,7 @@ def completion_of(
 
 
 def print_completion(made: Callable[[str], str], arguments: list[str]) -> NoReturn:
-    """Print the script of the shell that was asked for, and end the process.
-
-    Args:
-        made: the script of a shell; takes seconds.
-        arguments: behind ``--completion``.
-    """
+    """Print the script of the shell that the arguments name, and end the process."""
     if len(arguments) != 1 or arguments[0] not in SHELLS:
         print(f"error: --completion takes one of {', '.join(SHELLS)}", file=sys.stderr)
         sys.exit(2)
@@ -113,16 +106,8 @@ def _completed(action: argparse.Action, how: object) -> None:
 
 
 def leave_early(argv: list[str], completion: Callable[[str], str]) -> None:
-    """Answer ``--version`` or ``--completion SHELL``, or that vLLM is missing; return if it is none
-    of these.
-
-    Args:
-        argv: of the command, without its name.
-        completion: makes the script for a shell.
-
-    Raises:
-        SystemExit: it was answered.
-    """
+    """Answer ``--version`` or ``--completion SHELL``, or that vLLM is missing, and end the process;
+    return if it is none of these."""
     if argv == ["--version"]:
         print(version_line())
         sys.exit()

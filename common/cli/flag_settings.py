@@ -30,12 +30,8 @@ EMPTY: Final = "is empty: leave it out if that is not meant"
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """What a file says.
-
-    Attributes:
-        path: as it was given.
-        values: by key, with dashes for underscores; None where nothing stands behind the key.
-    """
+    """What a file says, by key, with dashes for underscores; None where nothing stands behind the
+    key."""
 
     path: Path
     values: Mapping[str, object]
@@ -106,11 +102,7 @@ Layer: TypeAlias = Literal["flag", "environment", "file"]
 
 
 class Given(NamedTuple):
-    """What somebody said.
-
-    Attributes:
-        where: a flag, a variable, or a file and its key.
-    """
+    """What somebody said, and where: a flag, a variable, or a file and its key."""
 
     layer: Layer
     where: str
@@ -125,8 +117,7 @@ class FlagSettings(BaseModel):
         flag_prefix: what the flags begin with, ``router-`` for example.
         not_flags: fields that are set by other means.
         variables: fields without a flag, and the environment variable of each.
-        alternatives: fields of which one may be given. A flag of one beats the variables of all,
-            and these what the file says.
+        alternatives: fields of which one may be given, in whichever layer comes first.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -184,12 +175,10 @@ class FlagSettings(BaseModel):
         """Settings from parsed flags, then the environment, then the file, then defaults.
 
         Args:
-            args: what a parser with :meth:`add_arguments` returned; as ``config_file`` the file.
-            environ: ``os.environ`` unless given.
+            args: from a parser with :meth:`add_arguments`; as ``config_file`` the file.
             others: fields that are no flags of ours: where each value stood, and the value.
 
-        Raises:
-            ConfigurationError: a value is unusable; the message names where it stood.
+        Raises ConfigurationError: a value is unusable; the message names where it stood.
         """
         given = cls.given(args, environ)
         found = dict(others or {}) | {name: (one.where, one.value) for name, one in given.items()}
@@ -202,10 +191,9 @@ class FlagSettings(BaseModel):
     def given(
         cls, args: argparse.Namespace, environ: Mapping[str, str] | None = None
     ) -> dict[str, Given]:
-        """What was said about each field, by whoever comes first. Arguments as above.
+        """What was said about each field, by whoever comes first.
 
-        Raises:
-            ConfigurationError: somebody gave two alternatives, an empty path, or what is no value.
+        Raises ConfigurationError: two alternatives are given, an empty path, or what is no value.
         """
         environ = os.environ if environ is None else environ
         file: ConfigFile | None = getattr(args, "config_file", None)

@@ -68,12 +68,9 @@ class CardPublisher(ABC):
 
     @abstractmethod
     async def check(self, worker_id: WorkerId, incarnation: Incarnation) -> None:
-        """Try whether a card of that name could be published, without doing it.
+        """Try whether a card of that name could be published: an engine takes minutes to start.
 
-        An engine takes minutes to start; who can't be found afterwards should know before.
-
-        Raises:
-            DiscoveryError: it can't.
+        Raises DiscoveryError: it can't.
         """
 
     @abstractmethod
@@ -106,13 +103,12 @@ class CardWatcher(ABC):
     def changes(self) -> AsyncIterator[CardChange]:
         """All present cards, then every change, for ever.
 
-        What can't be read is logged and counted once, and otherwise ignored; while nothing
-        can be read, nothing changes. Cancelling the iteration leaves nothing behind, and
-        iterating again goes on after the last change that was given.
+        What can't be read is logged and counted once, and otherwise ignored; while nothing can be
+        read, nothing changes. Cancelling the iteration leaves nothing behind, and iterating again
+        goes on after the last change that was given.
 
-        Raises:
-            DiscoveryError: at first sight, cards can't be read here, or strangers could
-                have written them.
+        Raises DiscoveryError: at first sight, cards can't be read here, or strangers could write
+        them.
         """
 
 
@@ -150,19 +146,16 @@ class Discovery(ABC):
 
 
 class RenewedPublisher(CardPublisher):
-    """What publishers share: a lease that is renewed in a task, and a card withdrawn in time.
-
-    Attributes:
-        place: who does not answer if withdrawing takes too long.
-    """
+    """What publishers share: a lease that is renewed in a task, and a card withdrawn in time,
+    though the place may not answer."""
 
     place: ClassVar[str]
 
     def __init__(self, key: FleetKey | None, renew_s: float) -> None:
-        self._key = key
+        self.key = key
         self._renew_s = renew_s
         self._tasks: list[asyncio.Task[None]] = []
-        self._withdrawn = False
+        self.withdrawn = False
 
     @abstractmethod
     async def _renew(self) -> None:
@@ -176,9 +169,9 @@ class RenewedPublisher(CardPublisher):
     async def _close(self) -> None:
         """Let go of connections, however withdrawing ended."""
 
-    def _keep(self, **others: Work) -> None:
+    def keep_renewed(self, **others: Work) -> None:
         """Renew the lease from now on, and run what else goes on meanwhile, by its name."""
-        if self._tasks or self._withdrawn:
+        if self._tasks or self.withdrawn:
             return
         self._tasks = [
             asyncio.create_task(supervise(f"card {name}", work), name=f"card-{name}")
@@ -186,7 +179,7 @@ class RenewedPublisher(CardPublisher):
         ]
 
     async def withdraw(self) -> None:
-        self._withdrawn = True
+        self.withdrawn = True
         try:
             await stop_tasks(self._tasks)
             async with asyncio.timeout(WITHDRAW_S):
@@ -220,11 +213,11 @@ class StreamWatcher(CardWatcher):
     """Watches a place that tells of changes by itself, and begins again when that breaks."""
 
     def __init__(self, key: FleetKey | None) -> None:
-        self._key = key
-        self._pending: deque[CardChange] = deque()
-        self._has_read = False
-        self._problems: set[str] = set()
-        self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self.key = key
+        self.pending: deque[CardChange] = deque()
+        self.has_read = False
+        self.problems: set[str] = set()
+        self.backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
     @abstractmethod
     def _watched(self) -> AsyncGenerator[None, None]:
@@ -238,28 +231,28 @@ class StreamWatcher(CardWatcher):
         """Let go of connections."""
 
     async def changes(self) -> AsyncIterator[CardChange]:
-        self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self.backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         try:
             while True:
                 try:
                     async with contextlib.aclosing(self._watched()) as looks:
                         async for _ in looks:
-                            while self._pending:
-                                yield self._pending.popleft()
+                            while self.pending:
+                                yield self.pending.popleft()
                 except DiscoveryError as error:
-                    if not self._has_read:
+                    if not self.has_read:
                         raise DiscoveryError(f"no cards can be read: {error}") from error
-                    self._note_problem(error)
-                await asyncio.sleep(self._backoff.next_s())
+                    self.note_problem(error)
+                await asyncio.sleep(self.backoff.next_s())
         finally:
             await self._close()
 
-    def _note_problem(self, error: DiscoveryError) -> None:
+    def note_problem(self, error: DiscoveryError) -> None:
         DISCOVERY_ERRORS.labels("listing").inc()
-        if str(error) not in self._problems:
-            self._problems.add(str(error))
+        if str(error) not in self.problems:
+            self.problems.add(str(error))
             logger.error("no cards can be read, the last ones stay: %s", error)
 
-    def _tell(self, change: CardChange | None) -> None:
+    def tell(self, change: CardChange | None) -> None:
         if change is not None:
-            self._pending.append(change)
+            self.pending.append(change)

@@ -15,7 +15,7 @@ from common.discovery.base import CardChange, CardGone, CardPresent, CardRefused
 from common.errors import CardError, CardKeyError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation, WorkerId
-from common.observability.telemetry import MALFORMED_CARDS
+from common.observability.telemetry import DISCOVERY_ERRORS
 from common.request_plane.card import WorkerCard
 from common.request_plane.fleet_sockets import check_card
 
@@ -26,11 +26,7 @@ _MAC: Final = re.compile(rb',"mac":"([0-9a-f]{64})"\}\Z')
 
 
 def seal(card: WorkerCard, key: FleetKey | None) -> bytes:
-    """Serialise a card.
-
-    Args:
-        key: without one the card has no MAC.
-    """
+    """Serialise a card, with a MAC if there is a key."""
     content = card.to_json()
     if key is None:
         return content
@@ -38,10 +34,7 @@ def seal(card: WorkerCard, key: FleetKey | None) -> bytes:
 
 
 def unseal(data: bytes, key: FleetKey | None) -> WorkerCard:
-    """Parse a card.
-
-    Args:
-        key: with one, cards without a MAC of it are refused.
+    """Parse a card, which has to have a MAC if there is a key.
 
     Raises:
         CardError: it is malformed.
@@ -69,11 +62,9 @@ def _mac(content: bytes, key: FleetKey) -> str:
 
 @dataclass
 class KnownCard:
-    """The card of one incarnation of a worker.
+    """The card of one incarnation of a worker, both named as the place has it.
 
     Attributes:
-        worker_id: as the place names it.
-        incarnation: likewise.
         content: what was read last, whether it is a card or not.
         card: the last card that was told of; None after its end.
         told: whether anything was told of it that has not ended.
@@ -88,11 +79,7 @@ class KnownCard:
     def look(
         self, content: bytes, key: FleetKey | None, *, alive: bool = True
     ) -> tuple[bool, CardChange | None]:
-        """Take what lies there now.
-
-        Args:
-            key: of the fleet; a card that isn't sealed with it is refused.
-            alive: whether its worker is known to live. Nothing is told before.
+        """Take what lies there now. Nothing is told before its worker is known to live.
 
         Returns:
             Whether that renews the lease of what was told, and the change to tell.
@@ -108,7 +95,7 @@ class KnownCard:
             if another:
                 logger.warning("card %s.%s ignored: %s", self.worker_id, self.incarnation, error)
                 if not isinstance(error, CardKeyError):
-                    MALFORMED_CARDS.inc()
+                    DISCOVERY_ERRORS.labels("malformed").inc()
             if not alive or self.card is not None:  # the card that we know stays, under its lease
                 return False, None
             if self.told and not another:

@@ -46,8 +46,7 @@ def open_discovery(url: str) -> Discovery:
 
 def default_discovery_dir() -> Path:
     """The same for all processes of this user: in their runtime directory if they have one,
-    else in the temporary directory. Whoever opens it makes sure that it is theirs.
-    """
+    else in the temporary directory. Whoever opens it makes sure that it is theirs."""
     user = os.geteuid()
     for runtime in (os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{user}"):
         # Under sudo the variable may still name another user's.

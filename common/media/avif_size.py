@@ -23,12 +23,10 @@ class UnreadAvifError(ValueError):
 
 
 def avif_pixels(data: bytes) -> int:
-    """Return the pixels of the largest AV1 picture in a file, or half of those of all of them.
+    """Return the pixels of the largest AV1 picture in a file, or half of those of all of them: a
+    picture and its transparency are two of the same size.
 
-    A picture and its transparency are two of the same size.
-
-    Raises:
-        UnreadAvifError: the file is animated, damaged, or can't be understood.
+    Raises UnreadAvifError: the file is animated, damaged, or can't be understood.
     """
     try:
         sizes = [_coded_pixels(part) for part in _pictures(data)]
@@ -65,11 +63,7 @@ class _Box(NamedTuple):
 
 
 class _Item(NamedTuple):
-    """Where an item is.
-
-    Attributes:
-        at: offset and length of each piece.
-    """
+    """Where an item is: offset and length of each piece."""
 
     number: int
     in_idat: bool

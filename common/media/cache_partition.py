@@ -20,11 +20,7 @@ SHARED: Final = Partition("")  # of all requests without a salt. Hashes in it ar
 
 
 def partition_of(salt: str | None, owner: str = "") -> Partition:
-    """The partition of a salt.
-
-    Args:
-        owner: whose salt it is, if equal salts of others are not the same; without NUL.
-    """
+    """The partition of a salt, and of an owner (without NUL) if others' salts are not the same."""
     if not salt and not owner:
         return SHARED
     # JSON can carry lone surrogates.

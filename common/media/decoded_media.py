@@ -34,13 +34,9 @@ _MEDIA_ARGUMENTS: Final = frozenset(
 
 
 def check_decoded(modality: str, media: object) -> None:
-    """Refuse media that are references.
+    """Refuse media that are references, in any form in which vLLM has them.
 
-    Args:
-        media: of a modality, in any form in which vLLM has them.
-
-    Raises:
-        VLLMValidationError: one is a string, bytes or a path; 400.
+    Raises VLLMValidationError: one is a string, bytes or a path; 400.
     """
     if _refers(media):
         raise VLLMValidationError(

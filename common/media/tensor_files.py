@@ -112,7 +112,7 @@ class _Unpickler(pickle._Unpickler):
         super().__init__(BytesIO(pickled))
         self._read = lru_cache(read)  # a pickle may ask for the same a thousand times
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if module == "torch" and name in _DTYPES:
             return _Kind(_DTYPES[name])
         known = _CALLED.get((module, name))

@@ -66,23 +66,16 @@ class Described(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Figures under the same values of the labels.
-
-    Attributes:
-        values: in the order in which they were described; None for one that there is not.
-    """
+    """Figures under the same values of the labels, in the order in which they were described; None
+    for one that there is not."""
 
     labels: Sequence[str]
     values: Sequence[float | None]
 
 
 class Asked(Collector):
-    """Figures with the same labels that are asked for when somebody reads them. Nothing is kept
-    here, so what is gone is not shown any more.
-
-    Attributes:
-        labels: their names.
-    """
+    """Figures with the same labels that are asked for when somebody reads them: what is gone is not
+    shown any more."""
 
     def __init__(
         self,

@@ -47,11 +47,7 @@ class LogFormat(StrEnum):
 
 @dataclass(frozen=True)
 class LogSetup:
-    """How a process logs.
-
-    Attributes:
-        process: its name, in each line.
-    """
+    """How a process of a name logs."""
 
     level: LogLevel
     form: LogFormat
@@ -195,8 +191,7 @@ def log_setup() -> LogSetup | None:
 
 def configure_logging(setup: LogSetup) -> None:
     """Send our log lines to stderr, each naming the process it comes from; and those of libraries
-    that have no say of their own, from warnings on.
-    """
+    that have no say of their own, from warnings on."""
     global _in_force
     _in_force = setup
     handler = logging.StreamHandler()
@@ -245,16 +240,8 @@ def log_progress(
     first_s: float = FIRST_LINE_S,
     longest_s: float = LONGEST_PAUSE_S,
 ) -> Iterator[None]:
-    """Say how long something has been under way, ever more rarely, until it has ended.
-
-    A thread does, so it is said too while the event loop stands still.
-
-    Args:
-        what: as the beginning of a sentence, for example ``waiting for workers``.
-        say: gets the lines, in that thread.
-        first_s: seconds until the first line; each pause after it is twice as long as the last.
-        longest_s: the longest pause.
-    """
+    """Say how long something has been under way, in pauses that double, until it has ended. A
+    thread does, so it is said too while the event loop stands still."""
     ended = threading.Event()
     began = time.monotonic()
 

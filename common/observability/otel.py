@@ -126,8 +126,7 @@ class OtelTracer:
 
 class BoundedProcessor(SpanProcessor):
     """Hands spans to an exporter in a thread, as many at most as OpenTelemetry's own would hold,
-    and counts what becomes of each.
-    """
+    and counts what becomes of each."""
 
     def __init__(self, exporter: SpanExporter, most: int | None = None) -> None:
         """
@@ -211,11 +210,8 @@ class Export:
     """The tracing of this process, until :meth:`close`."""
 
     def __init__(self, endpoint: str, instance: str) -> None:
-        """
-        Args:
-            endpoint: where the collector is.
-            instance: which process of its role this is; becomes ``service.instance.id``.
-        """
+        """Export to an endpoint; the instance of the process's role becomes
+        ``service.instance.id``."""
         # Each of an exporter's retries would be a line; we say it once.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         try:
@@ -229,8 +225,7 @@ class Export:
 
     def close(self, limit_s: float = CLOSE_S) -> None:
         """Export what is left, for so long at most. vLLM's exporter in this process, if there is
-        one, gets the same time: at exit it would take 30 s if nobody answers it.
-        """
+        one, gets the same time: at exit it would take 30 s if nobody answers it."""
         install(None)
         ends = [threading.Thread(target=self._provider.shutdown, daemon=True)]
         vllms = trace.get_tracer_provider()

@@ -99,9 +99,6 @@ HF_PROCESSOR_RUNS = Gauge(
     "Calls of the Hugging Face processor since start, warm-up excluded",
     ["side", "worker_id"],
 )
-PREPROCESS_RESTARTS = Counter(
-    "mmrouter_preprocess_restarts", "Processes for media that died and were replaced"
-)
 PREPROCESS_WAITING = Gauge(
     "mmrouter_preprocess_waiting", "Requests whose media are being processed, or wait for it"
 )
@@ -154,18 +151,6 @@ TRANSFER_FALLBACKS = Counter(
     "Media items that did not travel by the preferred transport",
     ["transport", "reason"],
 )
-ORPHANED_ARENAS = Counter(
-    "mmrouter_orphaned_arenas", "Shared-memory arenas of dead frontends that were removed"
-)
-ARENA_PAGES_RESTORED = Counter(
-    "mmrouter_arena_pages_restored",
-    "Pages of a mapped arena that something in this worker wrote to and that were dropped",
-)
-NIXL_RESTARTS = Counter(
-    "mmrouter_nixl_restarts",
-    "Processes that hold a NIXL agent which ended and were replaced",
-    ["role"],
-)
 PROMPT_TOKENS = Counter(
     "mmrouter_prompt_tokens", "Tokens of prompts that were routed", ["worker_id"]
 )
@@ -191,7 +176,6 @@ RETRY_BUDGET_EXHAUSTED = Counter(
 DEADLINES_EXCEEDED = Counter(
     "mmrouter_deadlines_exceeded", "Requests that waited too long, by what for", ["deadline"]
 )
-MALFORMED_CARDS = Counter("mmrouter_malformed_cards", "Cards that could not be read")
 REFUSED_CARDS = Counter("mmrouter_refused_cards", "Cards that did not fit the fleet", ["field"])
 UNDECODABLE_MESSAGES = Counter(
     "mmrouter_undecodable_messages", "Messages of the request plane that made no sense", ["side"]
@@ -301,8 +285,10 @@ INDEX_RANKS = Gauge(
 )
 
 PROCESSES = Gauge("mmrouter_processes", "Processes of this frontend that serve")
-PROCESS_RESTARTS = Counter(
-    "mmrouter_process_restarts", "Processes of this frontend that ended and were started again"
+CHILD_RESTARTS = Counter(
+    "mmrouter_child_restarts",
+    "Processes that this one had started, which ended and were replaced, by what they do",
+    ["role"],
 )
 EJECTIONS = Counter(
     "mmrouter_ejections",

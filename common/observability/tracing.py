@@ -51,13 +51,8 @@ class Kind(Enum):
 
 
 class Span(Protocol):
-    """A piece of work in a trace.
-
-    Attributes:
-        recording: whether it will be exported; the sampler says.
-        trace_id: in hexadecimal digits.
-        span_id: likewise.
-    """
+    """A piece of work in a trace, with ids in hexadecimal digits; the sampler says if it is
+    exported."""
 
     @property
     def recording(self) -> bool: ...
@@ -95,22 +90,15 @@ class Span(Protocol):
         """Its name is only known now."""
 
     def end(self, error: str | None = None) -> None:
-        """It is over. The second and later calls do nothing.
-
-        Args:
-            error: the type of what ended it, if it failed. Never a message, which may quote a user.
-        """
+        """It is over, perhaps by an error of a type. Never a message, which may quote a user. Later
+        calls do nothing."""
 
 
 class Tracer(Protocol):
     """Makes spans that are nobody's child in this process."""
 
     def begin(self, name: str, kind: Kind, headers: Mapping[str, str]) -> Span:
-        """Begin one.
-
-        Args:
-            headers: of another process's span, whose child it becomes; see :func:`clean`.
-        """
+        """Begin one, as the child of another process's span; see :func:`clean`."""
 
 
 _tracer: Tracer | None = None
@@ -146,11 +134,8 @@ def enter(span: Span | None) -> Span | None:
 @contextmanager
 def span_of_request(name: str, headers: Mapping[str, str]) -> Iterator[Span | None]:
     """The span of a request that came from outside, current inside of this; None if this process
-    does not trace. An error ends it as failed.
-
-    Args:
-        headers: as they came; anything but a usable trace context is passed over.
-    """
+    does not trace. An error ends it as failed. Headers that are no usable trace context are passed
+    over."""
     if _tracer is None:
         yield None
         return
@@ -209,12 +194,8 @@ def of_http(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 
 @contextmanager
 def exporting(endpoint: str | None, instance: str) -> Iterator[None]:
-    """Trace inside of this; without an endpoint nothing happens.
-
-    Args:
-        endpoint: one that :func:`prepare` has taken.
-        instance: which process of its role this is.
-    """
+    """Trace inside of this to an endpoint that :func:`prepare` has taken; without one nothing
+    happens."""
     if endpoint is None:
         yield
         return
@@ -229,13 +210,9 @@ def exporting(endpoint: str | None, instance: str) -> Iterator[None]:
 
 def prepare(endpoint: str | None, role: str) -> None:
     """See, before anything is started, that spans can be exported; and let vLLM's, in this process
-    and its children, go the same way under the same name.
+    and its children, go the same way under the same name, by role (``frontend`` or ``worker``).
 
-    Args:
-        role: ``frontend`` or ``worker``.
-
-    Raises:
-        ConfigurationError: they can't be.
+    Raises ConfigurationError: they can't be.
     """
     if endpoint is None:
         return

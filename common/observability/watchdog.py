@@ -37,11 +37,7 @@ _running: Final = threading.local()
 
 
 class WatchedCall:
-    """A call that a thread makes.
-
-    Attributes:
-        lost: the watchdog has given the call up.
-    """
+    """A call that a thread makes; it is lost once the watchdog has given it up."""
 
     def __init__(
         self, threads: str, limit_s: float, stall_s: float, give_up: Callable[[], None] | None

@@ -61,12 +61,8 @@ def _prepare_zero_copy() -> None:
 
 
 class Gate:
-    """Lets only frontends with the key into sockets that are bound in a context.
-
-    Args:
-        context: gets the key as a default of every socket made from now on.
-        key: without one everybody is let in.
-    """
+    """Lets only frontends with the key into sockets that are bound in a context, or everybody
+    without one. It gets the key as a default of every socket made from now on."""
 
     def __init__(self, context: zmq.Context[Any], key: FleetKey | None) -> None:
         self._authenticator: ThreadAuthenticator | None = None
@@ -101,12 +97,8 @@ class _OneKey:
 
 
 async def count_refusals(monitor: zmq.asyncio.Socket, socket: str) -> None:
-    """Count strangers until cancelled, and log the first.
-
-    Args:
-        monitor: of the socket that is bound, for :data:`REFUSALS`.
-        socket: what to call it in the metric and on the log.
-    """
+    """Count strangers at a socket, by its monitor for :data:`REFUSALS`, until cancelled; log the
+    first."""
     first = True
     while True:
         await recv_monitor_message(monitor)

@@ -28,8 +28,7 @@ _POOL: Final = ThreadPoolExecutor(thread_name_prefix="checksum")
 
 class Checksum:
     """The checksum of one segment, header included, made of its pieces. Any thread may add one;
-    the interpreter's lock is not held while its tag is computed.
-    """
+    the interpreter's lock is not held while its tag is computed."""
 
     def __init__(self, key: bytes, generation: int, mm_hash: MmHash) -> None:
         """

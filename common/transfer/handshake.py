@@ -21,8 +21,7 @@ from common.transfer.metadata import Transport
 
 _FORMAT: Final = "pieces-2mib:"
 """Names how segments are checked. Stands in front of the metadata, where builds that check them in
-another way find no base64: they refuse the offer, with a reason, and media travel inline.
-"""
+another way find no base64: they refuse the offer, with a reason, and media travel inline."""
 
 
 class NixlOffer(BaseModel):
@@ -57,9 +56,8 @@ class NixlOffer(BaseModel):
     def unpack_metadata(self) -> bytes:
         """Agent metadata as NIXL wants it.
 
-        Raises:
-            ArenaUnavailableError: the frontend checks segments in another way, or it is not
-                base64.
+        Raises ArenaUnavailableError: the frontend checks segments in another way, or it is no
+        base64.
         """
         if not self.metadata.startswith(_FORMAT):
             raise ArenaUnavailableError(
@@ -74,8 +72,8 @@ class NixlOffer(BaseModel):
 
 class TransferOffer(BaseModel):
     """The frontend's side. The worker tries what is offered in the order of its receivers
-    (``registry.py``) and stops at the first that works. A transport's field bears its name, and is
-    None unless it is offered.
+    (``transports.py``) and stops at the first that works. A transport's field bears its name,
+    and is None unless it is offered.
 
     Attributes:
         shm: the arena in shared memory.
@@ -119,12 +117,8 @@ class TransferReply(BaseModel):
 
 
 def namespace(kind: str) -> str:
-    """This process's namespace, told from those of other hosts; empty if that can't be told. It
-    only says whether a transport is worth trying.
-
-    Args:
-        kind: the kernel's name for it, ``ipc`` or ``net``.
-    """
+    """This process's namespace (``ipc`` or ``net``), told from those of other hosts; empty if that
+    can't be told. It only says whether a transport is worth trying."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path(f'/proc/self/ns/{kind}').readlink()}"

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from common.cli.flag_settings import FlagSettings
-from common.transfer.choice import TransferMode
 from common.transfer.nixl_processes import NixlNetwork, narrowed
+from common.transfer.transports import TransferMode
 
 _DEVICES = re.compile(r"[\w.:,-]{1,255}")
 

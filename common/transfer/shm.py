@@ -13,7 +13,7 @@ from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from common.errors import ArenaUnavailableError
 from common.identity import MmHash
-from common.observability.telemetry import ARENA_PAGES_RESTORED
+from common.observability.telemetry import INTERNAL_ERRORS
 from common.transfer.arena import (
     HEADER_SIZE,
     SEGMENT_ALIGNMENT,
@@ -43,11 +43,7 @@ from common.transfer.pages import PrivatePages
 
 
 class ArenaSender(MmKwargsSender):
-    """Sends from an arena, which other senders may share and somebody else closes.
-
-    Attributes:
-        arena: where items lie.
-    """
+    """Sends from an arena, which other senders may share and somebody else closes."""
 
     def __init__(self, arena: ArenaAccess, *, on_sent: SentHook | None = None) -> None:
         super().__init__(on_sent=on_sent)
@@ -119,14 +115,10 @@ class ShmReceiver(MmKwargsReceiver[ShmMetadata]):
         return Accepted(reply.model_copy(update={"shm": True}), attachment)
 
     async def attach(self, offer: ArenaOffer) -> Attachment:
-        """Map a frontend's arena, unless it is mapped already. It stays mapped until all who
-        attached it have detached.
+        """Map a frontend's arena, unless it is mapped already; until all who attached it have
+        detached. Cancelling it leaves nothing behind.
 
-        Cancelling it leaves nothing behind.
-
-        Raises:
-            ArenaUnavailableError: it can't be read here. The frontend must then choose
-                another transport for this worker.
+        Raises ArenaUnavailableError: it can't be read here; another transport may.
         """
         if not self._is_mapped(offer):
             mapping = await asyncio.to_thread(ArenaMapping.open, offer, self._directory)
@@ -181,7 +173,7 @@ class ShmReceiver(MmKwargsReceiver[ShmMetadata]):
 
         def restore() -> None:
             if restored := self._pages.restore(whole):
-                ARENA_PAGES_RESTORED.inc(restored)
+                INTERNAL_ERRORS.labels("arena_pages").inc(restored)
 
         return Received(
             metadata.mm_hash, item, verify=verify, on_release=restore, checked=whole.nbytes

@@ -130,8 +130,7 @@ def prefix_reuse(config: VllmConfig) -> PrefixReuse:
 
 def embeds_width(config: ModelConfig, modality: str) -> int:
     """How wide a medium's embeddings are: as the model's own, and for pictures and films of Qwen 3
-    once more for each layer that their encoder's features go to.
-    """
+    once more for each layer that their encoder's features go to."""
     width = config.get_inputs_embeds_size()
     if modality not in ("image", "video"):
         return width

@@ -55,7 +55,7 @@ def check_device() -> None:
     # Not above: frontends call the other function before vLLM is imported.
     from vllm.platforms import current_platform
 
-    from common.vllm_compat.versions import INSTALLED
+    from common.vllm_compat.features import INSTALLED
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if current_platform.is_unspecified():
@@ -88,14 +88,9 @@ _LFS: Final = b"version https://git-lfs"
 
 
 def fault_of(model: str, given: Iterable[str] = (), *, look_for_names: bool = False) -> str | None:
-    """Return what is wrong with a model's directory or name, or None if nothing can be seen.
-
-    Args:
-        model: as the worker is given it.
-        given: names of the engine arguments that are given with it.
-        look_for_names: look in the hub's cache, and ask the hub, for what is no directory. Takes
-            seconds at most.
-    """
+    """Return what is wrong with a model's directory or name, given the names of the engine
+    arguments beside it, or None if nothing can be seen. The hub is asked only on request, for
+    seconds at most."""
     if not model.strip():
         return "the model is empty: name a directory, or a model of the Hugging Face hub"
     path = Path(model)
@@ -114,8 +109,7 @@ def fault_of(model: str, given: Iterable[str] = (), *, look_for_names: bool = Fa
 
 def model_in(argv: Sequence[str]) -> tuple[str, frozenset[str]] | None:
     """Return the model of a worker's command line and the names of its flags, or None unless they
-    are plain to see: a file of flags may say more.
-    """
+    are plain to see: a file of flags may say more."""
     flags = {
         word.partition("=")[0].lstrip("-").replace("-", "_") for word in argv if word[:1] == "-"
     }

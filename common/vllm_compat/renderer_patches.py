@@ -22,19 +22,10 @@ from common.observability.telemetry import HF_PROCESSOR_RUNS
 
 
 class HfProcessorRuns:
-    """The count of one renderer's processor. Text-only models never count.
-
-    Attributes:
-        total: runs since the start.
-    """
+    """The count of one renderer's processor since the start. Text-only models never count."""
 
     def __init__(self, *, side: str, worker_id: WorkerId | None) -> None:
-        """Start from none.
-
-        Args:
-            side: ``frontend`` or ``worker``, a metric label.
-            worker_id: label of the worker, None on the frontend.
-        """
+        """Start from none; the side (``frontend`` or ``worker``) and a worker's id are labels."""
         self.total = 0
         self._gauge = HF_PROCESSOR_RUNS.labels(side, worker_id or "")
 
@@ -145,12 +136,8 @@ def replace_tokenizing(renderer: BaseRenderer, tokenize: Tokenize) -> None:
 def replace_messages(
     renderer: BaseRenderer, now: Callable[..., Any], later: Callable[..., Awaitable[Any]]
 ) -> None:
-    """Replace how a renderer turns the messages of a chat into a prompt. Once.
-
-    Args:
-        now: instead of ``render_messages``.
-        later: instead of ``render_messages_async``.
-    """
+    """Replace how a renderer turns the messages of a chat into a prompt, now and asynchronously.
+    Once."""
     for name, ours in (("render_messages", now), ("render_messages_async", later)):
         assert name not in vars(renderer), f"{name} is replaced already"
         setattr(renderer, name, ours)

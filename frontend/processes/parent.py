@@ -31,7 +31,7 @@ from common.observability.log_lines import configure_logging
 from common.observability.telemetry import (
     ARENA_BYTES,
     ARENA_BYTES_USED,
-    PROCESS_RESTARTS,
+    CHILD_RESTARTS,
     PROCESSES,
 )
 from common.transfer.arena import Arena, reap_orphans
@@ -65,10 +65,9 @@ LAST_S: Final = 15.0
 
 _METRICS: Final = (
     "mmrouter_processes",
-    "mmrouter_process_restarts_total",
+    "mmrouter_child_restarts_total",
     "mmrouter_arena_bytes",
     "mmrouter_arena_bytes_used",
-    "mmrouter_orphaned_arenas_total",
 )
 
 
@@ -147,7 +146,7 @@ class Parent:
             if status == 0:
                 backoff.reset()
             pause = backoff.next_s(time.monotonic() - started)
-            PROCESS_RESTARTS.inc()
+            CHILD_RESTARTS.labels("frontend").inc()
             logger.warning(
                 "process %d ended with status %d: starting another in %g s", index, status, pause
             )

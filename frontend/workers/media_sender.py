@@ -25,18 +25,19 @@ from common.observability.telemetry import (
 )
 from common.transfer.arena import Arena, ArenaAccess, ArenaStatistics, reap_orphans
 from common.transfer.base import LateSender, MediaHandle, MmKwargsSender
-from common.transfer.choice import (
+from common.transfer.handshake import TransferOffer, TransferReply, namespace, parse_reply
+from common.transfer.metadata import Transport
+from common.transfer.nixl_processes import NixlNetwork
+from common.transfer.transports import (
     SenderSet,
     TransferMode,
     TransportChoice,
     better,
     choose_transport,
     indispensable,
+    late_senders,
+    senders,
 )
-from common.transfer.handshake import TransferOffer, TransferReply, namespace, parse_reply
-from common.transfer.metadata import Transport
-from common.transfer.nixl_processes import NixlNetwork
-from common.transfer.registry import late_senders, senders
 from frontend.processing import MediaItem
 
 logger = logging.getLogger(__name__)

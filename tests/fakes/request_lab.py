@@ -20,9 +20,8 @@ from backend_worker.plane.service import WorkerService
 from common.errors import MmRouterError
 from common.identity import Incarnation, WorkerId
 from common.request_plane.protocol import Submit
-from common.transfer.choice import TransferMode
 from common.transfer.inline import Render
-from common.transfer.registry import receivers
+from common.transfer.transports import receivers
 from frontend.asgi import as_vllm_error
 from frontend.processing.preprocessor import MediaItem, ProcessedPrompt
 from frontend.request.resume import sampling_of

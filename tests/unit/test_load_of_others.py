@@ -33,7 +33,7 @@ from common.request_plane.protocol import (
 from common.request_plane.step_sums import StepSums
 from common.request_plane.wire import Codec
 from common.transfer.handshake import TransferOffer
-from common.transfer.registry import receivers
+from common.transfer.transports import receivers
 from frontend.workers.dispatch import Answer
 from frontend.workers.link import WorkerLink
 from tests.fakes.cards import make_card

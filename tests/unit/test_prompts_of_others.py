@@ -30,7 +30,7 @@ from common.request_plane.protocol import (
 )
 from common.request_plane.wire import Codec
 from common.transfer.handshake import TransferOffer
-from common.transfer.registry import receivers
+from common.transfer.transports import receivers
 from frontend.router import Router
 from frontend.router.index import APPROXIMATE_TTL_S, Knowledge
 from frontend.workers.dispatch import Answer

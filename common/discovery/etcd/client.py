@@ -57,13 +57,8 @@ _OLD_TOKEN: Final = "etcdserver: revision of auth store is old"
 
 
 class EtcdRefusedError(DiscoveryError):
-    """etcd understood what was asked, and said no.
-
-    Attributes:
-        not_found: since there is no such thing, a lease that is over for example.
-        exists: since there is one already.
-        forgotten: since that is of a revision that was compacted.
-    """
+    """etcd understood what was asked, and said no: since there is no such thing (a lease that is
+    over, for example), or one already, or since that is of a revision that was compacted."""
 
     def __init__(self, error: grpc.aio.AioRpcError) -> None:
         super().__init__(f"etcd refuses: {error.details()}")
@@ -81,15 +76,12 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True)
 class EtcdAccess:
-    """Where a cluster is, and what it wants to see.
+    """Where a cluster is (``HOST:PORT`` of its members), and what it wants to see.
 
     Attributes:
-        endpoints: ``HOST:PORT`` of its members.
         ca: certificates of those who may have signed the members'; None for no TLS.
-        certificate: our own, for members that want one.
-        key: of that.
-        user: for a cluster with authentication.
-        password_file: holds that user's password.
+        certificate, key: our own, for members that want one.
+        user, password_file: for a cluster with authentication.
     """
 
     endpoints: tuple[str, ...]
@@ -149,12 +141,8 @@ class EtcdClient:
             start = answer.kvs[-1].key + b"\0"
 
     async def grant(self, lease: int, ttl_s: int) -> None:
-        """Make a lease.
-
-        Args:
-            lease: its id, which the caller draws, so that it can be revoked whatever happens.
-            ttl_s: seconds for which it lives without :meth:`keep_alive`; at least.
-        """
+        """Make a lease, which lives so long without :meth:`keep_alive` at least. The caller draws
+        its id, so that it can be revoked whatever happens."""
         request = rpc.LeaseGrantRequest(ID=lease, TTL=ttl_s)
         try:
             await self._call(lambda member: member.lease.LeaseGrant, request)
@@ -197,17 +185,10 @@ class EtcdClient:
         await self._call(lambda member: member.kv.Txn, request)
 
     async def put(self, key: bytes, value: bytes, lease: int, unless: int) -> int:
-        """Put a value, unless it lies there already.
+        """Put a value with a lease, unless it lies there already: as of the revision of our last
+        put. Return the revision at which the key was put, now or then.
 
-        Args:
-            lease: with which it goes.
-            unless: the revision of our last put; nothing is done if that is the key's still.
-
-        Returns:
-            The revision at which the key was put, now or then.
-
-        Raises:
-            EtcdRefusedError: the lease is over, for example.
+        Raises EtcdRefusedError: the lease is over, for example.
         """
         put = rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=value, lease=lease))
         request = rpc.TxnRequest(success=[put])
@@ -220,12 +201,10 @@ class EtcdClient:
         return unless if answer.succeeded and unless else int(answer.header.revision)
 
     async def watch(self, prefix: bytes, revision: int) -> AsyncGenerator[list[Stored], None]:
-        """What is put and deleted below a prefix, from a revision on, for ever.
+        """What is put and deleted below a prefix, from a revision on, for ever. The first list is
+        empty and says that etcd watches.
 
-        The first list is empty and says that etcd watches.
-
-        Raises:
-            DiscoveryError: the stream broke, or the revision is not known any more.
+        Raises DiscoveryError: the stream broke, or the revision is not known any more.
         """
         create = rpc.WatchCreateRequest(
             key=prefix, range_end=_end_of(prefix), start_revision=revision, fragment=True
@@ -269,8 +248,7 @@ class EtcdClient:
 
     async def _ask(self, call: Callable[[_Member], Awaitable[_Answer]]) -> _Answer:
         """Ask one member after the other, each once and the first one twice, since it may not
-        have taken a token that has run out.
-        """
+        have taken a token that has run out."""
         failed: DiscoveryError | None = None
         for _ in range(len(self._access.endpoints) + 1):
             try:
@@ -359,12 +337,8 @@ class _Secrets(NamedTuple):
 
 
 def _check_certificates(access: EtcdAccess) -> None:
-    """gRPC would print what it thinks of them, again and again, and say only that it fails.
-
-    Raises:
-        DiscoveryError: a file does not hold what it should.
-        OSError: it can't be read.
-    """
+    """gRPC would print what it thinks of them, again and again, and say only that it fails. Raises
+    DiscoveryError or OSError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         if access.ca is not None:

@@ -77,9 +77,9 @@ class EtcdCardPublisher(RenewedPublisher):
     async def publish(self, card: WorkerCard) -> None:
         name = key_of(self._prefix, card.worker_id, card.incarnation)
         async with self._one_at_a_time:
-            if self._withdrawn:
+            if self.withdrawn:
                 return
-            self._name, self._content, self._put_at = name, seal(card, self._key), 0
+            self._name, self._content, self._put_at = name, seal(card, self.key), 0
             self._putting = asyncio.create_task(self._put(), name="put-card")
             try:
                 await self._putting
@@ -88,7 +88,7 @@ class EtcdCardPublisher(RenewedPublisher):
             except asyncio.CancelledError:
                 if not self._has_left() or is_cancelled():
                     raise
-            self._keep()
+            self.keep_renewed()
 
     async def withdraw(self) -> None:
         if self._putting is not None:
@@ -106,7 +106,7 @@ class EtcdCardPublisher(RenewedPublisher):
 
     def _has_left(self) -> bool:
         """It may have done so during an await."""
-        return self._withdrawn
+        return self.withdrawn
 
     async def _put(self) -> None:
         """Put the card, with a new lease if there is none or it is over."""
@@ -156,7 +156,7 @@ class EtcdCardWatcher(StreamWatcher):
     async def _watched(self) -> AsyncGenerator[None, None]:
         prefix = f"{self._prefix}/".encode()
         revision, found = await self._client.read(prefix)
-        self._has_read = True
+        self.has_read = True
         present = {each.key for each in found}
         self._odd &= present
         for name in self._known.keys() - present:
@@ -173,17 +173,17 @@ class EtcdCardWatcher(StreamWatcher):
                 yield
 
     def _note_success(self) -> None:
-        self._backoff.reset()
-        self._problems.clear()
+        self.backoff.reset()
+        self.problems.clear()
 
     def _note(self, stored: Stored) -> None:
         if stored.value is None:
             self._odd.discard(stored.key)
             known = self._known.pop(stored.key, None)
-            self._tell(None if known is None else known.end())
+            self.tell(None if known is None else known.end())
         elif (named := named_by(self._prefix, stored.key)) is not None:
             known = self._known.setdefault(stored.key, KnownCard(*named))
-            self._tell(known.look(stored.value, self._key)[1])
+            self.tell(known.look(stored.value, self.key)[1])
         elif stored.key not in self._odd:
             self._odd.add(stored.key)
             DISCOVERY_ERRORS.labels("name").inc()

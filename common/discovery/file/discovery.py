@@ -39,12 +39,9 @@ LONGEST_LOOK_S: Final = 1.0
 class _Seen:
     """What a watcher knows of one file.
 
-    Attributes:
-        known: the card in it; None as long as there was none that could be one.
-        version: as it was last.
-        unrenewed_s: how long nothing has changed about it. Infinite before a change was seen,
-            for who knows how long ago its worker died.
-        problem: why it can't be used, as it was said last.
+    Attributes: known: the card in it; None as long as there was none that could be one.
+    unrenewed_s: how long nothing has changed about it. Infinite before a change was seen, for who
+    knows how long ago its worker died. problem: why it can't be used, as it was said last.
     """
 
     known: KnownCard | None = None
@@ -63,11 +60,7 @@ class FileCardWatcher(CardWatcher):
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """
-        Args:
-            key: of the fleet; cards that aren't sealed with it are refused.
-            clock: monotonic seconds.
-        """
+        """Cards that aren't sealed with the fleet's key are refused."""
         self._directory = directory
         self._key = key
         self._clock = clock

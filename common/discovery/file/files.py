@@ -27,8 +27,7 @@ def open_private(path: Path, *, create: bool) -> int:
     """A descriptor of a directory that is ours or root's; the caller closes it.
 
     Args:
-        path: links on the way are followed if they are ours or root's, but it must not be
-            one itself.
+        path: links on the way are followed if they are ours or root's; it must not be one itself.
         create: make what is missing, with mode 0700.
 
     Raises:
@@ -108,8 +107,7 @@ def _is_trusted(user: int) -> bool:
 @cache
 def _unmapped_user() -> int | None:
     """The user to whom everything of users unknown in this user namespace seems to belong,
-    root of the host among them; None where all users are known.
-    """
+    root of the host among them; None where all users are known."""
     with Path("/proc/self/uid_map").open() as file:
         if sum(int(line.split()[2]) for line in file) >= 2**32 - 1:
             return None
@@ -160,12 +158,7 @@ class Entry(NamedTuple):
 
 
 class Odd(NamedTuple):
-    """Something else.
-
-    Attributes:
-        reason: a short constant, for counters.
-        what: a sentence.
-    """
+    """Something else, with a reason for counters and a sentence."""
 
     reason: str
     what: str

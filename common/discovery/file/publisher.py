@@ -23,8 +23,7 @@ logger = logging.getLogger(__name__)
 
 class CardFile:
     """The file of a publisher. Its methods run in threads, one at a time, since a thread goes
-    on when whoever waits for it is cancelled.
-    """
+    on when whoever waits for it is cancelled."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -125,12 +124,12 @@ class FileCardPublisher(RenewedPublisher):
     async def publish(self, card: WorkerCard) -> None:
         name = _name_of(card.worker_id, card.incarnation)
         try:
-            await asyncio.to_thread(self._file.write, name, seal(card, self._key))
+            await asyncio.to_thread(self._file.write, name, seal(card, self.key))
         except OSError as error:
             raise DiscoveryError(
                 f"card can't be written to {self._directory / name}: {error}"
             ) from error
-        self._keep(sweep=self._sweep)
+        self.keep_renewed(sweep=self._sweep)
 
     async def _renew(self) -> None:
         await asyncio.to_thread(self._file.renew)

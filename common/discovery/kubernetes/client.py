@@ -49,11 +49,7 @@ _BROKEN: Final = (
 
 
 class KubernetesRefusedError(DiscoveryError):
-    """The API server understood what was asked, and said no.
-
-    Attributes:
-        code: of HTTP.
-    """
+    """The API server understood what was asked, and said no, with a code of HTTP."""
 
     def __init__(self, status: int, said: str) -> None:
         super().__init__(f"Kubernetes refuses: {said}")
@@ -75,13 +71,8 @@ class KubernetesRefusedError(DiscoveryError):
 
 
 class Seen(NamedTuple):
-    """What a watch tells.
-
-    Attributes:
-        version: from which to watch on.
-        lease: None for a bookmark.
-        deleted: or no longer found by the selector.
-    """
+    """What a watch tells: from which version to watch on, and a Lease unless it is a bookmark. A
+    Lease that the selector no longer finds counts as deleted."""
 
     version: str
     lease: Lease | None = None
@@ -146,13 +137,9 @@ class LeaseClient:
                 raise
 
     async def create(self, body: dict[str, object], *, dry_run: bool = False) -> str:
-        """Make a Lease. Returns its version.
+        """Make a Lease and return its version; in a dry run all who could refuse it look at it.
 
-        Args:
-            dry_run: have it looked at by all who could refuse it, and make none.
-
-        Raises:
-            KubernetesRefusedError: it is there, or the namespace is not, for example.
+        Raises KubernetesRefusedError: it is there, or the namespace is not, for example.
         """
         options = {"dry_run": "All"} if dry_run else {}
         made = await self._ask(
@@ -172,13 +159,9 @@ class LeaseClient:
         return patched.metadata.resource_version
 
     async def delete(self, name: str, *, unless_changed: Lease | None = None) -> None:
-        """Delete a Lease, if it is there.
+        """Delete a Lease, if it is there, and if given still is as it was read.
 
-        Args:
-            unless_changed: only if it still is as it was read.
-
-        Raises:
-            KubernetesRefusedError: we must not, or it has changed.
+        Raises KubernetesRefusedError: we must not, or it has changed.
         """
         body: dict[str, object] = {}
         if unless_changed is not None:
@@ -191,9 +174,8 @@ class LeaseClient:
                 raise
 
     async def watch(self, version: str) -> AsyncGenerator[list[Seen], None]:
-        """What becomes of Leases after a version, until the API server ends the watch.
-
-        An empty list means that nothing was said for :data:`TICK_S`.
+        """What becomes of Leases after a version, until the API server ends the watch. An empty
+        list means that nothing was said for :data:`TICK_S`.
 
         Raises:
             KubernetesRefusedError: that version is too old, for example.
@@ -325,8 +307,7 @@ async def _read_namespace(
 
 def _let_go(answer: aiohttp.ClientResponse | None) -> None:
     """Its connection stays if all of it was read, and goes at once if not: TLS would say goodbye
-    first, to a server that may hang.
-    """
+    first, to a server that may hang."""
     if answer is not None:
         if answer.connection is not None and answer.connection.transport is not None:
             answer.connection.transport.abort()

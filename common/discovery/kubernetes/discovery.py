@@ -20,11 +20,7 @@ _OPTIONS: Final = ("kubeconfig", "context")
 
 @dataclass(frozen=True)
 class KubernetesDiscovery(Discovery):
-    """Leases that a label selector finds.
-
-    Attributes:
-        labels: what it asks for.
-    """
+    """Leases that a label selector finds."""
 
     form: ClassVar[str] = "kubernetes://namespace/label=value"
 

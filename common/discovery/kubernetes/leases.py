@@ -25,13 +25,8 @@ _VALUE: Final = re.compile(rf"(?:{_LABEL})?")
 
 @dataclass(frozen=True)
 class KubernetesAccess:
-    """How to find the API server.
-
-    Attributes:
-        kubeconfig: a file that says it; None for the service account of this Pod, else for the file
-            that kubectl would take.
-        context: of that file; None for its current one.
-    """
+    """A file that says where the API server is, and its context; without, the service account of
+    this Pod, else the file that kubectl would take."""
 
     kubeconfig: Path | None = None
     context: str | None = None
@@ -46,8 +41,7 @@ class Pod(NamedTuple):
     @classmethod
     def ours(cls, namespace: str) -> "Pod | None":
         """As the downward API says it; None unless it is in this namespace, since an owner
-        elsewhere counts as one that is gone.
-        """
+        elsewhere counts as one that is gone."""
         names = ("POD_NAME", "POD_UID", "POD_NAMESPACE")
         name, uid, where = (os.environ.get(each, "") for each in names)
         return cls(name, uid) if name and uid and where == namespace else None

@@ -70,7 +70,7 @@ class KubernetesCardPublisher(RenewedPublisher):
             await self._to_its_end(self._publish(card))
         except DiscoveryError as error:
             raise self._unwritten(error) from error
-        self._keep(sweep=self._sweep)
+        self.keep_renewed(sweep=self._sweep)
 
     async def _remove(self) -> None:
         if self._writes:
@@ -93,7 +93,7 @@ class KubernetesCardPublisher(RenewedPublisher):
 
     async def _publish(self, card: WorkerCard) -> None:
         async with self._one_at_a_time:
-            if not self._withdrawn:
+            if not self.withdrawn:
                 self._card, self._version = card, ""
                 await self._write()
 
@@ -103,7 +103,7 @@ class KubernetesCardPublisher(RenewedPublisher):
     async def _renew_now(self) -> None:
         async with self._one_at_a_time:
             card, before = self._card, self._version
-            if self._withdrawn or card is None:
+            if self.withdrawn or card is None:
                 return
             if not before:  # the last try may have written it
                 await self._write()
@@ -126,7 +126,7 @@ class KubernetesCardPublisher(RenewedPublisher):
         """Write all of the Lease, whatever is there."""
         card = self._card
         assert card is not None
-        lease = self._lease(card.worker_id, card.incarnation, seal(card, self._key))
+        lease = self._lease(card.worker_id, card.incarnation, seal(card, self.key))
         name = name_of(card.worker_id, card.incarnation)
         for last in (False, True):
             try:

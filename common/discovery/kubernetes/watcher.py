@@ -76,23 +76,23 @@ class KubernetesCardWatcher(StreamWatcher):
     async def _close(self) -> None:
         await self._client.close()
 
-    def _note_problem(self, error: DiscoveryError) -> None:
+    def note_problem(self, error: DiscoveryError) -> None:
         if not (isinstance(error, KubernetesRefusedError) and error.expired):  # a list heals that
-            super()._note_problem(error)
+            super().note_problem(error)
 
     async def _watched(self) -> AsyncGenerator[None, None]:
         for held in self._held.values():  # who could not renew has all the time again
             held.since, held.missed = self._clock(), 0
         while True:
             version = await self._list()
-            self._problems.clear()
+            self.problems.clear()
             yield
             while not self._is_to_list():
                 silent = True
                 async with contextlib.aclosing(self._client.watch(version)) as watched:
                     async for seen in watched:
                         silent = False
-                        self._backoff.reset()
+                        self.backoff.reset()
                         for each in seen:
                             version = each.version or version
                             self._note_seen(each)
@@ -105,7 +105,7 @@ class KubernetesCardWatcher(StreamWatcher):
     async def _list(self) -> str:
         """Read all Leases, and judge whether they live."""
         version, there = "", set()
-        first = not self._has_read
+        first = not self.has_read
         async with contextlib.aclosing(self._client.read()) as pages:
             async for version, leases in pages:  # noqa: B007
                 for lease in leases:
@@ -113,7 +113,7 @@ class KubernetesCardWatcher(StreamWatcher):
                     self._note(lease, at_first_sight=first)
         if first and not there:  # as it would be in a namespace that is not there
             await self._client.check_namespace()
-        self._has_read, self._to_list = True, False
+        self.has_read, self._to_list = True, False
         for name in self._held.keys() - there:
             self._forget(name)
         self._odd &= there
@@ -122,7 +122,7 @@ class KubernetesCardWatcher(StreamWatcher):
                 held.since, held.missed = self._clock(), held.missed + 1
                 if held.missed >= LISTS:
                     held.alive = False
-                    self._tell(held.known.end())
+                    self.tell(held.known.end())
         return version
 
     def _is_quiet(self, held: _Held) -> bool:
@@ -148,7 +148,7 @@ class KubernetesCardWatcher(StreamWatcher):
         held = self._held.pop(name, None)
         if held is not None:
             self._bytes -= len(held.known.content or b"")
-            self._tell(held.known.end())
+            self.tell(held.known.end())
 
     def _note(self, lease: Lease, *, at_first_sight: bool = False) -> None:
         whose = lease.whose()
@@ -172,10 +172,10 @@ class KubernetesCardWatcher(StreamWatcher):
         if not renewed and content == held.known.content:
             return
         self._bytes += grows
-        usable, change = held.known.look(content, self._key, alive=held.alive)
+        usable, change = held.known.look(content, self.key, alive=held.alive)
         if renewed and usable:
             held.since, held.missed = self._clock(), 0
-        self._tell(change)
+        self.tell(change)
 
     def _note_odd(self, name: str, reason: str, what: str) -> None:
         if name not in self._odd and len(self._odd) < MOST_ODD:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Final
 
 from common.errors import ArenaUnavailableError, CorruptSegmentError
-from common.observability.telemetry import ORPHANED_ARENAS
 from common.transfer import pages
 from common.transfer.arena.layout import (
     NAME_PATTERN,
@@ -40,16 +39,10 @@ def new_name() -> str:
 
 
 def create(path: Path, size: int) -> int:
-    """Make a file with all of its memory allocated, so that no access ever fails.
+    """Make a file with all of its memory allocated, so that no access ever fails. Return its
+    descriptor, locked for as long as this process lives or keeps it open.
 
-    Args:
-        size: bytes.
-
-    Returns:
-        Its descriptor, locked for as long as this process lives or keeps it open.
-
-    Raises:
-        ArenaUnavailableError: shared memory is too small or can't be written.
+    Raises ArenaUnavailableError: shared memory is too small or can't be written.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -86,21 +79,17 @@ def open_to_map(path: Path, *, writable: bool) -> int:
 
 
 def reap_orphans(directory: Path = SHARED_MEMORY) -> int:
-    """Remove the arenas of processes that no longer live.
+    """Remove the arenas of processes that no longer live; return how many.
 
-    Whoever still has such an arena mapped keeps its memory. An arena is an orphan if its
-    owner's pid is gone or belongs to a later process, and nobody holds its lock: the second
-    condition spares arenas of processes in another PID namespace.
-
-    Returns:
-        How many were removed.
+    Whoever still has one mapped keeps its memory. An arena is an orphan if its owner's pid is gone
+    or belongs to a later process, and nobody holds its lock: the second condition spares arenas of
+    processes in another PID namespace.
     """
     removed = 0
     for path in directory.glob("mmrouter-arena-*"):
         match = re.fullmatch(NAME_PATTERN, path.name)
         if match and not _alive(int(match[1]), int(match[2])) and _remove_unlocked(path):
             removed += 1
-            ORPHANED_ARENAS.inc()
             logger.warning("removed %s: its owner %s is gone", path, match[1])
     return removed
 
@@ -135,8 +124,7 @@ def _alive(pid: int, start_ticks: int) -> bool:
 
 def _start_ticks(pid: int) -> int | None:
     """When a process started, in clock ticks since boot (field 22 of proc(5) stat); None if it has
-    ended, be it that its parent has not taken note yet.
-    """
+    ended, be it that its parent has not taken note yet."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -161,14 +149,10 @@ class ArenaMapping:
     def open(
         cls, offer: ArenaOffer, directory: Path = SHARED_MEMORY, *, writable: bool = False
     ) -> "ArenaMapping":
-        """Map an arena and prove that it is the one offered.
+        """Map an arena and prove that it is the one offered. What is written is seen by everybody
+        if it is writable, else by nobody.
 
-        Args:
-            directory: where shared memory is mounted.
-            writable: what is written here is seen by everybody; else by nobody.
-
-        Raises:
-            ArenaUnavailableError: it can't be read here, or is somebody else's.
+        Raises ArenaUnavailableError: it can't be read here, or is somebody else's.
         """
         path = directory / offer.name
         try:
@@ -194,14 +178,9 @@ class ArenaMapping:
         pages.populate(self.memory, for_writing=False)
 
     def segment(self, offset: int, length: int) -> memoryview:
-        """View of a segment.
+        """View of a segment whose header is at an offset from the start of the arena.
 
-        Args:
-            offset: of its header, from the start of the arena.
-            length: bytes.
-
-        Raises:
-            CorruptSegmentError: there can be no such segment.
+        Raises CorruptSegmentError: there can be no such segment.
         """
         if (
             offset < SEGMENTS_START

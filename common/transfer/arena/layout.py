@@ -67,13 +67,9 @@ def pack_head(offer: ArenaOffer) -> bytes:
 
 
 def check_head(arena: memoryview, offer: ArenaOffer) -> None:
-    """Check that memory is the arena that was offered.
+    """Check that memory (its first :data:`HEAD_SIZE` bytes) is the arena that was offered.
 
-    Args:
-        arena: at least its first :data:`HEAD_SIZE` bytes.
-
-    Raises:
-        ArenaUnavailableError: it is another one: of another IPC namespace or host, say.
+    Raises ArenaUnavailableError: it is one of another IPC namespace or host, say.
     """
     if bytes(arena[: _HEAD.size]) != pack_head(offer):
         raise ArenaUnavailableError(
@@ -120,12 +116,7 @@ class EncodedItem:
 
 @dataclass(frozen=True)
 class SegmentLayout:
-    """Where the parts of a segment lie, in bytes from its start.
-
-    Attributes:
-        envelope_size: bytes of the envelope.
-        buffer_sizes: bytes of each buffer.
-    """
+    """Where the parts of a segment lie, in bytes from its start."""
 
     envelope_size: int
     buffer_sizes: tuple[int, ...]
@@ -153,11 +144,7 @@ class SegmentLayout:
         return self.envelope_size + sum(self.buffer_sizes)
 
     def split(self, segment: memoryview) -> tuple[memoryview, list[memoryview]]:
-        """Views of envelope and buffers.
-
-        Args:
-            segment: at least :attr:`length` bytes.
-        """
+        """Views of envelope and buffers, of a segment of at least :attr:`length` bytes."""
         return segment[HEADER_SIZE : HEADER_SIZE + self.envelope_size], [
             segment[start : start + size]
             for start, size in zip(self.buffer_offsets, self.buffer_sizes, strict=True)
@@ -167,12 +154,8 @@ class SegmentLayout:
 def live_header(
     key: bytes, generation: int, mm_hash: MmHash, layout: SegmentLayout, envelope: Buffer
 ) -> bytes:
-    """Header of a segment that is complete.
-
-    Args:
-        key: secret of the arena. It makes the tag unforgeable, so that pixels which happen
-            to lie where a header once was are never taken for one.
-    """
+    """Header of a segment that is complete. The arena's key makes its tag unforgeable, so that
+    pixels which happen to lie where a header once was are never taken for one."""
     fields = _FIELDS.pack(
         _LIVE,
         generation,
@@ -193,13 +176,8 @@ def reclaimed_header(key: bytes, generation: int) -> bytes:
 def check_header(
     header: Buffer, key: bytes, generation: int, mm_hash: MmHash, layout: SegmentLayout
 ) -> int:
-    """Check that a header is the one its metadata was made for.
-
-    Args:
-        header: :data:`HEADER_SIZE` bytes.
-
-    Returns:
-        The CRC-32 that the envelope must have.
+    """Check that a header of :data:`HEADER_SIZE` bytes is the one its metadata was made for; return
+    the CRC-32 that the envelope must have.
 
     Raises:
         StaleSegmentError: it belongs to another generation, so the segment was reclaimed.
@@ -236,14 +214,8 @@ def check_envelope(envelope: Buffer, crc: int, mm_hash: MmHash) -> None:
 
 
 def write_parts(segment: memoryview, layout: SegmentLayout, parts: Sequence[Buffer]) -> None:
-    """Copy envelope and buffers to their places; the header is left alone.
-
-    The interpreter's lock is not held while a buffer is copied.
-
-    Args:
-        segment: at least ``layout.length`` writable bytes.
-        parts: envelope, then the buffers, with the sizes of ``layout``.
-    """
+    """Copy envelope and buffers, in the sizes of a layout, to their places; the header is left
+    alone. The interpreter's lock is not held while a buffer is copied."""
     envelope, buffers = layout.split(segment)
     for target, source in zip([envelope, *buffers], parts, strict=True):
         copy_bytes(target, source)

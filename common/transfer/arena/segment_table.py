@@ -35,12 +35,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Placement:
-    """Result of :meth:`SegmentTable.place`.
-
-    Attributes:
-        block: the new segment's, with one lease.
-        evicted: offsets of the segments that made way.
-    """
+    """The new segment's block, with one lease, and the offsets of those that made way."""
 
     block: Block
     evicted: list[int]
@@ -81,14 +76,8 @@ class SegmentTable:
         return sum(block.size for block in self._free)
 
     def place(self, length: int) -> Placement | None:
-        """Find room for a segment, evicting unleased ones if there must be.
-
-        Args:
-            length: bytes, at least 1.
-
-        Returns:
-            The place, leased once; None if leased segments leave no stretch of that length.
-        """
+        """Find room for a segment, evicting unleased ones if there must be. It is leased once; None
+        if leased segments leave no stretch of that length."""
         size = aligned(length, SEGMENT_ALIGNMENT)
         for block in self._free:
             if block.size >= size:

@@ -32,8 +32,7 @@ class Room(Released):
 
     def release(self) -> None:
         """Give the memory to others, from any thread: nothing may be read to it any more, and
-        nobody may look at it.
-        """
+        nobody may look at it."""
         give_back, self._give_back = self._give_back, None
         self.memory = memoryview(b"")
         if give_back is not None:
@@ -79,8 +78,7 @@ class Rooms:
 
 def touched_memory(size: int) -> memoryview:
     """Private memory whose pages are there. Takes about 0.1 s per GB, without the interpreter's
-    lock.
-    """
+    lock."""
     memory = pages.private_memory(aligned(size, SEGMENT_ALIGNMENT))
     pages.populate(memory, for_writing=True)
     return memory
@@ -102,13 +100,11 @@ class LandingArea:
     """
 
     def __init__(self, slots: int, for_items: int) -> None:
-        """
+        """Raises OSError if there is not that much memory.
+
         Args:
             slots: reads that go on at the same time, at least 1.
             for_items: bytes of whole items, a multiple of the page size.
-
-        Raises:
-            OSError: there is not that much memory.
         """
         self.size = area_size(slots, for_items)
         self._given_back_at = time.monotonic()

@@ -31,26 +31,15 @@ _READER: Final = "common.transfer.nixl_processes.reader"
 
 
 class _Awaited(NamedTuple):
-    """What is done with the answers to a message.
-
-    Attributes:
-        answer: gets the last one, on the event loop.
-        arrived: called for each that is no error, by the thread that hears of it; says whether it
-            was the last.
-    """
+    """Who gets the last answer to a message, on the event loop; and what is called for each that is
+    no error, by the thread that hears of it, and says whether it was the last."""
 
     answer: "asyncio.Future[None]"
     arrived: Callable[[], bool]
 
 
 class Source(NamedTuple):
-    """Some bytes of a frontend's memory.
-
-    Attributes:
-        agent: whose they are.
-        address: of them there.
-        size: bytes.
-    """
+    """Some bytes of a frontend's memory: whose, and at which address there."""
 
     agent: str
     address: int
@@ -59,8 +48,7 @@ class Source(NamedTuple):
 
 class ReaderLink:
     """One process after the other, each with a landing area of its own. For use on one event
-    loop.
-    """
+    loop."""
 
     def __init__(
         self,
@@ -77,8 +65,7 @@ class ReaderLink:
             for_items: bytes of the landing area in which items are used where they land.
             on_lost: called on the event loop when a process ended, and with it all connections.
 
-        Raises:
-            ConfigurationError: the network is impossible.
+        Raises ConfigurationError: the network is impossible.
         """
         self._slots = slots
         self._for_items = for_items
@@ -204,8 +191,7 @@ class ReaderLink:
 
     def _heard(self, message: FromReader) -> Callable[[], None] | None:
         """What a message leaves to do on the event loop; in the thread that looks after the
-        process.
-        """
+        process."""
         if isinstance(message, Reading):
             return self._ready
         if not isinstance(message, Done | NixlFailed):

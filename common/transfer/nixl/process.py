@@ -22,7 +22,7 @@ import torch
 from common.aio.processes import SpawnedProcess
 from common.backoff import Backoff
 from common.errors import ArenaUnavailableError, ConfigurationError
-from common.observability.telemetry import INTERNAL_ERRORS, NIXL_RESTARTS
+from common.observability.telemetry import CHILD_RESTARTS, INTERNAL_ERRORS
 from common.transfer.nixl_processes import (
     Channel,
     NixlNetwork,
@@ -108,13 +108,9 @@ class NixlProcess(Generic[_Sent, _Got]):
             return None if self._process is None else self._process.pid
 
     def wait_until_ready(self, given_up: Callable[[], bool] = lambda: False) -> None:
-        """Wait for the first one; not on the event loop.
+        """Wait for the first one, or until it is given up; not on the event loop.
 
-        Args:
-            given_up: whether nobody wants it any more; asked now and then.
-
-        Raises:
-            ConfigurationError: it can't be had; this is closed then.
+        Raises ConfigurationError: it can't be had; this is closed then.
         """
         try:
             while not self._first.done() and not given_up():
@@ -163,7 +159,7 @@ class NixlProcess(Generic[_Sent, _Got]):
             reason = "it ended"
             try:
                 if self._one():
-                    NIXL_RESTARTS.labels(self._role).inc()
+                    CHILD_RESTARTS.labels(self._role).inc()
             except ConfigurationError as error:
                 reason = str(error)
                 self._settle(error)
@@ -249,7 +245,7 @@ class NixlProcess(Generic[_Sent, _Got]):
                 torch_has_cuda=torch.version.cuda is not None,
                 writable=self._writable,
             )
-            return [sys.executable, "-P", "-s", "-m", self._module, *start.arguments()]
+            return [sys.executable, "-P", "-s", "-m", self._module, start.argument()]
 
         try:
             process = SpawnedProcess(

@@ -20,8 +20,7 @@ from common.transfer.nixl_processes import NixlNetwork
 
 _PIECES_PER_ITEM: Final = 8
 """Reads of one item that go on at the same time: over TCP the bytes of a second one follow at once
-where the first would be waited for from end to end.
-"""
+where the first would be waited for from end to end."""
 
 
 class NixlReading:
@@ -36,11 +35,9 @@ class NixlReading:
     """
 
     def __init__(self, network: NixlNetwork, slots: int, memory: int) -> None:
-        """
-        Args:
-            slots: how many reads go on at the same time.
-            memory: bytes in which items lie until they are given back, a multiple of the page
-                size; what finds no room there gets memory of its own for the time.
+        """Args:
+        slots: reads that go on at the same time.
+        memory: bytes for items until they are given back, a multiple of the page size.
         """
         self._network = network
         self._slots = slots
@@ -196,8 +193,7 @@ class NixlReading:
 
     async def _explain(self, offer: NixlOffer, metadata: NixlMetadata, segment: memoryview) -> None:
         """Why bytes are not what they should be: raises StaleSegmentError or
-        CorruptSegmentError.
-        """
+        CorruptSegmentError."""
         # Once more, since it may have been overwritten while it was read.
         again = await self._peek(Source(offer.agent, offer.address + metadata.offset, HEADER_SIZE))
         for header in (segment[:HEADER_SIZE], again):

@@ -15,9 +15,10 @@ import socket
 import stat
 import struct
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from common.aio.processes import end_with_parent
 
@@ -45,8 +46,7 @@ _DEVICES: Final = ("/dev/infiniband", "/dev/null", "/dev/zero", "/dev/urandom")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(msgspec.Struct, frozen=True):
     """What the process that starts one says, as arguments.
 
     Attributes:
@@ -69,35 +69,13 @@ class Start:
     torch_has_cuda: bool
     writable: bool
 
-    def arguments(self) -> list[str]:
-        return [
-            str(int(each) if isinstance(each, bool) else each)
-            for each in (
-                self.channel,
-                self.memory,
-                self.size,
-                self.error_handling,
-                self.needs_files,
-                self.parent,
-                self.torch_has_cuda,
-                self.writable,
-            )
-        ]
+    def argument(self) -> str:
+        """As it stands on the command line."""
+        return msgspec.json.encode(self).decode()
 
     @classmethod
-    def parse(cls, arguments: list[str]) -> "Start":
-        channel, memory, size, error_handling, *rest = arguments
-        needs_files, parent, torch_has_cuda, writable = rest
-        return cls(
-            channel=int(channel),
-            memory=int(memory),
-            size=int(size),
-            error_handling=error_handling,
-            needs_files=needs_files == "1",
-            parent=int(parent),
-            torch_has_cuda=torch_has_cuda == "1",
-            writable=writable == "1",
-        )
+    def parse(cls, argument: str) -> "Start":
+        return msgspec.json.decode(argument, type=cls)
 
     def socket(self) -> socket.socket:
         return socket.socket(fileno=self.channel)
@@ -122,14 +100,12 @@ def orphaned(start: Start) -> bool:
 
 
 def confine(start: Start) -> bool:
-    """Before the agent and its threads are made: from now on this process can read libraries
-    and devices, and no other file; it can't trace or signal those outside.
+    """Before the agent and its threads are made: from now on this process can read libraries and
+    devices, and no other file; it can't trace or signal those outside. Return whether that is so:
+    the kernel has Landlock (from 5.13 on), and it is wanted.
 
     Shared memory between processes of one user needs files. Whoever can get at that could do
     without this process, so nothing is confined there.
-
-    Returns:
-        Whether it is confined: the kernel has Landlock (from 5.13 on), and it is wanted.
     """
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     return not start.needs_files and _landlock()
@@ -147,8 +123,7 @@ def listeners() -> list[int]:
 
 def listens(descriptor: int) -> bool:
     """Whether others can still connect there. UCX closes its socket when a stranger has taken
-    all descriptors, and never opens another.
-    """
+    all descriptors, and never opens another."""
     try:
         end = socket.socket(fileno=descriptor)
     except OSError:

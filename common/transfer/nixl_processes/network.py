@@ -41,9 +41,7 @@ class NixlNetwork:
 
     Attributes:
         interface: network device, as UCX names it: ``mlx5_0:1``, ``eth0``. None for loopback.
-        allow_tcp: whether TCP may be used, which does not protect memory.
-        narrowed_to: UCX's names of transports of which nothing else may be used; empty for
-            all that are allowed.
+        narrowed_to: UCX's names of the only transports that may be used; empty for all.
     """
 
     interface: str | None = None
@@ -56,12 +54,8 @@ class NixlNetwork:
         return self.interface not in (None, LOOPBACK)
 
     def reaches(self, *, same_ipc: bool, same_loopback: bool) -> bool:
-        """Whether it may lead to a process at all: what can't work needn't be started.
-
-        Args:
-            same_ipc: it is on this host, in our IPC namespace.
-            same_loopback: it is on this host, in our network namespace.
-        """
+        """Whether it may lead to a process in our IPC or network namespace, or elsewhere: what
+        can't work needn't be started."""
         return self.leaves_host or (same_loopback if self.allow_tcp else same_ipc)
 
     @property
@@ -75,8 +69,7 @@ class NixlNetwork:
     @property
     def leaves_user(self) -> bool:
         """Whether others than processes of this user may get at the memory of a process that holds
-        an agent: over TCP, and over a device whose checks we have not tried.
-        """
+        an agent: over TCP, and over a device whose checks we have not tried."""
         return not set(self.transports()) <= {"self", *_THIS_HOST}
 
     @property
@@ -112,13 +105,8 @@ class NixlNetwork:
         return tuple(dict.fromkeys(("self", *self.narrowed_to)))
 
     def environment(self, given: Mapping[str, str], search_path: list[str]) -> dict[str, str]:
-        """All that a process which holds an agent gets to know of its environment.
-
-        Args:
-            given: this process's environment. Of it only what UCX, NIXL and the loader of
-                libraries need is passed on, so no key of an API.
-            search_path: where Python looks for modules.
-        """
+        """All that a process which holds an agent gets to know of its environment: what UCX, NIXL
+        and the loader of libraries need is passed on, so no key of an API."""
         passed_on = {
             name: value
             for name, value in given.items()

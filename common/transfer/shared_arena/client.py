@@ -55,12 +55,8 @@ KEPT_SHARE: Final = 0.25  # of the arena: what all its processes together lease 
 
 @dataclass(eq=False, kw_only=True)
 class _Held(Segment):
-    """A segment that the keeper leases to this process.
-
-    Attributes:
-        token: what the keeper calls that.
-        uses: leases of it in this process.
-    """
+    """A segment that the keeper leases to this process under a token, with so many leases of it
+    here."""
 
     token: int
     uses: int = 0
@@ -77,15 +73,9 @@ class SharedArena(ArenaAccess):
         processes: int = 1,
         directory: Path = SHARED_MEMORY,
     ) -> None:
-        """Map it.
+        """Map it. The keeper has attached the other end of the pair; so many processes use it.
 
-        Args:
-            end: of the pair of sockets whose other end the keeper attached.
-            processes: how many use it.
-            directory: where shared memory is mounted.
-
-        Raises:
-            ArenaUnavailableError: it is not there any more.
+        Raises ArenaUnavailableError: it is not there any more.
         """
         self.offer = offer
         self._path = directory / offer.name

@@ -44,12 +44,7 @@ _HASHES = b""  # space of the hashes that media had, by what makes them alike
 
 
 class Session:
-    """What one process has of the arena.
-
-    Attributes:
-        alive: whether it is there.
-        protocol: the keeper's end of the connection.
-    """
+    """What one process has of the arena."""
 
     def __init__(self, keeper: "ArenaKeeper") -> None:
         self._keeper = keeper

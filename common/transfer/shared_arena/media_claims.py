@@ -30,8 +30,7 @@ HASHES_KEPT: Final = 100_000
 
 def key_name(key: Hashable) -> bytes | None:
     """Return 32 bytes that are equal in all processes, as a key's hash is not; None for a key that
-    is like no other in any process.
-    """
+    is like no other in any process."""
     try:
         return blake3(_text(key).encode("utf-8", "surrogatepass")).digest()
     except TypeError:
@@ -75,11 +74,8 @@ class Claims:
         self._waiting: dict[bytes, list[Callable[[], None]]] = {}
 
     def take(self, key: bytes, owner: object, later: Callable[[], None]) -> bool:
-        """Whether somebody is at it, from now on or already, since nobody else is.
-
-        Args:
-            later: called once that has changed, otherwise.
-        """
+        """Whether an owner is at it, from now on or already, since nobody else is; otherwise it is
+        called later, once that has changed."""
         if self._owners.setdefault(key, owner) is owner:
             return True
         self._waiting.setdefault(key, []).append(later)
@@ -105,11 +101,7 @@ class MediaClaims:
 
     async def claim(self, key: bytes) -> Lease | None:
         """An item that is kept, or None if this process is to process it, and to say
-        :meth:`landed`. Waits for whoever is at it.
-
-        Args:
-            key: equal for media that are processed alike.
-        """
+        :meth:`landed`. Waits for whoever is at a medium of the same key."""
         asked = self._arena.connection.ask(partial(Claim, key=key))
         try:
             answer = await asyncio.wrap_future(asked)
@@ -118,20 +110,12 @@ class MediaClaims:
         return self._arena.granted(answer) if isinstance(answer, Granted) else None
 
     def landed(self, key: bytes, mm_hash: MmHash | None) -> None:
-        """A claimed medium was processed.
-
-        Args:
-            mm_hash: of what came of it; None if nothing did.
-        """
+        """A claimed medium was processed, and became an item, or nothing."""
         self._arena.connection.tell(Landed(key, mm_hash))
 
     async def remember(self, space: bytes, name: bytes, mm_hash: MmHash, most: int) -> None:
-        """A name stands for an item, in all processes from the end of this on.
-
-        Args:
-            space: whose name it is.
-            most: names kept in that space.
-        """
+        """A name stands for an item, in all processes from the end of this on, in a space of so
+        many names."""
         question = partial(Remember, space=space, name=name, mm_hash=mm_hash, most=most)
         try:
             async with asyncio.timeout(ANSWER_S):

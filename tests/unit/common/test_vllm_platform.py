@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from common.vllm_compat.features import INSTALLED
 from common.vllm_compat.preflight import CPU_ONLY, check_device
-from common.vllm_compat.versions import INSTALLED
 from tests.fakes.cuda_build import make_cuda_build
 
 HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}

@@ -16,7 +16,7 @@ from common.discovery.base import CardPresent
 from common.errors import ConfigurationError
 from common.identity import Incarnation
 from common.request_plane.card import WorkerCard
-from common.transfer.choice import TransferMode
+from common.transfer.transports import TransferMode
 from frontend.args import parse
 from frontend.asgi import Door, unanswered
 from frontend.http import PoolingLimits, ReadinessGate

@@ -39,7 +39,7 @@ def descendants() -> set[psutil.Process]:
 
 
 def restarts() -> float:
-    return REGISTRY.get_sample_value("mmrouter_preprocess_restarts_total") or 0.0
+    return REGISTRY.get_sample_value("mmrouter_child_restarts_total", {"role": "media"}) or 0.0
 
 
 class Pool:

@@ -130,7 +130,7 @@ class Patient(etcd_discovery.EtcdCardWatcher):
 
     def __init__(self, discovery: EtcdDiscovery) -> None:
         super().__init__(client.EtcdClient(discovery.access), discovery.prefix, None)
-        self._has_read = True
+        self.has_read = True
 
 
 async def test_a_worker_whose_lease_lapsed_comes_back_by_itself(member: EtcdMember) -> None:

@@ -1,6 +1,7 @@
-"""Which transport takes an item to a worker, and what counts as a fallback.
+"""Every transport that processes of ours use: which ends it has, which one takes an item to a
+worker, and what counts as a fallback.
 
-Pure: the environment is read where the process starts.
+The one place that lists them. Pure: the environment is read where the process starts.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,7 +19,9 @@ from common.errors import (
 )
 from common.identity import MmHash
 from common.observability.telemetry import TRANSFER_FALLBACKS
+from common.transfer.arena import ArenaAccess
 from common.transfer.base import (
+    LateSender,
     MediaHandle,
     MediaSource,
     MmKwargsReceiver,
@@ -26,7 +29,17 @@ from common.transfer.base import (
     Received,
 )
 from common.transfer.handshake import TransferOffer, TransferReply
+from common.transfer.inline import (
+    InlineReceiver,
+    InlineSender,
+    ReferenceReceiver,
+    ReferenceSender,
+    Render,
+)
 from common.transfer.metadata import TransferMetadata, Transport
+from common.transfer.nixl import LateNixl, NixlReceiver
+from common.transfer.nixl_processes import NixlNetwork
+from common.transfer.shm import ShmReceiver, ShmSender
 
 
 class TransferMode(Enum):
@@ -43,7 +56,6 @@ class TransportChoice:
     """How items travel to one worker.
 
     Attributes:
-        transport: the way they go.
         instead_of: the way that was preferred, if it can't be had.
         reason: short constant that says why; empty if nothing was given up.
     """
@@ -88,11 +100,8 @@ def better(mode: TransferMode, choice: TransportChoice) -> tuple[Transport, ...]
 
 
 def choose_transport(mode: TransferMode, proven: Collection[Transport]) -> TransportChoice:
-    """Pick the transport for one worker.
-
-    Args:
-        proven: those by which the worker has read the probe, as it is now.
-    """
+    """Pick the transport for one worker, which has proven some: it has read their probe as it is
+    now."""
     if mode is TransferMode.DISABLED:
         return TransportChoice("reference")
     names = wanted(mode)
@@ -140,12 +149,9 @@ class SenderSet:
     def send(
         self, choice: TransportChoice, mm_hash: MmHash, item: MultiModalKwargsItem
     ) -> MediaHandle:
-        """Send an item; blocks as :meth:`MmKwargsSender.send` does.
+        """Send an item; blocks as :meth:`MmKwargsSender.send` does. A fallback is no error.
 
-        What is counted as a fallback is not an error.
-
-        Raises:
-            UnsupportedItemError: the item can't be sent by any transport.
+        Raises UnsupportedItemError: the item can't be sent by any transport.
         """
         if choice.instead_of is not None:
             TRANSFER_FALLBACKS.labels(choice.instead_of, choice.reason).inc()
@@ -158,11 +164,8 @@ class SenderSet:
     def send_held(
         self, choice: TransportChoice, mm_hash: MmHash, source: MediaSource | None = None
     ) -> MediaHandle | None:
-        """Send an item that needs no copy, on the event loop; None if it needs one.
-
-        Args:
-            source: the medium before processing, if that stands for the item.
-        """
+        """Send an item that needs no copy, on the event loop, or the medium before processing if
+        that stands for it; None if it needs one."""
         sender = self._senders[choice.transport]
         encoded = None if source is None else sender.send_encoded(mm_hash, source)
         handle = encoded or sender.send_held(mm_hash)
@@ -203,3 +206,24 @@ class ReceiverSet:
     async def close(self) -> None:
         for receiver in self._receivers.values():
             await receiver.close()
+
+
+def senders(arena: ArenaAccess | None, mode: TransferMode) -> list[MmKwargsSender]:
+    """A frontend's ends that cost nothing to have; without an arena all is sent inline."""
+    ends: list[MmKwargsSender] = [InlineSender(), ReferenceSender()]
+    if arena is not None and "shm" in wanted(mode):
+        ends.append(ShmSender(arena))
+    return ends
+
+
+def late_senders(
+    arena: ArenaAccess | None, mode: TransferMode, network: NixlNetwork
+) -> list[LateSender]:
+    """A frontend's ends that are started once a worker needs them."""
+    return [LateNixl(arena, network)] if arena is not None and "nixl" in wanted(mode) else []
+
+
+def receivers(render: Render, nixl: NixlReceiver | None = None) -> list[MmKwargsReceiver[Any]]:
+    """A worker's ends, in the order in which it tries what is offered."""
+    own = [] if nixl is None else [nixl]
+    return [InlineReceiver(), ReferenceReceiver(render), ShmReceiver(), *own]
