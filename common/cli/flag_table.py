@@ -68,7 +68,7 @@ def make_table(
         action.help = " ".join((action.help or "").split()).partition(". ")[0].removesuffix(".")
     by_flag = {flag: action for action in (*taken, *ours.actions) for flag in action.option_strings}
     choices = {
-        group.flag(name): list(type(field.default))
+        group.flag(name): [str(each) for each in type(field.default)]
         for group in groups
         for name, field in group.declared().items()
         if isinstance(field.default, StrEnum)
