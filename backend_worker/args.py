@@ -12,8 +12,9 @@ from vllm import AsyncEngineArgs
 
 from backend_worker.engine.adapters import Adapters, read_adapter
 from common.cli.command_line import WORKER, CommandLine, ConfigSettings, flags_of, read_command_line
-from common.cli.early_flags import completion_of
-from common.cli.flag_settings import FlagSettings, Given, add_all
+from common.cli.flag_settings import FlagSettings, Given
+from common.cli.flag_table import make_table
+from common.cli.known_flags import KnownFlags
 from common.cli.process_settings import ProcessSettings
 from common.cli.settings_summary import summary
 from common.cli.vllm_command_line import VllmParser, pass_level_on, read_vllms
@@ -91,6 +92,22 @@ GROUPS: Final[tuple[type[FlagSettings], ...]] = (
 """All that a user can set, but for vLLM's own."""
 
 
+PROG: Final = "python -m backend_worker"
+
+ABOUT: Final = (
+    "A vLLM engine behind mmrouter's frontend. Every engine flag of `vllm serve` is accepted too; "
+    "the model may also be given by --model."
+)
+
+FIRST: Final = (
+    "--served-model-name", "--max-model-len", "--gpu-memory-utilization",
+    "--tensor-parallel-size", "--data-parallel-size", "--limit-mm-per-prompt",
+    "--worker-id", "--worker-host", "--worker-port", "--discovery-dir", "--discovery",
+    "--fleet-key-file",
+)  # fmt: skip
+"""Flags that people need first, in the order of the help."""
+
+
 @dataclass(frozen=True)
 class WorkerArgs:
     """What the command line and the environment said.
@@ -120,13 +137,7 @@ def parse(argv: list[str]) -> WorkerArgs:
     """Parse the command line; exits with status 2 and a sentence if it is wrong, and with 1 if vLLM
     sees no device to run on, without which it can't read its own flags."""
     parser = argparse.ArgumentParser(
-        prog="python -m backend_worker",
-        usage="%(prog)s MODEL [flags]",
-        description="A vLLM engine behind mmrouter's frontend.",
-        epilog="Every engine flag of `vllm serve` is accepted too, for example --max-model-len; "
-        "`vllm serve --help=all` lists them. The model may also be given by --model. "
-        "`--completion bash` or zsh prints what a shell needs to complete them.",
-        allow_abbrev=False,
+        prog=PROG, usage="%(prog)s MODEL [flags]", description=ABOUT, allow_abbrev=False
     )
     incarnation = Incarnation(secrets.token_hex(8))
     try:
@@ -156,13 +167,19 @@ def parse(argv: list[str]) -> WorkerArgs:
         parser.error(" ".join(str(error).split()))
 
 
-def completion(shell: str) -> str:
-    ours = VllmParser("ours", (), refusal_at_worker)
-    add_all(ours, GROUPS)
-    vllms = VllmParser("vllm", (), refusal_at_worker)
-    add_vllms(vllms)
-    return completion_of(
-        "mmrouter-worker", (*ours.actions, *vllms.actions), refusal_at_worker, shell, model=True
+def known_flags() -> KnownFlags:
+    """Return what is known of this command line without vLLM."""
+    return make_table(
+        "mmrouter-worker",
+        PROG,
+        "MODEL [flags]",
+        ABOUT,
+        GROUPS,
+        add_vllms,
+        refusal_at_worker,
+        FIRST,
+        {},
+        model=True,
     )
 
 

@@ -17,8 +17,9 @@ from common.cli.command_line import (
     flags_of,
     read_command_line,
 )
-from common.cli.early_flags import completion_of
-from common.cli.flag_settings import FlagSettings, Given, add_all
+from common.cli.flag_settings import FlagSettings, Given
+from common.cli.flag_table import make_table
+from common.cli.known_flags import KnownFlags
 from common.cli.process_settings import ProcessSettings
 from common.cli.settings_summary import summary
 from common.cli.vllm_command_line import VllmParser, pass_level_on, read_vllms
@@ -75,6 +76,20 @@ GROUPS: Final[tuple[type[FlagSettings], ...]] = (
     ConfigSettings,
 )
 """All that a user can set, but for vLLM's own."""
+
+PROG: Final = "python -m frontend"
+
+ABOUT: Final = (
+    "An OpenAI endpoint in front of vLLM workers. Every API server flag of `vllm serve` is "
+    "accepted too; model and engine settings come from the workers."
+)
+
+FIRST: Final = (
+    "--host", "--port", "--discovery-dir", "--discovery", "--fleet-key-file", "--api-key-file",
+    "--ssl-certfile", "--ssl-keyfile", "--router-mode", "--processes", "--enable-auto-tool-choice",
+    "--tool-call-parser",
+)  # fmt: skip
+"""Flags that people need first, in the order of the help."""
 
 VLLMS_DEFAULTS: Final[dict[str, object]] = {
     "host": "127.0.0.1",
@@ -145,15 +160,7 @@ class FrontendArgs:
 def parse(argv: list[str]) -> FrontendArgs:
     """Parse the command line; exits with status 2 and a sentence if it is wrong."""
     parser = argparse.ArgumentParser(
-        prog="python -m frontend",
-        usage="%(prog)s [flags]",
-        description="An OpenAI endpoint in front of vLLM workers.",
-        epilog="Every API server flag of `vllm serve` is accepted too, for example --port, "
-        "--api-key, --tool-call-parser; `vllm serve --help=all` lists them. Model and engine "
-        "settings come from the workers. `--check` says what this machine can serve with the other "
-        "flags, without serving. `--completion bash` or zsh prints what a shell needs to complete "
-        "them.",
-        allow_abbrev=False,
+        prog=PROG, usage="%(prog)s [flags]", description=ABOUT, allow_abbrev=False
     )
     try:
         line = read_command_line(parser, GROUPS, FRONTEND, argv)
@@ -183,13 +190,18 @@ def parse(argv: list[str]) -> FrontendArgs:
         parser.error(str(error))
 
 
-def completion(shell: str) -> str:
-    ours = VllmParser("ours", (), refusal_at_frontend)
-    add_all(ours, GROUPS)
-    vllms = VllmParser("vllm", (), refusal_at_frontend)
-    server_arguments().make_arg_parser(vllms)
-    return completion_of(
-        "mmrouter-frontend", (*ours.actions, *vllms.actions), refusal_at_frontend, shell
+def known_flags() -> KnownFlags:
+    """Return what is known of this command line without vLLM."""
+    return make_table(
+        "mmrouter-frontend",
+        PROG,
+        "[flags]",
+        ABOUT,
+        GROUPS,
+        server_arguments().make_arg_parser,
+        refusal_at_frontend,
+        FIRST,
+        {"--check": "say what this machine can serve with the other flags, without serving"},
     )
 
 

@@ -16,7 +16,7 @@ import torch
 from vllm import platforms
 from vllm.multimodal.audio import AudioResampler
 
-from common.cli.early_flags import version_line
+from common.cli.known_flags import version_line
 from common.errors import ConfigurationError
 from common.transfer.arena import SHARED_MEMORY
 from common.transfer.nixl_processes import nixl_installed

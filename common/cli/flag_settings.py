@@ -150,7 +150,7 @@ class FlagSettings(BaseModel):
         for name, field in cls.declared().items():
             if name in cls.variables:
                 continue
-            options: dict[str, Any] = {"metavar": "VALUE"}
+            options: dict[str, Any] = {"metavar": _metavar(name, field)}
             if field.annotation is bool:
                 options = {"action": argparse.BooleanOptionalAction}
             elif isinstance(field.default, StrEnum):
@@ -272,6 +272,16 @@ def add_all(parser: argparse.ArgumentParser, groups: Iterable[type[FlagSettings]
         group.add_arguments(parser)
 
 
+def _metavar(name: str, field: FieldInfo) -> str:
+    """What help shows for a value: its unit if it has one."""
+    if (unit := unit_of(name)) != "":
+        return "SECONDS" if unit == "s" else unit
+    kinds = (field.annotation, *get_args(field.annotation))
+    if Path in kinds:
+        return "DIRECTORY" if name.endswith("_dir") else "FILE"
+    return "N" if int in kinds or float in kinds else "TEXT"
+
+
 def _is_path(field: FieldInfo) -> bool:
     return Path in (field.annotation, *get_args(field.annotation))
 
@@ -298,8 +308,10 @@ def range_of(field: FieldInfo) -> str:
 
 
 def default_of(name: str, field: FieldInfo) -> str:
-    """A field's default with its unit, as help shows it; empty if there is none."""
-    match default := field.get_default(call_default_factory=True):
+    """A field's default with its unit, as help shows it; empty if there is none, or the
+    machine decides."""
+    default = None if field.default_factory is not None else field.get_default()
+    match default:
         case None:
             return ""
         case bool():

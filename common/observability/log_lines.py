@@ -58,10 +58,12 @@ class LogSetup:
 
 
 class TextLines(logging.Formatter):
-    """``INFO 05:12:44 [frontend 4f1e…] frontend.app: message``, with the id of the request."""
+    """``INFO 2026-11-26 05:12:44 [frontend 4f1e…] frontend.app: message``, with the id of the
+    request."""
 
     def __init__(self, process: str) -> None:
-        super().__init__("%(levelname)s %(asctime)s %(place)s %(name)s: %(message)s", "%H:%M:%S")
+        layout = "%(levelname)s %(asctime)s %(place)s %(name)s: %(message)s"
+        super().__init__(layout, "%Y-%m-%d %H:%M:%S")
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:

@@ -21,7 +21,7 @@ from common.errors import MmRouterError
 from common.identity import Incarnation, WorkerId
 from common.request_plane.protocol import Submit
 from common.transfer.inline import Render
-from common.transfer.transports import receivers
+from common.transfer.transports import TransferMode, receivers
 from frontend.asgi import as_vllm_error
 from frontend.processing.preprocessor import MediaItem, ProcessedPrompt
 from frontend.request.resume import sampling_of
