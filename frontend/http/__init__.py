@@ -6,7 +6,8 @@ from frontend.http.error_shapes import shape_errors
 from frontend.http.limits.admission import Admission
 from frontend.http.limits.file_limit import attainable_files, files_needed, raise_file_limit
 from frontend.http.limits.retry_after import say_when_to_retry
-from frontend.http.operator.history import History, history_routes
+from frontend.http.operator.app import live_routes, operator_app
+from frontend.http.operator.history import History, Queue, history_routes
 from frontend.http.operator.manage import Management, manage_routes
 from frontend.http.operator.merged_metrics import MergedMetrics
 from frontend.http.operator.operate import Operating, operate_routes
@@ -46,6 +47,7 @@ __all__ = [
     "ModelChoice",
     "Operating",
     "PoolingLimits",
+    "Queue",
     "ReadinessGate",
     "Server",
     "Status",
@@ -58,9 +60,11 @@ __all__ = [
     "hold_stream_heads",
     "limit_pooling",
     "list_together",
+    "live_routes",
     "manage_routes",
     "name_request",
     "operate_routes",
+    "operator_app",
     "page_routes",
     "raise_file_limit",
     "replace_engine_routes",
