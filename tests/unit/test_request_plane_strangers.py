@@ -608,7 +608,8 @@ async def test_hellos_that_overlap_leave_one_session_and_one_hold(plane: Plane) 
     await twice.hear(Welcome)
     await twice.hear(Welcome)
     await until(lambda: len(plane.service._sessions) == 2 and not plane.service._ending)
-    (shm,) = [end for end in plane.service._media_receiver._ends if isinstance(end, ShmReceiver)]
+    shm = plane.service._media_receiver._ends["shm"]
+    assert isinstance(shm, ShmReceiver)
     holds = shm._attachments._holds
     assert list(holds.values()) == [2], "ours and theirs"
     twice.close()
