@@ -218,7 +218,12 @@ class WorkerService:
 
     async def _receive(self) -> None:
         for count in itertools.count(1):
-            address, *parts = await self._socket.receive()
+            try:
+                address, *parts = await self._socket.receive()
+            except ProtocolError as error:
+                UNDECODABLE_MESSAGES.labels("worker").inc()
+                logger.warning("message of a frontend dropped: %s", error)
+                continue
             frames = [part.buffer for part in parts]
             session = self._sessions.get(address.bytes)
             if session is not None:

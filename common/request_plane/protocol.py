@@ -119,6 +119,14 @@ NewMedia: TypeAlias = Annotated[
 """Media items of a prompt, the first ones."""
 
 
+MOST_MEDIA = 1 << 14
+"""Media items of one prompt that an answer names."""
+
+MediaNames: TypeAlias = Annotated[
+    list[Annotated[MmHash, msgspec.Meta(max_length=LONGEST_MM_HASH)]],
+    msgspec.Meta(max_length=MOST_MEDIA),
+]
+
 MOST_OUTPUTS = 128
 """Outputs of one message: what a frontend decodes and hands out before others get their turn."""
 
@@ -127,6 +135,9 @@ MOST_POOLED_BYTES = 256 << 20
 
 MOST_OPERATIONS = 8
 """Of one frontend that are not answered yet. A worker does one at a time, and refuses others."""
+
+MOST_REPLY_BYTES = 64 << 10
+"""Of an answer to a transfer offer: flags, and some sentences for the log."""
 
 MOST_FIGURES_BYTES = 4 << 20
 """Of a worker's page of metrics. One of vLLM's engine has some 100 kB."""
@@ -295,7 +306,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     version: int
     worker_id: WorkerId
     incarnation: Incarnation
-    reply: bytes
+    reply: Annotated[bytes, msgspec.Meta(max_length=MOST_REPLY_BYTES)]
 
 
 class Terms(msgspec.Struct, frozen=True, tag="terms"):
@@ -305,7 +316,7 @@ class Terms(msgspec.Struct, frozen=True, tag="terms"):
         reply: as in :class:`Welcome`.
     """
 
-    reply: bytes
+    reply: Annotated[bytes, msgspec.Meta(max_length=MOST_REPLY_BYTES)]
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
@@ -322,7 +333,7 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     """
 
     request_id: RequestId
-    held: list[MmHash]
+    held: MediaNames
 
 
 class Nack(msgspec.Struct, frozen=True, tag="nack"):
@@ -333,7 +344,7 @@ class Nack(msgspec.Struct, frozen=True, tag="nack"):
     """
 
     request_id: RequestId
-    missing: list[MmHash]
+    missing: MediaNames
     reason: str
 
 
