@@ -203,11 +203,8 @@ class WorkerService:
     async def drain(self) -> None:
         """Take no more requests, and wait until those that are here have ended."""
         self._draining = True
-        tasks = [
-            request.task
-            for session in self._sessions.values()
-            for request in session.requests.values()
-        ]
+        sessions = self._sessions.values()
+        tasks = [each.task for session in sessions for each in session.requests.values()]
         if tasks:
             await asyncio.wait(tasks)
 
@@ -221,7 +218,6 @@ class WorkerService:
             try:
                 address, *parts = await self._socket.receive()
             except ProtocolError as error:
-                UNDECODABLE_MESSAGES.labels("worker").inc()
                 logger.warning("message of a frontend dropped: %s", error)
                 continue
             frames = [part.buffer for part in parts]

@@ -119,14 +119,6 @@ NewMedia: TypeAlias = Annotated[
 """Media items of a prompt, the first ones."""
 
 
-MOST_MEDIA = 1 << 14
-"""Media items of one prompt that an answer names."""
-
-MediaNames: TypeAlias = Annotated[
-    list[Annotated[MmHash, msgspec.Meta(max_length=LONGEST_MM_HASH)]],
-    msgspec.Meta(max_length=MOST_MEDIA),
-]
-
 MOST_OUTPUTS = 128
 """Outputs of one message: what a frontend decodes and hands out before others get their turn."""
 
@@ -333,7 +325,7 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     """
 
     request_id: RequestId
-    held: MediaNames
+    held: list[MmHash]
 
 
 class Nack(msgspec.Struct, frozen=True, tag="nack"):
@@ -344,7 +336,7 @@ class Nack(msgspec.Struct, frozen=True, tag="nack"):
     """
 
     request_id: RequestId
-    missing: MediaNames
+    missing: list[MmHash]
     reason: str
 
 
