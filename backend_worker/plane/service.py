@@ -203,9 +203,8 @@ class WorkerService:
     async def drain(self) -> None:
         """Take no more requests, and wait until those that are here have ended."""
         self._draining = True
-        sessions = self._sessions.values()
-        tasks = [each.task for session in sessions for each in session.requests.values()]
-        if tasks:
+        of = (each.requests.values() for each in self._sessions.values())
+        if tasks := [each.task for each in itertools.chain.from_iterable(of)]:
             await asyncio.wait(tasks)
 
     @property
@@ -326,9 +325,9 @@ class WorkerService:
         return self._operations.state.refusal
 
     def _leave_to_others(self, reason: str) -> None:
-        for session in self._sessions.values():
-            for request in session.requests.values():
-                request.leave(reason)
+        sessions = self._sessions.values()
+        for request in [each for session in sessions for each in session.requests.values()]:
+            request.leave(reason)
 
     async def _refuse(self, session: Session, request_id: RequestId, reason: str) -> None:
         """Nothing of the request was touched, so another worker may have it."""

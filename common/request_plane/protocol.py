@@ -128,9 +128,6 @@ MOST_POOLED_BYTES = 256 << 20
 MOST_OPERATIONS = 8
 """Of one frontend that are not answered yet. A worker does one at a time, and refuses others."""
 
-MOST_REPLY_BYTES = 64 << 10
-"""Of an answer to a transfer offer: flags, and some sentences for the log."""
-
 MOST_FIGURES_BYTES = 4 << 20
 """Of a worker's page of metrics. One of vLLM's engine has some 100 kB."""
 
@@ -298,7 +295,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     version: int
     worker_id: WorkerId
     incarnation: Incarnation
-    reply: Annotated[bytes, msgspec.Meta(max_length=MOST_REPLY_BYTES)]
+    reply: Annotated[bytes, msgspec.Meta(max_length=1 << 16)]
 
 
 class Terms(msgspec.Struct, frozen=True, tag="terms"):
@@ -308,7 +305,7 @@ class Terms(msgspec.Struct, frozen=True, tag="terms"):
         reply: as in :class:`Welcome`.
     """
 
-    reply: Annotated[bytes, msgspec.Meta(max_length=MOST_REPLY_BYTES)]
+    reply: Annotated[bytes, msgspec.Meta(max_length=1 << 16)]
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
