@@ -20,6 +20,7 @@ from frontend.asgi import Door, Message, Receive, Scope, Send
 from frontend.http.limits import connection
 from frontend.http.limits.admission import Admission
 from frontend.http.limits.retry_after import say_when_to_retry
+from frontend.http.server import uvicorn_server
 from frontend.http.server.tls_refresh import TlsRefresh
 from frontend.http.settings import HttpSettings
 from frontend.request_context import current_context
@@ -476,17 +477,34 @@ async def test_who_has_caught_up_is_not_watched_any_more() -> None:
 
 
 async def test_one_connection_too_many_is_told_so() -> None:
-    async with Workshop(HttpSettings(max_connections=2)).serving() as server:
-        first, _ = await server.connect(), await server.connect()
-        await until(lambda: len(server.state.connections) == 2)
+    shop = Workshop(HttpSettings(max_connections=2))
+    async with shop.serving() as server:
+        busy = [await server.connect() for _ in range(2)]
+        for client in busy:
+            await client.send(with_body(b"one", path="/wait"))
+        await until(lambda: shop.waiting == 2)
         third = await server.connect()
         reply = await third.reply()
         assert (reply.status, reply.headers["retry-after"]) == (503, "1")
         assert "too many connections" in reply.error()
         assert await third.until_closed() == b""
-        await first.close()
-        await until(lambda: len(server.state.connections) == 1)
+        shop.go_on.set()
+        for client in busy:
+            assert (await client.reply()).body == b"3"
         assert (await server.ask(with_body(b"one"))).body == b"3"
+
+
+async def test_strangers_who_send_nothing_lock_nobody_out() -> None:
+    async with Workshop(HttpSettings(max_connections=2)).serving() as server:
+        begun = await server.connect()
+        await begun.send(b"POST /work HT")
+        await until(lambda: any(each._in_head for each in server.state.connections))
+        silent = [await server.connect() for _ in range(5)]
+        assert (await server.ask(with_body(b"one"))).body == b"3"
+        assert await begun.until_closed() == b"", "it has waited for longest"
+        assert await silent[0].until_closed() == b""
+        await silent[-1].send(with_body(b"four"))
+        assert (await silent[-1].reply()).body == b"4"
 
 
 async def test_an_idle_connection_makes_room_for_a_new_one() -> None:
@@ -505,23 +523,6 @@ async def test_an_idle_connection_makes_room_for_a_new_one() -> None:
         assert (await idle[1].reply()).body == b"4"
         await unused.send(with_body(b"first"))
         assert (await unused.reply()).body == b"5"
-
-
-async def test_connections_that_are_used_make_no_room() -> None:
-    shop = Workshop(HttpSettings(max_connections=2))
-    async with shop.serving() as server:
-        busy, begun = await server.connect(), await server.connect()
-        for client in (busy, begun):
-            await client.send(with_body(b"one"))
-            await client.reply()
-        await busy.send(with_body(b"one", path="/wait"))
-        await begun.send(b"POST /work HT")
-        await until(lambda: shop.waiting == 1)
-        await until(lambda: any(each._in_head for each in server.state.connections))
-        refused = await server.connect()
-        assert (await refused.reply()).status == 503
-        shop.go_on.set()
-        assert (await busy.reply()).body == b"3"
 
 
 async def test_nothing_is_kept_of_idle_connections_that_are_gone() -> None:
@@ -569,6 +570,20 @@ def trusting() -> ssl.SSLContext:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
+
+
+async def test_handshakes_that_never_end_lock_nobody_out(
+    tls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uvicorn_server, "MOST_HANDSHAKES", 3)
+    shop = Workshop(HttpSettings())
+    async with serving(shop.app, shop.settings, *tls) as server:
+        begun = [await server.connect() for _ in range(6)]
+        for client in begun[:3]:
+            assert await client.until_closed() == b""
+        client = await server.connect(ssl=trusting())
+        await client.send(with_body(b"one"))
+        assert (await client.reply()).body == b"3"
 
 
 async def test_all_of_this_holds_with_tls(tls: list[str]) -> None:
