@@ -32,6 +32,7 @@ from frontend.http.server.vllm_server import (
 )
 from frontend.http.settings import HttpSettings, KeySettings
 from frontend.http.streaming.early_stream_errors import hold_stream_heads
+from frontend.http.streaming.whole_answers import send_deferred_parts
 
 __all__ = [
     "AccessKeys",
@@ -69,6 +70,7 @@ __all__ = [
     "raise_file_limit",
     "replace_engine_routes",
     "say_when_to_retry",
+    "send_deferred_parts",
     "shape_errors",
     "share_adapters",
     "status_routes",
