@@ -171,7 +171,7 @@ class Preprocessor:
             self.input_processor = InputProcessor(self.vllm_config, self.renderer)
             self._structures = StructureTrials(self.vllm_config, self.renderer.tokenizer)
             if is_mistral_tokenizer(self.renderer.tokenizer):
-                _take_over_mistral(self.renderer, loader)
+                _take_over_mistral(self.renderer, self.tokenizing, loader)
             if self.renderer.mm_processor is not None:
                 self._take_over_media(serve_args, loader, arena, settings)
             if serve_args.trust_request_chat_template:  # last: it starts a process
@@ -351,11 +351,11 @@ class Preprocessor:
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
 
 
-def _take_over_mistral(renderer: BaseRenderer, loader: MediaLoader) -> None:
+def _take_over_mistral(renderer: BaseRenderer, tokenizing: Tokenizing, loader: MediaLoader) -> None:
     # Here, since mistral_common takes a second to be imported, and most models do without.
     from frontend.processing.mistral_chat import MistralChat
 
-    MistralChat(renderer, loader.decode, loader.pool).take_over()
+    MistralChat(renderer, tokenizing, loader.decode, loader.pool).take_over()
 
 
 def _said_to_the_decoder(prompt: EngineInput) -> EngineInput:

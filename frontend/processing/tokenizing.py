@@ -50,7 +50,8 @@ class Tokenizing:
         shared = isinstance(renderer.tokenizer, ThreadSafeHFTokenizerMixin)
         self._thread: Executor = self._own if shared else renderer._executor
         self._long = make_async(renderer._tokenize_prompt, executor=self._thread)
-        self._limit = max(MIN_LIMIT, renderer.model_config.max_model_len * CHARACTERS_A_TOKEN)
+        self._context = renderer.model_config.max_model_len
+        self._limit = max(MIN_LIMIT, self._context * CHARACTERS_A_TOKEN)
 
     def close(self) -> None:
         """Let the thread go; what it works on ends unseen."""
@@ -101,7 +102,8 @@ class Tokenizing:
         """
         if (length := sum(map(len, texts))) > self._limit:
             error = RequestRejectedError(
-                f"the text has {length} characters, more than {self._limit}: send parts of it"
+                f"the text has {length} characters, more than {self._limit} (the maximum context "
+                f"length is {self._context} tokens): send parts of it"
             )
             raise as_vllm_error(error) from error
 
