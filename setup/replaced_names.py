@@ -65,6 +65,7 @@ PROCESS: Final = (
                 "ImageMediaIO.load_bytes",
                 "audio.AudioDecoder",
                 "audio._torchcodec_import_exc",
+                "av.AudioResampler",
                 "av.open",
                 "cv2.VideoCapture",
                 "image.ALLOWED_IMAGE_FORMATS",
