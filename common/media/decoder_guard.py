@@ -114,7 +114,7 @@ def guard_decoders() -> None:
     audio._torchcodec_import_exc = ImportError(_NO_TORCHCODEC)
     torchcodec.VideoDecoder = _Refusing
     av.open = _guarded_open
-    av.AudioResampler = _Resampler
+    vars(av)["AudioResampler"] = _Resampler
     torch.load = _guarded_load
     ImageMediaIO.load_bytes = _load_deep
     cv2.VideoCapture = _guarded_capture  # type: ignore[assignment, misc] # its objects

@@ -8,7 +8,7 @@ all prompts, so a chat that is too long is refused before.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final
 
@@ -36,7 +36,7 @@ from common.vllm_compat.renderer_patches import replace_messages
 from frontend.fetch import DeferredMedium, for_user, seconds_to_process
 from frontend.media_limits import MediaError
 from frontend.processing.backends import Decodes
-from frontend.processing.tokenizing import Tokenizing
+from frontend.processing.tokenizing import Tokenizing, texts_in
 from frontend.vllm_errors import as_vllm_error
 
 _SIZE: Final = "mmrouter size "
@@ -134,7 +134,7 @@ class MistralChat:
 
     def _check_length(self, messages: object, params: ChatParams) -> None:
         tools = params.get_apply_chat_template_kwargs().get("tools")
-        self._tokenizing.check_length(*_texts_in([messages, tools]))
+        self._tokenizing.check_length(*texts_in([messages, tools]))
 
     async def _size(self, modality: str, medium: Any) -> str:
         """Return what stands for a medium in the chat."""
@@ -217,15 +217,6 @@ def _said(reference: str) -> str:
     if not reference.startswith(_SIZE):
         raise ValueError("media of a chat are fetched by the frontend only")
     return reference.removeprefix(_SIZE)
-
-
-def _texts_in(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | Sequence):
-        inner: Iterable[object] = value.values() if isinstance(value, Mapping) else value
-        for each in inner:
-            yield from _texts_in(each)
 
 
 def _listed(message: Mapping[str, Any]) -> dict[str, Any]:

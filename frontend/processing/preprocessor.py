@@ -21,6 +21,7 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem
 from vllm.pooling_params import PoolingParams
 from vllm.renderers import BaseRenderer, renderer_from_config
 from vllm.renderers.chat_utils import load_chat_template
+from vllm.renderers.hf import HfRenderer
 from vllm.sampling_params import SamplingParams
 from vllm.tasks import SupportedTask
 from vllm.tokenizers import TokenizerLike
@@ -42,7 +43,11 @@ from common.transfer.arena import ArenaAccess
 from common.transfer.base import MediaSource
 from common.vllm_compat.encoder_width import embeds_width
 from common.vllm_compat.hf_processor_runs import HfProcessorRuns
-from common.vllm_compat.renderer_patches import replace_threads, replace_tokenizing
+from common.vllm_compat.renderer_patches import (
+    replace_template,
+    replace_threads,
+    replace_tokenizing,
+)
 from frontend.fetch import MediaLoader
 from frontend.media_processes import StartUp
 from frontend.processing.backends import Backend, OwnBackend, PoolBackend
@@ -172,6 +177,8 @@ class Preprocessor:
             self._structures = StructureTrials(self.vllm_config, self.renderer.tokenizer)
             if is_mistral_tokenizer(self.renderer.tokenizer):
                 _take_over_mistral(self.renderer, self.tokenizing, loader)
+            elif isinstance(self.renderer, HfRenderer):
+                replace_template(self.renderer, self.tokenizing.apply_template)
             if self.renderer.mm_processor is not None:
                 self._take_over_media(serve_args, loader, arena, settings)
             if serve_args.trust_request_chat_template:  # last: it starts a process
