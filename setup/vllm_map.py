@@ -189,7 +189,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.renderers.inputs",
             "vllm.renderers.params",
         ),
-        "frontend/processing/preprocessor.py": ("vllm.renderers.chat_utils",),
+        "frontend/processing/preprocessor.py": ("vllm.renderers.chat_utils", "vllm.renderers.hf"),
         "frontend/bounded/template_server.py": ("vllm.renderers.hf",),
     },
     "input processor": {

@@ -3,13 +3,19 @@
 import asyncio
 import contextlib
 import datetime
+import io
 import itertools
+import shutil
 import socket
 import ssl
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import httpx
 import pytest
+import requests
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -246,6 +252,69 @@ async def test_a_body_that_becomes_too_large_is_cut_off() -> None:
         await client.until_closed()
         await server.until_nothing_is_left()
     assert (shop.got, shop.memory) == ([], 0)
+
+
+async def by_aiohttp(url: str, bodies: list[bytes]) -> list[int]:
+    async with aiohttp.ClientSession() as session:
+        return [await _asked(session.post(url, data=io.BytesIO(body))) for body in bodies]
+
+
+async def _asked(request: Any) -> int:
+    async with request as reply:
+        await reply.read()
+        return int(reply.status)
+
+
+async def by_httpx(url: str, bodies: list[bytes]) -> list[int]:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        return [(await client.post(url, content=body)).status_code for body in bodies]
+
+
+async def by_requests(url: str, bodies: list[bytes]) -> list[int]:
+    def ask() -> list[int]:
+        with requests.Session() as session:
+            session.trust_env = False
+            return [session.post(url, data=body).status_code for body in bodies]
+
+    return await asyncio.to_thread(ask)
+
+
+async def by_node(url: str, bodies: list[bytes]) -> list[int]:
+    """``fetch`` of Node.js, and so undici, which browsers' pages and most of JavaScript's SDKs are
+    tested with."""
+    if (node := shutil.which("node")) is None:
+        pytest.skip("needs node")
+    script = (
+        "const [url, ...sizes] = process.argv.slice(1);"
+        "for (const size of sizes) {"
+        "  const reply = await fetch(url, {method: 'POST', body: new Uint8Array(Number(size))});"
+        "  await reply.text(); console.log(reply.status) }"
+    )
+    command = [node, "--input-type=module", "--eval", script, url, *(str(len(b)) for b in bodies)]
+    running = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    told, _ = await running.communicate()
+    assert running.returncode == 0
+    return [int(line) for line in told.split()]
+
+
+@pytest.mark.parametrize("ask", [by_aiohttp, by_httpx, by_requests, by_node])
+async def test_clients_that_keep_connections_go_on_after_a_refusal(
+    ask: Callable[[str, list[bytes]], Awaitable[list[int]]],
+) -> None:
+    """The body of a refused request is not read: what of it is still on its way is no request."""
+    shop = Workshop(HttpSettings(max_inflight=1))
+    async with shop.serving() as server:
+        client = await server.connect()
+        await client.send(with_body(b"1", path="/wait"))
+        await until(lambda: shop.waiting)
+        url = f"http://127.0.0.1:{server.port}"
+        large = bytes(4 * MB)
+        refused = await ask(f"{url}/work", [b"1", large, b"1", large, large])
+        assert refused == [429] * 5
+        shop.go_on.set()
+        assert (await client.reply()).status == 200
+        assert await ask(f"{url}/work", [b"1", large, b"1"]) == [200] * 3
+    assert (shop.places, shop.memory) == (0, 0)
 
 
 async def test_who_sends_more_than_is_read_still_gets_the_answer() -> None:
