@@ -93,6 +93,15 @@ def make_table(
     )
 
 
+def _own_choices(groups: Iterable[type[FlagSettings]]) -> dict[str, list[str]]:
+    return {
+        group.flag(name): [str(each) for each in type(field.default)]
+        for group in groups
+        for name, field in group.declared().items()
+        if isinstance(field.default, StrEnum)
+    }
+
+
 def _by_group(
     groups: Iterable[type[FlagSettings]], ours: VllmParser, vllms: list[argparse.Action]
 ) -> list[tuple[str, list[argparse.Action]]]:
@@ -123,7 +132,7 @@ def _help(
     for title, actions in groups:
         group = parser.add_argument_group(title)
         for action in actions:
-            group._group_actions.append(_plain(action))
+            _add_plain(group, action)
     answered = parser.add_argument_group("answered at once")
     for flag, text in own.items():
         answered.add_argument(flag, action="store_true", help=text)
@@ -153,14 +162,14 @@ def _metavar(action: argparse.Action) -> str:
     return "N" if action.type in (int, float) else "TEXT"
 
 
-def _plain(action: argparse.Action) -> argparse.Action:
-    """Return an option that prints as another, which may be of any class."""
-    return argparse.Action(
-        action.option_strings,
-        action.dest,
-        nargs=action.nargs,
-        help=" ".join((action.help or "").split()),
-        metavar=None if action.nargs == 0 else _metavar(action),
+def _add_plain(group: argparse._ArgumentGroup, action: argparse.Action) -> None:
+    """Add an option that prints as another, which may be of any class."""
+    text = " ".join((action.help or "").split())
+    if action.nargs == 0:
+        group.add_argument(*action.option_strings, action="store_true", help=text)
+        return
+    group.add_argument(
+        *action.option_strings, nargs=action.nargs, metavar=_metavar(action), help=text
     )
 
 

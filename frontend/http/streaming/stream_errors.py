@@ -119,7 +119,7 @@ class Responses(OpenAIServingResponses):
         if (parts := deferring(logprobs)) is None:
             return make(token_ids, logprobs, *args, **options)
 
-        def some(part: slice) -> list[Any]:
+        def some(part: slice) -> list[object]:
             return _dumped(make(token_ids[part], logprobs[part], *args, **options))
 
         stand_in = _stand_in()
@@ -155,11 +155,11 @@ class _Logprobs:
                 parts.add(_dumped([each])[0], entries(len(every), some))
 
 
-def _some_of(logprobs: list[Logprob], part: slice) -> list[Any]:
+def _some_of(logprobs: list[Logprob], part: slice) -> list[object]:
     return _dumped(logprobs[part])
 
 
-def _dumped(logprobs: list[Logprob]) -> list[Any]:
+def _dumped(logprobs: list[Logprob]) -> list[object]:
     return [each.model_dump(mode="json", by_alias=True) for each in logprobs]
 
 

@@ -139,7 +139,7 @@ class _Chats(OpenAIServingChat):
         if (parts := deferring(top_logprobs)) is None:
             return make(token_ids, top_logprobs, *args, **options)
 
-        def some(part: slice) -> list[Any]:
+        def some(part: slice) -> list[object]:
             made = make(token_ids[part], top_logprobs[part], *args, **options)
             return [each.model_dump() for each in made.content or ()]
 
@@ -236,7 +236,7 @@ class Completions(_Streaming, OpenAIServingCompletion):
             return make(token_ids, top_logprobs, *args, **options)
         offset = options.pop("initial_text_offset", 0)
 
-        def some(part: slice) -> dict[str, list[Any]]:
+        def some(part: slice) -> dict[str, list[object]]:
             nonlocal offset
             options["initial_text_offset"] = offset
             made = make(token_ids[part], top_logprobs[part], *args, **options)

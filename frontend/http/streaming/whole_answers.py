@@ -9,7 +9,7 @@ client: made in a thread, by vLLM's own methods, some tokens at a time.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final, TypeAlias
 
@@ -80,7 +80,7 @@ def written(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-def entries(count: int, make: Callable[[slice], list[Any]], step: int = SLICE) -> Pieces:
+def entries(count: int, make: Callable[[slice], Sequence[object]], step: int = SLICE) -> Pieces:
     """Yield the entries of a list, some at a time.
 
     Args:
@@ -91,7 +91,7 @@ def entries(count: int, make: Callable[[slice], list[Any]], step: int = SLICE) -
         yield b"," + made if start else made
 
 
-def columns(count: int, make: Callable[[slice], dict[str, list[Any]]]) -> Pieces:
+def columns(count: int, make: Callable[[slice], Mapping[str, Sequence[object]]]) -> Pieces:
     """Yield an object of lists of equal length, which are made together."""
     lists: dict[str, list[bytes]] = {}
     for start in range(0, count, SLICE):
