@@ -13,7 +13,7 @@ from vllm import AsyncEngineArgs
 from backend_worker.engine.adapters import Adapters, read_adapter
 from common.cli.command_line import WORKER, CommandLine, ConfigSettings, flags_of, read_command_line
 from common.cli.flag_settings import FlagSettings, Given
-from common.cli.flag_table import make_table
+from common.cli.flag_table import Command, make_table
 from common.cli.known_flags import KnownFlags
 from common.cli.process_settings import ProcessSettings
 from common.cli.settings_summary import summary
@@ -169,18 +169,15 @@ def parse(argv: list[str]) -> WorkerArgs:
 
 def known_flags() -> KnownFlags:
     """Return what is known of this command line without vLLM."""
-    return make_table(
+    command = Command(
         "mmrouter-worker",
         PROG,
         "MODEL [flags]",
         ABOUT,
-        GROUPS,
-        add_vllms,
-        refusal_at_worker,
         FIRST,
-        {},
         model=True,
     )
+    return make_table(command, GROUPS, add_vllms, refusal_at_worker)
 
 
 def add_vllms(parser: VllmParser) -> None:

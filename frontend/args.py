@@ -18,7 +18,7 @@ from common.cli.command_line import (
     read_command_line,
 )
 from common.cli.flag_settings import FlagSettings, Given
-from common.cli.flag_table import make_table
+from common.cli.flag_table import Command, make_table
 from common.cli.known_flags import KnownFlags
 from common.cli.process_settings import ProcessSettings
 from common.cli.settings_summary import summary
@@ -192,17 +192,15 @@ def parse(argv: list[str]) -> FrontendArgs:
 
 def known_flags() -> KnownFlags:
     """Return what is known of this command line without vLLM."""
-    return make_table(
+    command = Command(
         "mmrouter-frontend",
         PROG,
         "[flags]",
         ABOUT,
-        GROUPS,
-        server_arguments().make_arg_parser,
-        refusal_at_frontend,
         FIRST,
         {"--check": "say what this machine can serve with the other flags, without serving"},
     )
+    return make_table(command, GROUPS, server_arguments().make_arg_parser, refusal_at_frontend)
 
 
 def _serve_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Given]]:

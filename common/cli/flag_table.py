@@ -2,7 +2,8 @@
 
 import argparse
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -28,37 +29,47 @@ _LONGEST_METAVAR: Final = 60
 _WIDTH: Final = 96
 
 
+@dataclass(frozen=True)
+class Command:
+    """How a command is called, and what is said of it.
+
+    Attributes:
+        name: as shells complete it.
+        prog: how it is called otherwise.
+        usage: what stands behind that.
+        about: a sentence of what it is.
+        first: flags that people need first, in this order.
+        own: flags beside ``OWN`` that no parser has, with their help.
+        model: whether a model stands behind the command.
+    """
+
+    name: str
+    prog: str
+    usage: str
+    about: str
+    first: Sequence[str]
+    own: Mapping[str, str] = field(default_factory=dict)
+    model: bool = False
+
+
 def make_table(
-    command: str,
-    prog: str,
-    usage: str,
-    about: str,
+    command: Command,
     groups: Sequence[type[FlagSettings]],
     add_vllms: Callable[[VllmParser], object],
     refusal: Callable[[str], str | None],
-    first: Collection[str],
-    own: dict[str, str],
-    model: bool = False,
 ) -> KnownFlags:
     """Return what is known of a command's flags.
 
     Args:
-        command: as shells complete it.
-        prog: how it is called.
-        usage: what stands behind that.
-        about: a sentence of what it is.
         groups: our flags.
         add_vllms: adds vLLM's flags to a parser.
         refusal: why a flag of vLLM's is not taken, by its name with underscores; None if it is.
-        first: flags that people need first, in this order.
-        own: flags beside ``OWN`` that no parser has, with their help.
-        model: whether a model stands behind the command.
     """
     ours = VllmParser("ours", (), refusal)
     add_all(ours, groups)
     vllms = VllmParser("vllm", (), refusal)
     add_vllms(vllms)
-    own = OWN | own
+    own = {**OWN, **command.own}
     taken = [
         action
         for action in vllms.actions
@@ -73,11 +84,11 @@ def make_table(
         for name, field in group.declared().items()
         if isinstance(field.default, StrEnum)
     }
-    usage = f"{prog} {usage}"
+    first = [("needed first", [by_flag[flag] for flag in command.first])]
     return KnownFlags(
-        prog=prog,
-        help=_help(usage, about, [("needed first", [by_flag[flag] for flag in first])], own),
-        help_all=_help(usage, about, _by_group(groups, ours, taken), own),
+        prog=command.prog,
+        help=_help(command, first, own),
+        help_all=_help(command, _by_group(groups, ours, taken), own),
         flags=frozenset({*by_flag, *own, "-h"}),
         refused={name: reason for name in sorted(NAMES) if (reason := refusal(name))},
         choices=choices,
@@ -87,9 +98,7 @@ def make_table(
             for name in group.declared()
             if group.flag(name) in choices
         },
-        scripts={
-            shell: _script(command, (*ours.actions, *taken), own, shell, model) for shell in SHELLS
-        },
+        scripts={shell: _script(command, (*ours.actions, *taken), own, shell) for shell in SHELLS},
     )
 
 
@@ -118,14 +127,11 @@ def _by_group(
 
 
 def _help(
-    usage: str,
-    about: str,
-    groups: Iterable[tuple[str, list[argparse.Action]]],
-    own: dict[str, str],
+    command: Command, groups: Iterable[tuple[str, list[argparse.Action]]], own: dict[str, str]
 ) -> str:
     parser = argparse.ArgumentParser(
-        usage=usage,
-        description=about,
+        usage=f"{command.prog} {command.usage}",
+        description=command.about,
         add_help=False,
         formatter_class=lambda prog: _Formatter(prog, 2, 30, _WIDTH),
     )
@@ -174,15 +180,11 @@ def _add_plain(group: argparse._ArgumentGroup, action: argparse.Action) -> None:
 
 
 def _script(
-    command: str,
-    actions: Iterable[argparse.Action],
-    own: dict[str, str],
-    shell: str,
-    model: bool,
+    command: Command, actions: Iterable[argparse.Action], own: dict[str, str], shell: str
 ) -> str:
     import shtab  # where tables are made only
 
-    merged = argparse.ArgumentParser(command, add_help=False, allow_abbrev=False)
+    merged = argparse.ArgumentParser(command.name, add_help=False, allow_abbrev=False)
     for flag, text in own.items():
         if flag == "--completion":
             merged.add_argument(flag, choices=SHELLS, help=text)
@@ -194,7 +196,7 @@ def _script(
         if flags and action.help != argparse.SUPPRESS:
             known.update(flags)
             _add(merged, action, flags, shtab.FILE, shtab.DIRECTORY)
-    if model:
+    if command.model:
         _completed(merged.add_argument("model", nargs="?", help="the model"), shtab.DIRECTORY)
     return str(shtab.complete(merged, shell))
 
