@@ -108,7 +108,7 @@ class Fleet:
                 async with http.get(f"{frontend.url}/mmrouter/workers") as reply:
                     views = _VIEWS.decode(await reply.read())
                 known = [rank.index for view in views if view.connected for rank in view.ranks]
-                if known == ["exact"] * len(self.workers):
+                if known == ["exact"] * len(self.workers) and frontend.is_ready():
                     return time.monotonic() - began
             await asyncio.sleep(0.2)
         raise TimeoutError(f"{frontend.name} does not know all workers:\n{frontend.tail()}")

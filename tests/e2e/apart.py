@@ -119,7 +119,9 @@ class FarFrontend(Process):
         return {view["worker_id"]: view for view in reply.json()}
 
     def exact(self) -> set[str]:
-        """Ids of workers that are connected and whose caches are known."""
+        """Ids of workers that are connected and whose caches are known; none until it serves."""
+        if self.http.get("/health").status_code != 200:
+            return set()
         return {
             name
             for name, view in self.workers().items()

@@ -151,7 +151,7 @@ def wait_for_workers(
             seen = reply.text
             if reply.status_code == 200 and len(reply.json()) >= len(workers):
                 ranks = [rank["index"] for view in reply.json() for rank in view["ranks"]]
-                if set(ranks) == {"exact"}:
+                if set(ranks) == {"exact"} and frontend.is_ready():
                     return
         time.sleep(0.5)
     raise AssertionError(f"{frontend.name} is not ready but sees {seen}:\n{frontend.tail()}")

@@ -228,6 +228,10 @@ class HttpServer(Process):
         super().__init__(name, command, log, **extra_env)
         self.url = f"http://127.0.0.1:{port}"
 
+    def is_ready(self) -> bool:
+        """Whether it has loaded its model; operators are answered before."""
+        return httpx.get(self.url + "/health", timeout=5).status_code == 200
+
     def wait_for_status(self, status: int, path: str = "/health") -> None:
         """Wait until a path answers with a status."""
         deadline = time.monotonic() + START_TIMEOUT_S

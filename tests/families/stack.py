@@ -166,12 +166,10 @@ def _wait(servers: Servers) -> None:
 
 
 def _ready(process: HttpServer, *, plain: bool) -> bool:
-    path = "/health" if plain else "/mmrouter/workers"
     try:
-        reply = httpx.get(process.url + path, timeout=5)
+        if plain or not process.is_ready():
+            return process.is_ready()
+        views = httpx.get(f"{process.url}/mmrouter/workers", timeout=5).json()
     except httpx.TransportError:
         return False
-    if plain or reply.status_code != 200:
-        return reply.status_code == 200
-    views = reply.json()
     return bool(views) and all(view["connected"] for view in views)

@@ -83,6 +83,8 @@ class Client:
 
     def transports(self) -> dict[str, str | None]:
         """The transport to each worker whose cache the frontend knows."""
+        if self._http.get("/health").status_code != 200:
+            return {}  # it has still to load its model
         workers = self._http.get("/mmrouter/workers").json()
         return {
             worker["worker_id"]: worker["transport"]
