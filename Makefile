@@ -178,6 +178,7 @@ fix: $(ENVIRONMENT) ## format, and mend what the linter can mend
 	$(VENV_PYTHON) -m ruff format
 
 docs: $(ENVIRONMENT) ## remake the pages that are made from code
+	$(VENV_PYTHON) -m setup.known_flags
 	$(VENV_PYTHON) setup/lifecycle_page.py docs/lifecycle.md
 	$(VENV_PYTHON) setup/diagrams.py docs/diagrams
 	$(VENV_PYTHON) setup/settings_page.py docs/settings.md

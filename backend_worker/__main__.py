@@ -7,21 +7,13 @@ this module too.
 import sys
 
 from backend_worker.supervise import supervise
+from common.cli.command_line import WORKER
 from common.cli.early_flags import leave_early
-from common.vllm_compat.model_files import fault_of, model_in
-from common.vllm_compat.platform import use_cpu_only
-
-
-def _completion(shell: str) -> str:
-    use_cpu_only()  # on a machine without a GPU there may be a worker's command line to write
-    from backend_worker.args import completion
-
-    return completion(shell)
+from common.vllm_compat.preflight import fault_of, model_in
 
 
 def main() -> None:
-    """Be the parent, and the worker in a child of it."""
-    leave_early(sys.argv[1:], _completion)
+    leave_early(sys.argv[1:], "worker", WORKER)
     said = model_in(sys.argv[1:])
     if said is not None and (fault := fault_of(*said, look_for_names=True)) is not None:
         print(f"python -m backend_worker: error: {fault}", file=sys.stderr)

@@ -5,29 +5,81 @@ import secrets
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
+from pydantic import Field, field_validator
 from vllm import AsyncEngineArgs
 
 from backend_worker.engine.adapters import Adapters, read_adapter
-from backend_worker.settings import WorkerNixlSettings, WorkerSettings
-from common.cli.command_line import CommandLine, ConfigSettings, flags_of, read_command_line
-from common.cli.flag_aliases import WORKER
-from common.cli.flag_settings import FlagSettings, Given, add_all
+from common.cli.command_line import WORKER, CommandLine, ConfigSettings, flags_of, read_command_line
+from common.cli.flag_settings import FlagSettings, Given
+from common.cli.flag_table import make_table
+from common.cli.known_flags import KnownFlags
 from common.cli.process_settings import ProcessSettings
 from common.cli.settings_summary import summary
-from common.cli.shell_completion import completion_of
 from common.cli.vllm_command_line import VllmParser, pass_level_on, read_vllms
 from common.cli.vllm_flags import refusal_at_worker
 from common.discovery.base import Discovery
 from common.discovery.settings import DiscoverySettings
 from common.errors import ConfigurationError, NoDeviceError
 from common.identity import Incarnation, WorkerId
-from common.transfer.choice import TransferMode
 from common.transfer.nixl_processes import NixlNetwork
-from common.transfer.settings import TransferSettings
-from common.vllm_compat.model_files import fault_of
-from common.vllm_compat.platform import check_device
+from common.transfer.settings import NixlSettings, TransferSettings
+from common.transfer.transports import TransferMode
+from common.vllm_compat.preflight import check_device, fault_of
+
+
+class WorkerSettings(FlagSettings):
+    """Who this worker is, where it is reached, and how much it takes."""
+
+    flag_group: ClassVar[str] = "worker"
+
+    worker_id: str | None = Field(
+        None,
+        pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$",
+        description="name of this worker, of letters, digits, '.', '_' and '-', stable over "
+        "restarts if you give one; without it the name is new each time",
+    )
+    worker_host: str = Field(
+        "127.0.0.1",
+        description="address of this host on which requests and KV events are served, and that "
+        "frontends connect to; one that leaves this host needs --fleet-key-file",
+    )
+    worker_port: int = Field(
+        0, ge=0, le=65535, description="port of the request plane, 0 for any free one"
+    )
+    encoder_cache_tokens: int = Field(
+        0,
+        ge=0,
+        le=1 << 24,
+        description="media tokens whose encodings the engine keeps, so that a picture asked about "
+        "again is not encoded again; 0 for as many as a step prefills, which is vLLM's choice. "
+        "What they take beyond that, vLLM does not reckon with: leave GPU memory for them",
+    )
+
+    @field_validator("worker_host")
+    @classmethod
+    def _one_address(cls, host: str) -> str:
+        # It stands on the card, and to another host these mean that host itself.
+        if host.strip() in ("", "*", "0.0.0.0", "::", "[::]"):
+            raise ValueError("frontends connect to it, so it must be one address of this host")
+        return host
+
+    @property
+    def endpoint(self) -> str:
+        return f"tcp://{self.worker_host}:{self.worker_port}"
+
+
+class WorkerNixlSettings(NixlSettings):
+    """The worker reads, so it decides how much it keeps for that."""
+
+    memory_mb: int = Field(
+        256,
+        ge=1,
+        description="memory for items that came over NIXL, until their requests give them back; "
+        "the others get memory of their own",
+    )
+
 
 GROUPS: Final[tuple[type[FlagSettings], ...]] = (
     WorkerSettings,
@@ -40,17 +92,30 @@ GROUPS: Final[tuple[type[FlagSettings], ...]] = (
 """All that a user can set, but for vLLM's own."""
 
 
+PROG: Final = "python -m backend_worker"
+
+ABOUT: Final = (
+    "A vLLM engine behind mmrouter's frontend. Every engine flag of `vllm serve` is accepted too; "
+    "the model may also be given by --model."
+)
+
+FIRST: Final = (
+    "--served-model-name", "--max-model-len", "--gpu-memory-utilization",
+    "--tensor-parallel-size", "--data-parallel-size", "--limit-mm-per-prompt",
+    "--worker-id", "--worker-host", "--worker-port", "--discovery-dir", "--discovery",
+    "--fleet-key-file",
+)  # fmt: skip
+"""Flags that people need first, in the order of the help."""
+
+
 @dataclass(frozen=True)
 class WorkerArgs:
     """What the command line and the environment said.
 
     Attributes:
-        engine: vLLM's arguments, as its own parser made them.
-        adapters: that the engine is to load.
         engine_given: names of the engine arguments that the user gave.
         worker_id: as given, or one that is new.
         incarnation: this run of the process.
-        network: over which NIXL may go.
         summary: what is in force and who said so, in lines for the log.
     """
 
@@ -70,16 +135,9 @@ class WorkerArgs:
 
 def parse(argv: list[str]) -> WorkerArgs:
     """Parse the command line; exits with status 2 and a sentence if it is wrong, and with 1 if vLLM
-    sees no device to run on, without which it can't read its own flags.
-    """
+    sees no device to run on, without which it can't read its own flags."""
     parser = argparse.ArgumentParser(
-        prog="python -m backend_worker",
-        usage="%(prog)s MODEL [flags]",
-        description="A vLLM engine behind mmrouter's frontend.",
-        epilog="Every engine flag of `vllm serve` is accepted too, for example --max-model-len; "
-        "`vllm serve --help=all` lists them. The model may also be given by --model. "
-        "`--completion bash` or zsh prints what a shell needs to complete them.",
-        allow_abbrev=False,
+        prog=PROG, usage="%(prog)s MODEL [flags]", description=ABOUT, allow_abbrev=False
     )
     incarnation = Incarnation(secrets.token_hex(8))
     try:
@@ -109,14 +167,19 @@ def parse(argv: list[str]) -> WorkerArgs:
         parser.error(" ".join(str(error).split()))
 
 
-def completion(shell: str) -> str:
-    """What a shell needs to complete this command line."""
-    ours = VllmParser("ours", (), refusal_at_worker)
-    add_all(ours, GROUPS)
-    vllms = VllmParser("vllm", (), refusal_at_worker)
-    add_vllms(vllms)
-    return completion_of(
-        "mmrouter-worker", (*ours.actions, *vllms.actions), refusal_at_worker, shell, model=True
+def known_flags() -> KnownFlags:
+    """Return what is known of this command line without vLLM."""
+    return make_table(
+        "mmrouter-worker",
+        PROG,
+        "MODEL [flags]",
+        ABOUT,
+        GROUPS,
+        add_vllms,
+        refusal_at_worker,
+        FIRST,
+        {},
+        model=True,
     )
 
 
@@ -135,8 +198,7 @@ def add_vllms(parser: VllmParser) -> None:
 def _engine_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Given]]:
     """vLLM's arguments, and those that were given.
 
-    Raises:
-        ConfigurationError: one is wrong, or the model is missing.
+    Raises ConfigurationError: one is wrong, or the model is missing.
     """
     parser = VllmParser(prog, flags_of(GROUPS), refusal_at_worker)
     parser.add_argument("model_tag", nargs="?")  # as `vllm serve` has it

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from backend_worker.engine.memory import remove_memory
-from common.aio.spawn import end_with_parent
+from backend_worker.engine.ipc_names import remove_memory
+from common.aio.processes import end_with_parent
 
 _PR_SET_CHILD_SUBREAPER = 36
 _REAP_S = 10.0
@@ -25,11 +25,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def supervise() -> None:
     """Fork. The child returns and is the worker. The parent passes signals on to it, ends whatever
-    it leaves, and exits.
-
-    Raises:
-        SystemExit: in the parent, with the worker's exit status; 128 plus the signal's number if
-            one killed it.
+    it leaves, and exits with its status; 128 plus the signal's number if one killed it.
     """
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     parent = os.getpid()

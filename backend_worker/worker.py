@@ -15,12 +15,12 @@ from pydantic import ValidationError
 
 from backend_worker.args import WorkerArgs, parse
 from backend_worker.engine.config import prepare_environment, with_our_defaults
-from backend_worker.engine.memory import make_socket_directory, reap_memory
+from backend_worker.engine.ipc_names import make_socket_directory, reap_memory
 from backend_worker.engine.vllm_engine import Engine
 from backend_worker.kv_events.event_publisher import fleet_events
 from backend_worker.plane.media_receiver import MediaReceiver
 from backend_worker.plane.service import WorkerService
-from common.aio.stop_signals import StopSignals
+from common.aio.processes import StopSignals
 from common.cli.settings_summary import log_settings
 from common.cli.vllm_command_line import configure_vllms_logging
 from common.discovery.base import CardPublisher
@@ -33,30 +33,30 @@ from common.errors import (
     MmRouterError,
 )
 from common.fleet_key import FleetKey
-from common.observability.log_lines import configure_logging
-from common.observability.still_busy import still_busy
+from common.observability.log_lines import configure_logging, log_progress
 from common.observability.telemetry import enable_nvtx
-from common.observability.trace_export import exporting, prepare
+from common.observability.tracing import exporting, prepare
 from common.request_plane.card import HostIdentity, WorkerCard, WorkerState
 from common.request_plane.fleet_sockets import check_address, check_bind
 from common.transfer.arena import reap_orphans
-from common.transfer.choice import indispensable, wanted
 from common.transfer.nixl import NixlReceiver
 from common.transfer.nixl_processes import nixl_installed
-from common.transfer.registry import receivers
+from common.transfer.transports import indispensable, receivers, wanted
 from common.vllm_compat.engine_settings import environment_settings
-from common.vllm_compat.versions import INSTALLED
+from common.vllm_compat.features import INSTALLED
 
 logger = logging.getLogger("backend_worker")
 
-SAY_S = 5.0
-"""How long a leaving worker waits for a file system that hangs before it drains."""
+REQUESTS_PER_SLOT = 4
+"""Requests taken for each that the engine runs at once: its queue holds seconds of work, and others
+are sent elsewhere."""
+
+SAY_S = 5.0  # how long a leaving worker waits for a file system that hangs before it drains
 
 
 def run() -> None:
     """Run a worker until SIGTERM or SIGINT. Exit status 1 if it could not serve, and 2 if
-    its card can't be published where it should be.
-    """
+    its card can't be published where it should be."""
     args = parse(sys.argv[1:])
     configure_logging(args.process.log_setup(args.worker_id))
     vllms = Namespace(
@@ -91,7 +91,7 @@ async def _run(args: WorkerArgs) -> None:
     reap_orphans()  # of frontends that were killed; the next process cleans up
     reap_memory()  # of workers
     make_socket_directory()
-    with still_busy(f"loading {engine_args.model}", logger.info):
+    with log_progress(f"loading {engine_args.model}", logger.info):
         try:
             engine = await Engine.start(
                 engine_args, args.worker_id, args.adapters, args.worker.encoder_cache_tokens
@@ -128,7 +128,7 @@ async def _serve(args: WorkerArgs, engine: Engine, key: FleetKey | None) -> None
         args.incarnation,
         args.worker.endpoint,
         key,
-        args.worker.max_requests or 4 * engine.capacity().max_num_seqs * len(engine.ranks),
+        REQUESTS_PER_SLOT * engine.capacity().max_num_seqs * len(engine.ranks),
     )
     try:
         async with args.discovery.publisher(key) as publisher:
@@ -141,18 +141,15 @@ async def _serve(args: WorkerArgs, engine: Engine, key: FleetKey | None) -> None
 
 
 async def make_nixl_receiver(args: WorkerArgs) -> NixlReceiver | None:
-    """The worker's end of NIXL. Nothing is started before a frontend needs it, unless NIXL is
-    asked for: then at start-up, and not inside the first request.
+    """The worker's end of NIXL. Nothing is started before a frontend needs it, unless NIXL is asked
+    for: then at start-up, and not inside the first request.
 
-    Raises:
-        ConfigurationError: NIXL is asked for and can't be had.
+    Raises ConfigurationError: NIXL is asked for and can't be had.
     """
     needed = "nixl" in indispensable(args.transfer)
     if "nixl" not in wanted(args.transfer) or not (needed or nixl_installed()):
         return None
-    receiver = NixlReceiver(
-        args.network, memory=args.nixl.memory_mb << 20, deadline=args.nixl.deadline_s
-    )
+    receiver = NixlReceiver(args.network, memory=args.nixl.memory_mb << 20)
     if needed:
         try:
             await receiver.start()
@@ -164,7 +161,6 @@ async def make_nixl_receiver(args: WorkerArgs) -> NixlReceiver | None:
 async def make_card(
     args: WorkerArgs, engine: Engine, endpoint: str, key: FleetKey | None
 ) -> WorkerCard:
-    """The card of a started engine."""
     return WorkerCard(
         worker_id=args.worker_id,
         incarnation=args.incarnation,

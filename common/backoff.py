@@ -34,5 +34,4 @@ class Backoff:
         return now
 
     def reset(self) -> None:
-        """Begin with the first pause again, after a success."""
         self._next_s = self._first_s

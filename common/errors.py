@@ -11,8 +11,7 @@ from typing import ClassVar, Final
 
 from common.identity import MmHash
 
-LONGEST_VALUE: Final = 400
-"""Characters of a value that stands on a card, in a sentence about it."""
+LONGEST_VALUE: Final = 400  # characters of a value that stands on a card, in a sentence about it
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

@@ -91,8 +91,7 @@ class FleetKey:
 def new(path: Path) -> None:
     """Write a new key, readable by this user alone.
 
-    Raises:
-        ConfigurationError: the file exists already, or can't be written.
+    Raises ConfigurationError: the file exists already, or can't be written.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -15,8 +15,7 @@ RequestId = NewType("RequestId", str)
 """Name of one ``generate`` call, made by the frontend so that no other call anywhere has it
 and nobody can guess it. Never the id that a client chose."""
 
-MmHash = NewType("MmHash", str)
-"""vLLM's content hash of one media item and its processor settings."""
+MmHash = NewType("MmHash", str)  # vLLM's content hash of one media item and its processor settings
 
 MmIdentifier = NewType("MmIdentifier", str)
 """The name under which a media item enters block hashes and the encoder cache:

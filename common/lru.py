@@ -79,6 +79,5 @@ class Lru(Generic[K, V]):
         return evicted
 
     def clear(self) -> None:
-        """Remove all entries."""
         self._entries.clear()
         self.weight = 0

@@ -2,15 +2,9 @@
 
 import sys
 
+from common.cli.command_line import FRONTEND
 from common.cli.early_flags import leave_early
-from common.vllm_compat.platform import use_cpu_only
-from frontend.processes import run_processes
-
-
-def _completion(shell: str) -> str:
-    from frontend.args import completion
-
-    return completion(shell)
+from common.vllm_compat.preflight import use_cpu_only
 
 
 def _check(argv: list[str]) -> int:
@@ -30,12 +24,14 @@ def main() -> None:
     read where they should be, or uvicorn's 3 if the port can't be had.
     """
     use_cpu_only()  # the processes that this one starts inherit it
-    leave_early(sys.argv[1:], _completion)
+    leave_early(sys.argv[1:], "frontend", FRONTEND)
     if "--check" in sys.argv[1:]:
         sys.exit(_check([each for each in sys.argv[1:] if each != "--check"]))
+    from frontend.processes import run_processes
+
     status = run_processes(sys.argv[1:])
     if status is None:
-        from frontend.process import main as serve_here  # seconds, for vLLM
+        from frontend.app import main as serve_here  # seconds, for vLLM
 
         serve_here()
     sys.exit(status)

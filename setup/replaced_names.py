@@ -191,7 +191,7 @@ OBJECTS: Final = (
         "A worker sends outputs where vLLM leaves them.",
         "AsyncLLM.add_request() is the hook: it gives back where that is, made by itself.",
         {
-            "backend_worker/engine/direct_outputs.py": (
+            "backend_worker/engine/outputs.py": (
                 "collector.__class__",
                 "vars(collector)['take']",
             ),

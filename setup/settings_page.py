@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from backend_worker import args as worker
 from common.cli import vllm_flags
-from common.cli.flag_aliases import FRONTEND
+from common.cli.command_line import FRONTEND
 from common.cli.flag_settings import FlagSettings, default_of, range_of
 from common.vllm_compat import engine_arguments
 from frontend import args as frontend

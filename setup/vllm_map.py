@@ -90,6 +90,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.renderers",
             "vllm.renderers.chat_utils",
             "vllm.renderers.chat_utils.chat_message",
+            "vllm.version",
         ),
     },
     "bodies of errors": {
@@ -250,19 +251,14 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "frontend/check.py": ("vllm.multimodal.audio", "vllm.platforms"),
         "frontend/fetch/picture_limit.py": ("vllm.multimodal.image",),
     },
-    "data-parallel ranks": {
-        "backend_worker/engine/ranks.py": ("vllm.config",),
-    },
     "configuration of the engine": {
-        "backend_worker/engine/encodings.py": ("vllm.config",),
-        "backend_worker/engine/host_encodings.py": (
+        "backend_worker/engine/encodings.py": (
             "vllm.config",
             "vllm.distributed.ec_transfer.ec_connector.base",
             "vllm.distributed.ec_transfer.ec_connector.cpu.connector",
             "vllm.v1.request",
         ),
         "backend_worker/engine/config.py": ("vllm", "vllm.config", "vllm.usage.usage_lib"),
-        "common/vllm_compat/encoder_width.py": ("vllm.config",),
     },
     "engine, its media cache and statistics": {
         "backend_worker/engine/vllm_engine.py": (
@@ -281,7 +277,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "common/request_plane/protocol.py": ("vllm.v1.metrics.stats",),
     },
     "where an engine leaves its outputs": {
-        "backend_worker/engine/direct_outputs.py": (
+        "backend_worker/engine/outputs.py": (
             "vllm.v1.engine.async_llm",
             "vllm.v1.engine.output_processor",
         ),
@@ -311,21 +307,18 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "frontend/router/event_wire.py": ("vllm.distributed.kv_events",),
     },
     "KV events, published": {
+        "backend_worker/kv_events/event_log.py": ("vllm.distributed.kv_events",),
         "backend_worker/kv_events/event_publisher.py": (
             "vllm.config",
             "vllm.distributed.kv_events",
         ),
-        "backend_worker/kv_events/event_snapshot.py": ("vllm.distributed.kv_events",),
     },
     "tensor encoding": {
         "common/transfer/codec.py": ("vllm.multimodal.inputs",),
         "common/request_plane/wire.py": ("vllm.v1.serial_utils",),
     },
-    "version": {
-        "common/vllm_compat/versions.py": ("vllm.version",),
-    },
     "platform": {
-        "common/vllm_compat/platform.py": ("vllm.platforms",),
+        "common/vllm_compat/preflight.py": ("vllm.platforms",),
     },
 }
 """Surface -> file -> modules of vLLM that it may import for that surface."""

@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from frontend.app import serve
+from frontend.app import main, serve
 from frontend.args import FrontendArgs
-from frontend.process import main
 from frontend.processes import Siblings
 
 

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from packaging.version import Version
 
-from common.vllm_compat.versions import INSTALLED
+from common.vllm_compat.features import INSTALLED
 
 _T = TypeVar("_T")
 

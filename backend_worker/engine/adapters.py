@@ -29,15 +29,13 @@ from common.request_plane.operations import (
     has_the_models_name,
 )
 
-MOST_FORMER: Final = 64
-"""Adapters that are remembered when they have gone."""
+MOST_FORMER: Final = 64  # adapters that are remembered when they have gone
 
 
 def read_adapter(text: str) -> Adapter:
     """One value of ``--lora-modules``, as ``vllm serve`` takes it: ``name=path`` or JSON.
 
-    Raises:
-        ArgumentTypeError: it is neither.
+    Raises ArgumentTypeError: it is neither.
     """
     name, equals, path = text.partition("=")
     try:
@@ -62,14 +60,13 @@ def _placed(adapter: Adapter) -> Adapter:
 
 
 class Adapters:
-    """Adapters that the engine has.
+    """Adapters that the engine has, in the order in which they came.
 
     Attributes:
-        known: in the order in which they came.
         slots: how many the engine computes with at once.
         changes: how often ``known`` has changed since the start.
-        active: those that were used last, as many as there are slots; the last one last. vLLM
-            keeps those by the same rule, and tells nobody.
+        active: those used last, as many as there are slots; the last one last. vLLM keeps those by
+            the same rule, and tells nobody.
     """
 
     def __init__(self, known: Sequence[Adapter] = ()) -> None:
@@ -91,14 +88,9 @@ class Adapters:
         )
 
     def check(self, *, enabled: bool, taken: Sequence[str]) -> None:
-        """Refuse what can't be served, before anything is loaded.
+        """Refuse what can't be served, before anything is loaded: names of the model are taken.
 
-        Args:
-            enabled: whether the engine takes adapters.
-            taken: names of the model.
-
-        Raises:
-            ConfigurationError: says what is wrong.
+        Raises ConfigurationError: says what is wrong.
         """
         if self.known and not enabled:
             raise ConfigurationError("--lora-modules needs --enable-lora")
@@ -109,10 +101,7 @@ class Adapters:
                 raise ConfigurationError(f"--lora-modules: {name} is the name of the model")
 
     async def load(self, add: Callable[[LoRARequest], Awaitable[object]]) -> None:
-        """Have the engine load all of them.
-
-        Args:
-            add: lets the engine load one.
+        """Have the engine load all of them, by a call for each.
 
         Raises:
             ConfigurationError: one can't be loaded.
@@ -128,11 +117,7 @@ class Adapters:
             self._used(name)
 
     def _wanted(self, wanted: LoadLoraAdapter, taken: Sequence[str]) -> Adapter:
-        """What there is to be loaded.
-
-        Raises:
-            OperationRefusedError: it can't be.
-        """
+        """What there is to be loaded. Raises OperationRefusedError: it can't be."""
         name = wanted.lora_name
         try:
             adapter = Adapter(
@@ -158,11 +143,7 @@ class Adapters:
         add: Callable[[LoRARequest], Awaitable[object]],
         taken: Sequence[str],
     ) -> None:
-        """Have the engine load another one.
-
-        Args:
-            add: lets the engine load it.
-            taken: names of the model.
+        """Have the engine load another one, by a call; names of the model are taken.
 
         Raises:
             OperationRefusedError: it can't be, and nothing was done.
@@ -184,11 +165,10 @@ class Adapters:
         self._used(name)
 
     def forget(self, unwanted: UnloadLoraAdapter) -> None:
-        """Offer it no longer. The engine keeps it for requests that
-        run, and drops it for others when there is no room, as it does below vLLM's own server.
+        """Offer it no longer. The engine keeps it for requests that run, and drops it when there is
+        no room, as below vLLM's own server.
 
-        Raises:
-            OperationRefusedError: it is not here.
+        Raises OperationRefusedError: it is not here.
         """
         name = unwanted.lora_name
         gone = self._requests.pop(name, None)
@@ -211,8 +191,7 @@ class Adapters:
     def named(self, asked: LoRARequest | None) -> LoRARequest | None:
         """The engine's own of what a frontend asks for.
 
-        Raises:
-            RequestRejectedError: there is no such adapter here.
+        Raises RequestRejectedError: there is no such adapter here.
         """
         if asked is None:
             return None
@@ -230,8 +209,7 @@ def check_files(adapter: LoRARequest) -> None:
     """Blocks. An engine that has dropped an adapter reads it again for a request, and ends if it
     can't.
 
-    Raises:
-        WorkerBusyError: its files are gone from this host.
+    Raises WorkerBusyError: its files are gone from this host.
     """
     path = Path(adapter.lora_path)
     if path.is_absolute() and not (path / "adapter_config.json").is_file():

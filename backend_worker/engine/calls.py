@@ -1,19 +1,75 @@
-"""What a request asks of AsyncLLM: to generate, or to pool."""
+"""What a request asks of AsyncLLM: a prompt with processed media, to generate from or to pool."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from typing import TypeAlias
 
-from vllm.inputs import EngineInput
+import torch
+from vllm.inputs import EncoderDecoderInput, EngineInput, mm_input, tokens_input
 from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalKwargsItem, PlaceholderRange
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from backend_worker.engine.ranks import served_ranks
+from backend_worker.engine.config import served_ranks
 from common.errors import EngineFailedError, RequestRejectedError, WorkerBusyError
 from common.observability import tracing
-from common.request_plane.protocol import MOST_POOLED_BYTES, Submit
+from common.request_plane.protocol import MOST_POOLED_BYTES, MediaPart, Submit
 from common.request_plane.transfer_params import drop_transfer_params
+
+
+def media_input(
+    token_ids: list[int],
+    parts: Sequence[MediaPart],
+    items: Sequence[MultiModalKwargsItem | None],
+    cache_salt: str | None,
+) -> EngineInput:
+    """A prompt with media as AsyncLLM takes it, which keeps them by modality. Parts come by
+    position; sound and pictures of one video may share theirs.
+
+    Raises RequestRejectedError: no frontend can have found the parts in this order.
+    """
+    modalities = _modalities(parts)
+    kwargs: dict[str, list[MultiModalKwargsItem | None]] = {name: [] for name in modalities}
+    hashes: dict[str, list[str]] = {name: [] for name in modalities}
+    placeholders: dict[str, list[PlaceholderRange]] = {name: [] for name in modalities}
+    for part, item in zip(parts, items, strict=True):
+        kwargs[part.modality].append(item)
+        hashes[part.modality].append(part.mm_hash)
+        placeholders[part.modality].append(_placeholder(part))
+    return mm_input(token_ids, kwargs, hashes, placeholders, cache_salt=cache_salt)
+
+
+def encoded(prompt: EngineInput) -> EngineInput:
+    """The prompt of a decoder as AsyncLLM takes it where an encoder has its media.
+
+    The encoder's own tokens are for checks, which frontends have made.
+    """
+    nothing = tokens_input([])
+    return EncoderDecoderInput(type="enc_dec", encoder_prompt=nothing, decoder_prompt=prompt)
+
+
+def _modalities(parts: Sequence[MediaPart]) -> list[str]:
+    """The modalities in an order under which vLLM, which sorts media by offset alone,
+    finds them as the frontend did; their order is part of block hashes."""
+    sorter = TopologicalSorter({part.modality: () for part in parts})
+    for one, other in pairwise(parts):
+        if one.offset == other.offset and one.modality != other.modality:
+            sorter.add(other.modality, one.modality)
+    try:
+        return list(sorter.static_order())
+    except CycleError as error:
+        raise RequestRejectedError("the media are in no order that vLLM could keep") from error
+
+
+def _placeholder(part: MediaPart) -> PlaceholderRange:
+    mask = None
+    if part.is_embed is not None:
+        mask = torch.frombuffer(bytearray(part.is_embed), dtype=torch.bool)
+    return PlaceholderRange(offset=part.offset, length=part.length, is_embed=mask)
+
 
 AnyOutput: TypeAlias = RequestOutput | PoolingRequestOutput
 """What an engine says of a request that generates, or of one that pools."""
@@ -26,15 +82,10 @@ def ask(
     adapter: LoRARequest | None,
     rank: int | None,
 ) -> AsyncGenerator[AnyOutput, None]:
-    """The outputs of a request. Nothing suspends before its prompt is sent.
+    """The outputs of a request, with an adapter as this engine knows it, on a rank among those
+    behind ``llm``. Nothing suspends before its prompt is sent.
 
-    Args:
-        adapter: as this engine knows it.
-        rank: among those behind ``llm``; None for any.
-
-    Raises:
-        RequestRejectedError: the engine would end with it.
-        What AsyncLLM raises, and of what is pooled what :func:`check` finds.
+    Raises RequestRejectedError: the engine would end with it; and what AsyncLLM raises.
     """
     _check_logprobs(llm, submit)
     drop_transfer_params(submit.sampling_params)
@@ -60,8 +111,7 @@ def ask(
 def _check_logprobs(llm: AsyncLLM, submit: Submit) -> None:
     """vLLM's kernels for CPUs compute the logits of prompts with the adapters of those tokens that
     are sampled in the same step, of which there is one for each request, and break if there are
-    two (`punica_cpu.add_lora_logits`).
-    """
+    two (`punica_cpu.add_lora_logits`)."""
     params = submit.sampling_params
     if params is None or params.prompt_logprobs is None:
         return
@@ -107,16 +157,13 @@ async def _pooled(
 
 
 def check_form(first: AnyOutput, submit: Submit) -> None:
-    """Refuse a request if the engine can't write the form of answer that it demands.
+    """Refuse a request if the engine can't write the form of answer that it demands, by its first
+    output.
 
     vLLM looks at grammars before, but its engine may find that one can't be compiled, or lets no
     token follow. It says nothing but that the request failed, and its server answers 500.
 
-    Args:
-        first: the first output, of an engine that loads nothing from elsewhere, which may fail too.
-
-    Raises:
-        RequestRejectedError: it can't.
+    Raises RequestRejectedError: it can't.
     """
     params = submit.sampling_params
     if params is not None and params.structured_outputs is not None and has_failed(first):

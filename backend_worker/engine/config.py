@@ -1,5 +1,10 @@
-"""How a worker's engine is configured: as ``vllm serve`` configures its own for the same flags,
-but for what stands in ``ON_PURPOSE``.
+"""How a worker's engine is configured, and which data-parallel ranks it serves.
+
+It is configured as ``vllm serve`` configures its own for the same flags, but for what stands in
+``ON_PURPOSE``. With internal balancing one AsyncLLM serves all ranks. With hybrid balancing there
+is a worker on each node for the ranks of that node, with external balancing one for each rank.
+Ranks are numbered over the whole group on cards, in KV events and on the request plane; only
+``AsyncLLM.generate`` counts from the first that is its own.
 """
 
 import os
@@ -9,13 +14,48 @@ from types import MappingProxyType
 from typing import Final
 
 from vllm import AsyncEngineArgs
-from vllm.config import KVEventsConfig, VllmConfig
+from vllm.config import KVEventsConfig, ParallelConfig, VllmConfig
 from vllm.usage.usage_lib import UsageContext
 
 from backend_worker.engine import encodings
-from backend_worker.engine.ranks import check_launch
+from common.errors import ConfigurationError
 from common.vllm_compat.engine_arguments import check_arguments, check_configuration
 from common.vllm_compat.features import hash_blocks_by_their_own_tokens
+
+
+def served_ranks(parallel: ParallelConfig) -> list[int]:
+    """The ranks that an AsyncLLM serves, ascending, numbered over the whole group."""
+    if parallel.local_engines_only:
+        first = parallel.data_parallel_index
+        return list(range(first, first + parallel.data_parallel_size_local))
+    return list(range(parallel.data_parallel_size))
+
+
+def check_launch(config: VllmConfig) -> None:
+    """Refuse launches under which a worker could not serve its ranks.
+
+    Raises ConfigurationError: names the flag and says why.
+    """
+    parallel = config.parallel_config
+    if parallel.data_parallel_size == 1:
+        return
+    if parallel.data_parallel_rank_local is not None:
+        raise ConfigurationError(
+            "VLLM_DP_SIZE is for vLLM's offline inference: give --data-parallel-size instead"
+        )
+    if parallel.data_parallel_external_lb and not config.model_config.is_moe:
+        raise ConfigurationError(
+            "one rank of --data-parallel-size is served alone for mixture-of-experts models only: "
+            "ranks of other models share nothing, so start workers without --data-parallel flags"
+        )
+    local = parallel.data_parallel_size_local
+    if not parallel.local_engines_only and local < parallel.data_parallel_size:
+        raise ConfigurationError(
+            f"--data-parallel-size-local {local} of {parallel.data_parallel_size}: a worker could "
+            "not tell when a rank on another node died; start one on each node, with "
+            "--data-parallel-hybrid-lb and --data-parallel-start-rank"
+        )
+
 
 USAGE: Final = UsageContext.OPENAI_API_SERVER
 """As whom vLLM sees a worker. It chooses the sizes of batches by that, where nobody gave them."""
@@ -47,12 +87,8 @@ ON_PURPOSE: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def prepare_environment(host: str) -> None:
-    """Set what vLLM reads from the environment, unless the user did. Before anything
-    else: engine processes inherit it.
-
-    Args:
-        host: address on which KV events are served.
-    """
+    """Set what vLLM reads from the environment, unless the user did, KV events' host among it.
+    Before anything else: engine processes inherit it."""
     os.environ.setdefault("VLLM_HOST_IP", host)
     # Whole block hashes in events: 64 bits of them could be another image's.
     os.environ.setdefault("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "0")
@@ -63,12 +99,7 @@ def prepare_environment(host: str) -> None:
 
 
 def with_our_defaults(args: AsyncEngineArgs, given: frozenset[str]) -> AsyncEngineArgs:
-    """The engine arguments with what routing needs, unless the user said otherwise.
-
-    Args:
-        args: as vLLM's own parser made them; changed in place and returned.
-        given: names of the arguments that the user gave.
-    """
+    """The engine arguments, changed in place, with what routing needs unless the user gave them."""
     for name in ("model", "tokenizer", "hf_config_path", "generation_config"):
         # The frontend reads them too, from another working directory perhaps, and the
         # model's name enters every media hash.
@@ -89,16 +120,11 @@ def with_our_defaults(args: AsyncEngineArgs, given: frozenset[str]) -> AsyncEngi
 
 
 def engine_config(args: AsyncEngineArgs, encoder_cache_tokens: int = 0) -> VllmConfig:
-    """What vLLM makes of them.
+    """What vLLM makes of them. It keeps encodings of as many media tokens as a step prefills, or
+    more if that is asked for.
 
-    Args:
-        encoder_cache_tokens: media tokens whose encodings are kept at least; vLLM keeps those of as
-            many as a step prefills.
-
-    Raises:
-        ConfigurationError: an argument that frontends can't follow, or a launch under
-            which the ranks can't be served.
-        Whatever vLLM raises of arguments that are wrong.
+    Raises ConfigurationError: an argument that frontends can't follow, or a launch under which the
+    ranks can't be served; and whatever vLLM raises of arguments that are wrong.
     """
     check_arguments(args)
     config = args.create_engine_config(USAGE)

@@ -1,35 +1,40 @@
-"""Configure ``ECCPUConnector``, which keeps encodings of media in host memory.
+"""Keep encodings of media in host memory: vLLM's ``ECCPUConnector``, as engines of ours have it.
+
+The engine's processes import the connector from here, by the engine's configuration.
 
 Source: ``ECCPUConnector`` of vLLM 0.32.0 and 0.33.0.
 """
 
+import copy
 import os
 import shutil
 from typing import Final
 
 import torch
 from vllm.config import VllmConfig
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
+from vllm.distributed.ec_transfer.ec_connector.cpu.connector import ECCPUConnector
+from vllm.multimodal.inputs import MultiModalFeatureSpec
+from vllm.v1.request import Request
 
-from backend_worker.engine.memory import SHARED_MEMORY, instance_name
+from backend_worker.engine.ipc_names import SHARED_MEMORY, instance_name
 from common.errors import ConfigurationError
 from common.request_plane.operations import Operation, ReloadWeights, ResetEncoderCache, Sleep
-from common.vllm_compat.encoder_width import embeds_width
 from common.vllm_compat.engine_arguments import HOST_MEMORY
+from common.vllm_compat.engine_settings import embeds_width
 
 INSTANCE: Final = "mmrouter_instance"
 """In the connector's configuration: the name of the engine's memory."""
 
 _OURS: Final = "HostEncodings"
 
-_MOST: Final = 1 << 32
-"""Tokens that a card can say."""
+_MOST: Final = 1 << 32  # tokens that a card can say
 
 
 def take_over(config: VllmConfig) -> None:
     """Have an engine use our connector where it would use vLLM's.
 
-    Raises:
-        ConfigurationError: there is no room for what it should keep.
+    Raises ConfigurationError: there is no room for what it should keep.
     """
     connector = config.ec_transfer_config
     if connector is None or connector.ec_connector != HOST_MEMORY:
@@ -37,7 +42,7 @@ def take_over(config: VllmConfig) -> None:
     extra = connector.ec_connector_extra_config
     _check_room(config, extra.get("ec_cpu_bytes", 0))
     connector.ec_connector = _OURS
-    connector.ec_connector_module_path = "backend_worker.engine.host_encodings"
+    connector.ec_connector_module_path = "backend_worker.engine.encodings"
     connector.ec_connector_extra_config = {**extra, INSTANCE: instance_name(os.getpid())}
 
 
@@ -66,8 +71,7 @@ def token_bytes(config: VllmConfig, width: int) -> int:
 
 def kept_tokens(config: VllmConfig) -> int:
     """Media tokens whose encodings an engine keeps, wherever that is: about as many, of models
-    that encode them wider than one can know before.
-    """
+    that encode them wider than one can know before."""
     own = config.scheduler_config.encoder_cache_size
     connector = config.ec_transfer_config
     if connector is None:
@@ -88,3 +92,31 @@ def refuses(config: VllmConfig, operation: Operation) -> str:
         "the connector of --ec-transfer-config would keep the encodings of these weights: "
         "restart the worker"
     )
+
+
+class HostEncodings(ECCPUConnector):
+    """Its memory has a name that is known outside, and what has no room in it is not kept: vLLM's
+    ends the engine then."""
+
+    def __init__(self, vllm_config: VllmConfig, role: ECConnectorRole) -> None:
+        named = copy.copy(vllm_config)
+        connector = vllm_config.ec_transfer_config
+        assert connector is not None
+        named.instance_id = connector.ec_connector_extra_config[INSTANCE]
+        super().__init__(named, role)
+
+    def update_state_after_alloc(self, request: Request, index: int) -> None:
+        """A medium is about to be in the encoder cache: keep it, or copy what is kept."""
+        if self._has_room(request.mm_features[index]):
+            super().update_state_after_alloc(request, index)
+
+    def _has_room(self, feature: MultiModalFeatureSpec) -> bool:
+        config = self._vllm_config
+        connector = config.ec_transfer_config
+        assert connector is not None
+        width = connector.mm_encoder_output_widths.get(feature.modality)
+        if width is None:  # none of these was ever encoded: it is embeddings of a client's
+            return False
+        block = token_bytes(config, config.model_config.get_inputs_embeds_size())
+        room: int = connector.ec_connector_extra_config["ec_cpu_bytes"] // block * block
+        return feature.mm_position.get_num_embeds() * token_bytes(config, width) <= room

@@ -1,4 +1,12 @@
-"""The one file that has vLLM's engine do what operators want: sleep, forget, profile, reload."""
+"""What operators have the engine do (sleep, forget, profile, reload), and what state that leaves it
+in.
+
+The one file that has vLLM's engine do it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 from vllm.exceptions import GracefulHTTPError
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -6,6 +14,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from backend_worker.engine import encodings
 from common.errors import OperationRefusedError
 from common.request_plane.operations import (
+    Condition,
+    LoadLoraAdapter,
     Operation,
     Pause,
     ReleaseKvCacheMemory,
@@ -17,9 +27,118 @@ from common.request_plane.operations import (
     Sleep,
     StartProfile,
     StopProfile,
+    Tag,
     WakeUp,
 )
 from common.vllm_compat.features import profiler_options
+
+MEMORY: Final = frozenset({"weights", "kv_cache"})  # what an engine can give back
+
+_NO_WEIGHTS: Final = "its weights were given up: have them reloaded (reload_weights)"
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """An engine between two operations, or during one.
+
+    Attributes:
+        level: at which it sleeps; None if it does not.
+        resident: what of its memory is there.
+        weights_lost: what is in the memory of the weights is not the model.
+        kept: requests may stand still in it.
+    """
+
+    condition: Condition = Condition.SERVING
+    level: int | None = None
+    resident: frozenset[str] = MEMORY
+    weights_lost: bool = False
+    kept: bool = False
+
+    @property
+    def refusal(self) -> str:
+        """Why no request is taken; empty if they are."""
+        if self.condition is Condition.SERVING:
+            return ""
+        if self.weights_lost and self.resident == MEMORY:
+            return f"it is {self.condition}, and {_NO_WEIGHTS}"
+        return f"it is {self.condition}"
+
+    def refuses(self, operation: Operation) -> str:
+        """Why an operation can't be begun; empty if it can. vLLM would begin some of these, and
+        compute with memory that is not there."""
+        given_up = self.resident != MEMORY
+        match operation:
+            case Sleep(2, "keep"):
+                return "requests would go on without weights: let them end (mode wait or abort)"
+            case Sleep(2) if self.kept:
+                return "requests stand still and would go on without weights: resume it first"
+            case Sleep(level) if "weights" not in self.resident and level != self.level:
+                return f"it is asleep at level {self.level} already: wake it up first"
+            case Pause() | StartProfile() | LoadLoraAdapter() if given_up:
+                return "it is asleep: wake it up first"
+            case Resume() if given_up or self.level:
+                return "it is asleep: it is woken up (wake_up), not resumed"
+            case ReleaseKvCacheMemory() if self.condition is Condition.SERVING:
+                return "it serves requests: pause it first"
+            case ReleaseKvCacheMemory() if given_up:
+                return "it has given up memory already"
+            case ReloadWeights() if self.condition is Condition.SERVING:
+                return "it serves requests: pause it first"
+            case ReloadWeights() if "weights" not in self.resident:
+                return "it is asleep: wake up its weights first"
+        return ""
+
+    def needs_nothing(self, operation: Operation) -> bool:
+        """Whether an operation is done without the engine: what it asks for is so already."""
+        match operation:
+            case Sleep():
+                return "weights" not in self.resident
+            case WakeUp(tags) if tags is not None:
+                return not self.asleep_of(tags)
+            case ResetPrefixCache() | ResetMmCache() | ResetEncoderCache():
+                return self.resident != MEMORY
+        return False
+
+    def asleep_of(self, tags: Sequence[Tag]) -> list[Tag]:
+        """Tags without those that are awake: one of these has vLLM wake up none of the others."""
+        return [tag for tag in tags if tag not in self.resident]
+
+    def during(self, operation: Operation) -> "EngineState":
+        """From the moment on at which an operation is asked for."""
+        match operation:
+            case Sleep():
+                return replace(self, condition=Condition.ASLEEP)
+            case Pause() if self.condition is Condition.SERVING:
+                return replace(self, condition=Condition.PAUSED)
+        return self
+
+    def after(self, operation: Operation, *, rests: bool) -> "EngineState":
+        """Once it is done; the engine says if it rests (is paused or asleep)."""
+        state = self
+        match operation:
+            case Pause("keep") | Sleep(_, "keep"):
+                state = replace(self, kept=True)
+            case Pause() | Sleep():
+                state = replace(self, kept=False)
+        match operation:
+            case Sleep(level):
+                gone = MEMORY if level else frozenset()
+                lost = level == 2 or self.weights_lost
+                left = self.resident - gone
+                state = EngineState(Condition.ASLEEP, level, left, lost, state.kept)
+            case ReleaseKvCacheMemory():
+                left = self.resident - {"kv_cache"}
+                state = replace(self, condition=Condition.ASLEEP, level=1, resident=left)
+            case WakeUp(tags):
+                there = MEMORY if tags is None else self.resident | (MEMORY & set(tags))
+                state = replace(self, resident=there)
+            case ReloadWeights():
+                state = replace(self, weights_lost=False)
+        if rests or state.resident != MEMORY:
+            return state
+        if state.weights_lost:
+            return replace(state, condition=Condition.ASLEEP)
+        return EngineState()
 
 
 async def operate(llm: AsyncLLM, operation: Operation) -> None:

@@ -1,17 +1,23 @@
-"""The socket by which an engine's outputs come, read as those of the request plane are.
+"""Outputs of an engine on the shortest way, from its socket to whoever sends them.
 
-vLLM reads it by pyzmq's own class for asyncio, which took a third of what a worker's process did
-for a step of its engine.
+The socket is read as those of the request plane are: pyzmq's own class for asyncio took a third of
+what a worker's process did for a step of its engine. vLLM then leaves an output where the task of
+its request finds it. To wake that task at each token, through a generator of each layer, takes
+longer than to send it.
 """
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from typing import Any, Final, TypeAlias
 
 import zmq
 import zmq.asyncio
+from vllm.outputs import RequestOutput
 from vllm.utils.network_utils import make_zmq_socket
 from vllm.v1.engine import core_client
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from common.request_plane.loop_socket import LoopReader
 
@@ -63,3 +69,45 @@ def _make_zmq_socket(context: Any, path: str, kind: int, *args: Any, **options: 
     if kind == zmq.PULL and isinstance(context, zmq.asyncio.Context):
         context = _Context(context)
     return make_zmq_socket(context, path, kind, *args, **options)
+
+
+Take: TypeAlias = Callable[[RequestOutput], bool]
+"""Says whether it took an output; otherwise it is left for the task. Raises nothing: an error would
+end all requests of the engine."""
+
+_take: Final[ContextVar[Take | None]] = ContextVar("who takes outputs", default=None)
+
+
+def take_outputs(take: Take) -> None:
+    """Who takes the outputs of what this task asks its engine for from now on: all but the last of
+    a request, as long as none before it waits for the task."""
+    _take.set(take)
+
+
+class DirectLLM(AsyncLLM):
+    """An engine whose outputs are offered to whoever takes them."""
+
+    async def add_request(self, *args: Any, **options: Any) -> RequestOutputCollector:
+        """Return where vLLM leaves the outputs of a request, once the engine has been told."""
+        collector = await super().add_request(*args, **options)
+        if (take := _take.get()) is not None:
+            # vLLM knows this one already.
+            collector.__class__ = DirectCollector
+            vars(collector)["take"] = take
+        return collector
+
+
+class DirectCollector(RequestOutputCollector):
+    """Where vLLM leaves the outputs of a request."""
+
+    take: Take
+
+    def put(self, output: Any) -> None:
+        """Called for each output, or for the error that ends all of them."""
+        if (
+            self.output is not None
+            or not isinstance(output, RequestOutput)
+            or output.finished
+            or not self.take(output)
+        ):
+            super().put(output)

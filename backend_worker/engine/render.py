@@ -44,9 +44,7 @@ class LocalRenderer:
     async def render(self, source: MediaSource) -> tuple[MmHash, MultiModalKwargsItem]:
         """Decode and process one medium. Its hash is the one within its partition.
 
-        Raises:
-            CorruptSegmentError: it can't be decoded or processed here, though the
-                frontend could.
+        Raises CorruptSegmentError: it can't be processed here, though the frontend could.
         """
         if source.modality != "image" and not is_known_container(source.encoded):
             raise CorruptSegmentError(

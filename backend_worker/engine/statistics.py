@@ -13,12 +13,8 @@ LONGEST_STEP_MS: Final = 60_000.0
 
 
 class _LatestStats(StatLoggerBase):
-    """Keep the newest scheduler statistics of one rank, and the sums over its steps.
-
-    Args:
-        engine_index: the rank by its number in its group.
-        show_steps: whether vLLM's own logger, which comes after, may write a line for each step.
-    """
+    """Keep the newest scheduler statistics of one rank, by its number in its group, and the sums
+    over its steps. vLLM's own logger, which comes after, may be shown each step."""
 
     def __init__(
         self, vllm_config: VllmConfig, engine_index: int = 0, *, show_steps: bool = False
@@ -66,11 +62,7 @@ class _LatestStats(StatLoggerBase):
 
 
 class StatsBoard:
-    """vLLM's factory of a logger per rank, which remembers what it made.
-
-    Args:
-        show_steps: as in :class:`_LatestStats`.
-    """
+    """vLLM's factory of a logger per rank, which remembers what it made."""
 
     def __init__(self, *, show_steps: bool) -> None:
         self._show_steps = show_steps
@@ -82,9 +74,7 @@ class StatsBoard:
         return made
 
     def latest(self) -> dict[int, SchedulerStats]:
-        """The newest statistics of every rank that has any."""
         return {rank.rank: rank.scheduler for rank in self._ranks}
 
     def steps(self) -> list[StepSums]:
-        """Return the sums over the steps of every rank."""
         return [rank.steps for rank in self._ranks]

@@ -30,13 +30,19 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from backend_worker.engine import outputs as engine_outputs
 from backend_worker.engine.adapters import Adapters
-from backend_worker.engine.calls import AnyOutput, ask, check, check_form, has_failed
-from backend_worker.engine.config import USAGE, engine_config
-from backend_worker.engine.direct_outputs import DirectLLM
+from backend_worker.engine.calls import (
+    AnyOutput,
+    ask,
+    check,
+    check_form,
+    encoded,
+    has_failed,
+    media_input,
+)
+from backend_worker.engine.config import USAGE, engine_config, served_ranks
 from backend_worker.engine.encodings import kept_tokens
-from backend_worker.engine.media_input import encoded, media_input
 from backend_worker.engine.operations import operate, refuses
-from backend_worker.engine.ranks import served_ranks
+from backend_worker.engine.outputs import DirectLLM
 from backend_worker.engine.render import LocalRenderer, partitioned_hashes
 from backend_worker.engine.statistics import StatsBoard
 from common.errors import (
@@ -68,14 +74,10 @@ from common.vllm_compat.engine_settings import (
     prefix_reuse,
 )
 from common.vllm_compat.features import forget_evicted_media
-from common.vllm_compat.hf_processor_runs import HfProcessorRuns
-from common.vllm_compat.renderer_patches import patch_renderer
+from common.vllm_compat.renderer_patches import HfProcessorRuns, patch_renderer
 
-SHUTDOWN_S = 10.0
-"""How long engine processes may take to clean up after themselves."""
-
-ALIVE_CHECK_S = 0.5
-"""How often it is looked whether an engine that was asked something has died."""
+SHUTDOWN_S = 10.0  # how long engine processes may take to clean up after themselves
+ALIVE_CHECK_S = 0.5  # how often it is looked whether an engine that was asked something has died
 
 _Answer = TypeVar("_Answer")
 
@@ -95,8 +97,7 @@ class RankLoad:
 async def answered(llm: AsyncLLM, call: Awaitable[_Answer]) -> _Answer:
     """An engine's answer. vLLM would wait for ever for that of an engine that died.
 
-    Raises:
-        EngineGoneError: it died.
+    Raises EngineGoneError: it died.
     """
     asking = asyncio.ensure_future(call)
     try:
@@ -143,12 +144,8 @@ class Engine:
     ) -> "Engine":
         """Start the engine processes and wait until they can serve.
 
-        Args:
-            encoder_cache_tokens: see :func:`engine_config`.
-
         Raises:
-            ConfigurationError: an argument that frontends can't follow, a launch under
-                which the ranks can't be served, or an adapter that can't be loaded.
+            ConfigurationError: see :func:`engine_config`; or an adapter that can't be loaded.
             EngineGoneError: the engine died right after it had started.
             Whatever vLLM raises when a model can't be loaded: the caller ends.
         """
@@ -191,31 +188,22 @@ class Engine:
         return self._hf_runs.total
 
     def local_renderer(self) -> LocalRenderer:
-        """Processes media here, for when they are not transferred."""
         return LocalRenderer(self._llm.renderer)
 
     async def supported_tasks(self) -> list[str]:
-        """vLLM's task names, for example ``generate``.
-
-        Raises:
-            EngineGoneError: the engine died.
-        """
+        """vLLM's task names, for example ``generate``. Raises EngineGoneError: the engine died."""
         return list(await answered(self._llm, self._llm.get_supported_tasks()))
 
     def served_model_names(self) -> list[str]:
-        """Names under which users ask for the model."""
         return _served_names(self._args)
 
     def model_settings(self) -> ModelSettings:
-        """What a frontend needs to make the same tokens and media hashes."""
         return model_settings(self._llm.model_config)
 
     def output_settings(self) -> OutputSettings:
-        """What a frontend needs to treat answers alike."""
         return output_settings(self._llm.vllm_config)
 
     def engine_settings(self) -> EngineSettings:
-        """What must be the same on all workers."""
         return engine_settings(self._args)
 
     def cache_settings(self) -> CacheSettings:
@@ -231,11 +219,9 @@ class Engine:
         )
 
     def prefix_reuse(self) -> PrefixReuse:
-        """How much it takes from its KV cache."""
         return prefix_reuse(self._llm.vllm_config)
 
     def capacity(self) -> Capacity:
-        """Size of one rank."""
         config = self._llm.vllm_config
         return Capacity(
             # vLLM adds up those of the ranks behind an AsyncLLM.
@@ -279,24 +265,17 @@ class Engine:
         }
 
     def steps(self) -> list[StepSums]:
-        """What the steps of each rank add up to, since the start; zeros without statistics."""
         return self._stats.steps()
 
     async def generate(self, submit: Submit, items: Items) -> AsyncGenerator[AnyOutput]:
-        """Run a request, also one that pools. Closing the iterator aborts it in the engine.
+        """Run a request, also one that pools; each media part is in ``items`` or held. Closing the
+        iterator aborts it in the engine.
 
-        Args:
-            submit: the request; every media part is in ``items`` or held.
-            items: tensors of the parts that came along.
-
-        Raises:
-            MediaMissingError: a part is neither in ``items`` nor held, or the
-                engine turned out to have evicted it. No output was produced.
-            RequestRejectedError: the engine finds the request invalid, or its answer is too large.
-            WorkerBusyError: the engine's admission control is full, an operator ended it, or the
-                engine is paused and takes nothing.
-            EngineFailedError: the engine failed on it.
-            EngineGoneError: the engine is dead.
+        Raises: MediaMissingError: a part is neither in ``items`` nor held, or the engine turned out
+        to have evicted it. No output was produced. RequestRejectedError: the engine finds the
+        request invalid, or its answer is too large. WorkerBusyError: the engine's admission control
+        is full, an operator ended it, or it is paused. EngineFailedError: the engine failed on it.
+        EngineGoneError: the engine is dead.
         """
         # From here to the first output nothing may suspend before AsyncLLM has
         # sent the request: its media cache mirrors the engine's only if both see
@@ -332,12 +311,9 @@ class Engine:
             await outputs.aclose()
 
     async def settled(self) -> None:
-        """Wait until the engine has taken everything that was sent to it before.
-
-        An aborted request's tensors may still be in a socket, and their memory
-        must not change under it. A round trip on the same ordered channel proves
-        that they arrived.
-        """
+        """Wait until the engine has taken everything that was sent to it before, by a round trip on
+        the same ordered channel: an aborted request's tensors may still be in a socket, and their
+        memory must not change under it."""
         # Nobody is left to read them; or its ranks differ in the answer, but it came.
         with contextlib.suppress(EngineGoneError, RuntimeError):
             await answered(self._llm, self._llm.is_sleeping())
@@ -373,11 +349,7 @@ class Engine:
                 await answered(self._llm, operate(self._llm, operation))
 
     async def rests(self) -> bool:
-        """Whether it is paused or asleep.
-
-        Raises:
-            EngineGoneError: the engine is dead.
-        """
+        """Whether it is paused or asleep. Raises EngineGoneError: the engine is dead."""
         return await answered(self._llm, self._llm.is_sleeping())
 
     def shutdown(self) -> None:

@@ -5,6 +5,9 @@ first says that the cache was emptied, and all together store what the engine th
 bear the numbers just before that of the next real batch, so that a reader goes on from there.
 The newest batch is never part of a snapshot but follows it, since readers tell one run of an
 engine from another by the last batch that they have.
+
+The events of a snapshot are vLLM's own, in the shape in which it publishes them. They have neither
+tokens nor extra keys, which would be most of their size: whoever goes by hashes misses nothing.
 """
 
 import logging
@@ -13,38 +16,123 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
-from backend_worker.kv_events.event_snapshot import Batch, fold, retell
-from backend_worker.kv_events.held_blocks import HeldBlocks
+import msgspec
+from vllm.distributed.kv_events import (
+    MEDIUM_CPU,
+    MEDIUM_GPU,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    KVCacheEvent,
+    KVEventBatch,
+)
+
+from backend_worker.kv_events.held_blocks import HeldBlocks, Kind, Run, Shelf
 
 logger = logging.getLogger(__name__)
 
-Message = tuple[int, bytes]
-"""Number and payload of a batch."""
+Batch: TypeAlias = KVEventBatch  # the events of one engine step
 
-REPLAYED = 400
-"""Batches that are replayed one by one. Who misses more is told faster by a snapshot."""
+_OWN_MEDIA = frozenset({None, MEDIUM_GPU, MEDIUM_CPU})
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def fold(held: HeldBlocks, batch: Batch) -> None:
+    """Change the blocks that are held as a batch says. Storage that other engines share is left
+    out: what is there says nothing about this one, and has no end."""
+    for event in batch.events:
+        if isinstance(event, AllBlocksCleared):
+            held.clear()
+        elif event.medium not in _OWN_MEDIA or event.locality == "REMOTE":
+            continue
+        elif isinstance(event, BlockStored):
+            _store(held, event)
+        elif isinstance(event, BlockRemoved):
+            held.remove(_shelf(event), event.block_hashes)
+
+
+def retell(held: HeldBlocks, last: Batch, blocks: int) -> Iterator[bytes]:
+    """Encoded batches after which whoever reads them holds the same, whatever he held before.
+
+    Args:
+        held: must not change before the last batch was taken.
+        last: that was added to them, for its time and rank.
+        blocks: at least, in each batch but the last; up to a run more.
+    """
+    events: list[KVCacheEvent] = [AllBlocksCleared()]
+    count = 0
+    for run, times in held.told():
+        if count >= blocks and run.hashes:
+            yield _batch(events, last)
+            events, count = [], 0
+        events += [_stored(run)] * times
+        count += len(run.hashes) * times
+    yield _batch(events, last)
+
+
+def _batch(events: list[KVCacheEvent], last: Batch) -> bytes:
+    return _encode(KVEventBatch(last.ts, events, last.data_parallel_rank))
+
+
+def _shelf(event: BlockStored | BlockRemoved) -> Shelf:
+    return Shelf(event.group_idx or 0, event.medium == MEDIUM_CPU)
+
+
+def _store(held: HeldBlocks, event: BlockStored) -> None:
+    kind = Kind(
+        event.block_size,
+        event.lora_id,
+        event.medium,
+        event.lora_name,
+        event.group_idx,
+        event.kv_cache_spec_kind,
+        event.kv_cache_spec_sliding_window,
+        event.locality,
+        event.ownership,
+    )
+    hashes = event.block_hashes
+    # vLLM leaves out blocks that a group skips, but not their tokens.
+    chained = len(event.token_ids) == len(hashes) * event.block_size
+    held.store(_shelf(event), hashes, event.parent_block_hash, kind, chained=chained)
+
+
+def _stored(run: Run) -> BlockStored:
+    kind = run.kind
+    return BlockStored(
+        block_hashes=run.hashes,
+        parent_block_hash=run.parent,
+        token_ids=[],
+        block_size=kind.block_size,
+        lora_id=kind.lora_id,
+        medium=kind.medium,
+        lora_name=kind.lora_name,
+        group_idx=kind.group_idx,
+        kv_cache_spec_kind=kind.spec_kind,
+        kv_cache_spec_sliding_window=kind.window,
+        locality=kind.locality,
+        ownership=kind.ownership,
+    )
+
+
+Message = tuple[int, bytes]  # number and payload of a batch
+
+REPLAYED = 400  # batches that are replayed one by one. Who misses more is told faster by a snapshot
 
 LEAST_KEPT = 64
 """Batches kept however few the operator asks for: a snapshot needs some numbers to bear."""
 
-_MOST_MESSAGES = 256
-"""Of a snapshot."""
+_MOST_MESSAGES = 256  # of a snapshot
 
 _BLOCKS_PER_MESSAGE = 1000
 """If that makes no more messages: about 35 kB, which a reader applies in a millisecond."""
 
-_MOST_BLOCKS = 1 << 22
-"""Beyond it no account is kept."""
-
-_FOLLOWING = 100
-"""Batches behind a snapshot up to which it is given to others who ask."""
-
-_FRESH_S = 1.0
-"""Until then it is given to others anyway: a limit on how often one is made."""
-
-_KEPT_S = 10.0
-"""Until then a snapshot for which nobody asks any more is kept."""
+_MOST_BLOCKS = 1 << 22  # beyond it no account is kept
+_FOLLOWING = 100  # batches behind a snapshot up to which it is given to others who ask
+_FRESH_S = 1.0  # until then it is given to others anyway: a limit on how often one is made
+_KEPT_S = 10.0  # until then a snapshot for which nobody asks any more is kept
 
 
 @dataclass(slots=True)
@@ -54,10 +142,8 @@ class Snapshot:
     Attributes:
         base: number of the first batch that is not in it.
         rest: makes its payloads; None when all are made.
-        payloads: that are made.
         following: batches since, the newest at that moment included.
         used: when it was made, or last given to somebody, in monotonic seconds.
-        made: when it was made.
     """
 
     base: int
@@ -73,12 +159,8 @@ class Snapshot:
 
 
 class EventLog:
-    """The batches of one rank. For one thread, which calls :meth:`work` when it has time.
-
-    Args:
-        kept: vLLM's buffer, to which every batch published is added.
-        clock: monotonic seconds.
-    """
+    """The batches of one rank, kept in vLLM's buffer. For one thread, which calls :meth:`work` when
+    it has time."""
 
     def __init__(self, kept: deque[Message], clock: Callable[[], float] = time.monotonic) -> None:
         self._kept = kept
@@ -91,11 +173,7 @@ class EventLog:
         self._next = 0
 
     def published(self, number: int, payload: bytes | None, batch: Batch) -> None:
-        """A batch was published, and is kept.
-
-        Args:
-            payload: None if it could not be published: readers must get on without it.
-        """
+        """A batch was published, and is kept; without a payload readers must get on without it."""
         self._next = number + 1
         if payload is None:
             self._missing = number
@@ -108,11 +186,8 @@ class EventLog:
                 self._fold()
 
     def answer(self, start: int) -> list[Message] | None:
-        """What to send to a reader that asks for a number and all after it.
-
-        Returns:
-            None if it must be asked again, since a snapshot is not ready: :meth:`work` helps.
-        """
+        """What to send to a reader that asks for a number and all after it; None if it must be
+        asked again, since a snapshot is not ready: :meth:`work` helps."""
         kept = self._kept
         if not kept or start > kept[-1][0]:
             return []
@@ -133,11 +208,8 @@ class EventLog:
         return [*enumerate(snapshot.payloads, first), *snapshot.following]
 
     def work(self) -> bool:
-        """Make a part of a snapshot, well below a millisecond, or forget one.
-
-        Returns:
-            Whether there is more to make.
-        """
+        """Make a part of a snapshot, well below a millisecond, or forget one; return whether there
+        is more."""
         snapshot = self._snapshot
         if snapshot is None:
             return False

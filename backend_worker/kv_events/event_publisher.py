@@ -4,6 +4,9 @@ vLLM's publisher runs in the engine's process, knows no encryption, and replays 
 only: a reader that comes later never learns what was stored before. Ours is the same one, which
 puts the fleet key on its sockets if there is one, and can tell all that the engine holds
 (``event_log.py``). Endpoints, numbering and buffer stay vLLM's.
+
+A reader asks ``["", number]`` on a ROUTER socket, and ``["", topic, number, payload]`` comes per
+batch, then a number of -1.
 """
 
 import dataclasses
@@ -11,10 +14,11 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Queue
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 import zmq
@@ -22,7 +26,6 @@ from vllm.config import KVEventsConfig, config
 from vllm.distributed.kv_events import EventPublisherFactory, KVEventBatch, ZmqEventPublisher
 
 from backend_worker.kv_events.event_log import LEAST_KEPT, EventLog, Message
-from backend_worker.kv_events.event_replays import LARGEST_REQUEST, QUEUED, Replays
 from common.errors import ConfigurationError
 from common.fleet_key import FleetKey
 from common.observability.telemetry import TASK_FAILURES
@@ -30,19 +33,112 @@ from common.request_plane.fleet_sockets import Gate, check_bind
 
 logger = logging.getLogger(__name__)
 
+QUEUED: Final = 64  # messages that ZMQ queues for one reader; the others wait until it has read
+LARGEST_REQUEST: Final = 1024  # bytes
+_AT_ONCE: Final = 64  # readers that are answered at once; the others wait in the socket
+_TURN_S: Final = 0.001  # how long a turn may take, in seconds, but for its last message
+_STUCK_S: Final = 30.0  # how long a reader may take nothing before it is given up, in seconds
+
+_NUMBER_BYTES: Final = 8
+_END: Final = (-1).to_bytes(_NUMBER_BYTES, "big", signed=True)
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Somebody who has asked from a number on.
+
+    Attributes:
+        left: messages still to send, the end excluded; None before there is an answer.
+        moved: when it last took one, in monotonic seconds.
+    """
+
+    start: int
+    left: deque[Message] | None
+    moved: float
+
+
+class Replays:
+    """The readers of one rank, by a ROUTER that this tells to say when a reader has no room or is
+    gone. For one thread."""
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        topic: bytes,
+        log: EventLog,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket = socket
+        self._topic = topic
+        self._log = log
+        self._clock = clock
+        self._readers: dict[bytes, _Reader] = {}
+
+    def turn(self) -> bool:
+        """Take questions and send what there is time for; return whether readers wait for more."""
+        ends = self._clock() + _TURN_S
+        self._take_questions()
+        while self._log.work() and self._clock() < ends:
+            pass
+        for name in list(self._readers):
+            self._serve(name, ends)
+            if self._clock() > ends:
+                break
+        return bool(self._readers)
+
+    def _take_questions(self) -> None:
+        for _ in range(_AT_ONCE):
+            if len(self._readers) >= _AT_ONCE or not self._socket.poll(0):
+                return
+            frames = self._socket.recv_multipart()
+            if len(frames) != 3 or len(frames[2]) != _NUMBER_BYTES:
+                logger.warning("a request for a replay has %d frames", len(frames))
+                continue
+            start = int.from_bytes(frames[2], "big")
+            # Who asks again wants another answer than before.
+            self._readers.pop(frames[0], None)
+            self._readers[frames[0]] = _Reader(start, None, self._clock())
+
+    def _serve(self, name: bytes, ends: float) -> None:
+        """Send to one reader, and put it behind the others."""
+        reader = self._readers.pop(name)
+        try:
+            done = self._send(name, reader, ends)
+        except zmq.Again:
+            done = self._clock() - reader.moved > _STUCK_S
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            done = True
+        if not done:
+            self._readers[name] = reader
+
+    def _send(self, name: bytes, reader: _Reader, ends: float) -> bool:
+        """Send until the time is over; whether the reader has all."""
+        if reader.left is None:
+            answer = self._log.answer(reader.start)
+            if answer is None:
+                return False
+            reader.left = deque(answer)
+        while reader.left:
+            number, payload = reader.left[0]
+            frames = (name, b"", self._topic, number.to_bytes(_NUMBER_BYTES, "big"), payload)
+            self._socket.send_multipart(frames, zmq.DONTWAIT)
+            reader.left.popleft()
+            reader.moved = self._clock()
+            if reader.moved > ends:
+                return False
+        self._socket.send_multipart((name, b"", b"", _END, b""), zmq.DONTWAIT)
+        return True
+
+
 _NAME = "mmrouter"
 
-_IDLE_S = 0.1
-"""How long a question may wait, in seconds, while the engine does nothing."""
-
-_BUSY_S = 0.001
-"""The same while readers are answered. The engine's other threads run meanwhile."""
-
-_LIVE_FIRST = 16
-"""Batches published, if so many wait, before readers get their turn."""
-
-_PAUSE_S = 0.1
-"""After an error that nobody expected, in seconds."""
+_IDLE_S = 0.1  # how long a question may wait, in seconds, while the engine does nothing
+_BUSY_S = 0.001  # the same while readers are answered. The engine's other threads run meanwhile
+_LIVE_FIRST = 16  # batches published, if so many wait, before readers get their turn
+_PAUSE_S = 0.1  # after an error that nobody expected, in seconds
 
 
 @config
@@ -77,11 +173,8 @@ class _Publishing:
         self._encode = msgspec.msgpack.Encoder().encode
 
     def turn(self, wait: float) -> bool:
-        """Publish some batches. Whether all is over.
-
-        Args:
-            wait: for the first, in seconds.
-        """
+        """Publish some batches, after so many seconds for the first at most; return whether all is
+        over."""
         for _ in range(_LIVE_FIRST):
             try:
                 batch = self._queue.get(timeout=wait)
@@ -112,14 +205,7 @@ class FleetEventPublisher(ZmqEventPublisher):
     def __init__(
         self, data_parallel_rank: int, *, key_file: str, buffer_steps: int, **settings: object
     ) -> None:
-        """
-        Args:
-            key_file: of the fleet's key; empty if there is none.
-            settings: of vLLM's publisher.
-
-        Raises:
-            ConfigurationError: the key can't be read.
-        """
+        """Raises ConfigurationError if the key, where there is a file for it, can't be read."""
         self._key = FleetKey.read(Path(key_file)) if key_file else None
         kept = max(buffer_steps, LEAST_KEPT)
         super().__init__(data_parallel_rank, buffer_steps=kept, **settings)
@@ -152,7 +238,6 @@ class FleetEventPublisher(ZmqEventPublisher):
                 time.sleep(_PAUSE_S)
 
     def shutdown(self) -> None:
-        """Stop publishing and free the ports."""
         super().shutdown()
         self._gate.close()
         self._ctx.destroy(linger=0)
@@ -166,9 +251,8 @@ def fleet_events(
 ) -> KVEventsConfig | None:
     """The settings of KV events as a worker with or without a key may use them.
 
-    Raises:
-        ConfigurationError: they leave this host and there is no key, or the publisher is
-            a third party's, which has none.
+    Raises ConfigurationError: they leave this host and there is no key, or the publisher is a third
+    party's, which has none.
     """
     if events is None or not events.enable_kv_cache_events or events.publisher == "null":
         return events

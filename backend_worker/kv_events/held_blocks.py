@@ -7,11 +7,9 @@ an event looks like is in ``event_publisher.py``.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-Hash: TypeAlias = bytes | int
-"""vLLM's hash of a block: whole, or cut to 64 bits."""
+Hash: TypeAlias = bytes | int  # vLLM's hash of a block: whole, or cut to 64 bits
 
-MOST_IN_RUN = 256
-"""Blocks in one run. To remove one from its middle takes time in proportion."""
+MOST_IN_RUN = 256  # blocks in one run. To remove one from its middle takes time in proportion
 
 
 class Shelf(NamedTuple):
@@ -42,13 +40,8 @@ class Kind(NamedTuple):
 
 
 class Run:
-    """Blocks of one shelf, each the child of the one before, all of them held.
-
-    Attributes:
-        hashes: the blocks, at least one.
-        parent: the block before the first, held or not; None if there is none.
-        kind: of all of them.
-    """
+    """Blocks of one shelf and kind, each the child of the one before, all of them held; the parent
+    of the first may be held or not."""
 
     __slots__ = ("hashes", "kind", "parent")
 
@@ -82,12 +75,8 @@ class HeldBlocks:
         *,
         chained: bool,
     ) -> None:
-        """Blocks entered the cache.
-
-        Args:
-            parent: the block before the first.
-            chained: whether each is the child of the one before. If not, parents are not kept.
-        """
+        """Blocks entered the cache, the first behind a parent. Parents are kept if each is the
+        child of the one before."""
         held = self._shelves.get(shelf)
         if held is None:
             held = self._shelves[shelf] = _Held(kind, counted=not shelf.offloaded)
@@ -107,7 +96,6 @@ class HeldBlocks:
                 held.remove(one)
 
     def clear(self) -> None:
-        """The cache was emptied."""
         self._shelves.clear()
 
     def told(self) -> Iterator[tuple[Run, int]]:
@@ -126,13 +114,7 @@ class HeldBlocks:
 
 
 class _Held:
-    """One shelf.
-
-    Attributes:
-        kind: of the first blocks that it had.
-        owners: by block, the run in which it stands.
-        copies: of blocks that are held several times, how often beyond the first.
-    """
+    """One shelf: by block the run in which it stands, and how often it is held beyond the first."""
 
     __slots__ = ("_counted", "_runs", "copies", "kind", "owners")
 
@@ -174,7 +156,6 @@ class _Held:
             self.copies[block] = self.copies.get(block, 0) + 1
 
     def remove(self, block: Hash) -> None:
-        """Remove a copy of a block."""
         if self.copies and (more := self.copies.pop(block, 0)):
             if more > 1:
                 self.copies[block] = more - 1

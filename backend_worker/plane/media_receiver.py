@@ -17,11 +17,10 @@ from common.errors import (
 )
 from common.identity import MmHash
 from common.observability.telemetry import TRANSFER_FALLBACKS
-from common.transfer.attachment import Attachment
-from common.transfer.base import MmKwargsReceiver, Received
-from common.transfer.choice import ReceiverSet
+from common.transfer.base import Attachment, MmKwargsReceiver, Received
 from common.transfer.handshake import TransferOffer, TransferReply, namespace
 from common.transfer.metadata import TransferMetadata, decode_metadata
+from common.transfer.transports import ReceiverSet
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +49,7 @@ class ReceivedMedia:
     def verify(self) -> None:
         """Check, once the engine has taken the tensors, that they were still ours.
 
-        Raises:
-            StaleSegmentError: the engine may have taken another item's bytes.
+        Raises StaleSegmentError: the engine may have taken another item's bytes.
         """
         for received in self._received.values():
             received.verify()
@@ -75,11 +73,7 @@ class MediaReceiver:
     """The transports by which frontends can reach this worker."""
 
     def __init__(self, receivers: Sequence[MmKwargsReceiver[Any]]) -> None:
-        """
-        Args:
-            receivers: one of each transport that this worker has, in the order in which it
-                tries what is offered.
-        """
+        """Have one end of each transport, in the order in which offers are tried."""
         self._ends = tuple(receivers)
         self._receivers = ReceiverSet(receivers)
 
@@ -94,13 +88,12 @@ class MediaReceiver:
         return reply
 
     async def attach(self, offer: TransferOffer) -> tuple[TransferReply, Attachment]:
-        """Try what a frontend offers, in our order; the first that works is used.
-
-        Cancelling it leaves nothing behind.
+        """Try what a frontend offers, in our order; the first that works is used. Cancelling it
+        leaves nothing behind.
 
         Returns:
-            What to answer, and the session's hold on the frontend's memory, to be detached
-            once the session and its requests have ended.
+            What to answer, and the session's hold on the frontend's memory, to be detached once the
+            session and its requests have ended.
         """
         terms = self.terms(offer)
         refusals: list[str] = []
@@ -121,17 +114,12 @@ class MediaReceiver:
     async def receive(
         self, shipments: Sequence[bytes], frames: Sequence[memoryview], into: ReceivedMedia
     ) -> None:
-        """Receive every shipped item, side by side.
-
-        Args:
-            shipments: transfer metadata, one per item.
-            frames: media frames of the message that brought them.
-            into: gets what could be received, also when others fail.
+        """Receive every shipped item, side by side, from the frames of its message; what could be
+        received is kept also when others fail, or when it is cancelled.
 
         Raises:
             CorruptSegmentError: some metadata is malformed, so it names no item.
-            MediaMissingError: names the items that did not arrive and the first
-                reason. Cancellation leaves nothing behind but what is in ``into``.
+            MediaMissingError: names the items that did not arrive and the first reason.
         """
         failed: dict[MmHash, TransferError] = {}
         described = [decode_metadata(shipment) for shipment in shipments]

@@ -1,6 +1,6 @@
 """What operators have the engine do: one operation at a time, while requests go on or wait.
 
-vLLM's part is ``engine_operations.py``; which operation may follow which, ``engine_state.py``.
+vLLM's part, and which operation may follow which, is ``backend_worker/engine/operations.py``.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from backend_worker.engine.state import EngineState
+from backend_worker.engine.operations import EngineState
 from backend_worker.plane.request import ServingEngine, sendable
 from backend_worker.plane.session import Session
 from common.errors import EngineGoneError, OperationRefusedError, WorkerBusyError
@@ -31,20 +31,14 @@ from common.request_plane.protocol import MOST_OPERATIONS, Operated
 
 logger = logging.getLogger(__name__)
 
-WAIT_S: Final = 10.0
-"""How long a request waits for an operation; then another worker may have it."""
+WAIT_S: Final = 10.0  # how long a request waits for an operation; then another worker may have it
 
 
 Send = Callable[[Session, Operated], Awaitable[None]]
 
 
 class Operations:
-    """Carries out operations, and says what they mean for requests.
-
-    Attributes:
-        state: of the engine.
-        blocks_emptied, media_emptied: as in :class:`common.request_plane.protocol.Status`.
-    """
+    """Carries out operations, and says what they mean for requests."""
 
     def __init__(
         self,
@@ -53,11 +47,10 @@ class Operations:
         changed: Callable[[], None],
         leave: Callable[[str], None],
     ) -> None:
-        """
-        Args:
-            leave: gives requests that are here to other workers, for a reason.
-            send: tells a frontend, after waiting for room.
-            changed: called when frontends should be told, before any request goes on.
+        """Args:
+        send: tells a frontend, after waiting for room.
+        changed: called when frontends should be told, before any request goes on.
+        leave: gives requests that are here to other workers, for a reason.
         """
         self._engine = engine
         self._send = send
@@ -87,11 +80,10 @@ class Operations:
         return True
 
     async def admit(self) -> None:
-        """Let a request into the engine. What an operation empties nothing may fill meanwhile:
-        the two ends of vLLM's media cache would differ. Where none runs this never suspends.
+        """Let a request into the engine. What an operation empties nothing may fill meanwhile: the
+        two ends of vLLM's media cache would differ. Where none runs this never suspends.
 
-        Raises:
-            WorkerBusyError: the engine rests, or an operation takes long.
+        Raises WorkerBusyError: the engine rests, or an operation takes long.
         """
         if not self._open.is_set():
             await self._wait()
@@ -120,11 +112,7 @@ class Operations:
             session.operating -= 1
 
     async def perform(self, operation: Operation) -> tuple[Outcome, str]:
-        """Do one, however long that takes.
-
-        Returns:
-            What became of it, and why it was not done, in a sentence.
-        """
+        """Do one, however long that takes; return what became of it, and why it was not done."""
         name = name_of(operation)
         if refusal := self._engine.refuses(operation):
             return Outcome.REFUSED, refusal

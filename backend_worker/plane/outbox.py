@@ -27,19 +27,14 @@ Unsendable: TypeAlias = Callable[[ProtocolError], object]
 
 class Outbox:
     """At most one output of each request: whoever has another one waits, and the engine
-    merges what follows, so a frontend that reads slowly holds up only its own requests.
-    """
+    merges what follows, so a frontend that reads slowly holds up only its own requests."""
 
     def __init__(
         self,
         send: Callable[[Outputs], Awaitable[bool]],
         aside: Callable[[Coroutine[None, None, None]], object],
     ) -> None:
-        """
-        Args:
-            send: sends if there is room, without waiting; says whether there was.
-            aside: runs what takes time in a task.
-        """
+        """Send if there is room, without waiting; what takes time runs aside."""
         self._send = send
         self._aside = aside
         self._waiting: dict[RequestId, tuple[Output, Unsendable]] = {}
@@ -50,11 +45,8 @@ class Outbox:
     def offer(self, output: Output, unsendable: Unsendable) -> bool:
         """Take an output, unless one of its request waits; says whether it did. It leaves with
         those that other requests get in the same step: they come in the same turn of the event
-        loop, in which the task that sends them does not begin yet. A closed one forgets it.
-
-        Args:
-            unsendable: told if it has no encoding, and will never be sent.
-        """
+        loop, in which the task that sends them does not begin yet. One without an encoding is never
+        sent, and told of. A closed outbox forgets it."""
         if self._closed:
             return True
         if output.request_id in self._waiting:
@@ -121,7 +113,6 @@ class Outbox:
 
 
 def _logprobs(output: Output) -> int:
-    """How many log probabilities an output has."""
     lists = [one.logprobs for one in output.outputs if one.logprobs]
     if output.prompt_logprobs:
         lists.append(output.prompt_logprobs)

@@ -14,9 +14,9 @@ from vllm.outputs import PoolingRequestOutput, RequestOutput
 
 from backend_worker.engine.adapters import Adapters, check_files
 from backend_worker.engine.calls import AnyOutput
-from backend_worker.engine.direct_outputs import take_outputs
+from backend_worker.engine.outputs import take_outputs
 from backend_worker.engine.vllm_engine import Items, RankLoad
-from backend_worker.plane.ledger import Entry
+from backend_worker.plane.frontend_loads import Entry
 from backend_worker.plane.media_receiver import MediaReceiver, ReceivedMedia
 from backend_worker.plane.outbox import Outbox
 from common.errors import (
@@ -58,8 +58,7 @@ again: a segment goes stale, or the engine evicts what it was just given."""
 LONGEST_ID_SHOWN = 80
 """Characters of a request's id in log lines and spans; frontends' own have 40 or so."""
 
-SUPPLY_TIMEOUT_S = 30.0
-"""How long a request waits for media it asked for."""
+SUPPLY_TIMEOUT_S = 30.0  # how long a request waits for media it asked for
 
 
 _FAILURES: Final[dict[type[Exception], FailureKind]] = {
@@ -106,11 +105,7 @@ class ServingEngine(Protocol):
 
 
 class WorkerRequest:
-    """A request that one frontend submitted.
-
-    Attributes:
-        task: does all of it, from :meth:`start` on.
-    """
+    """A request that one frontend submitted; a task does all of it."""
 
     task: asyncio.Task[None]
 
@@ -151,12 +146,7 @@ class WorkerRequest:
         self._supplies: asyncio.Queue[tuple[Supply, Sequence[memoryview]]] = asyncio.Queue(1)
 
     def start(self, media: Sequence[memoryview], ended: Callable[[], object]) -> None:
-        """Begin.
-
-        Args:
-            media: frames that came with the request.
-            ended: called when all is said.
-        """
+        """Begin, with the frames that came along; ``ended`` is called when all is said."""
         self.task = asyncio.create_task(self._run(media, ended))
 
     def supply(self, supply: Supply, media: Sequence[memoryview]) -> None:
@@ -235,8 +225,7 @@ class WorkerRequest:
 
     def _take(self, output: RequestOutput) -> bool:
         """Send an output that is not the last one, as vLLM makes it and without waking the task,
-        if that waits for it and the one before has left; says whether it did.
-        """
+        if that waits for it and the one before has left; says whether it did."""
         return (
             self._waits
             and self._unsendable is None

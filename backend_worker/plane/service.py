@@ -17,9 +17,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from backend_worker.plane.figures import OwnFigures
+from backend_worker.plane.load_report import LoadReports, OwnMetrics
 from backend_worker.plane.media_receiver import MediaReceiver
-from backend_worker.plane.news import News
 from backend_worker.plane.operations import Operations
 from backend_worker.plane.outbox import FULL_PAUSE_S, Outbox
 from backend_worker.plane.request import ServingEngine, WorkerRequest, sendable
@@ -32,8 +31,8 @@ from common.errors import (
 )
 from common.fleet_key import FleetKey
 from common.identity import Incarnation, RequestId, WorkerId
-from common.observability.stalled_loop import measure_loop_delay
 from common.observability.telemetry import INTERNAL_ERRORS, UNDECODABLE_MESSAGES
+from common.observability.watchdog import measure_loop_delay
 from common.request_plane.fleet_sockets import REFUSALS, Gate, count_refusals
 from common.request_plane.loop_socket import LoopSocket
 from common.request_plane.protocol import (
@@ -59,7 +58,7 @@ from common.request_plane.protocol import (
     Welcome,
 )
 from common.request_plane.wire import About, Codec, Frame
-from common.transfer.attachment import Attachment
+from common.transfer.base import Attachment
 from common.transfer.handshake import TransferOffer, parse_offer
 
 logger = logging.getLogger(__name__)
@@ -68,11 +67,8 @@ SEND_QUEUE = 1000
 """Messages that may wait for one frontend. Requests wait when it is full, and the engine
 merges their outputs meanwhile; other frontends don't notice."""
 
-CLOSE_S = 10.0
-"""How long the engine may take to let go of the requests of a worker that closes."""
-
-LINGER_MS = 2000
-"""How long last outputs and goodbyes have to leave."""
+CLOSE_S = 10.0  # how long the engine may take to let go of the requests of a worker that closes
+LINGER_MS = 2000  # how long last outputs and goodbyes have to leave
 
 NO_SESSION: Final = (
     "it has no session for this frontend: the worker was restarted, or has ended the session; "
@@ -91,8 +87,7 @@ ATTACH_S = SESSION_TIMEOUT_S / 3
 """How long a new session waits for its memory. NIXL may need longer, and the frontend doesn't
 wait for ever: the session then begins without, and gets it when it is there."""
 
-YIELD_EVERY = 16
-"""Messages read before others on the event loop get their turn."""
+YIELD_EVERY = 16  # messages read before others on the event loop get their turn
 
 MAX_FRAME_BYTES = 4 << 30
 """A frame holds at most one tensor of one media item. A sender of more is cut off."""
@@ -111,14 +106,10 @@ class WorkerService:
         key: FleetKey | None = None,
         max_requests: int = 1024,
     ) -> None:
-        """
-        Args:
-            endpoint: ZMQ address to bind, port 0 or ``*`` for any free one.
-            key: only frontends that have it are answered.
-            max_requests: requests of all frontends taken at once.
+        """Bind an endpoint, port 0 or ``*`` for any free one. Only frontends that have the key are
+        answered.
 
-        Raises:
-            ConfigurationError: the address can't be bound.
+        Raises ConfigurationError: the address can't be bound.
         """
         self._engine = engine
         self._media_receiver = media_receiver
@@ -131,8 +122,8 @@ class WorkerService:
         self._codec: Codec[ToWorker] = Codec(ToWorker)
         self._sessions: dict[bytes, Session] = {}
         self._operations = Operations(engine, self._send, self._tell_all, self._leave_to_others)
-        self._news = News(engine, self._operations)
-        self._figures = OwnFigures(self._send)
+        self._reports = LoadReports(engine, self._operations)
+        self._metrics = OwnMetrics(self._send)
         self._draining = False
         self._max_requests = max_requests
         self._context = zmq.asyncio.Context()
@@ -153,14 +144,12 @@ class WorkerService:
 
     @property
     def endpoint(self) -> str:
-        """The bound address, with the real port."""
         return str(self._socket.plain.getsockopt_string(zmq.LAST_ENDPOINT))
 
     async def run(self) -> None:
         """Serve until cancelled or closed, or until the engine dies.
 
-        Raises:
-            EngineGoneError: the engine died; the worker should end.
+        Raises EngineGoneError: the engine died; the worker should end.
         """
         if self._closed:
             return
@@ -170,7 +159,7 @@ class WorkerService:
                 for task, work in (
                     ("request plane", self._receive),
                     ("request plane clock", self._keep_time),
-                    ("request plane news", lambda: self._news.tell(self._with_news)),
+                    ("request plane reports", lambda: self._reports.tell(self._with_news)),
                     ("loop delay", measure_loop_delay),
                     ("strangers", lambda: count_refusals(self._socket.monitor, "request plane")),
                 )
@@ -178,8 +167,7 @@ class WorkerService:
 
     async def close(self) -> None:
         """Stop serving, abort what runs, close every session, free the port. The second and
-        later calls do nothing.
-        """
+        later calls do nothing."""
         if self._closed:
             return
         self._closed = True
@@ -257,7 +245,7 @@ class WorkerService:
                 if message.request_id in session.requests:
                     self._fail(session, message.request_id, "a request of this id is running")
                     return
-                if message.rank not in (None, *self._news.ledger.ranks):
+                if message.rank not in (None, *self._reports.loads.ranks):
                     self._fail(session, message.request_id, f"there is no rank {message.rank}")
                     return
                 if refusal := self._refusal():
@@ -279,7 +267,7 @@ class WorkerService:
             case Operate(number, operation):
                 self._aside(self._operations.answer(session, number, operation))
             case AskFigures(number):  # and a Ping says no more than that it came
-                self._aside(self._figures.tell(session, number))
+                self._aside(self._metrics.tell(session, number))
 
     async def _not_understood(
         self, session: Session | None, about: About, error: ProtocolError
@@ -295,7 +283,7 @@ class WorkerService:
             await self._end_session(session, f"a message can't be read: {error}")
 
     def _begin(self, session: Session, submit: Submit, media: Sequence[memoryview]) -> None:
-        rank = self._news.ledger.least_busy() if submit.rank is None else submit.rank
+        rank = self._reports.loads.least_busy() if submit.rank is None else submit.rank
         prompt_tokens = submit.prompt_tokens
         # Media tokens stand in the prompt, so it counts each token twice at most.
         prefill_tokens = min(submit.prefill_tokens, 2 * prompt_tokens)
@@ -305,12 +293,12 @@ class WorkerService:
             self._media_receiver,
             partial(self._send, session),
             session.outbox,
-            partial(self._news.status, session),
+            partial(self._reports.status, session),
             session.account.started(rank, prefill_tokens, prompt_tokens),
             self._operations.admit,
         )
         others = (other for other in self._sessions.values() if other is not session)
-        self._news.spread(submit, rank, others)
+        self._reports.spread(submit, rank, others)
         session.requests[submit.request_id] = request
         request.start(media, lambda: session.requests.pop(submit.request_id, None))
 
@@ -378,7 +366,7 @@ class WorkerService:
         if previous := self._sessions.get(address):
             await self._end_session(previous)
         outbox = Outbox(lambda outputs: self._send_now(address, outputs), self._aside)
-        now, account = time.monotonic(), self._news.ledger.open()
+        now, account = time.monotonic(), self._reports.loads.open()
         session = Session(address, hello.frontend_id, attachment, now, account, outbox)
         self._sessions[address] = session
         logger.info("frontend %s connected", hello.frontend_id)
@@ -407,11 +395,8 @@ class WorkerService:
         await self._send(session, Terms(reply.model_dump_json().encode()))
 
     async def _end_session(self, session: Session, reason: str = "") -> None:
-        """Take nothing more from a frontend and tell it nothing more. Waits for nobody.
-
-        Args:
-            reason: told to the frontend, unless it left by itself.
-        """
+        """Take nothing more from a frontend and tell it nothing more but a reason, unless it left
+        by itself. Waits for nobody."""
         if session.ended:
             return
         if reason:
@@ -462,7 +447,7 @@ class WorkerService:
             self._aside(self._tell(session))
 
     async def _tell(self, session: Session) -> None:
-        await self._send(session, self._news.status(session))
+        await self._send(session, self._reports.status(session))
 
     async def _send(self, session: Session, message: ToFrontend) -> None:
         """Send behind outputs that wait, once there is room; a Status waits for none."""

@@ -5,30 +5,26 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from backend_worker.plane.ledger import Account
+from backend_worker.plane.frontend_loads import Account
 from backend_worker.plane.outbox import Outbox
 from backend_worker.plane.request import WorkerRequest
 from common.identity import Incarnation, RequestId
 from common.request_plane.protocol import MOST_COMING, Coming, Status
-from common.transfer.attachment import Attachment
+from common.transfer.base import Attachment
 
 
 @dataclass(eq=False)
 class Session:
-    """One frontend.
+    """One frontend, by the ROUTER's name for its socket.
 
     Attributes:
-        address: the ROUTER's name for its socket.
         attachment: its hold on the frontend's memory.
         last_heard: monotonic seconds.
-        account: what it has here.
-        outbox: outputs that leave for it together.
         coming: what others sent here, of which it was not told yet; the oldest make way.
         telling: whether it is being told this worker's metrics.
         operating: its operations that are not answered yet.
         steps_told: when it was told last what steps add up to, in monotonic seconds.
         adapters_told: after which change of its adapters it was told them last.
-        active_told: the active ones that it was told last.
         ended: nothing is sent to it any more.
     """
 

@@ -19,8 +19,7 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
 
-CALM_S: Final = 60.0
-"""A task that ran for this long begins with the shortest pause again."""
+CALM_S: Final = 60.0  # a task that ran for this long begins with the shortest pause again
 
 Work = Callable[[], Awaitable[None]]
 
@@ -64,12 +63,8 @@ async def supervise(
 
 
 async def once(task: str, work: Work, failed: Callable[[BaseException], None]) -> None:
-    """Do some work that can't be tried again; whoever depends on it is told if it fails.
-
-    Args:
-        task: as above.
-        failed: gets the error that nobody expected.
-    """
+    """Do some work that can't be tried again; whoever depends on it gets the error that nobody
+    expected."""
     try:
         await work()
     except asyncio.CancelledError as error:
@@ -83,12 +78,7 @@ async def once(task: str, work: Work, failed: Callable[[BaseException], None]) -
 
 
 def note_failure(task: str, ended: "asyncio.Task[None]") -> None:
-    """Log and count an error that ended a short task for which nobody waits.
-
-    Args:
-        task: as above.
-        ended: the task, as its done callback gets it.
-    """
+    """Log and count an error that ended a short task, as its done callback."""
     if not ended.cancelled() and (error := ended.exception()) is not None:
         TASK_FAILURES.labels(task).inc()
         logger.error("%s failed", task, exc_info=error)

@@ -2,7 +2,7 @@
 
 Only the call that the thread was at fails. Python can't end a thread, so a stuck one stays; the
 owner of the process decides how many may: see
-:data:`common.observability.thread_watchdog.WATCHDOG`.
+:data:`common.observability.watchdog.WATCHDOG`.
 """
 
 import threading
@@ -17,25 +17,20 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from common.errors import ThreadStuckError
 from common.observability.log_lines import current_request
-from common.observability.thread_watchdog import STALL_S, WATCHDOG
+from common.observability.watchdog import STALL_S, WATCHDOG
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-STOP_S: Final = 5.0
-"""Seconds that :meth:`WatchedThreads.shutdown` waits at most."""
+STOP_S: Final = 5.0  # seconds that :meth:`WatchedThreads.shutdown` waits at most
 
 
 @dataclass(frozen=True)
 class _Task:
-    """A call that waits for a thread, or is in one.
-
-    Attributes:
-        request: our id of the request that it works for.
-    """
+    """A call that waits for a thread, or is in one, for a request."""
 
     future: "Future[Any]"
-    work: Callable[[], Any]
+    work: Callable[[], object]
     request: str
 
 
@@ -46,13 +41,12 @@ class WatchedThreads(Executor):
     """
 
     def __init__(self, name: str, count: int, limit_s: float, stall_s: float = STALL_S) -> None:
-        """
-        Args:
-            name: of the threads, in metrics and log lines: a short constant.
-            count: threads at most, without stuck ones.
-            limit_s: seconds that a call may take, beside those that it is allowed on the way
-                (:func:`common.observability.thread_watchdog.allow`).
-            stall_s: seconds after which a call is logged.
+        """Args:
+        name: of the threads, in metrics and log lines: a short constant.
+        count: threads at most, without stuck ones.
+        limit_s: seconds that a call may take, beside those that it is allowed on the way
+            (:func:`common.observability.watchdog.allow`).
+        stall_s: seconds after which a call is logged.
         """
         self._name = name
         self._count = count
@@ -64,12 +58,10 @@ class WatchedThreads(Executor):
         self._closed = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
-        """Run a function in one of the threads.
+        """Run a function in one of the threads. The future raises what it raises, and
+        ThreadStuckError if it does not return.
 
-        The future raises what the function raises, and ThreadStuckError if it does not return.
-
-        Raises:
-            RuntimeError: the threads were shut down.
+        Raises RuntimeError: the threads were shut down.
         """
         future: Future[T] = Future()
         with self._changing:
@@ -81,12 +73,8 @@ class WatchedThreads(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the threads once they have nothing to do.
-
-        Args:
-            wait: for threads that are in a call, for at most ``STOP_S`` seconds.
-            cancel_futures: leave undone what no thread is at.
-        """
+        """End the threads once they have nothing to do; wait for those in a call, ``STOP_S``
+        seconds at most."""
         with self._changing:
             threads = set() if self._closed else set(self._threads)
             self._closed = True

@@ -1,20 +1,185 @@
 """From a command line to parsed flags: others' names become ours, and ``--config`` is read.
 
-What is vLLM's is left over, for :mod:`common.cli.vllm_command_line`.
+vLLM, Dynamo, vllm-router and SMG have other names for flags of ours. An alias also works as a key
+of the file. Its value is converted where the scales differ. What is vLLM's own is left over, for
+:mod:`common.cli.vllm_command_line`.
 """
 
 import argparse
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from types import MappingProxyType
+from typing import ClassVar, Final, NamedTuple, TypeAlias
 
 from pydantic import Field
 
-from common.cli.config_file import ConfigFile
-from common.cli.flag_aliases import Names
-from common.cli.flag_settings import FlagSettings, add_all
+from common.cli.flag_settings import ConfigFile, FlagSettings, add_all
 from common.errors import ConfigurationError
+
+Convert: TypeAlias = Callable[[str], tuple[str, ...]]
+
+
+def _same(value: str) -> tuple[str, ...]:
+    return (value,)
+
+
+@dataclass(frozen=True)
+class Alias:
+    """Another name for flags of ours or vLLM's.
+
+    Attributes:
+        of: whose it is.
+        convert: makes a value for each flag; a ValueError says why not.
+        note: how the value is converted, where it is.
+    """
+
+    of: str
+    flags: tuple[str, ...]
+    convert: Convert = _same
+    note: str = ""
+    takes_value: bool = True
+
+    def values(self, name: str, value: str) -> list[tuple[str, str]]:
+        """Flags of ours with their values.
+
+        Raises ConfigurationError: the value has no counterpart.
+        """
+        try:
+            return list(zip(self.flags, self.convert(value), strict=True))
+        except ValueError as error:
+            raise ConfigurationError(f"{name}={value!r} is unusable: {error}") from error
+
+
+@dataclass(frozen=True)
+class Names:
+    """Aliases of one process, by flag."""
+
+    aliases: Mapping[str, Alias]
+
+    def in_arguments(self, argv: Iterable[str]) -> list[str]:
+        """A command line in our own names, with dashes where somebody wrote underscores.
+
+        Raises ConfigurationError: the value of an alias has no counterpart.
+        """
+        words = iter(argv)
+        return [ours for word in words for ours in self._ours(word, words)]
+
+    def _ours(self, word: str, following: Iterator[str]) -> list[str]:
+        if not word.startswith("-"):
+            return [word]
+        name, equals, value = word.partition("=")
+        if name.startswith("--") and "." not in name:
+            name = "--" + name.removeprefix("--").replace("_", "-")
+        alias = self.aliases.get(name)
+        if alias is None:
+            return [name + equals + value]
+        if alias.takes_value and not equals:
+            try:
+                value = next(following)
+            except StopIteration:
+                raise ConfigurationError(f"{name} needs a value") from None
+        elif equals and not alias.takes_value:
+            raise ConfigurationError(f"{name} takes no value")
+        return [f"{flag}={ours}" for flag, ours in alias.values(name, value)]
+
+    def in_file(self, file: ConfigFile) -> ConfigFile:
+        """A file in our own names. Errors as above, and if a key comes out twice."""
+        values: dict[str, object] = {}
+        for key, value in file.values.items():
+            for ours, converted in self._of_key(file, key, value):
+                if ours in values or (ours != key and ours in file.values):
+                    raise ConfigurationError(f"{file.path}: {key} says the same as {ours}")
+                values[ours] = converted
+        return ConfigFile(file.path, values)
+
+    def _of_key(self, file: ConfigFile, key: str, value: object) -> list[tuple[str, object]]:
+        alias = self.aliases.get(f"--{key}")
+        if alias is None or value is None:
+            return [(key, value)] if alias is None else []
+        if not alias.takes_value:
+            if not isinstance(value, bool):
+                raise ConfigurationError(f"{file.path}: {key}={value!r} is neither true nor false")
+            if not value:
+                return []
+        try:
+            made = alias.values(key, str(value))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{file.path}: {error}") from error
+        return [(flag.removeprefix("--"), converted) for flag, converted in made]
+
+
+_DYNAMO: Final = "Dynamo"
+_ROUTERS: Final = "vllm-router, SMG"
+
+
+def _more_than(value: str) -> tuple[str, ...]:
+    return ("0",) if value == "None" else (str(int(value) + 1),)
+
+
+def _mebibytes(value: str) -> tuple[str, ...]:
+    return (f"{int(value) / 2**20:.17g}",)
+
+
+_POLICIES: Final = {
+    "cache_aware": "kv",
+    "round_robin": "round-robin",
+}
+
+
+def _mode(policy: str) -> tuple[str, ...]:
+    if policy not in _POLICIES:
+        raise ValueError(f"--router-mode has nothing like it, only like {', '.join(_POLICIES)}")
+    return (_POLICIES[policy],)
+
+
+_DRAIN: Final = Alias("vllm serve", ("--drain-timeout",), note="seconds; vLLM's default is 0")
+_BUSY_BLOCKS: Final = Alias(
+    _DYNAMO,
+    ("--router-busy-blocks-fraction",),
+    lambda value: ("1",) if value == "None" else (value,),
+    "None is 1, which is never",
+)
+
+_FRONTEND_ALIASES: Final[dict[str, Alias]] = {
+    "--api-server-count": Alias("vllm serve", ("--processes",)),
+    "-asc": Alias("vllm serve", ("--processes",)),
+    "--shutdown-timeout": _DRAIN,
+    "--http-host": Alias(_DYNAMO, ("--host",)),
+    "--http-port": Alias(_DYNAMO, ("--port",)),
+    "--tls-cert-path": Alias("Dynamo, SMG", ("--ssl-certfile",)),
+    "--tls-key-path": Alias("Dynamo, SMG", ("--ssl-keyfile",)),
+    "--active-decode-blocks-threshold": _BUSY_BLOCKS,
+    "--active-prefill-tokens-threshold": Alias(
+        _DYNAMO,
+        ("--router-busy-prefill-tokens",),
+        _more_than,
+        "a worker is busy above it there and from it on here, so one is added; None is 0, never",
+    ),
+    "--policy": Alias(
+        _ROUTERS, ("--router-mode",), _mode, ", ".join(f"{a} is {b}" for a, b in _POLICIES.items())
+    ),
+    "--max-concurrent-requests": Alias(_ROUTERS, ("--max-inflight",)),
+    "--max-payload-size": Alias(
+        _ROUTERS, ("--max-body-mb",), _mebibytes, "bytes, which become MiB"
+    ),
+    "--request-timeout-secs": Alias(_ROUTERS, ("--request-timeout",)),
+    "--shutdown-grace-period-secs": Alias("SMG", ("--drain-timeout",)),
+    "--disable-retries": Alias(
+        _ROUTERS, ("--migration-limit",), lambda _: ("0",), "becomes 0", takes_value=False
+    ),
+    "--cb-timeout-duration-secs": Alias(
+        _ROUTERS,
+        ("--router-eject-base",),
+        note="always the same time there; here it doubles with each relapse",
+    ),
+}
+
+FRONTEND: Final = Names(MappingProxyType(_FRONTEND_ALIASES))  # at a frontend
+
+WORKER: Final = Names(MappingProxyType({"--shutdown-timeout": _DRAIN}))
+"""At a worker, whose flags are vLLM's own anyway."""
 
 
 class ConfigSettings(FlagSettings):
@@ -30,19 +195,13 @@ class ConfigSettings(FlagSettings):
 
 
 class CommandLine(NamedTuple):
-    """What was given.
-
-    Attributes:
-        ours: our flags; as ``config_file`` the :class:`ConfigFile`, or None.
-        rest: what the parser doesn't know.
-    """
+    """Our flags, with the file as ``config_file``, and what the parser doesn't know."""
 
     ours: Namespace
     rest: list[str]
 
     @property
     def file(self) -> ConfigFile | None:
-        """What stands in the file."""
         file: ConfigFile | None = self.ours.config_file
         return file
 
@@ -73,7 +232,6 @@ def read_command_line(
 
 
 def flags_of(groups: Iterable[type[FlagSettings]]) -> frozenset[str]:
-    """The flags of some groups."""
     return frozenset(
         group.flag(name)
         for group in groups

@@ -1,25 +1,30 @@
-"""What a command answers at once, before seconds of imports."""
+"""What a command answers at once: its version, help, completion, and flags that do not exist."""
 
 import importlib.util
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import NoReturn
 
-from common.cli.shell_completion import print_completion
-from common.version import version_line
+from common.cli.command_line import Names
+from common.cli.known_flags import KnownFlags, version_line
+from common.errors import ConfigurationError
+
+CHECK_FLAGS = "--check-flags"
 
 
-def leave_early(argv: list[str], completion: Callable[[str], str]) -> None:
-    """Answer ``--version`` or ``--completion SHELL``, or that vLLM is missing; return if it is none
-    of these.
+def leave_early(argv: Sequence[str], command: str, names: Names) -> None:
+    """End the process if it was asked for what needs no vLLM, or asked wrongly; else return.
 
     Args:
-        argv: of the command, without its name.
-        completion: makes the script for a shell.
+        argv: arguments of the command.
+        command: ``frontend`` or ``worker``.
+        names: other names of its flags.
 
     Raises:
-        SystemExit: it was answered.
+        SystemExit: with status 0 if it was answered, 1 without vLLM, and 2 if a flag is wrong.
     """
-    if argv == ["--version"]:
+    if "--version" in argv:
         print(version_line())
         sys.exit()
     if importlib.util.find_spec("vllm") is None:
@@ -30,5 +35,35 @@ def leave_early(argv: list[str], completion: Callable[[str], str]) -> None:
             file=sys.stderr,
         )
         sys.exit(1)
+    known = KnownFlags.of(command)
+    if known is None:
+        return  # of that version nothing is known: the parsers say what is wrong
+    try:
+        _answer(argv, known)
+        known.check(argv, names, os.environ)
+    except ConfigurationError as error:
+        usage = known.help.partition("\n")[0]
+        print(f"{usage}\n{known.prog}: error: {error}", file=sys.stderr)
+        sys.exit(2)
+    if CHECK_FLAGS in argv:
+        print("flags, keys of the file and choices are known; other values are checked at start")
+        sys.exit()
+
+
+def _answer(argv: Sequence[str], known: KnownFlags) -> None:
+    if {"-h", "--help"} & set(argv):
+        _print(known.help)
+    for word in argv:
+        if word.startswith("--help="):
+            if word != "--help=all":
+                raise ConfigurationError("--help takes nothing, or all")
+            _print(known.help_all)
     if argv[:1] == ["--completion"]:
-        print_completion(completion, argv[1:])
+        if len(argv) != 2 or argv[1] not in known.scripts:
+            raise ConfigurationError(f"--completion takes one of {', '.join(known.scripts)}")
+        _print(known.scripts[argv[1]])
+
+
+def _print(text: str) -> NoReturn:
+    print(text)
+    sys.exit()

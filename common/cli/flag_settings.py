@@ -1,6 +1,6 @@
 """Settings are declared once: name, type, default, unit, range and help.
 
-``--router-stall`` is ``MMROUTER_ROUTER_STALL``, and ``router-stall`` in the file of
+``--router-stall`` is ``MMROUTER_ROUTER_STALL``, and ``router-stall`` in the YAML file of
 ``--config``: the flag wins over the environment, that over the file, and that over the
 default. An empty variable counts as unset, and so does a key with nothing behind it; an empty path
 is refused. The name of a field ends with its unit; seconds are left out of the flag, so
@@ -8,18 +8,80 @@ is refused. The name of a field ends with its unit; seconds are left out of the 
 """
 
 import argparse
+import difflib
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Self, TypeAlias, get_args
 
+import yaml
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
-from common.cli.config_file import EMPTY, ConfigFile, is_empty
 from common.errors import ConfigurationError
+
+EMPTY: Final = "is empty: leave it out if that is not meant"
+"""What is said of a flag or a key whose text is a variable of a shell that is not set."""
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """What a file says, by key, with dashes for underscores; None where nothing stands behind the
+    key."""
+
+    path: Path
+    values: Mapping[str, object]
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file.
+
+        Raises ConfigurationError: it can't be read, or does not consist of keys and values.
+        """
+        try:
+            text = path.read_text()
+            root = yaml.compose(text, Loader=yaml.SafeLoader)
+            values = yaml.safe_load(text)
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"{path} can't be read: {error}") from error
+        except yaml.YAMLError as error:
+            raise ConfigurationError(
+                f"{path} is no YAML: {' '.join(str(error).split())}"
+            ) from error
+        if values is None:
+            return cls(path, {})
+        if not isinstance(values, dict):
+            raise ConfigurationError(f"{path} must have a key for each flag, as in `port: 8000`")
+        for key in values:
+            if not isinstance(key, str):
+                raise ConfigurationError(f"{path}: the key {key!r} is no text")
+        # A mapping keeps the last of several; the tree has them all.
+        written = Counter(_with_dashes(str(key.value)) for key, _ in root.value)
+        if twice := [key for key, times in written.items() if times > 1]:
+            raise ConfigurationError(f"{path}: {twice[0]} stands there twice")
+        return cls(path, {_with_dashes(key): value for key, value in values.items()})
+
+
+def _with_dashes(key: str) -> str:
+    """vLLM takes both for its flags. What follows a dot is the name of a field."""
+    name, dot, field = key.partition(".")
+    return name.replace("_", "-") + dot + field
+
+
+def is_empty(value: object) -> bool:
+    """Whether it is text with nothing in it."""
+    return isinstance(value, str) and not value.strip()
+
+
+def unknown(name: str, known: Iterable[str]) -> str:
+    """A sentence about a name that nobody knows, with the nearest that is known."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"{name} is unknown" + (f"; did you mean {near[0]}?" if near else "")
+
 
 ENV_PREFIX: Final = "MMROUTER_"
 
@@ -40,11 +102,7 @@ Layer: TypeAlias = Literal["flag", "environment", "file"]
 
 
 class Given(NamedTuple):
-    """What somebody said.
-
-    Attributes:
-        where: a flag, a variable, or a file and its key.
-    """
+    """What somebody said, and where: a flag, a variable, or a file and its key."""
 
     layer: Layer
     where: str
@@ -59,8 +117,7 @@ class FlagSettings(BaseModel):
         flag_prefix: what the flags begin with, ``router-`` for example.
         not_flags: fields that are set by other means.
         variables: fields without a flag, and the environment variable of each.
-        alternatives: fields of which one may be given. A flag of one beats the variables of all,
-            and these what the file says.
+        alternatives: fields of which one may be given, in whichever layer comes first.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -73,12 +130,10 @@ class FlagSettings(BaseModel):
 
     @classmethod
     def flag(cls, field: str) -> str:
-        """The command-line flag of a field."""
         return "--" + cls.flag_prefix + field.removesuffix("_s").replace("_", "-")
 
     @classmethod
     def variable(cls, field: str) -> str:
-        """The environment variable of a field."""
         own_name = ENV_PREFIX + cls.flag(field).removeprefix("--").replace("-", "_").upper()
         return cls.variables.get(field, own_name)
 
@@ -91,12 +146,11 @@ class FlagSettings(BaseModel):
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        """Add a flag for each field that has one to a parser."""
         group = parser.add_argument_group(cls.flag_group)
         for name, field in cls.declared().items():
             if name in cls.variables:
                 continue
-            options: dict[str, Any] = {"metavar": "VALUE"}
+            options: dict[str, Any] = {"metavar": _metavar(name, field)}
             if field.annotation is bool:
                 options = {"action": argparse.BooleanOptionalAction}
             elif isinstance(field.default, StrEnum):
@@ -121,12 +175,10 @@ class FlagSettings(BaseModel):
         """Settings from parsed flags, then the environment, then the file, then defaults.
 
         Args:
-            args: what a parser with :meth:`add_arguments` returned; as ``config_file`` the file.
-            environ: ``os.environ`` unless given.
+            args: from a parser with :meth:`add_arguments`; as ``config_file`` the file.
             others: fields that are no flags of ours: where each value stood, and the value.
 
-        Raises:
-            ConfigurationError: a value is unusable; the message names where it stood.
+        Raises ConfigurationError: a value is unusable; the message names where it stood.
         """
         given = cls.given(args, environ)
         found = dict(others or {}) | {name: (one.where, one.value) for name, one in given.items()}
@@ -139,10 +191,9 @@ class FlagSettings(BaseModel):
     def given(
         cls, args: argparse.Namespace, environ: Mapping[str, str] | None = None
     ) -> dict[str, Given]:
-        """What was said about each field, by whoever comes first. Arguments as above.
+        """What was said about each field, by whoever comes first.
 
-        Raises:
-            ConfigurationError: somebody gave two alternatives, an empty path, or what is no value.
+        Raises ConfigurationError: two alternatives are given, an empty path, or what is no value.
         """
         environ = os.environ if environ is None else environ
         file: ConfigFile | None = getattr(args, "config_file", None)
@@ -217,9 +268,18 @@ class FlagSettings(BaseModel):
 
 
 def add_all(parser: argparse.ArgumentParser, groups: Iterable[type[FlagSettings]]) -> None:
-    """Add the flags of several groups to a parser."""
     for group in groups:
         group.add_arguments(parser)
+
+
+def _metavar(name: str, field: FieldInfo) -> str:
+    """What help shows for a value: its unit if it has one."""
+    if (unit := unit_of(name)) != "":
+        return "SECONDS" if unit == "s" else unit
+    kinds = (field.annotation, *get_args(field.annotation))
+    if Path in kinds:
+        return "DIRECTORY" if name.endswith("_dir") else "FILE"
+    return "N" if int in kinds or float in kinds else "TEXT"
 
 
 def _is_path(field: FieldInfo) -> bool:
@@ -248,8 +308,10 @@ def range_of(field: FieldInfo) -> str:
 
 
 def default_of(name: str, field: FieldInfo) -> str:
-    """A field's default with its unit, as help shows it; empty if there is none."""
-    match default := field.get_default(call_default_factory=True):
+    """A field's default with its unit, as help shows it; empty if there is none, or the
+    machine decides."""
+    default = None if field.default_factory is not None else field.get_default()
+    match default:
         case None:
             return ""
         case bool():

@@ -56,11 +56,9 @@ class ProcessSettings(FlagSettings):
     def fleet_key(self) -> FleetKey | None:
         """The fleet's key, None if it has none.
 
-        Raises:
-            ConfigurationError: the file can't be used.
+        Raises ConfigurationError: the file can't be used.
         """
         return None if self.fleet_key_file is None else FleetKey.read(self.fleet_key_file)
 
     def log_setup(self, process: str) -> LogSetup:
-        """How a process of this name logs."""
         return LogSetup(self.log_level, self.log_format, process)

@@ -16,12 +16,10 @@ _HOLDS_SECRET: Final = re.compile(r"key|token|secret|password|credential|auth", 
 
 _URL_SECRET: Final = re.compile(r"(?<=//)[^/?#]*@|(?<=password=)[^&#]*")
 
-LONGEST: Final = 300
-"""Characters of a value of vLLM's."""
+LONGEST: Final = 300  # characters of a value of vLLM's
 
 
 def log_settings(logger: logging.Logger, lines: Iterable[str]) -> None:
-    """Log what is in force."""
     for line in lines:
         logger.info("in force, %s", line)
 
@@ -37,15 +35,10 @@ def summary(
     vllms: Mapping[str, Given],
     defaults: Mapping[str, object],
 ) -> list[str]:
-    """A line for each group of settings, and one for vLLM's arguments.
+    """A line for each group of settings, and one for vLLM's arguments: those given, by name, and
+    those that have a default of ours.
 
-    Args:
-        ours: parsed flags of ours.
-        vllms: arguments of vLLM's that were given, by name.
-        defaults: those of them that have a default of ours.
-
-    Raises:
-        ConfigurationError: a value of ours is unusable.
+    Raises ConfigurationError: a value of ours is unusable.
     """
     lines = [_group(group, ours) for group in groups]
     given = [
@@ -79,11 +72,7 @@ def _line(name: str, given: list[str], defaults: list[str]) -> str:
 
 
 def shown(value: object, name: str = "") -> str:
-    """A value as a log may show it.
-
-    Args:
-        name: of the field whose value it is.
-    """
+    """A value as a log may show it, perhaps of a named field."""
     match value:
         case bool():
             return "on" if value else "off"

@@ -9,26 +9,23 @@ import re
 from argparse import Namespace
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from vllm.logger import configure_logging_from_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from common.cli.config_file import EMPTY, ConfigFile, is_empty, unknown
-from common.cli.flag_settings import Given
+from common.cli.flag_settings import EMPTY, ConfigFile, Given, is_empty, unknown
 from common.cli.process_settings import ProcessSettings
 from common.errors import ConfigurationError
 from common.observability.log_lines import LogFormat, adopt, log_setup, reserve
 
-SECRETS = frozenset({"api_key", "hf_token"})
-"""Flags whose values nobody may see."""
+SECRETS = frozenset({"api_key", "hf_token"})  # flags whose values nobody may see
 
 _PLACE: Final = re.compile(r"host|uds|ssl_certfile|\w+_addr(ess)?")
 """Arguments that open more when they are empty, of which vLLM makes None, than when they are not
 given: no host is all addresses, no certificate is no TLS."""
 
-_NO_TEXT: Final = (bool, dict, list)
-"""What YAML makes of something that is written without quotes."""
+_NO_TEXT: Final = (bool, dict, list)  # what YAML makes of something that is written without quotes
 
 _ONE_DASH: Final = re.compile(r"-[A-Za-z][^ ]*")
 """A flag that is written with one; numbers and texts with spaces are values."""
@@ -44,19 +41,14 @@ class VllmParser(FlexibleArgumentParser):
     def __init__(
         self, prog: str, ours: Collection[str], refusal: Callable[[str], str | None]
     ) -> None:
-        """
-        Args:
-            ours: flags of ours, which could have been meant.
-            refusal: why an argument of vLLM's means nothing here, by its name with underscores;
-                None if it does.
-        """
+        """Know flags of ours, which could have been meant, and why an argument of vLLM's (by its
+        name with underscores) means nothing here; None if it does."""
         # Half of a flag would not be told from one of ours, nor from another name of it.
         super().__init__(prog=prog, allow_abbrev=False)
         self.ours = frozenset(ours)
         self.refusal = refusal
 
     def error(self, message: str) -> NoReturn:
-        """See argparse, which would end the process."""
         said, _, _ = message.partition("For further information visit ")  # Pydantic's
         raise ConfigurationError(" ".join(said.split()))
 
@@ -79,7 +71,6 @@ class VllmParser(FlexibleArgumentParser):
 
     @property
     def actions(self) -> Sequence[argparse.Action]:
-        """All arguments, in the order in which they were added."""
         return self._actions
 
     def knows(self, flag: str) -> bool:
@@ -105,11 +96,10 @@ class VllmParser(FlexibleArgumentParser):
     def _refused(self, name: str) -> str | None:
         return self.refusal(name) or self.refusal(name.removeprefix("no_"))
 
-    def given(self, argv: Sequence[str]) -> dict[str, Any]:
+    def given(self, argv: Sequence[str]) -> dict[str, object]:
         """The arguments that a command line gives, by name, and no defaults.
 
-        Raises:
-            ConfigurationError: it is wrong.
+        Raises ConfigurationError: it is wrong.
         """
         kept = [(action, action.default) for action in self._actions]
         try:
@@ -123,8 +113,7 @@ class VllmParser(FlexibleArgumentParser):
     def words(self, key: str, value: object) -> list[str]:
         """A key of a file, which is a flag of this parser, as words of a command line.
 
-        Raises:
-            ConfigurationError: it takes no such value.
+        Raises ConfigurationError: it takes no such value.
         """
         flag = f"--{key}"
         action = self._option_string_actions[flag.partition(".")[0]]
@@ -155,7 +144,7 @@ def _text(value: object) -> str:
     return json.dumps(value) if isinstance(value, _NO_TEXT) else str(value)
 
 
-def _refuse_as_text(value: object, made: dict[str, Any]) -> None:
+def _refuse_as_text(value: object, made: dict[str, object]) -> None:
     """Raises ConfigurationError if what is no text in a file became the text that stands there."""
     written = [value, *value] if isinstance(value, list) else [value]
     wrong = {_text(one) for one in written if isinstance(one, _NO_TEXT)}
@@ -167,15 +156,11 @@ def _refuse_as_text(value: object, made: dict[str, Any]) -> None:
 def read_vllms(
     parser: VllmParser, rest: Sequence[str], file: ConfigFile | None
 ) -> tuple[Namespace, dict[str, Given]]:
-    """vLLM's arguments, with vLLM's defaults, and what of them was given, by name.
+    """vLLM's arguments, with vLLM's defaults, and what of them was given, by name. Keys of the file
+    that are flags of ours are passed over; ``rest``, which our parser has left over, beats the
+    file.
 
-    Args:
-        rest: what our own parser has left over.
-        file: keys that are flags of ours are passed over. What is given in ``rest`` as well is
-            taken from there, as a whole.
-
-    Raises:
-        ConfigurationError: an argument is unknown or unusable, or means nothing here.
+    Raises ConfigurationError: an argument is unknown or unusable, or means nothing here.
     """
     found = {name: Given("flag", _flag(name), value) for name, value in parser.given(rest).items()}
     words = [*rest]
@@ -198,7 +183,9 @@ def read_vllms(
     return parser.parse_args(words), found
 
 
-def _said(parser: VllmParser, file: ConfigFile, key: str, value: object) -> dict[str, Any] | None:
+def _said(
+    parser: VllmParser, file: ConfigFile, key: str, value: object
+) -> dict[str, object] | None:
     """What a key of the file gives; None if nothing stands behind it."""
     if not parser.knows(f"--{key}"):  # nor what it is: the value may be a secret
         raise ConfigurationError(f"{file.path}: {parser.sentence_of_key(key)}")
@@ -215,12 +202,8 @@ def _said(parser: VllmParser, file: ConfigFile, key: str, value: object) -> dict
 
 
 def pass_level_on(ours: Namespace, args: Namespace) -> None:
-    """``--log-level`` is vLLM's as well, which has a variable of its own.
-
-    Args:
-        ours: parsed flags of ours.
-        args: vLLM's, which are changed.
-    """
+    """Our ``--log-level`` is vLLM's as well, which has a variable of its own. Changes vLLM's
+    arguments."""
     said = ProcessSettings.given(ours).get("log_level")
     if said is not None and said.layer != "environment":
         args.log_level = ProcessSettings.from_args(ours).log_level.upper()
@@ -228,11 +211,8 @@ def pass_level_on(ours: Namespace, args: Namespace) -> None:
 
 def configure_vllms_logging(args: Namespace, *, engine: bool = False) -> None:
     """Let vLLM's lines of this process be as its arguments say, which get what was made of them;
-    and like ours where they say nothing of it.
-
-    Args:
-        engine: whether an engine is to be started, whose processes have vLLM's own formatters only.
-    """
+    and like ours where they say nothing of it. Processes of an engine have vLLM's own formatters
+    only."""
     config = configure_logging_from_args(args)
     ours = log_setup()
     if _left_to_us(args):

@@ -98,6 +98,15 @@ ENGINE_AT_FRONTEND: Final[Mapping[str, str]] = MappingProxyType(
 """Arguments of the engine that work at a frontend too, and how."""
 
 
+NAMES: Final = frozenset(
+    {
+        *SERVER, *SERVER_REFUSED, *SERVER_AT_WORKER, *ENGINE_AT_FRONTEND, *engine_arguments.ON_CARD,
+        *engine_arguments.REFUSED, *engine_arguments.IRRELEVANT, *engine_arguments.IDLE,
+    }
+)  # fmt: skip
+"""All arguments of vLLM's, with underscores."""
+
+
 def refusal_at_frontend(name: str) -> str | None:
     """Why a frontend does not take an argument of vLLM's; None if it does, or if there is none."""
     if name in SERVER_REFUSED:

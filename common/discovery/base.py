@@ -9,19 +9,31 @@ A card belongs to one incarnation of a worker. Several under one worker id are t
 none replaces or removes another's.
 """
 
+import asyncio
+import contextlib
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
 from types import TracebackType
 from typing import ClassVar, Final, NamedTuple, Self
 from urllib.parse import SplitResult
 
-from common.errors import CardError
+from common.aio.supervised import Work, stop_tasks, supervise
+from common.backoff import Backoff
+from common.errors import CardError, DiscoveryError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation, WorkerId
+from common.observability.telemetry import DISCOVERY_ERRORS
 from common.request_plane.card import WorkerCard
 
-RENEW_S: Final = 1.0
-"""Also how long a frontend waits, when it starts, to see which workers live."""
+logger = logging.getLogger(__name__)
+
+RENEW_S: Final = 1.0  # also how long a frontend waits, when it starts, to see which workers live
+WITHDRAW_S: Final = 5.0  # how long a leaving worker waits for a place that does not answer
+
+FIRST_PAUSE_S: Final = 0.2
+LONGEST_PAUSE_S: Final = 5.0  # between tries while nothing can be read
 
 
 class CardPresent(NamedTuple):
@@ -56,20 +68,16 @@ class CardPublisher(ABC):
 
     @abstractmethod
     async def check(self, worker_id: WorkerId, incarnation: Incarnation) -> None:
-        """Try whether a card of that name could be published, without doing it.
+        """Try whether a card of that name could be published: an engine takes minutes to start.
 
-        An engine takes minutes to start; who can't be found afterwards should know before.
-
-        Raises:
-            DiscoveryError: it can't.
+        Raises DiscoveryError: it can't.
         """
 
     @abstractmethod
     async def publish(self, card: WorkerCard) -> None:
         """Publish the card, or replace what this publisher published before.
 
-        Raises:
-            DiscoveryError: the card can't be published here.
+        Raises DiscoveryError: the card can't be published here.
         """
 
     @abstractmethod
@@ -95,13 +103,12 @@ class CardWatcher(ABC):
     def changes(self) -> AsyncIterator[CardChange]:
         """All present cards, then every change, for ever.
 
-        What can't be read is logged and counted once, and otherwise ignored; while nothing
-        can be read, nothing changes. Cancelling the iteration leaves nothing behind, and
-        iterating again goes on after the last change that was given.
+        What can't be read is logged and counted once, and otherwise ignored; while nothing can be
+        read, nothing changes. Cancelling the iteration leaves nothing behind, and iterating again
+        goes on after the last change that was given.
 
-        Raises:
-            DiscoveryError: at first sight, cards can't be read here, or strangers could
-                have written them.
+        Raises DiscoveryError: at first sight, cards can't be read here, or strangers could write
+        them.
         """
 
 
@@ -119,8 +126,7 @@ class Discovery(ABC):
     def from_url(cls, url: SplitResult) -> Self:
         """The place that a URL of this scheme names.
 
-        Raises:
-            ConfigurationError: it names none; the message begins with what is wrong with it.
+        Raises ConfigurationError: it names none; the message begins with what is wrong with it.
         """
 
     @abstractmethod
@@ -137,3 +143,116 @@ class Discovery(ABC):
         Args:
             key: of the fleet; cards that aren't sealed with it are refused.
         """
+
+
+class RenewedPublisher(CardPublisher):
+    """What publishers share: a lease that is renewed in a task, and a card withdrawn in time,
+    though the place may not answer."""
+
+    place: ClassVar[str]
+
+    def __init__(self, key: FleetKey | None, renew_s: float) -> None:
+        self.key = key
+        self._renew_s = renew_s
+        self._tasks: list[asyncio.Task[None]] = []
+        self.withdrawn = False
+
+    @abstractmethod
+    async def _renew(self) -> None:
+        """Renew the lease, and publish the card again if it was lost. May raise an OSError or a
+        DiscoveryError."""
+
+    @abstractmethod
+    async def _remove(self) -> None:
+        """Remove the card. Raises as above."""
+
+    async def _close(self) -> None:
+        """Let go of connections, however withdrawing ended."""
+
+    def keep_renewed(self, **others: Work) -> None:
+        """Renew the lease from now on, and run what else goes on meanwhile, by its name."""
+        if self._tasks or self.withdrawn:
+            return
+        self._tasks = [
+            asyncio.create_task(supervise(f"card {name}", work), name=f"card-{name}")
+            for name, work in {"renewal": self._keep_renewing, **others}.items()
+        ]
+
+    async def withdraw(self) -> None:
+        self.withdrawn = True
+        try:
+            await stop_tasks(self._tasks)
+            async with asyncio.timeout(WITHDRAW_S):
+                await self._remove()
+        except (OSError, DiscoveryError) as error:  # a TimeoutError is an OSError
+            logger.warning(
+                "the card can't be withdrawn, its lease will end: %s",
+                str(error) or f"{self.place} does not answer",
+            )
+        finally:
+            await self._close()
+
+    async def _keep_renewing(self) -> None:
+        """Whatever goes wrong: the disk may be full or etcd gone, and the operator may put that
+        right."""
+        said: set[str] = set()
+        while True:
+            await asyncio.sleep(self._renew_s)
+            try:
+                await self._renew()
+            except (OSError, DiscoveryError) as error:
+                DISCOVERY_ERRORS.labels("renewal").inc()
+                if str(error) not in said:
+                    said.add(str(error))
+                    logger.warning("the lease of the card can't be renewed: %s", error)
+            else:
+                said.clear()
+
+
+class StreamWatcher(CardWatcher):
+    """Watches a place that tells of changes by itself, and begins again when that breaks."""
+
+    def __init__(self, key: FleetKey | None) -> None:
+        self.key = key
+        self.pending: deque[CardChange] = deque()
+        self.has_read = False
+        self.problems: set[str] = set()
+        self.backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+
+    @abstractmethod
+    def _watched(self) -> AsyncGenerator[None, None]:
+        """Note all changes, and stop after each look for them to be told.
+
+        Raises DiscoveryError: nothing can be read, or watched any more.
+        """
+
+    @abstractmethod
+    async def _close(self) -> None:
+        """Let go of connections."""
+
+    async def changes(self) -> AsyncIterator[CardChange]:
+        self.backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        try:
+            while True:
+                try:
+                    async with contextlib.aclosing(self._watched()) as looks:
+                        async for _ in looks:
+                            while self.pending:
+                                yield self.pending.popleft()
+                except DiscoveryError as error:
+                    if not self.has_read:
+                        raise DiscoveryError(f"no cards can be read: {error}") from error
+                    self.note_problem(error)
+                await asyncio.sleep(self.backoff.next_s())
+        finally:
+            await self._close()
+
+    def note_problem(self, error: DiscoveryError) -> None:
+        DISCOVERY_ERRORS.labels("listing").inc()
+        if str(error) not in self.problems:
+            self.problems.add(str(error))
+            logger.error("no cards can be read, the last ones stay: %s", error)
+
+    def tell(self, change: CardChange | None) -> None:
+        if change is not None:
+            self.pending.append(change)

@@ -1,26 +1,52 @@
-"""Where cards are kept: by a URL, or in a directory."""
+"""Where cards are kept: by a URL, whose scheme says which kind of place it is, or a directory."""
 
 import os
 import shlex
 import stat
 import tempfile
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
 from common.cli.flag_settings import FlagSettings
 from common.cli.settings_summary import without_secrets
 from common.discovery.base import Discovery
+from common.discovery.etcd import EtcdDiscovery
 from common.discovery.file import FileDiscovery
-from common.discovery.urls import BACKENDS, open_discovery
+from common.discovery.kubernetes import KubernetesDiscovery
 from common.errors import ConfigurationError, DiscoveryError
+
+BACKENDS: Final[dict[str, type[Discovery]]] = {
+    "file": FileDiscovery,
+    "etcd": EtcdDiscovery,
+    "kubernetes": KubernetesDiscovery,
+}
+"""Every kind of discovery, by the scheme of its URLs."""
+
+
+def open_discovery(url: str) -> Discovery:
+    """The place that a URL names. Nothing is touched yet.
+
+    Raises ConfigurationError: the scheme is unknown, or the rest means nothing to its backend.
+    """
+    forms = " or ".join(backend.form for backend in BACKENDS.values())
+    try:
+        parts = urlsplit(url)
+        backend = BACKENDS.get(parts.scheme)
+        if backend is None:
+            raise ConfigurationError(f"no discovery has the scheme {parts.scheme!r}")
+        return backend.from_url(parts)
+    except (ConfigurationError, ValueError) as error:
+        raise ConfigurationError(
+            f"discovery can't be at {without_secrets(url)!r}, it must be at {forms}: {error}"
+        ) from error
 
 
 def default_discovery_dir() -> Path:
     """The same for all processes of this user: in their runtime directory if they have one,
-    else in the temporary directory. Whoever opens it makes sure that it is theirs.
-    """
+    else in the temporary directory. Whoever opens it makes sure that it is theirs."""
     user = os.geteuid()
     for runtime in (os.environ.get("XDG_RUNTIME_DIR", ""), f"/run/user/{user}"):
         # Under sudo the variable may still name another user's.

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 MAX_ITEMS: Final = 4096
-MAX_REUSE: Final = 2
-"""Bytes that the items of a file may have together, for each byte of the file."""
+MAX_REUSE: Final = 2  # bytes that the items of a file may have together, for each byte of the file
 
 _SEQUENCE_HEADER: Final = 1
 _PICTURE: Final = b"av01"
@@ -24,12 +23,10 @@ class UnreadAvifError(ValueError):
 
 
 def avif_pixels(data: bytes) -> int:
-    """Return the pixels of the largest AV1 picture in a file, or half of those of all of them.
+    """Return the pixels of the largest AV1 picture in a file, or half of those of all of them: a
+    picture and its transparency are two of the same size.
 
-    A picture and its transparency are two of the same size.
-
-    Raises:
-        UnreadAvifError: the file is animated, damaged, or can't be understood.
+    Raises UnreadAvifError: the file is animated, damaged, or can't be understood.
     """
     try:
         sizes = [_coded_pixels(part) for part in _pictures(data)]
@@ -41,7 +38,6 @@ def avif_pixels(data: bytes) -> int:
 
 
 def _pictures(data: bytes) -> Iterator[bytes]:
-    """Yield the AV1 data of each picture."""
     top = _boxes(data, 0, len(data))
     if b"moov" in top or data[8:12] == b"avis":
         raise UnreadAvifError(_ANIMATED)
@@ -67,11 +63,7 @@ class _Box(NamedTuple):
 
 
 class _Item(NamedTuple):
-    """Where an item is.
-
-    Attributes:
-        at: offset and length of each piece.
-    """
+    """Where an item is: offset and length of each piece."""
 
     number: int
     in_idat: bool

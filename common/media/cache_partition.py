@@ -16,16 +16,11 @@ from common.identity import MmHash
 Partition = NewType("Partition", str)
 """Names a salt without telling it: 64 hexadecimal digits, or :data:`SHARED`."""
 
-SHARED: Final = Partition("")
-"""Of all requests without a salt. Hashes in it are vLLM's own."""
+SHARED: Final = Partition("")  # of all requests without a salt. Hashes in it are vLLM's own
 
 
 def partition_of(salt: str | None, owner: str = "") -> Partition:
-    """The partition of a salt.
-
-    Args:
-        owner: whose salt it is, if equal salts of others are not the same; without NUL.
-    """
+    """The partition of a salt, and of an owner (without NUL) if others' salts are not the same."""
     if not salt and not owner:
         return SHARED
     # JSON can carry lone surrogates.

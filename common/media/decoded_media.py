@@ -34,13 +34,9 @@ _MEDIA_ARGUMENTS: Final = frozenset(
 
 
 def check_decoded(modality: str, media: object) -> None:
-    """Refuse media that are references.
+    """Refuse media that are references, in any form in which vLLM has them.
 
-    Args:
-        media: of a modality, in any form in which vLLM has them.
-
-    Raises:
-        VLLMValidationError: one is a string, bytes or a path; 400.
+    Raises VLLMValidationError: one is a string, bytes or a path; 400.
     """
     if _refers(media):
         raise VLLMValidationError(
@@ -49,11 +45,7 @@ def check_decoded(modality: str, media: object) -> None:
 
 
 def check_options(options: Mapping[str, object]) -> None:
-    """Refuse options of a processor that are media.
-
-    Raises:
-        VLLMValidationError: one is; 400.
-    """
+    """Refuse options of a processor that are media. Raises VLLMValidationError: one is; 400."""
     for name, value in options.items():
         if name in _MEDIA_ARGUMENTS:
             raise VLLMValidationError(f"mm_processor_kwargs: {name} is no option of a processor")

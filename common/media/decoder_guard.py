@@ -32,14 +32,13 @@ from vllm.multimodal.media import ImageMediaIO, MediaWithBytes, audio
 from vllm.multimodal.video_decoders import torchcodec
 
 from common.media.avif_size import avif_pixels
+from common.media.container_tables import claims_too_much
 from common.media.formats import AVIF, FFMPEG_FORMATS, IMAGE_FORMATS
-from common.media.tables import claims_too_much
 from common.media.tensor_files import load as load_tensor
 
 logger = logging.getLogger(__name__)
 
-_NO_PROTOCOL: Final = "none"
-"""The name of no protocol; OpenCV can't be given an empty list."""
+_NO_PROTOCOL: Final = "none"  # the name of no protocol; OpenCV can't be given an empty list
 
 _OPTIONS: Final = {
     "protocol_whitelist": _NO_PROTOCOL,
@@ -49,8 +48,7 @@ _OPENCV_OPTIONS: Final = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 """OpenCV reads it from the environment whenever it opens a video."""
 
 _OPENCV_LOGS: Final = "OPENCV_FFMPEG_LOGLEVEL"
-_QUIET: Final = "-8"
-"""FFmpeg's ``AV_LOG_QUIET``."""
+_QUIET: Final = "-8"  # FFmpeg's ``AV_LOG_QUIET``
 
 _PYAV_OPEN: Final[Any] = av.open
 _OPENCV_OPEN: Final[Any] = cv2.VideoCapture
@@ -60,16 +58,12 @@ MAX_FFMPEG_BYTES: Final = 320 << 20
 
 _MAX_ALLOC: Final = "av_max_alloc"
 _MAX_PIXELS: Final = b"max_pixels"
-_ANY_NUMBER: Final = 2**31 - 1
-"""The option's own default."""
-
-_FREE_CALLS: Final = 20_000
-"""Of a film's ``read`` and ``seek``, however small it is."""
+_ANY_NUMBER: Final = 2**31 - 1  # the option's own default
+_FREE_CALLS: Final = 20_000  # of a film's ``read`` and ``seek``, however small it is
 _BYTES_PER_CALL: Final = 128
 """A film with its sound behind its pictures takes two calls a frame, others one for 4 KiB."""
 
-_UNCOUNTABLE_PLANES: Final = 8
-"""Of a sound, which FFmpeg has a list of its own for beyond these."""
+_UNCOUNTABLE_PLANES: Final = 8  # of a sound, which FFmpeg has a list of its own for beyond these
 
 _TORCH_LOAD: Final[Any] = torch.load
 
@@ -306,7 +300,6 @@ class _Opened:
         return getattr(self._container, name)
 
     def decode(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        """Yield the frames of streams. Raises as PyAV's."""
         packer = av.AudioResampler(format="flt")
         for frame in self._container.decode(*args, **kwargs):
             if isinstance(frame, av.AudioFrame) and not _has_countable_planes(frame):

@@ -2,7 +2,7 @@
 
 FFmpeg takes a file for whatever its content looks like, and some of its formats are texts
 that name other files and addresses (ffconcat, HLS, DASH, SDP), which it then opens. All that
-are let in here are binary and complete in themselves.
+are let in here are binary and complete in themselves. Other formats are named in error messages.
 """
 
 import re
@@ -137,3 +137,44 @@ def _after_tags(data: bytes) -> int:
         size = tag[6] << 21 | tag[7] << 14 | tag[8] << 7 | tag[9]
         start += 10 + size + (10 if tag[5] & 0x10 else 0)
     return start
+
+
+_NAMES: Final = (
+    (b"PK\x03\x04", "a ZIP archive"),
+    (b"\x1f\x8b", "a gzip archive"),
+    (b"\x1a\x45\xdf\xa3", "Matroska or WebM"),
+    (b"RIFF", "a sound or film (RIFF)"),
+    (b"OggS", "Ogg"),
+    (b"fLaC", "FLAC"),
+    (b"ID3", "MP3"),
+    (b"\x89PNG", "PNG"),
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"GIF8", "GIF"),
+    (b"BM", "BMP"),
+    (b"{", "JSON"),
+    (b"[", "JSON"),
+    (b"<", "XML"),
+)
+_START: Final = 1024
+
+
+def is_web_page(data: bytes) -> bool:
+    """Return whether data is HTML, as servers send it where a file is not."""
+    return name_of_unread(_text(data)) == WEB_PAGE
+
+
+def name_of(data: bytes) -> str | None:
+    """Return the name of a format, or None for one that is not known."""
+    text = _text(data)
+    if (unread := name_of_unread(data) or name_of_unread(text)) is not None:
+        return unread
+    if data[4:8] == b"ftyp":
+        return "MP4 or QuickTime"
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "WebP"
+    found = (name for start, name in _NAMES if data.startswith(start) or text.startswith(start))
+    return next(found, None)
+
+
+def _text(data: bytes) -> bytes:
+    return data[:_START].removeprefix(b"\xef\xbb\xbf").lstrip()

@@ -20,8 +20,7 @@ import torch
 MAX_PICKLE: Final = 16 << 10
 """Bytes of what says which shape a tensor has; ``torch.save`` makes some 300 of them."""
 
-MAX_RECORDS: Final = 64
-"""Files in the archive; ``torch.save`` makes seven of one tensor."""
+MAX_RECORDS: Final = 64  # files in the archive; ``torch.save`` makes seven of one tensor
 
 _ENTRY: Final = b"PK\x01\x02"
 """What each entry of an archive's directory begins with, which is read as a whole."""
@@ -64,8 +63,7 @@ class _Kind(NamedTuple):
 def load(data: bytes) -> torch.Tensor:
     """Return the tensor of a file.
 
-    Raises:
-        TensorFileError: it is another file, or its tensor is larger than the file.
+    Raises TensorFileError: it is another file, or its tensor is larger than the file.
     """
     if data.count(_ENTRY) > MAX_RECORDS:
         raise TensorFileError("it has too many records: send one tensor")
@@ -114,8 +112,7 @@ class _Unpickler(pickle._Unpickler):
         super().__init__(BytesIO(pickled))
         self._read = lru_cache(read)  # a pickle may ask for the same a thousand times
 
-    def find_class(self, module: str, name: str) -> Any:
-        """Return what stands for a name of PyTorch's."""
+    def find_class(self, module: str, name: str) -> object:
         if module == "torch" and name in _DTYPES:
             return _Kind(_DTYPES[name])
         known = _CALLED.get((module, name))
@@ -127,7 +124,6 @@ class _Unpickler(pickle._Unpickler):
         return known
 
     def persistent_load(self, pid: Any) -> torch.Tensor:
-        """Return the numbers of a storage."""
         kind, (dtype,), key, _, _ = pid
         if kind != "storage":
             raise TensorFileError("it refers to something else than numbers")

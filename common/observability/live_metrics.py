@@ -43,16 +43,13 @@ class QuickHistogram(Collector):
         registry.register(self)
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count a value, as often as it was seen."""
         self._counts[bisect_left(self._edges, value)] += times
         self._sum += value * times
 
     def describe(self) -> Iterable[HistogramMetricFamily]:
-        """What it is, without figures."""
         return [HistogramMetricFamily(self._name, self._documentation)]
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
-        """What was counted."""
         edges = [*map(floatToGoString, self._edges), "+Inf"]
         counted = list(zip(edges, map(float, accumulate(self._counts)), strict=True))
         (family,) = self.describe()
@@ -69,23 +66,16 @@ class Described(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Figures under the same values of the labels.
-
-    Attributes:
-        values: in the order in which they were described; None for one that there is not.
-    """
+    """Figures under the same values of the labels, in the order in which they were described; None
+    for one that there is not."""
 
     labels: Sequence[str]
     values: Sequence[float | None]
 
 
 class Asked(Collector):
-    """Figures with the same labels that are asked for when somebody reads them. Nothing is kept
-    here, so what is gone is not shown any more.
-
-    Attributes:
-        labels: their names.
-    """
+    """Figures with the same labels that are asked for when somebody reads them: what is gone is not
+    shown any more."""
 
     def __init__(
         self,
@@ -103,14 +93,12 @@ class Asked(Collector):
         self._ask = ask
 
     def describe(self) -> Iterable[Family]:
-        """What they are, without figures."""
         return [
             family(name, documentation, labels=self.labels)
             for family, name, documentation in self._described
         ]
 
     def collect(self) -> Iterator[Family]:
-        """The figures as they are now."""
         families = list(self.describe())
         for labels, values in self._ask():
             for family, value in zip(families, values, strict=True):

@@ -11,17 +11,18 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from common.backoff import Backoff
 from common.errors import causes
 from common.observability import tracing
 
-OURS: Final = ("common", "frontend", "backend_worker", "mmrouter")
-"""Loggers of this project."""
+OURS: Final = ("common", "frontend", "backend_worker", "mmrouter")  # loggers of this project
 
 current_request: Final[ContextVar[str]] = ContextVar("request", default="")
 """Our id of the request that the code works on; empty if it is none's."""
@@ -46,30 +47,26 @@ class LogFormat(StrEnum):
 
 @dataclass(frozen=True)
 class LogSetup:
-    """How a process logs.
-
-    Attributes:
-        process: its name, in each line.
-    """
+    """How a process of a name logs."""
 
     level: LogLevel
     form: LogFormat
     process: str
 
     def formatter(self) -> logging.Formatter:
-        """What makes its lines."""
         return JsonLines(self.process) if self.form is LogFormat.JSON else TextLines(self.process)
 
 
 class TextLines(logging.Formatter):
-    """``INFO 05:12:44 [frontend 4f1e…] frontend.app: message``, with the id of the request."""
+    """``INFO 2026-11-26 05:12:44 [frontend 4f1e…] frontend.app: message``, with the id of the
+    request."""
 
     def __init__(self, process: str) -> None:
-        super().__init__("%(levelname)s %(asctime)s %(place)s %(name)s: %(message)s", "%H:%M:%S")
+        layout = "%(levelname)s %(asctime)s %(place)s %(name)s: %(message)s"
+        super().__init__(layout, "%Y-%m-%d %H:%M:%S")
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """See logging."""
         request = current_request.get()
         record.place = f"[{self._process} {request}]" if request else f"[{self._process}]"
         return super().format(record)
@@ -89,7 +86,6 @@ class JsonLines(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """See logging."""
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line = {
             "time": f"{seconds}.{int(record.msecs):03d}Z",
@@ -148,7 +144,6 @@ class Paced(logging.Filter):
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """See logging."""
         if record.levelno < logging.WARNING:
             return True
         now = self._clock()
@@ -198,8 +193,7 @@ def log_setup() -> LogSetup | None:
 
 def configure_logging(setup: LogSetup) -> None:
     """Send our log lines to stderr, each naming the process it comes from; and those of libraries
-    that have no say of their own, from warnings on.
-    """
+    that have no say of their own, from warnings on."""
     global _in_force
     _in_force = setup
     handler = logging.StreamHandler()
@@ -233,3 +227,35 @@ def reserve(loggers: Iterable[str]) -> None:
 
 def _handlers(loggers: Iterable[str]) -> list[logging.Handler]:
     return [handler for name in loggers for handler in logging.getLogger(name).handlers]
+
+
+FIRST_LINE_S: Final = 10.0  # after which the first line comes; what takes less says nothing
+
+LONGEST_PAUSE_S: Final = 60.0
+
+
+@contextmanager
+def log_progress(
+    what: str,
+    say: Callable[[str], object],
+    *,
+    first_s: float = FIRST_LINE_S,
+    longest_s: float = LONGEST_PAUSE_S,
+) -> Iterator[None]:
+    """Say how long something has been under way, in pauses that double, until it has ended. A
+    thread does, so it is said too while the event loop stands still."""
+    ended = threading.Event()
+    began = time.monotonic()
+
+    def speak() -> None:
+        backoff = Backoff(first_s, longest_s)
+        while not ended.wait(backoff.next_s()):
+            say(f"{what} ({time.monotonic() - began:.0f} s so far)")
+
+    speaker = threading.Thread(target=speak, name="still-busy", daemon=True)
+    speaker.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        speaker.join()

@@ -30,8 +30,7 @@ from common.observability.tracing import LONGEST_STATE, Kind, Span, Value, insta
 
 logger = logging.getLogger(__name__)
 
-CLOSE_S: Final = 3.0
-"""How long the end of a process may wait for a collector."""
+CLOSE_S: Final = 3.0  # how long the end of a process may wait for a collector
 
 _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _GRPC: Final = "grpc"
@@ -121,15 +120,13 @@ class OtelTracer:
         self._tracer = provider.get_tracer("mmrouter")
 
     def begin(self, name: str, kind: Kind, headers: Mapping[str, str]) -> OtelSpan:
-        """See the protocol."""
         context = _W3C.extract(headers, Context())
         return OtelSpan(self._tracer, self._tracer.start_span(name, context, _KINDS[kind]))
 
 
 class BoundedProcessor(SpanProcessor):
     """Hands spans to an exporter in a thread, as many at most as OpenTelemetry's own would hold,
-    and counts what becomes of each.
-    """
+    and counts what becomes of each."""
 
     def __init__(self, exporter: SpanExporter, most: int | None = None) -> None:
         """
@@ -166,7 +163,6 @@ class BoundedProcessor(SpanProcessor):
         self._batches.shutdown()  # type: ignore[no-untyped-call]
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Export what waits."""
         return bool(self._batches.force_flush(timeout_millis))
 
     def _left(self, count: int) -> None:
@@ -214,11 +210,8 @@ class Export:
     """The tracing of this process, until :meth:`close`."""
 
     def __init__(self, endpoint: str, instance: str) -> None:
-        """
-        Args:
-            endpoint: where the collector is.
-            instance: which process of its role this is; becomes ``service.instance.id``.
-        """
+        """Export to an endpoint; the instance of the process's role becomes
+        ``service.instance.id``."""
         # Each of an exporter's retries would be a line; we say it once.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         try:
@@ -232,8 +225,7 @@ class Export:
 
     def close(self, limit_s: float = CLOSE_S) -> None:
         """Export what is left, for so long at most. vLLM's exporter in this process, if there is
-        one, gets the same time: at exit it would take 30 s if nobody answers it.
-        """
+        one, gets the same time: at exit it would take 30 s if nobody answers it."""
         install(None)
         ends = [threading.Thread(target=self._provider.shutdown, daemon=True)]
         vllms = trace.get_tracer_provider()
@@ -252,8 +244,7 @@ class Export:
 def prepare_environment(endpoint: str, role: str) -> None:
     """Let all exporters of this process and its children be alike.
 
-    Raises:
-        ConfigurationError: there is no exporter for that.
+    Raises ConfigurationError: there is no exporter for that.
     """
     # vLLM knows the first name only, and grpc unless it is set.
     protocol = next((said for name in _PROTOCOLS if (said := os.environ.get(name))), _GRPC)
@@ -297,8 +288,7 @@ def _exporter(endpoint: str) -> SpanExporter:
 def _provider(exporter: SpanExporter | None, instance: str) -> TracerProvider:
     """A provider as OpenTelemetry's variables want it.
 
-    Raises:
-        ConfigurationError: one of them is unusable.
+    Raises ConfigurationError: one of them is unusable.
     """
     resource = Resource.create({"service.instance.id": instance})
     try:

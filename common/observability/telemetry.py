@@ -1,7 +1,5 @@
-"""One helper, :class:`stage`, that serves metric, span, NVTX range and log together.
-
-Also the home of the frontend's and worker's Prometheus metrics, so that their
-names stand in one place. Nothing here decides anything.
+"""The Prometheus metrics of frontends and workers, and :class:`stage`, which serves metric, span,
+NVTX range and log together.
 """
 
 import logging
@@ -15,9 +13,32 @@ from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
 from common.errors import ConfigurationError
-from common.observability.buckets import BETWEEN_TOKENS_S, FIRST_TOKEN_S, REQUEST_S, STAGE_S
 from common.observability.live_metrics import Asked, Described, QuickHistogram
 from common.observability.tracing import Span, current, enter
+
+FIRST_TOKEN_S: Final = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
+    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+"""Seconds to the first token."""
+
+BETWEEN_TOKENS_S: Final = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0),
+    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+"""Seconds from one token to the next."""
+
+REQUEST_S: Final = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+"""Seconds of a whole request."""
+
+STAGE_S: Final = (
+    *(0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3),
+    *(1.0, 3.0, 10.0, 30.0, 100.0),
+)
+"""Seconds of a stage; vLLM has no such figure, and some of ours take microseconds."""
 
 logger = logging.getLogger("mmrouter")
 
@@ -38,12 +59,6 @@ CONNECTIONS_CUT = Counter(
 TIME_TO_FIRST_TOKEN = Histogram(
     "mmrouter_time_to_first_token_seconds",
     "From the arrival of a request, with its whole body, to its first token",
-    buckets=FIRST_TOKEN_S,
-)
-FIRST_TOKEN_ERROR = Histogram(
-    "mmrouter_first_token_error_seconds",
-    "How far first tokens came from where routing expected them, late or early",
-    ["side"],
     buckets=FIRST_TOKEN_S,
 )
 INTER_TOKEN_LATENCY = QuickHistogram(
@@ -83,9 +98,6 @@ HF_PROCESSOR_RUNS = Gauge(
     "mmrouter_hf_processor_runs",
     "Calls of the Hugging Face processor since start, warm-up excluded",
     ["side", "worker_id"],
-)
-PREPROCESS_RESTARTS = Counter(
-    "mmrouter_preprocess_restarts", "Processes for media that died and were replaced"
 )
 PREPROCESS_WAITING = Gauge(
     "mmrouter_preprocess_waiting", "Requests whose media are being processed, or wait for it"
@@ -139,18 +151,6 @@ TRANSFER_FALLBACKS = Counter(
     "Media items that did not travel by the preferred transport",
     ["transport", "reason"],
 )
-ORPHANED_ARENAS = Counter(
-    "mmrouter_orphaned_arenas", "Shared-memory arenas of dead frontends that were removed"
-)
-ARENA_PAGES_RESTORED = Counter(
-    "mmrouter_arena_pages_restored",
-    "Pages of a mapped arena that something in this worker wrote to and that were dropped",
-)
-NIXL_RESTARTS = Counter(
-    "mmrouter_nixl_restarts",
-    "Processes that hold a NIXL agent which ended and were replaced",
-    ["role"],
-)
 PROMPT_TOKENS = Counter(
     "mmrouter_prompt_tokens", "Tokens of prompts that were routed", ["worker_id"]
 )
@@ -176,7 +176,6 @@ RETRY_BUDGET_EXHAUSTED = Counter(
 DEADLINES_EXCEEDED = Counter(
     "mmrouter_deadlines_exceeded", "Requests that waited too long, by what for", ["deadline"]
 )
-MALFORMED_CARDS = Counter("mmrouter_malformed_cards", "Cards that could not be read")
 REFUSED_CARDS = Counter("mmrouter_refused_cards", "Cards that did not fit the fleet", ["field"])
 UNDECODABLE_MESSAGES = Counter(
     "mmrouter_undecodable_messages", "Messages of the request plane that made no sense", ["side"]
@@ -199,7 +198,11 @@ DISCOVERY_ERRORS = Counter(
     "What went wrong where cards are kept, by reason",
     ["reason"],
 )
-WORKERS = Gauge("mmrouter_workers", "Workers by state", ["state"])
+WORKERS = Gauge(
+    "mmrouter_workers",
+    "Workers by state; ejected and busy ones have another state besides",
+    ["state"],
+)
 MODELS = Asked(
     ("model",),
     Described(
@@ -282,22 +285,16 @@ INDEX_RANKS = Gauge(
 )
 
 PROCESSES = Gauge("mmrouter_processes", "Processes of this frontend that serve")
-PROCESS_RESTARTS = Counter(
-    "mmrouter_process_restarts", "Processes of this frontend that ended and were started again"
-)
-SILENT_PROCESSES = Counter(
-    "mmrouter_silent_processes",
-    "Answers for all processes of this frontend that lack one's, which came late or was too large",
+CHILD_RESTARTS = Counter(
+    "mmrouter_child_restarts",
+    "Processes that this one had started, which ended and were replaced, by what they do",
+    ["role"],
 )
 EJECTIONS = Counter(
     "mmrouter_ejections",
     "Times a worker was taken out after errors or stalls",
     ["worker_id", "reason"],
 )
-EJECTED_WORKERS = Gauge(
-    "mmrouter_ejected_workers", "Workers that are out, or on trial, after errors or stalls"
-)
-BUSY_WORKERS = Gauge("mmrouter_busy_workers", "Workers that get no more requests for the moment")
 SPANS = Counter(
     "mmrouter_spans", "Spans of requests by whether the collector has taken them", ["outcome"]
 )
@@ -320,13 +317,11 @@ _OF_ONE_WORKER: Final = (
 
 
 def forget_worker(worker_id: str) -> None:
-    """Show nothing of a worker any more."""
     for metric in _OF_ONE_WORKER:
         metric.remove_by_labels({"worker_id": worker_id})
 
 
-_nvtx: ModuleType | None = None
-"""Once ranges are emitted."""
+_nvtx: ModuleType | None = None  # once ranges are emitted
 
 NVTX_DOMAIN: Final = "mmrouter"
 
@@ -334,8 +329,7 @@ NVTX_DOMAIN: Final = "mmrouter"
 def enable_nvtx() -> None:
     """Emit an NVTX range per stage from now on. Off by default.
 
-    Raises:
-        ConfigurationError: the package is missing.
+    Raises ConfigurationError: the package is missing.
     """
     global _nvtx
     try:
@@ -386,7 +380,6 @@ class stage(ContextDecorator):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End, whatever happened."""
         elapsed = time.perf_counter() - self._started
         name = self._name
         if kind is not None:

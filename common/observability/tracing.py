@@ -1,7 +1,7 @@
 """The trace of a request, as the rest of the code sees it.
 
-Nothing here imports OpenTelemetry, and nothing is done until :func:`install` was called; what then
-makes spans is :mod:`common.observability.otel`.
+OpenTelemetry is imported only where ``--otlp-traces-endpoint`` asks for traces; what then makes
+spans is :mod:`common.observability.otel`.
 
 A request's spans are found by the context (``contextvars``) that its code runs in. So whatever sets
 the current span must not do it across a ``yield`` of an asynchronous generator, which runs in the
@@ -16,6 +16,8 @@ from enum import Enum
 from typing import Annotated, Final, Protocol, TypeAlias
 
 import msgspec
+
+from common.errors import ConfigurationError
 
 LONGEST_PARENT: Final = 128
 """Characters of a ``traceparent``; today's have 55, later versions may have more."""
@@ -49,13 +51,8 @@ class Kind(Enum):
 
 
 class Span(Protocol):
-    """A piece of work in a trace.
-
-    Attributes:
-        recording: whether it will be exported; the sampler says.
-        trace_id: in hexadecimal digits.
-        span_id: likewise.
-    """
+    """A piece of work in a trace, with ids in hexadecimal digits; the sampler says if it is
+    exported."""
 
     @property
     def recording(self) -> bool: ...
@@ -93,22 +90,15 @@ class Span(Protocol):
         """Its name is only known now."""
 
     def end(self, error: str | None = None) -> None:
-        """It is over. The second and later calls do nothing.
-
-        Args:
-            error: the type of what ended it, if it failed. Never a message, which may quote a user.
-        """
+        """It is over, perhaps by an error of a type. Never a message, which may quote a user. Later
+        calls do nothing."""
 
 
 class Tracer(Protocol):
     """Makes spans that are nobody's child in this process."""
 
     def begin(self, name: str, kind: Kind, headers: Mapping[str, str]) -> Span:
-        """Begin one.
-
-        Args:
-            headers: of another process's span, whose child it becomes; see :func:`clean`.
-        """
+        """Begin one, as the child of another process's span; see :func:`clean`."""
 
 
 _tracer: Tracer | None = None
@@ -122,7 +112,6 @@ def install(tracer: Tracer | None) -> None:
 
 
 def enabled() -> bool:
-    """Whether this process traces."""
     return _tracer is not None
 
 
@@ -145,11 +134,8 @@ def enter(span: Span | None) -> Span | None:
 @contextmanager
 def span_of_request(name: str, headers: Mapping[str, str]) -> Iterator[Span | None]:
     """The span of a request that came from outside, current inside of this; None if this process
-    does not trace. An error ends it as failed.
-
-    Args:
-        headers: as they came; anything but a usable trace context is passed over.
-    """
+    does not trace. An error ends it as failed. Headers that are no usable trace context are passed
+    over."""
     if _tracer is None:
         yield None
         return
@@ -204,3 +190,37 @@ def of_http(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
             "tracestate": b",".join(states).decode("latin-1"),
         }
     )
+
+
+@contextmanager
+def exporting(endpoint: str | None, instance: str) -> Iterator[None]:
+    """Trace inside of this to an endpoint that :func:`prepare` has taken; without one nothing
+    happens."""
+    if endpoint is None:
+        yield
+        return
+    from common.observability.otel import Export
+
+    export = Export(endpoint, instance)
+    try:
+        yield
+    finally:
+        export.close()
+
+
+def prepare(endpoint: str | None, role: str) -> None:
+    """See, before anything is started, that spans can be exported; and let vLLM's, in this process
+    and its children, go the same way under the same name, by role (``frontend`` or ``worker``).
+
+    Raises ConfigurationError: they can't be.
+    """
+    if endpoint is None:
+        return
+    try:
+        from common.observability.otel import prepare_environment
+    except ImportError as error:
+        raise ConfigurationError(
+            f"--otlp-traces-endpoint needs OpenTelemetry ({error}): "
+            "pip install opentelemetry-sdk opentelemetry-exporter-otlp"
+        ) from error
+    prepare_environment(endpoint, role)

@@ -124,11 +124,7 @@ class OutputSettings(_Frozen):
 
 
 class EnvironmentSettings(_Frozen):
-    """Environment variables of vLLM that decide tokens or media.
-
-    Attributes:
-        video_loader_backend: which frames of a video are taken.
-    """
+    """Environment variables of vLLM that decide tokens or media."""
 
     video_loader_backend: str
 
@@ -145,9 +141,7 @@ class CacheSettings(_Frozen):
 
     Attributes:
         block_size: tokens per hashed block.
-        hash_algorithm: vLLM's ``prefix_caching_hash_algo``.
         none_hash: hex digest that stands in for the parent of the first block.
-        enable_prefix_caching: without it there is nothing to route towards.
     """
 
     block_size: int = Field(gt=0)
@@ -157,12 +151,8 @@ class CacheSettings(_Frozen):
 
 
 class Adapter(_Frozen):
-    """A LoRA adapter; fields are those of vLLM's ``--lora-modules``.
-
-    Attributes:
-        name: by which users ask for it.
-        path: where the worker has it. It enters block hashes beside the name.
-    """
+    """A LoRA adapter; fields are those of vLLM's ``--lora-modules``. Its path enters block hashes
+    beside its name."""
 
     name: Annotated[str, AfterValidator(_name)]
     path: Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_on_one_line)]
@@ -223,9 +213,7 @@ class WorkerCard(_Frozen):
     """Everything a frontend must know to use a worker.
 
     Attributes:
-        ranks: the data-parallel ranks that it serves, ascending. Those of one group of workers
-            are numbered over the whole group.
-        adapters: what it serves beside the model. Workers may have others.
+        ranks: that it serves, ascending, numbered over the whole group of workers.
         fleet_key: fingerprint of the key that its sockets demand; None if they are plain.
     """
 
@@ -283,15 +271,13 @@ class WorkerCard(_Frozen):
             raise CardError(f"malformed card: {_shown(where)}: {first['msg']}") from error
 
     def to_json(self) -> bytes:
-        """Serialise for discovery."""
         return self.model_dump_json().encode()
 
 
 def check_compatible(ours: WorkerCard, theirs: WorkerCard) -> None:
     """Refuse a card under which tokens or hashes would differ from ours.
 
-    Raises:
-        CardIncompatibleError: names the first differing field and both values.
+    Raises CardIncompatibleError: names the first differing field and both values.
     """
     if theirs.vllm_version != ours.vllm_version:
         raise CardIncompatibleError(

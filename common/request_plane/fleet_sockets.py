@@ -61,12 +61,8 @@ def _prepare_zero_copy() -> None:
 
 
 class Gate:
-    """Lets only frontends with the key into sockets that are bound in a context.
-
-    Args:
-        context: gets the key as a default of every socket made from now on.
-        key: without one everybody is let in.
-    """
+    """Lets only frontends with the key into sockets that are bound in a context, or everybody
+    without one. It gets the key as a default of every socket made from now on."""
 
     def __init__(self, context: zmq.Context[Any], key: FleetKey | None) -> None:
         self._authenticator: ThreadAuthenticator | None = None
@@ -101,12 +97,8 @@ class _OneKey:
 
 
 async def count_refusals(monitor: zmq.asyncio.Socket, socket: str) -> None:
-    """Count strangers until cancelled, and log the first.
-
-    Args:
-        monitor: of the socket that is bound, for :data:`REFUSALS`.
-        socket: what to call it in the metric and on the log.
-    """
+    """Count strangers at a socket, by its monitor for :data:`REFUSALS`, until cancelled; log the
+    first."""
     first = True
     while True:
         await recv_monitor_message(monitor)
@@ -135,8 +127,7 @@ def leaves_host(endpoint: str) -> bool:
 def check_bind(endpoint: str, key: FleetKey | None) -> None:
     """Refuse to serve beyond this host without a key.
 
-    Raises:
-        ConfigurationError: says how to get one.
+    Raises ConfigurationError: says how to get one.
     """
     if key is None and leaves_host(endpoint):
         raise ConfigurationError(
@@ -171,8 +162,7 @@ def check_address(endpoint: str) -> None:
 def check_card(card: WorkerCard, key: FleetKey | None) -> None:
     """Refuse a worker with which we share no key, before anything is said to it.
 
-    Raises:
-        CardKeyError: says what to do.
+    Raises CardKeyError: says what to do.
     """
     ours = None if key is None else key.fingerprint
     if card.fleet_key != ours:

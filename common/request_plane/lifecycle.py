@@ -68,8 +68,7 @@ MEANING: dict[State | Event, str] = {
     Event.CANCEL: "nobody wants the answer any more",
 }
 
-FINAL = frozenset({State.FINISHED, State.FAILED, State.CANCELLED})
-"""States that are never left."""
+FINAL = frozenset({State.FINISHED, State.FAILED, State.CANCELLED})  # states that are never left
 
 TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.PREPARING, Event.PREPARED): State.CHOOSING,
@@ -105,7 +104,6 @@ class Lifecycle:
 
     @property
     def state(self) -> State:
-        """The state now."""
         return self._state
 
     @property
@@ -115,14 +113,12 @@ class Lifecycle:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing can happen to it any more."""
         return self._state in FINAL
 
     def on(self, event: Event) -> None:
         """Take the transition of an event.
 
-        Raises:
-            ProtocolError: the event can't happen in this state. The state stays.
+        Raises ProtocolError: the event can't happen in this state. The state stays.
         """
         following = TRANSITIONS.get((self._state, event))
         if following is None:

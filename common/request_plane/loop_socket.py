@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 import zmq
 import zmq.asyncio
 
-from common.aio.undo import undo_on_error
+from common.aio.cleanup import undo_on_error
 from common.request_plane.wire import Frame
 
 
@@ -38,7 +38,6 @@ class LoopReader:
 
     @property
     def waited_for(self) -> bool:
-        """Whether somebody waits for what comes."""
         return self._reader is not None
 
     @property
@@ -50,8 +49,7 @@ class LoopReader:
         """The frames of the next message. Does not wait if there is one, so whoever receives many
         lets others have a turn now and then.
 
-        Raises:
-            zmq.ZMQError: it was stopped before.
+        Raises zmq.ZMQError: it was stopped before.
         """
         if self._stopped:
             # A shadow's pointer may be another socket's by now: ZMQ has freed what it was for.
@@ -66,8 +64,7 @@ class LoopReader:
 
     def stop(self) -> None:
         """Nothing is received any more. Whoever waits is cancelled, also if he was woken already,
-        unless the event loop is closed and nobody can be told.
-        """
+        unless the event loop is closed and nobody can be told."""
         self._stopped = True
         self._unwatch()
         if self._reader is not None and not self._reader.get_loop().is_closed():
@@ -101,12 +98,8 @@ class LoopReader:
 
 
 class LoopSocket:
-    """Receives as :class:`LoopReader` does, and sends without ever waiting.
-
-    Attributes:
-        plain: the socket itself, to be bound or connected.
-        monitor: tells of its connections.
-    """
+    """Receives as :class:`LoopReader` does, and sends without ever waiting. The plain socket is to
+    be bound or connected; the monitor tells of its connections."""
 
     def __init__(
         self,
@@ -115,14 +108,8 @@ class LoopSocket:
         options: Mapping[zmq.SocketOption, int],
         monitored: int,
     ) -> None:
-        """
-        Args:
-            kind: such as ``zmq.DEALER``.
-            monitored: the events of connections for which :attr:`monitor` is asked.
-
-        Raises:
-            zmq.ZMQError: there is no file handle for it.
-        """
+        """Monitor the events that are asked for. Raises zmq.ZMQError: there is no file handle for
+        it."""
         # By way of the context, which gives its sockets the fleet's key.
         made: Any = context.socket(kind, socket_class=cast(Any, zmq.Socket))
         self.plain: Final[zmq.Socket[bytes]] = made
@@ -135,7 +122,6 @@ class LoopSocket:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
         return bool(self.plain.closed)
 
     @property
@@ -148,11 +134,8 @@ class LoopSocket:
         return await self._reader.receive()
 
     def send(self, frames: Sequence[Frame | zmq.Frame], *, copy: bool = False) -> None:
-        """Send, or raise zmq.Again if there is no room.
-
-        Args:
-            copy: of small frames a copy is cheaper than to hear when they have left.
-        """
+        """Send, or raise zmq.Again if there is no room. Of small frames a copy is cheaper than to
+        hear when they have left."""
         try:
             self.plain.send_multipart(frames, zmq.NOBLOCK, copy=copy)
         finally:

@@ -12,11 +12,9 @@ import msgspec
 PauseMode: TypeAlias = Literal["abort", "wait", "keep"]
 """What becomes of requests that run: they end as they are, are waited for, or stand still."""
 
-Tag: TypeAlias = Literal["weights", "kv_cache", "scheduling"]
-"""What of an engine wakes up."""
+Tag: TypeAlias = Literal["weights", "kv_cache", "scheduling"]  # what of an engine wakes up
 
-Iterations: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
-"""Steps of an engine."""
+Iterations: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]  # steps of an engine
 
 ProfilerOptions: TypeAlias = Annotated[
     dict[Annotated[str, msgspec.Meta(max_length=128)], bool | int | float | str],
@@ -24,16 +22,12 @@ ProfilerOptions: TypeAlias = Annotated[
 ]
 """Named arguments of PyTorch's profiler that can be written in JSON."""
 
-LONGEST_MESSAGE = 2000
-"""Characters of what a worker says about an operation."""
+LONGEST_MESSAGE = 2000  # characters of what a worker says about an operation
 
 
 class Sleep(msgspec.Struct, frozen=True, tag="sleep"):
-    """Give memory back.
-
-    Attributes:
-        level: 0 only pauses; 1 keeps the weights in the host's memory; 2 keeps nothing.
-    """
+    """Give memory back: level 0 only pauses, 1 keeps the weights in the host's memory, 2 keeps
+    nothing."""
 
     level: Annotated[int, msgspec.Meta(ge=0, le=2)]
     mode: PauseMode
@@ -50,11 +44,7 @@ class ReleaseKvCacheMemory(msgspec.Struct, frozen=True, tag="release_kv_cache_me
 
 
 class Pause(msgspec.Struct, frozen=True, tag="pause"):
-    """Compute nothing until :class:`Resume`.
-
-    Attributes:
-        clear_cache: whether KV blocks and media are forgotten.
-    """
+    """Compute nothing until :class:`Resume`; KV blocks and media may be forgotten."""
 
     mode: PauseMode
     clear_cache: bool = True
@@ -65,12 +55,8 @@ class Resume(msgspec.Struct, frozen=True, tag="resume"):
 
 
 class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset_prefix_cache"):
-    """Forget KV blocks.
-
-    Attributes:
-        reset_running_requests: begin those again that use some; else they keep it from happening.
-        reset_external: the KV connector's as well.
-    """
+    """Forget KV blocks, perhaps the KV connector's as well. Requests that use some begin again, or
+    else keep it from happening."""
 
     reset_running_requests: bool = False
     reset_external: bool = False
@@ -85,14 +71,8 @@ class ResetEncoderCache(msgspec.Struct, frozen=True, tag="reset_encoder_cache"):
 
 
 class StartProfile(msgspec.Struct, frozen=True, tag="start_profile"):
-    """Begin a profile.
-
-    Attributes:
-        profile_prefix: of the files' names.
-        delay_iterations: steps before it begins.
-        max_iterations: steps after which it ends by itself.
-        profiler_kwargs: what else PyTorch's profiler is told; for vLLM 0.33 and newer.
-    """
+    """Begin a profile, so many steps from now and for so many; ``profiler_kwargs`` are for vLLM
+    0.33 and newer."""
 
     profile_prefix: Annotated[str, msgspec.Meta(max_length=128)] | None = None
     delay_iterations: Iterations | None = None
@@ -114,7 +94,6 @@ class LoadLoraAdapter(msgspec.Struct, frozen=True, tag="load_lora_adapter"):
     Attributes:
         lora_path: where the worker finds its files, on its host, or by which name on a hub.
         load_inplace: read again what is there under the name.
-        base_model_name: what ``/v1/models`` calls its parent; the model's own name without one.
     """
 
     lora_name: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
@@ -168,17 +147,14 @@ class Outcome(StrEnum):
 
 
 def has_adapter_already(name: str) -> str:
-    """Why a worker does not load it."""
     return f"it has an adapter {name} already: load_inplace reads it again"
 
 
 def has_no_adapter(name: str) -> str:
-    """Why it lets none go."""
     return f"it has no adapter {name!r}"
 
 
 def has_the_models_name(name: str) -> str:
-    """Why it does not load it."""
     return f"{name} is the name of the model"
 
 

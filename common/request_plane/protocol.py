@@ -74,11 +74,8 @@ class HeldAdapter(msgspec.Struct, frozen=True):
 
 PROTOCOL_VERSION = 11
 
-PING_INTERVAL_S = 1.0
-"""How often each side says that it is alive."""
-
-SESSION_TIMEOUT_S = 15.0
-"""Silence after which the other side is taken for dead."""
+PING_INTERVAL_S = 1.0  # how often each side says that it is alive
+SESSION_TIMEOUT_S = 15.0  # silence after which the other side is taken for dead
 
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
@@ -94,17 +91,10 @@ Fraction: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 MOST_NEW_BLOCKS = 256
 """Blocks of one prompt that are told ahead of KV events; a prefix is what the others need."""
 
-MOST_NEW_MEDIA = 64
-"""Media items of one prompt that are told."""
-
-LONGEST_MM_HASH = 256
-"""Characters of one of them: twice as many as the longest hash of vLLM has."""
-
-MOST_RANKS = 4096
-"""Whose steps one :class:`Status` tells of; more than any card names."""
-
-MOST_COMING = 64
-"""Prompts told of in one :class:`Status`."""
+MOST_NEW_MEDIA = 64  # media items of one prompt that are told
+LONGEST_MM_HASH = 256  # characters of one of them: twice as many as the longest hash of vLLM has
+MOST_RANKS = 4096  # whose steps one :class:`Status` tells of; more than any card names
+MOST_COMING = 64  # prompts told of in one :class:`Status`
 
 NewBlocks: TypeAlias = Annotated[
     list[Annotated[BlockHash, msgspec.Meta(min_length=1, max_length=64)]],
@@ -128,8 +118,7 @@ MOST_POOLED_BYTES = 256 << 20
 MOST_OPERATIONS = 8
 """Of one frontend that are not answered yet. A worker does one at a time, and refuses others."""
 
-MOST_FIGURES_BYTES = 4 << 20
-"""Of a worker's page of metrics. One of vLLM's engine has some 100 kB."""
+MOST_FIGURES_BYTES = 4 << 20  # of a worker's page of metrics. One of vLLM's engine has some 100 kB
 
 
 class FailureKind(StrEnum):
@@ -164,11 +153,7 @@ class MediaPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """Opens a session.
-
-    Attributes:
-        offer: transfer offer of this frontend, as ``common.transfer`` encodes it.
-    """
+    """Opens a session, with a transfer offer as ``common.transfer`` encodes it."""
 
     version: int
     frontend_id: Incarnation
@@ -176,12 +161,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Offer(msgspec.Struct, frozen=True, tag="offer"):
-    """The frontend offers other transports than when it said Hello; answered with
-    :class:`Terms`.
-
-    Attributes:
-        offer: as in :class:`Hello`.
-    """
+    """Other transports than in :class:`Hello`; answered with :class:`Terms`."""
 
     offer: bytes
 
@@ -256,22 +236,14 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
 
 
 class AskFigures(msgspec.Struct, frozen=True, tag="ask_figures"):
-    """The frontend wants the worker's own metrics.
-
-    Attributes:
-        number: comes back with the answer.
-    """
+    """The frontend wants the worker's own metrics; the number comes back with them."""
 
     number: Count
 
 
 class Operate(msgspec.Struct, frozen=True, tag="operate"):
     """An operator wants something of the worker's engine. One operation at a time is taken, of all
-    frontends; it goes on if the session ends.
-
-    Attributes:
-        number: comes back with the answer.
-    """
+    frontends; it goes on if the session ends. The number comes back with the answer."""
 
     number: Count
     operation: Operation
@@ -285,12 +257,8 @@ ToWorker: TypeAlias = Hello | Offer | Submit | Supply | Abort | Ping | AskFigure
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The session is open.
-
-    Attributes:
-        reply: the worker's answer to the transfer offer, as ``common.transfer``
-            encodes it.
-    """
+    """The session is open; the reply answers the transfer offer, as ``common.transfer`` encodes
+    it."""
 
     version: int
     worker_id: WorkerId
@@ -299,11 +267,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
 
 class Terms(msgspec.Struct, frozen=True, tag="terms"):
-    """The worker's answer to an :class:`Offer`.
-
-    Attributes:
-        reply: as in :class:`Welcome`.
-    """
+    """The worker's answer to an :class:`Offer`, as in :class:`Welcome`."""
 
     reply: bytes
 
@@ -315,22 +279,15 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
 
 
 class Ack(msgspec.Struct, frozen=True, tag="ack"):
-    """The engine has taken the media of a request.
-
-    Attributes:
-        held: which of them it now keeps, so they need not be sent again.
-    """
+    """The engine has taken the media of a request, and keeps those that are held."""
 
     request_id: RequestId
     held: list[MmHash]
 
 
 class Nack(msgspec.Struct, frozen=True, tag="nack"):
-    """The worker cannot get at these items; the request waits for a Supply.
-
-    Attributes:
-        reason: ``not_held`` or the name of the transfer error.
-    """
+    """The worker cannot get at these items, for a reason (``not_held`` or the transfer error's
+    name); the request waits for a Supply."""
 
     request_id: RequestId
     missing: list[MmHash]
@@ -398,13 +355,8 @@ class RankStatus(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Coming(msgspec.Struct, frozen=True, array_like=True):
-    """A prompt that another frontend sent. KV events will say the same once it is computed.
-
-    Attributes:
-        rank: where it runs, by the card's numbers.
-        new_blocks: as in :class:`Submit`.
-        media: its items.
-    """
+    """A prompt that another frontend sent to a rank. KV events will say the same once it is
+    computed."""
 
     rank: Count
     new_blocks: NewBlocks
@@ -450,11 +402,7 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
     ) = None
 
     def check(self, ranks: Collection[int]) -> None:
-        """Refuse what is not about just these ranks.
-
-        Raises:
-            ProtocolError: names both.
-        """
+        """Refuse what is not about just these ranks. Raises ProtocolError: names both."""
         told = sorted(one.rank for one in self.ranks)
         if told != sorted(ranks):
             raise ProtocolError(f"a status is of ranks {told}, the card of {sorted(ranks)}")
@@ -467,24 +415,15 @@ class Status(msgspec.Struct, frozen=True, tag="status"):
 
 
 class Figures(msgspec.Struct, frozen=True, tag="figures"):
-    """The worker's own metrics: vLLM's of its engine, and ours.
-
-    Attributes:
-        number: of the question.
-        page: in Prometheus's text format; empty if it was too large to be sent.
-    """
+    """The worker's own metrics, vLLM's and ours, in Prometheus's text format; empty if they were
+    too large to be sent."""
 
     number: Count
     page: Annotated[bytes, msgspec.Meta(max_length=MOST_FIGURES_BYTES)]
 
 
 class Operated(msgspec.Struct, frozen=True, tag="operated"):
-    """What became of an :class:`Operate`.
-
-    Attributes:
-        number: of the question.
-        message: why it was not done, in a sentence; empty if it was.
-    """
+    """What became of an :class:`Operate`; why it was not done, in a sentence."""
 
     number: Count
     outcome: Outcome

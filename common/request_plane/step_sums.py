@@ -33,7 +33,6 @@ class StepSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     products: Sum = 0
 
     def plus(self, tokens: int, ms: float) -> "StepSums":
-        """Return the sums with one step more."""
         return StepSums(
             self.rank,
             self.steps + 1,

@@ -74,8 +74,7 @@ class Codec(Generic[M]):
     def encode(self, message: msgspec.Struct, media_frames: Sequence[Frame] = ()) -> list[Frame]:
         """The frames of a message, media frames last. Copies no tensor.
 
-        Raises:
-            ProtocolError: the message holds something that has no encoding.
+        Raises ProtocolError: the message holds something that has no encoding.
         """
         try:
             frames: list[Frame] = list(self._encoder.encode(message))
@@ -87,8 +86,7 @@ class Codec(Generic[M]):
     def decode(self, frames: Sequence[memoryview]) -> tuple[M, Sequence[memoryview]]:
         """The message and the media frames that followed it.
 
-        Raises:
-            ProtocolError: the frames are not a message of this direction.
+        Raises ProtocolError: the frames are not a message of this direction.
         """
         if len(frames) < 2 or len(frames[0]) != 4:
             raise ProtocolError(f"{len(frames)} frames are not a message")

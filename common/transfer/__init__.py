@@ -1,9 +1,9 @@
 """Processed tensors from the frontend to a worker: interfaces and transports.
 
 - :mod:`base`: the interface of a sender and a receiver
-- :mod:`registry`: every transport: :mod:`shm`, :mod:`nixl` (a folder), :mod:`inline` and
-  :mod:`reference`
-- :mod:`handshake`: what both ends offer and prove; :mod:`choice`: which transport is taken
+- :mod:`transports`: every transport (:mod:`shm`, :mod:`nixl` (a folder), :mod:`inline`), and which
+  one is taken
+- :mod:`handshake`: what both ends offer and prove
 - :mod:`codec`: an item to bytes and back; :mod:`metadata`: what is sent in place of its tensors
 - :mod:`arena`, a folder: the frontend's shared memory, which :mod:`shm` and :mod:`nixl` lease from
 - :mod:`shared_arena`, a folder: one arena for all processes of a frontend

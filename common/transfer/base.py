@@ -7,6 +7,7 @@ per transport.
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
@@ -14,15 +15,46 @@ from typing import ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 from pydantic import JsonValue
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
-from common.aio.released import Released
+from common.aio.cleanup import Released
 from common.errors import CorruptSegmentError
 from common.identity import MmHash
 from common.media.cache_partition import SHARED, Partition
 from common.observability.telemetry import TENSOR_BYTES_RECEIVED, stage
 from common.transfer.arena import Buffer
-from common.transfer.attachment import Attachment
 from common.transfer.handshake import TransferOffer, TransferReply
 from common.transfer.metadata import FramedMetadata, ItemMetadata, TransferMetadata, Transport
+
+
+class Attachment:
+    """One session's hold on the memory of a frontend, which may have two for a while: what the old
+    one gives up must not be taken from the new one."""
+
+    def __init__(self, let_go: Callable[[], None] = lambda: None) -> None:
+        self._let_go: Callable[[], None] | None = let_go
+
+    def detach(self) -> None:
+        """Give up this hold; items that were received stay usable. Later calls do nothing."""
+        let_go, self._let_go = self._let_go, None
+        if let_go is not None:
+            let_go()
+
+
+class Attachments:
+    """Counts the holds on what has a name. For one event loop."""
+
+    def __init__(self, let_go: Callable[[str], None]) -> None:
+        self._let_go = let_go  # gets a name whose last hold was given up
+        self._holds: Counter[str] = Counter()
+
+    def add(self, name: str) -> Attachment:
+        self._holds[name] += 1
+        return Attachment(lambda: self._remove(name))
+
+    def _remove(self, name: str) -> None:
+        self._holds[name] -= 1
+        if not self._holds[name]:
+            del self._holds[name]
+            self._let_go(name)
 
 
 @dataclass(frozen=True)
@@ -55,11 +87,8 @@ def _nothing() -> None:
 
 
 class Turns:
-    """Lets one caller through per turn of the event loop.
-
-    A burst of items would otherwise be handled within a single turn, and nothing else would
-    get its say for as long.
-    """
+    """Lets one caller through per turn of the event loop, so that a burst of items does not hold
+    it."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -90,11 +119,8 @@ class MediaHandle(Released):
         self._on_release = on_release
 
     def release(self) -> None:
-        """Take the item back: the worker has it, or never will.
-
-        The second and later calls do nothing. A worker that comes later gets a
-        StaleSegmentError, never another item's bytes.
-        """
+        """Take the item back. Later calls do nothing. A worker that comes later gets a
+        StaleSegmentError, never another item's bytes."""
         on_release, self._on_release = self._on_release, _nothing
         self.frames = ()
         on_release()
@@ -105,10 +131,9 @@ class Received(Released):
 
     Attributes:
         mm_hash: its hash.
-        item: its tensors. They may lie in memory that is not this process's own: once
-            released, they must not be used.
+        item: its tensors, perhaps in memory of another process: not to be used once released.
         checked: bytes that :meth:`release` looks through for pages that were written to, at
-            about 16 us per MB; many are better released in a thread.
+            about 16 us per MB.
     """
 
     def __init__(
@@ -127,13 +152,10 @@ class Received(Released):
         self._on_release = on_release
 
     def verify(self) -> None:
-        """Check that the tensors are still the item's: call it once the engine took them.
+        """Check that the tensors were still the item's when the engine took them.
 
-        Only a frontend that released its handle before the worker's ack makes this fail.
-
-        Raises:
-            StaleSegmentError: they were overwritten meanwhile; what the engine took may be
-                another item's, so the request must not go on.
+        Raises StaleSegmentError: they were overwritten, by a frontend that did not wait for the
+        ack; the request must not go on.
         """
         self._verify()
 
@@ -167,10 +189,6 @@ class MmKwargsSender(ABC):
     transport: ClassVar[Transport]
 
     def __init__(self, *, on_sent: SentHook | None = None) -> None:
-        """
-        Args:
-            on_sent: told of every item that was made available, with its size.
-        """
         self._on_sent = on_sent
         self.on_change: Callable[[], None] = _nothing
 
@@ -197,8 +215,7 @@ class MmKwargsSender(ABC):
 
     def send_held(self, mm_hash: MmHash) -> MediaHandle | None:
         """Like :meth:`send` for an item that this transport still has: never copies, never
-        waits, so it may be called on the event loop. None if it doesn't have it.
-        """
+        waits, so it may be called on the event loop. None if it doesn't have it."""
         handle = self._send_held(mm_hash)
         if handle is not None:
             self.count_sent(handle)
@@ -206,14 +223,11 @@ class MmKwargsSender(ABC):
 
     def send_encoded(self, mm_hash: MmHash, source: MediaSource) -> MediaHandle | None:
         """Send a medium as its user sent it, on the event loop; None if this transport carries
-        tensors.
-        """
+        tensors."""
         return None
 
     def add_offer(self, offer: TransferOffer) -> TransferOffer:
-        """The offer with what this transport offers now. One that workers need not prove, or
-        that isn't ready, adds nothing.
-        """
+        """The offer with what this transport offers now, if workers have to prove it."""
         return offer
 
     def proven(self, reply: TransferReply) -> bool:
@@ -221,7 +235,6 @@ class MmKwargsSender(ABC):
         return False
 
     def count_sent(self, handle: MediaHandle) -> None:
-        """Tell whoever counts that an item leaves."""
         if self._on_sent is not None:
             self._on_sent(self.transport, handle.metadata.nbytes)
 
@@ -270,8 +283,7 @@ class MmKwargsReceiver(ABC, Generic[_Metadata]):
 
     def add_prospects(self, reply: TransferReply) -> TransferReply:
         """The answer with what this transport says before it was offered: from where the two
-        processes are.
-        """
+        processes are."""
         return reply
 
     def obstacle(self, reply: TransferReply) -> str:

@@ -18,8 +18,7 @@ from common.identity import MmHash
 KEY_SIZE: Final = 32
 TAG_SIZE: Final = 16
 
-PIECE: Final = 2 << 20
-"""Bytes under one tag."""
+PIECE: Final = 2 << 20  # bytes under one tag
 
 _ALL_PIECES: Final = 2**32 - 1
 """Stands in the nonce of the tag over all tags, where others have the number of their piece."""
@@ -29,8 +28,7 @@ _POOL: Final = ThreadPoolExecutor(thread_name_prefix="checksum")
 
 class Checksum:
     """The checksum of one segment, header included, made of its pieces. Any thread may add one;
-    the interpreter's lock is not held while its tag is computed.
-    """
+    the interpreter's lock is not held while its tag is computed."""
 
     def __init__(self, key: bytes, generation: int, mm_hash: MmHash) -> None:
         """
@@ -81,10 +79,8 @@ def checksum(key: bytes, generation: int, mm_hash: MmHash, segment: memoryview) 
 
 
 def piece_starts(length: int) -> range:
-    """Where the pieces of a segment begin."""
     return range(0, length, PIECE)
 
 
 def new_key() -> bytes:
-    """A key for one arena."""
     return secrets.token_bytes(KEY_SIZE)

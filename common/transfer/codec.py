@@ -25,11 +25,8 @@ from vllm.multimodal.inputs import (
 from common.errors import CorruptSegmentError, UnsupportedItemError
 from common.transfer.arena import Buffer, EncodedItem
 
-INLINE_BELOW: Final = 256
-"""Tensors of fewer bytes ride inside the envelope."""
-
-MAX_NESTING: Final = 8
-"""How deep lists of tensors may be nested."""
+INLINE_BELOW: Final = 256  # tensors of fewer bytes ride inside the envelope
+MAX_NESTING: Final = 8  # how deep lists of tensors may be nested
 
 _DTYPES: Final[dict[str, torch.dtype]] = {
     str(dtype).removeprefix("torch."): dtype
@@ -110,14 +107,10 @@ _decoder: Final = msgspec.msgpack.Decoder(dict[str, _Element])
 
 
 def encode(item: MultiModalKwargsItem) -> EncodedItem:
-    """Give an item's bytes without copying its contiguous CPU tensors.
+    """Give an item's bytes without copying its contiguous CPU tensors, which the buffers alias:
+    don't change these before the bytes were sent. Safe to call from several threads at once.
 
-    The buffers alias those tensors: don't change them before the bytes were sent.
-    Safe to call from several threads at once.
-
-    Raises:
-        UnsupportedItemError: the item holds more than tensors, lists of them and numbers, or
-            a field of a kind that is not vLLM's.
+    Raises UnsupportedItemError: the item holds more than tensors, lists of them and numbers.
     """
     buffers: list[memoryview] = []
     elements = {
@@ -134,16 +127,11 @@ def encode(item: MultiModalKwargsItem) -> EncodedItem:
 
 
 def decode(envelope: Buffer, buffers: Sequence[memoryview]) -> MultiModalKwargsItem:
-    """Build an item whose larger tensors lie in ``buffers``, without a copy.
+    """Build an item over its envelope and buffers, without a copy. These are writable and
+    contiguous, and must stay unchanged as long as the item is in use.
 
-    Args:
-        envelope: what :func:`encode` gave.
-        buffers: its buffers in order, writable and contiguous; they must stay unchanged as
-            long as the item is in use.
-
-    Raises:
-        CorruptSegmentError: the envelope is not one, or does not fit the buffers. Nothing
-            an envelope says can run code or reach outside the buffers.
+    Raises CorruptSegmentError: the envelope is not one, or does not fit the buffers. Nothing an
+    envelope says can run code or reach outside the buffers.
     """
     unused = dict(enumerate(buffers, 1))
     try:

@@ -8,21 +8,72 @@ is told to use nothing else. If the worker can't map the arena and could use NIX
 the frontend offers that in the running session when it is ready.
 """
 
+import base64
 from pathlib import Path
-from typing import get_args
+from typing import Annotated, Final, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from common.errors import ProtocolError
+from common.errors import ArenaUnavailableError, ProtocolError
 from common.transfer.arena import ArenaOffer
+from common.transfer.checksum import KEY_SIZE
 from common.transfer.metadata import Transport
-from common.transfer.nixl_offer import NixlOffer
+
+_FORMAT: Final = "pieces-2mib:"
+"""Names how segments are checked. Stands in front of the metadata, where builds that check them in
+another way find no base64: they refuse the offer, with a reason, and media travel inline."""
+
+
+class NixlOffer(BaseModel):
+    """How to reach a frontend's arena, and how to tell its bytes from others.
+
+    Attributes:
+        agent: name of the agent, unique to this run of the process that serves the arena.
+        metadata: :data:`_FORMAT`, then NIXL's own description of how to reach the agent; base64.
+        address: of the arena in that process, as registered.
+        arena: what the worker must find there.
+        checksum_key: hexadecimal; keys the checksums in items' metadata. Frontend and workers
+            know it, the processes that hold NIXL agents don't.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    agent: Annotated[str, Field(min_length=1, max_length=255)]
+    metadata: Annotated[str, Field(max_length=1 << 17)]
+    address: Annotated[int, Field(gt=0, lt=2**64)]
+    arena: ArenaOffer
+    checksum_key: Annotated[str, Field(pattern=f"^[0-9a-f]{{{2 * KEY_SIZE}}}$")]
+
+    @property
+    def key(self) -> bytes:
+        return bytes.fromhex(self.checksum_key)
+
+    @staticmethod
+    def pack_metadata(metadata: bytes) -> str:
+        """Agent metadata as it stands in an offer."""
+        return _FORMAT + base64.b64encode(metadata).decode()
+
+    def unpack_metadata(self) -> bytes:
+        """Agent metadata as NIXL wants it.
+
+        Raises ArenaUnavailableError: the frontend checks segments in another way, or it is no
+        base64.
+        """
+        if not self.metadata.startswith(_FORMAT):
+            raise ArenaUnavailableError(
+                "the frontend checks what NIXL carries in another way; run the same version of "
+                "mmrouter on both sides"
+            )
+        try:
+            return base64.b64decode(self.metadata.removeprefix(_FORMAT), validate=True)
+        except ValueError as error:
+            raise ArenaUnavailableError(f"the offer of {self.agent} is malformed") from error
 
 
 class TransferOffer(BaseModel):
     """The frontend's side. The worker tries what is offered in the order of its receivers
-    (``registry.py``) and stops at the first that works. A transport's field bears its name, and is
-    None unless it is offered.
+    (``transports.py``) and stops at the first that works. A transport's field bears its name,
+    and is None unless it is offered.
 
     Attributes:
         shm: the arena in shared memory.
@@ -40,7 +91,6 @@ class TransferOffer(BaseModel):
 
     @property
     def transports(self) -> list[str]:
-        """Names of the transports that are offered."""
         return [name for name in get_args(Transport) if getattr(self, name, None) is not None]
 
 
@@ -67,12 +117,8 @@ class TransferReply(BaseModel):
 
 
 def namespace(kind: str) -> str:
-    """This process's namespace, told from those of other hosts; empty if that can't be told. It
-    only says whether a transport is worth trying.
-
-    Args:
-        kind: the kernel's name for it, ``ipc`` or ``net``.
-    """
+    """This process's namespace (``ipc`` or ``net``), told from those of other hosts; empty if that
+    can't be told. It only says whether a transport is worth trying."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path(f'/proc/self/ns/{kind}').readlink()}"

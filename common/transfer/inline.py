@@ -1,15 +1,26 @@
-"""No shared memory, no NIXL: the bytes ride on the request plane as frames of their own."""
+"""No shared memory, no NIXL: the bytes ride on the request plane as frames of their own.
 
-from collections.abc import Sequence
+``inline`` carries processed tensors. ``reference``, which ``DYNAMO_DISABLE_NIXL_MM=1`` chooses,
+carries the medium as its user sent it, and the worker processes it: nothing is fetched twice, and
+no second host needs a policy for it.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar
 
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
-from common.errors import CorruptSegmentError
+from common.errors import CorruptSegmentError, NoEncodedFormError
 from common.identity import MmHash
-from common.transfer.base import MediaHandle, MmKwargsReceiver, MmKwargsSender, Received
+from common.transfer.base import (
+    MediaHandle,
+    MediaSource,
+    MmKwargsReceiver,
+    MmKwargsSender,
+    Received,
+)
 from common.transfer.codec import decode, encode
-from common.transfer.metadata import InlineMetadata, Transport
+from common.transfer.metadata import InlineMetadata, ReferenceMetadata, Transport
 
 
 class InlineSender(MmKwargsSender):
@@ -61,3 +72,64 @@ class InlineReceiver(MmKwargsReceiver[InlineMetadata]):
 def _writable(buffer: memoryview) -> memoryview:
     # torch needs writable memory. ZeroMQ's frames are; bytes objects, from tests, are not.
     return memoryview(bytearray(buffer)) if buffer.readonly else buffer.cast("B")
+
+
+Render = Callable[[MediaSource], Awaitable[tuple[MmHash, MultiModalKwargsItem]]]
+"""Decodes and processes a medium; gives its hash, within its partition, and tensors."""
+
+
+class ReferenceSender(MmKwargsSender):
+    """Sends the encoded medium; nothing is held for it."""
+
+    transport: ClassVar[Transport] = "reference"
+
+    def send_encoded(self, mm_hash: MmHash, source: MediaSource) -> MediaHandle:
+        metadata = ReferenceMetadata(
+            mm_hash=mm_hash,
+            envelope_size=len(source.encoded),
+            buffer_sizes=(),
+            modality=source.modality,
+            mm_processor_kwargs=source.mm_processor_kwargs,
+            media_io_kwargs=source.media_io_kwargs,
+            partition=source.partition,
+        )
+        handle = MediaHandle(metadata, [source.encoded])
+        self.count_sent(handle)
+        return handle
+
+    def _send(self, mm_hash: MmHash, item: MultiModalKwargsItem) -> MediaHandle:
+        raise NoEncodedFormError(f"media item {mm_hash} has no encoded form that stands for it")
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class ReferenceReceiver(MmKwargsReceiver[ReferenceMetadata]):
+    """Processes media in the worker."""
+
+    transport: ClassVar[Transport] = "reference"
+    metadata_type = ReferenceMetadata
+
+    def __init__(self, render: Render) -> None:
+        super().__init__()
+        self._render = render
+
+    async def _receive(self, metadata: ReferenceMetadata, frames: Sequence[memoryview]) -> Received:
+        if metadata.first_frame >= len(frames):
+            raise CorruptSegmentError(f"media item {metadata.mm_hash} came without its frame")
+        source = MediaSource(
+            metadata.modality,
+            bytes(frames[metadata.first_frame]),
+            metadata.mm_processor_kwargs,
+            metadata.media_io_kwargs,
+            metadata.partition,
+        )
+        mm_hash, item = await self._render(source)
+        if mm_hash != metadata.mm_hash:
+            raise CorruptSegmentError(
+                f"media item {metadata.mm_hash} became {mm_hash} when processed here"
+            )
+        return Received(metadata.mm_hash, item)
+
+    async def close(self) -> None:
+        """Nothing to free."""

@@ -27,13 +27,8 @@ _Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=255)]
 
 
 class ItemMetadata(BaseModel):
-    """What every transport says.
-
-    Attributes:
-        mm_hash: the item.
-        envelope_size: bytes of its envelope.
-        buffer_sizes: bytes of each of its buffers, in order.
-    """
+    """What every transport says: the item, and the bytes of its envelope and of each buffer in
+    order."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -43,7 +38,6 @@ class ItemMetadata(BaseModel):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of envelope and buffers together."""
         return self.layout.nbytes
 
     @property
@@ -53,13 +47,8 @@ class ItemMetadata(BaseModel):
 
 
 class ShmMetadata(ItemMetadata):
-    """The item lies in an arena that the worker has mapped.
-
-    Attributes:
-        arena: name of the arena, as in its offer.
-        offset: of the segment's header, from the start of the arena.
-        generation: what the segment's header must say.
-    """
+    """The item lies in an arena that the worker has mapped: at which offset its header is, from the
+    start, and which generation that must say."""
 
     transport: Literal["shm"] = "shm"
     arena: _Name
@@ -68,14 +57,8 @@ class ShmMetadata(ItemMetadata):
 
 
 class NixlMetadata(ItemMetadata):
-    """The item lies in an arena that the worker reads over NIXL.
-
-    Attributes:
-        agent: name of the frontend's NIXL agent, as in its offer.
-        offset: of the segment's header, from the start of the registered arena.
-        generation: what the segment's header must say.
-        checksum: hexadecimal; of the whole segment, keyed as the offer says.
-    """
+    """The same in an arena that the worker reads over NIXL. The checksum, in hexadecimal digits, is
+    of the whole segment, keyed as the offer says."""
 
     transport: Literal["nixl"] = "nixl"
     agent: _Name
@@ -85,11 +68,7 @@ class NixlMetadata(ItemMetadata):
 
 
 class FramedMetadata(ItemMetadata):
-    """What comes with frames of the message that carries this.
-
-    Attributes:
-        first_frame: index of the first of them.
-    """
+    """What comes with frames of the message that carries this, from an index on."""
 
     first_frame: _Count = 0
 
@@ -101,19 +80,12 @@ class InlineMetadata(FramedMetadata):
 
     @property
     def frame_count(self) -> int:
-        """Envelope and buffers."""
         return 1 + len(self.buffer_sizes)
 
 
 class ReferenceMetadata(FramedMetadata):
-    """The medium itself rides in a frame; the worker has to process it.
-
-    Attributes:
-        modality: vLLM's name of it.
-        mm_processor_kwargs: what the request told the HF processor.
-        media_io_kwargs: what the request told the decoder.
-        partition: whose it is; part of ``mm_hash``.
-    """
+    """The medium itself rides in a frame; the worker has to process it, as the request told the HF
+    processor and the decoder. The partition is part of ``mm_hash``."""
 
     transport: Literal["reference"] = "reference"
     modality: _Name
@@ -131,16 +103,11 @@ _adapter: TypeAdapter[TransferMetadata] = TypeAdapter(TransferMetadata)
 
 
 def encode_metadata(metadata: TransferMetadata) -> bytes:
-    """Metadata as JSON."""
     return _adapter.dump_json(metadata)
 
 
 def decode_metadata(data: bytes | memoryview) -> TransferMetadata:
-    """Metadata from JSON.
-
-    Raises:
-        CorruptSegmentError: it is none, or has values that can't be.
-    """
+    """Metadata from JSON. Raises CorruptSegmentError: it is none, or has values that can't be."""
     try:
         return _adapter.validate_json(bytes(data))
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Page-wise operations on mapped memory that Python's ``mmap`` has no call for."""
+"""Operations on this process's memory that Python has no call for."""
 
 import ctypes
 import logging
@@ -9,6 +9,21 @@ from typing import Final
 import numpy as np
 
 logger = logging.getLogger(__name__)
+
+LARGE: Final = 8 << 20  # bytes of a piece that is mapped by itself. Pillow's have 16 MiB
+
+_M_MMAP_THRESHOLD: Final = -3
+
+
+def give_back_large_memory() -> None:
+    """Keep glibc from raising its threshold to 32 MiB when it sees large pieces freed.
+
+    Above it, pictures lie in the heaps of threads, where a small piece behind them keeps them.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # another C library has none
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, LARGE)
+
 
 # asm-generic/mman-common.h
 _MADV_DONTNEED: Final = 4
@@ -27,7 +42,6 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def address_of(view: memoryview) -> int:
-    """Address of the first byte of a buffer."""
     return int(np.frombuffer(view, dtype=np.uint8).ctypes.data)
 
 

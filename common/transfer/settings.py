@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from common.cli.flag_settings import FlagSettings
-from common.transfer.choice import TransferMode
 from common.transfer.nixl_processes import NixlNetwork, narrowed
+from common.transfer.transports import TransferMode
 
 _DEVICES = re.compile(r"[\w.:,-]{1,255}")
 
@@ -45,7 +45,6 @@ class TransferSettings(FlagSettings):
 
     @property
     def mode(self) -> TransferMode:
-        """Both in one."""
         return TransferMode.DISABLED if self.disabled else TransferMode(self.wanted or "auto")
 
 
@@ -83,11 +82,7 @@ class NixlSettings(FlagSettings):
         return interface or None
 
     def network(self) -> NixlNetwork:
-        """All three in one.
-
-        Raises:
-            ConfigurationError: NIXL can't go over these.
-        """
+        """All three in one. Raises ConfigurationError: NIXL can't go over these."""
         network = NixlNetwork(self.interface, self.allow_tcp, narrowed(self.ucx_tls))
         network.transports()
         return network

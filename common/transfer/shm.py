@@ -1,16 +1,24 @@
-"""Same host: the worker maps the frontend's arena and builds tensors over it, no copy."""
+"""Same host: the worker maps the frontend's arena and builds tensors over it, no copy.
+
+Also what the senders of all arena-backed transports share: write once, lease often.
+"""
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from vllm.multimodal.inputs import MultiModalKwargsItem
+
 from common.errors import ArenaUnavailableError
-from common.observability.telemetry import ARENA_PAGES_RESTORED
+from common.identity import MmHash
+from common.observability.telemetry import INTERNAL_ERRORS
 from common.transfer.arena import (
     HEADER_SIZE,
     SEGMENT_ALIGNMENT,
     SHARED_MEMORY,
+    ArenaAccess,
     ArenaMapping,
     ArenaOffer,
     Lease,
@@ -18,13 +26,47 @@ from common.transfer.arena import (
     check_envelope,
     check_header,
 )
-from common.transfer.arena_sender import ArenaSender
-from common.transfer.attachment import Attachment, Attachments
-from common.transfer.base import Accepted, MmKwargsReceiver, Received
-from common.transfer.codec import decode
+from common.transfer.base import (
+    Accepted,
+    Attachment,
+    Attachments,
+    MediaHandle,
+    MmKwargsReceiver,
+    MmKwargsSender,
+    Received,
+    SentHook,
+)
+from common.transfer.codec import decode, encode
 from common.transfer.handshake import TransferOffer, TransferReply
-from common.transfer.metadata import ShmMetadata, Transport
+from common.transfer.metadata import ShmMetadata, TransferMetadata, Transport
 from common.transfer.pages import PrivatePages
+
+
+class ArenaSender(MmKwargsSender):
+    """Sends from an arena, which other senders may share and somebody else closes."""
+
+    def __init__(self, arena: ArenaAccess, *, on_sent: SentHook | None = None) -> None:
+        super().__init__(on_sent=on_sent)
+        self.arena = arena
+
+    def _send(self, mm_hash: MmHash, item: MultiModalKwargsItem) -> MediaHandle:
+        # An item that is there needn't even be encoded.
+        lease = self.arena.lease(mm_hash) or self.arena.put(mm_hash, encode(item))
+        return self._handle(lease)
+
+    def _send_held(self, mm_hash: MmHash) -> MediaHandle | None:
+        lease = self.arena.lease_now(mm_hash)
+        return None if lease is None else self._handle(lease)
+
+    def _handle(self, lease: Lease) -> MediaHandle:
+        return MediaHandle(self._describe(lease), on_release=lease.release)
+
+    @abstractmethod
+    def _describe(self, lease: Lease) -> TransferMetadata:
+        """Metadata by which the worker's end of this transport finds the segment."""
+
+    def close(self) -> None:
+        """Nothing to free: the arena has its own owner."""
 
 
 class ShmSender(ArenaSender):
@@ -73,14 +115,10 @@ class ShmReceiver(MmKwargsReceiver[ShmMetadata]):
         return Accepted(reply.model_copy(update={"shm": True}), attachment)
 
     async def attach(self, offer: ArenaOffer) -> Attachment:
-        """Map a frontend's arena, unless it is mapped already. It stays mapped until all who
-        attached it have detached.
+        """Map a frontend's arena, unless it is mapped already; until all who attached it have
+        detached. Cancelling it leaves nothing behind.
 
-        Cancelling it leaves nothing behind.
-
-        Raises:
-            ArenaUnavailableError: it can't be read here. The frontend must then choose
-                another transport for this worker.
+        Raises ArenaUnavailableError: it can't be read here; another transport may.
         """
         if not self._is_mapped(offer):
             mapping = await asyncio.to_thread(ArenaMapping.open, offer, self._directory)
@@ -89,11 +127,7 @@ class ShmReceiver(MmKwargsReceiver[ShmMetadata]):
         return self._attachments.add(offer.name)
 
     def mapping(self, name: str) -> ArenaMapping:
-        """A frontend's arena.
-
-        Raises:
-            ArenaUnavailableError: it isn't mapped here.
-        """
+        """A frontend's arena. Raises ArenaUnavailableError: it isn't mapped here."""
         mapping = self._mappings.get(name)
         if mapping is None:
             raise ArenaUnavailableError(f"the arena {name} isn't mapped here")
@@ -139,7 +173,7 @@ class ShmReceiver(MmKwargsReceiver[ShmMetadata]):
 
         def restore() -> None:
             if restored := self._pages.restore(whole):
-                ARENA_PAGES_RESTORED.inc(restored)
+                INTERNAL_ERRORS.labels("arena_pages").inc(restored)
 
         return Received(
             metadata.mm_hash, item, verify=verify, on_release=restore, checked=whole.nbytes

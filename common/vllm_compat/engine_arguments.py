@@ -16,8 +16,7 @@ from vllm.config import VllmConfig
 from common.errors import ConfigurationError
 from common.request_plane.card import ModelSettings
 
-HOST_MEMORY: Final = "ECCPUConnector"
-"""The one connector of encodings that a worker may have."""
+HOST_MEMORY: Final = "ECCPUConnector"  # the one connector of encodings that a worker may have
 
 ON_CARD: Mapping[str, str] = MappingProxyType(
     {name: f"model.{name}" for name in ModelSettings.model_fields}
@@ -172,8 +171,7 @@ IDLE: Mapping[str, str] = MappingProxyType(
 def check_arguments(args: AsyncEngineArgs) -> None:
     """Refuse arguments that a frontend couldn't follow.
 
-    Raises:
-        ConfigurationError: names the argument and says why.
+    Raises ConfigurationError: names the argument and says why.
     """
     for name, reason in REFUSED.items():
         # This plug-in has two names.

@@ -84,7 +84,6 @@ def _pooler(config: PoolerConfig | None) -> dict[str, JsonValue] | None:
 
 
 def output_settings(config: VllmConfig) -> OutputSettings:
-    """What becomes of answers."""
     structure, reasoning = config.structured_outputs_config, config.reasoning_config
     return OutputSettings(
         backend=structure.backend,
@@ -104,12 +103,10 @@ def environment_settings() -> EnvironmentSettings:
 
 
 def apply_environment(settings: EnvironmentSettings) -> None:
-    """Make this process's environment like a worker's."""
     envs.VLLM_VIDEO_LOADER_BACKEND = settings.video_loader_backend
 
 
 def engine_settings(args: AsyncEngineArgs) -> EngineSettings:
-    """What changes answers in the engine alone."""
     processors: Sequence[str | type] = args.logits_processors or []
     return EngineSettings(
         quantization=args.quantization,
@@ -121,7 +118,6 @@ def engine_settings(args: AsyncEngineArgs) -> EngineSettings:
 
 
 def prefix_reuse(config: VllmConfig) -> PrefixReuse:
-    """How much an engine takes from its KV cache."""
     drafting = config.speculative_config
     return PrefixReuse(
         drops_last_block=drafting is not None and drafting.use_eagle_block_drop(),
@@ -130,3 +126,14 @@ def prefix_reuse(config: VllmConfig) -> PrefixReuse:
         drops_in_windows=drafting is not None and drafting.method != "mtp",
         keeps_tails=config.cache_config.prefix_cache_retention_interval is not None,
     )
+
+
+def embeds_width(config: ModelConfig, modality: str) -> int:
+    """How wide a medium's embeddings are: as the model's own, and for pictures and films of Qwen 3
+    once more for each layer that their encoder's features go to."""
+    width = config.get_inputs_embeds_size()
+    if modality not in ("image", "video"):
+        return width
+    model = getattr(config.hf_config, "thinker_config", config.hf_config)
+    layers = getattr(getattr(model, "vision_config", None), "deepstack_visual_indexes", None)
+    return width * (1 + len(layers or ()))

@@ -1,20 +1,32 @@
-"""What the supported versions of vLLM do in different ways, and how each is met.
+"""Which versions of vLLM this is made for, what they do in different ways, and how each is met.
 
 A way is chosen by what is there, never by a version's number: a build between two versions has some
 of the changes. What a version lacks is left alone. Whatever differs is found out by
 ``tests/unit/test_vllm_surface.py`` and ``tests/unit/common/test_vllm_features.py``.
+
+Imports no more of vLLM than its version: it is asked for before there is a device.
 """
 
 from collections.abc import Callable
 from inspect import signature
 from types import ModuleType
+from typing import TYPE_CHECKING, Final
 
-from vllm.config import VllmConfig
-from vllm.engine.protocol import EngineClient
-from vllm.renderers import BaseRenderer
+from vllm.version import __version__
 
 from common.errors import OperationRefusedError
 from common.request_plane.operations import ProfilerOptions
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.engine.protocol import EngineClient
+    from vllm.renderers import BaseRenderer
+
+SUPPORTED: Final = ("0.32.0", "0.33.0")
+"""Those that this was built on and tested with. ``pyproject.toml`` installs nothing else."""
+
+INSTALLED: Final[str] = __version__.partition("+")[0]
+"""The version here, without the build's local part (``+cpu``)."""
 
 
 def server_arguments() -> ModuleType:
@@ -51,7 +63,7 @@ def reader_of_parts() -> tuple[ModuleType, str]:
     return module, "parse_chat_message_content_mm_part"
 
 
-def hash_blocks_by_their_own_tokens(config: VllmConfig) -> None:
+def hash_blocks_by_their_own_tokens(config: "VllmConfig") -> None:
     """Have a block's hash cover the block and what is before it, and nothing that comes after.
 
     From 0.33 on an engine that drafts hashes the next tokens too, and so need not compute the last
@@ -62,7 +74,7 @@ def hash_blocks_by_their_own_tokens(config: VllmConfig) -> None:
         config.speculative_config.disable_lookahead_block_hashes = True
 
 
-def forget_evicted_media(renderer: BaseRenderer) -> None:
+def forget_evicted_media(renderer: "BaseRenderer") -> None:
     """Bring a worker's account of its engine's media up to date, as far as the engine has spoken.
 
     From 0.33 on what an engine turned out to have evicted is forgotten when something is rendered,
@@ -74,12 +86,11 @@ def forget_evicted_media(renderer: BaseRenderer) -> None:
 
 
 def profiler_options(
-    llm: EngineClient, options: ProfilerOptions | None
+    llm: "EngineClient", options: ProfilerOptions | None
 ) -> dict[str, ProfilerOptions]:
     """How to tell an engine more of a profile than its prefix and length, from 0.33 on.
 
-    Raises:
-        OperationRefusedError: it can't be told.
+    Raises OperationRefusedError: it can't be told.
     """
     if options is None:
         return {}

@@ -1,7 +1,8 @@
 """All that is replaced on vLLM's renderer and its media processor, on both sides.
 
-Nothing else assigns to them. Whoever has the logic offers it here: the counter of the Hugging
-Face processor's runs, the frontend's processing of media, the worker's hashes.
+Nothing else assigns to them. Whoever has the logic offers it here: the frontend's processing of
+media, the worker's hashes. Both sides count the runs of the Hugging Face processor, so that anyone
+can see that an item is processed once and by the frontend.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,9 +16,29 @@ from vllm.multimodal.processing import BaseMultiModalProcessor, ProcessorInputs
 from vllm.renderers import BaseRenderer, TokenizeParams
 from vllm.utils.async_utils import make_async
 
-from common.identity import MmHash
+from common.identity import MmHash, WorkerId
 from common.media.decoded_media import check_decoded, check_options
-from common.vllm_compat.hf_processor_runs import HfProcessorRuns
+from common.observability.telemetry import HF_PROCESSOR_RUNS
+
+
+class HfProcessorRuns:
+    """The count of one renderer's processor since the start. Text-only models never count."""
+
+    def __init__(self, *, side: str, worker_id: WorkerId | None) -> None:
+        """Start from none; the side (``frontend`` or ``worker``) and a worker's id are labels."""
+        self.total = 0
+        self._gauge = HF_PROCESSOR_RUNS.labels(side, worker_id or "")
+
+    def reset(self) -> None:
+        """Start again from none, so that warm-up is left out."""
+        self._gauge.dec(self.total)
+        self.total = 0
+
+    def add(self, runs: int) -> None:
+        """Count runs, here or by another process on this one's behalf."""
+        self.total += runs
+        self._gauge.inc(runs)
+
 
 ByContent: TypeAlias = Callable[[ProcessorInputs], Mapping[str, list[MmHash]]]
 """vLLM's own hashes of media: for each modality, in the order of its media."""
@@ -115,12 +136,8 @@ def replace_tokenizing(renderer: BaseRenderer, tokenize: Tokenize) -> None:
 def replace_messages(
     renderer: BaseRenderer, now: Callable[..., Any], later: Callable[..., Awaitable[Any]]
 ) -> None:
-    """Replace how a renderer turns the messages of a chat into a prompt. Once.
-
-    Args:
-        now: instead of ``render_messages``.
-        later: instead of ``render_messages_async``.
-    """
+    """Replace how a renderer turns the messages of a chat into a prompt, now and asynchronously.
+    Once."""
     for name, ours in (("render_messages", now), ("render_messages_async", later)):
         assert name not in vars(renderer), f"{name} is replaced already"
         setattr(renderer, name, ours)

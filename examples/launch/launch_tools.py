@@ -172,7 +172,7 @@ def main() -> None:
         case "gpus", []:
             print("".join(f"{gpu}\n" for gpu in gpus()), end="")
         case "model", [model, *arguments]:
-            from common.vllm_compat.model_files import fault_of, model_in
+            from common.vllm_compat.preflight import fault_of, model_in
 
             _, given = model_in([model, *arguments]) or ("", frozenset())
             if fault := fault_of(model, given, look_for_names=True):

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from common.aio.spawn import SpawnedProcess
+from common.aio.processes import SpawnedProcess
 from common.errors import OverloadedError
 
 REAP_S: Final = 2.0

@@ -30,6 +30,7 @@ from vllm.multimodal.media.video import VideoEmbeddingMediaIO
 from common.errors import OverloadedError, ThreadStuckError
 from common.media.tensor_files import TensorFileError
 from common.observability.telemetry import MEDIA_HELD_BYTES, MEDIA_HELD_PIXELS
+from frontend.asgi import as_vllm_error
 from frontend.fetch.allowance import HeldBytes, current_allowance
 from frontend.fetch.data_url import has_scheme, is_data_url
 from frontend.fetch.decoders import MISLED_DECODER_ERRORS, limit_decoders
@@ -45,7 +46,6 @@ from frontend.media_limits import (
     parse_url,
 )
 from frontend.request_context import current_context
-from frontend.vllm_errors import as_vllm_error
 
 CONNECTOR_NAME = "mmrouter"
 _DEFERRABLE = (AudioMediaIO, ImageMediaIO, VideoMediaIO)

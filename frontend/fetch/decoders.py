@@ -18,10 +18,9 @@ from vllm import envs
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMediaIO
 from vllm.multimodal.media.audio import load_audio
 
+from common.media.container_tables import claims_too_much
 from common.media.decoder_guard import guard_decoders, limit_frames
-from common.media.formats import IMAGE_FORMATS, is_known_container, name_of_unread
-from common.media.names import name_of
-from common.media.tables import claims_too_much
+from common.media.formats import IMAGE_FORMATS, is_known_container, name_of, name_of_unread
 from common.vllm_compat.features import count_frames_with
 from frontend.fetch.content import Content
 from frontend.fetch.picture_limit import picture_pixels, said_by_pillow, too_many_pixels

@@ -19,7 +19,7 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
-from common.aio.undo import undo_on_error
+from common.aio.cleanup import undo_on_error
 from frontend.fetch.allowance import HeldBytes
 from frontend.fetch.resolver import CheckedResolver, Lookup, system_lookup
 from frontend.media_limits import (

@@ -16,13 +16,13 @@ from vllm import envs
 from vllm.multimodal.media import MediaIO, VideoMediaIO
 from yarl import URL
 
-from common.aio.undo import undo_on_error
+from common.aio.cleanup import undo_on_error
 from common.aio.watched_threads import WatchedThreads
 from common.errors import OverloadedError
 from common.media.cache_partition import SHARED, Partition
-from common.media.names import is_web_page
+from common.media.formats import is_web_page
 from common.observability.telemetry import MEDIA_DECODES, MEDIA_FETCHED_BYTES, MEDIA_FETCHES, stage
-from common.observability.thread_watchdog import allow
+from common.observability.watchdog import allow
 from frontend.fetch.allowance import HeldBytes, RequestAllowance, current_allowance
 from frontend.fetch.cache import CacheStatistics, EntityTags, MediaCache
 from frontend.fetch.content import Content

@@ -10,8 +10,7 @@ from PIL import Image, TiffImagePlugin, UnidentifiedImageError
 from vllm.multimodal import image
 
 from common.media.avif_size import UnreadAvifError, avif_pixels
-from common.media.formats import AVIF, IMAGE_FORMATS
-from common.media.names import name_of
+from common.media.formats import AVIF, IMAGE_FORMATS, name_of
 from frontend.media_limits import FetchPolicy, RefusedError
 
 _SIZE_UNKNOWN: Final = frozenset({"ICO"})

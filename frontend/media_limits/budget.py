@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final, Self
 
-from common.aio.released import Released
+from common.aio.cleanup import Released
 from common.errors import OverloadedError
 from frontend.media_limits.errors import RefusedError
 from frontend.media_limits.policy import FetchPolicy

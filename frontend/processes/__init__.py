@@ -4,8 +4,7 @@ Without vLLM, so that the parent starts at once.
 """
 
 from frontend.processes.messages import Plan
-from frontend.processes.parent import run_processes
-from frontend.processes.settings import ProcessesSettings
+from frontend.processes.parent import ProcessesSettings, run_processes
 from frontend.processes.siblings import Siblings, Told
 
 __all__ = ["Plan", "ProcessesSettings", "Siblings", "Told", "run_processes"]

@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-from common.aio.frames import FrameProtocol, Frames, frame
-from common.aio.spawn import end_with_parent
+from common.aio.ipc import FrameProtocol, Frames, frame
+from common.aio.processes import end_with_parent
 from frontend.processes.messages import Assigned, Attached, FromChild, Plan, Stop
 
 MEMBER: Final = "MMROUTER_MEMBER"
@@ -21,11 +21,7 @@ descriptor on which they talk."""
 
 
 class Child:
-    """A process that was started.
-
-    Attributes:
-        name: its number among the processes, from 0.
-    """
+    """A process that was started, named by its number among the processes, from 0."""
 
     def __init__(
         self,
@@ -34,7 +30,6 @@ class Child:
         end: socket.socket,
         on_message: "Callable[[Child, FromChild], None]",
     ) -> None:
-        """Use :meth:`start`."""
         self.name = str(index)
         self._process = process
         self._end = end
@@ -51,14 +46,8 @@ class Child:
         command: Sequence[str],
         on_message: "Callable[[Child, FromChild], None]",
     ) -> "Child":
-        """Start one.
-
-        Args:
-            command: what to run.
-            on_message: gets what it says after its plan.
-
-        Raises:
-            OSError: this host has no room for another process.
+        """Start one. ``on_message`` gets what it says after its plan. Raises OSError if this
+        host has no room for another process.
         """
         # vLLM would take the metrics of all processes for those of each.
         environment = {k: v for k, v in os.environ.items() if k != "PROMETHEUS_MULTIPROC_DIR"}
@@ -78,16 +67,14 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
         return self._process.pid
 
     @property
     def attached(self) -> bool:
-        """Whether it can be asked and told."""
         return self._attached
 
     async def plan(self) -> Plan | None:
-        """What it needs; None if it has ended or stays silent instead."""
+        """Return what it needs; None if it has ended or stays silent instead."""
         frames: Frames[FromChild] = Frames(FromChild)
         loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError, msgspec.MsgspecError):
@@ -97,7 +84,6 @@ class Child:
         return None
 
     async def assign(self, assigned: Assigned, descriptors: Sequence[int]) -> None:
-        """Give it what it needs, and listen to it from now on."""
         with contextlib.suppress(OSError):  # it has ended
             socket.send_fds(self._end, [frame(assigned)], descriptors)
         self._protocol = FrameProtocol(FromChild, self._received, lambda: None)
@@ -105,7 +91,6 @@ class Child:
         await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, self._end)
 
     def send(self, message: msgspec.Struct) -> None:
-        """Say something to it."""
         if self._protocol is not None:
             self._protocol.send(message)
 
@@ -120,12 +105,13 @@ class Child:
             self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it."""
         self._told_to_stop = True
         self._signal(signal.SIGKILL)
 
     async def ended(self) -> int:
-        """Wait until it has ended; its exit status, 128 plus the number if a signal ended it."""
+        """Wait until it has ended; return its exit status, 128 plus the number if a signal
+        ended it.
+        """
         status = await self._process.wait()
         if self._protocol is not None:
             self._protocol.close()

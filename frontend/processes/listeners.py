@@ -1,4 +1,4 @@
-"""The sockets on which all processes of a frontend listen.
+"""The sockets on which all processes of a frontend listen, and how many connections each has.
 
 One socket that all accept from: whoever has time takes the next connection, and one that is gone
 or busy leaves it to the others. With a socket for each (``SO_REUSEPORT``) the kernel would go on
@@ -6,6 +6,8 @@ giving connections to a process that is gone or hangs.
 """
 
 import contextlib
+import mmap
+import os
 import socket
 import stat
 from pathlib import Path
@@ -17,20 +19,14 @@ BACKLOG: Final = 2048
 """As uvicorn has it."""
 
 
-class ListenError(ConfigurationError):
-    """There is nowhere to listen."""
+class ListenError(ConfigurationError): ...
 
 
 def listen(host: str | None, port: int, uds: str | None) -> list[socket.socket]:
-    """Listen where a frontend is to be found.
-
-    Args:
-        host: a name or an address; None or empty for all addresses.
-        port: 0 for any that is free.
-        uds: path of a Unix socket to listen on instead.
+    """Listen on a Unix socket, or where a host, None or empty for all addresses, and a port say.
 
     Raises:
-        ListenError: it can't be had.
+        ListenError: there is nowhere to listen.
     """
     place = uds if uds is not None else f"{host or '*'}:{port}"
     with contextlib.ExitStack() as opened:
@@ -76,6 +72,41 @@ def _on_path(path: str) -> socket.socket:
 
 
 def name_of(listener: socket.socket) -> str:
-    """Where it listens, for people."""
     where = listener.getsockname()
     return where if isinstance(where, str) else f"{where[0]}:{where[1]}"
+
+
+_NOT_ACCEPTING: Final = -1
+
+
+class ConnectionCounts:
+    """A number for each process, in memory that all see. Every process writes its own only.
+
+    All accept from one socket, and of several idle ones the kernel wakes the same first each time:
+    it would get all connections of a client that opens them one after the other and keeps them.
+    """
+
+    def __init__(self, descriptor: int, processes: int) -> None:
+        """Map the memory of a descriptor from :meth:`make`."""
+        self._counts = memoryview(mmap.mmap(descriptor, 8 * processes)).cast("q")
+
+    @staticmethod
+    def make(processes: int) -> int:
+        """Return a descriptor of memory for some processes, of which none accepts yet."""
+        descriptor = os.memfd_create("mmrouter-connections", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, 8 * processes)
+        counts = ConnectionCounts(descriptor, processes)
+        for process in range(processes):
+            counts.not_accepting(process)
+        return descriptor
+
+    def set(self, process: int, connections: int) -> None:
+        self._counts[process] = connections
+
+    def not_accepting(self, process: int) -> None:
+        self._counts[process] = _NOT_ACCEPTING
+
+    def another_has_fewer(self, process: int) -> bool:
+        """Return whether another process that accepts connections has fewer."""
+        own = self._counts[process]
+        return any(_NOT_ACCEPTING < count < own for count in self._counts)

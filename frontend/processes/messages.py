@@ -1,16 +1,22 @@
-"""What a frontend's processes and their parent say to each other."""
+"""What a frontend's processes and their parent say to each other, and how the parent relays
+questions of one process to all others. For one event loop.
+"""
 
-from typing import TypeAlias
+import asyncio
+from collections.abc import Callable
+from itertools import count
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
+
+from common.aio.ipc import LARGEST
 
 
 class Plan(msgspec.Struct, frozen=True, tag="plan"):
     """What a process needs of its parent, by its arguments. The first thing that it says.
 
     Attributes:
-        host, port: where the frontend listens.
-        uds: the Unix socket to listen on instead.
+        uds: the Unix socket to listen on instead of host and port.
         arena_bytes: size of the arena; 0 for none.
         arena_needed: whether there is no serving without it.
     """
@@ -23,8 +29,8 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
 
 
 class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
-    """What it gets. With descriptors: of the memory where connections are counted, of the sockets
-    to listen on, and behind them that of the arena's connection, if there is one.
+    """What a process gets. With descriptors: of the memory where connections are counted, of the
+    sockets to listen on, and behind them that of the arena's connection, if there is one.
 
     Attributes:
         offer: of the arena, as JSON; None without one.
@@ -60,23 +66,14 @@ class Asked(msgspec.Struct, frozen=True, tag="asked"):
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):
-    """An answer to it.
-
-    Attributes:
-        body: None if it can't be answered yet, or only by more than a message holds.
-    """
+    """An answer to it; None if it can't be given yet, or only by more than a message holds."""
 
     number: int
     body: bytes | None
 
 
 class Answers(msgspec.Struct, frozen=True, tag="answers"):
-    """All answers to a question.
-
-    Attributes:
-        told: by process.
-        silent: processes that did not answer in time, or more than one message holds.
-    """
+    """All answers to a question, by process, and how many did not come in time or don't fit."""
 
     number: int
     told: dict[str, bytes]
@@ -84,14 +81,96 @@ class Answers(msgspec.Struct, frozen=True, tag="answers"):
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """The process is to end.
-
-    Attributes:
-        at_once: without waiting for what it works on.
-    """
+    """The process is to end; ``at_once`` without waiting for what it works on."""
 
     at_once: bool
 
 
 FromChild: TypeAlias = Plan | Attached | Serving | Ask | Answered
 FromParent: TypeAlias = Assigned | Asked | Answers | Stop
+
+
+ANSWER_S: Final = 2.0
+"""How long a process may take; then the others' answers have to do."""
+
+MOST_BYTES: Final = LARGEST - (1 << 16)
+"""Of all answers to a question: they go back in one message. What is beyond it is left out, since
+a message that is too large would end the connection, and with it the process that asked.
+"""
+
+
+class Asker(Protocol):
+    """A process that asks and is asked, by the name that answers have it under."""
+
+    name: str
+
+    def send(self, message: msgspec.Struct) -> None: ...
+
+
+class _Question:
+    def __init__(self, asker: Asker, number: int, missing: set[Asker]) -> None:
+        self.asker = asker
+        self.number = number
+        self.missing = missing
+        self.told: dict[str, bytes] = {}
+        self.bytes = 0
+        self.left_out = 0
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Questions:
+    """Questions that are not answered yet."""
+
+    def __init__(
+        self, others: Callable[[], set[Asker]], own: Callable[[str], bytes | None]
+    ) -> None:
+        """Pass questions to all ``others``, the asker included; ``own`` is what the parent says
+        on a topic.
+        """
+        self._others = others
+        self._own = own
+        self._numbers = count(1)
+        self._open: dict[int, _Question] = {}
+
+    def ask(self, asker: Asker, question: Ask) -> None:
+        """Pass a question on to all others, and the answers back."""
+        missing = self._others() - {asker}
+        number = next(self._numbers)
+        asked = self._open[number] = _Question(asker, question.number, set(missing))
+        if (own := self._own(question.topic)) is not None:
+            asked.told["parent"] = own
+        loop = asyncio.get_running_loop()
+        asked.timer = loop.call_later(ANSWER_S, self._end, number)
+        for other in missing:
+            other.send(Asked(number, question.topic, question.argument))
+        if not missing:
+            self._end(number)
+
+    def answered(self, by: Asker, answer: Answered) -> None:
+        question = self._open.get(answer.number)
+        if question is None or by not in question.missing:
+            return
+        question.missing.discard(by)
+        if answer.body is not None:
+            question.bytes += len(answer.body)
+            if question.bytes <= MOST_BYTES:
+                question.told[by.name] = answer.body
+            else:
+                question.left_out += 1
+        if not question.missing:
+            self._end(answer.number)
+
+    def gone(self, process: Asker) -> None:
+        """End what a process waits for that is gone, and wait for no answer of it."""
+        for number, question in list(self._open.items()):
+            if question.asker is process:
+                self._end(number)
+            else:
+                self.answered(process, Answered(number, None))
+
+    def _end(self, number: int) -> None:
+        question = self._open.pop(number)
+        if question.timer is not None:
+            question.timer.cancel()
+        silent = len(question.missing) + question.left_out
+        question.asker.send(Answers(question.number, question.told, silent))

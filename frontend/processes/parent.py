@@ -1,4 +1,6 @@
-"""The parent of a frontend's processes: starts them, keeps what they share, ends with them.
+"""The flag that says how many processes a frontend has.
+
+The parent of a frontend's processes: starts them, keeps what they share, ends with them.
 
 It has the port, so that connections wait while a process is started again, and the arena, so that
 a process that is killed takes no picture along. It serves nobody itself.
@@ -13,35 +15,47 @@ import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from prometheus_client import REGISTRY, generate_latest
+from pydantic import Field
 
-from common.aio.spawn import python_command
-from common.aio.stop_signals import StopSignals
+from common.aio.processes import StopSignals, python_command
 from common.aio.supervised import CALM_S, FIRST_PAUSE_S, LONGEST_PAUSE_S
 from common.backoff import Backoff
-from common.cli.command_line import ConfigSettings, read_command_line
-from common.cli.flag_aliases import FRONTEND
+from common.cli.command_line import FRONTEND, ConfigSettings, read_command_line
+from common.cli.flag_settings import FlagSettings
 from common.cli.process_settings import ProcessSettings
 from common.errors import ArenaUnavailableError, ConfigurationError
 from common.observability.log_lines import configure_logging
 from common.observability.telemetry import (
     ARENA_BYTES,
     ARENA_BYTES_USED,
-    PROCESS_RESTARTS,
+    CHILD_RESTARTS,
     PROCESSES,
 )
 from common.transfer.arena import Arena, reap_orphans
 from common.transfer.shared_arena import ArenaKeeper
 from frontend.processes.child import MEMBER, Child
-from frontend.processes.connection_counts import ConnectionCounts
-from frontend.processes.listeners import ListenError, listen, name_of
-from frontend.processes.messages import Answered, Ask, Assigned, FromChild, Plan, Serving
-from frontend.processes.questions import Questions
-from frontend.processes.settings import ProcessesSettings
+from frontend.processes.listeners import ConnectionCounts, ListenError, listen, name_of
+from frontend.processes.messages import Answered, Ask, Assigned, FromChild, Plan, Questions, Serving
 
 logger = logging.getLogger(__name__)
+
+
+class ProcessesSettings(FlagSettings):
+    """How many cores a frontend may use for serving."""
+
+    flag_group: ClassVar[str] = "processes"
+
+    processes: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="processes that serve on one port and share one arena; what is limited for the "
+        "frontend is divided among them",
+    )
+
 
 PORT_TAKEN: Final = 3
 """Exit status if there is nowhere to listen; uvicorn's."""
@@ -51,19 +65,14 @@ LAST_S: Final = 15.0
 
 _METRICS: Final = (
     "mmrouter_processes",
-    "mmrouter_process_restarts_total",
+    "mmrouter_child_restarts_total",
     "mmrouter_arena_bytes",
     "mmrouter_arena_bytes_used",
-    "mmrouter_orphaned_arenas_total",
 )
 
 
 class CannotServeError(Exception):
-    """A process ended before it had served, and none serves.
-
-    Attributes:
-        status: its exit status.
-    """
+    """A process ended before it had served, and none serves. ``status`` is its exit status."""
 
     def __init__(self, index: int, status: int) -> None:
         self.status = status
@@ -71,14 +80,9 @@ class CannotServeError(Exception):
 
 
 class Parent:
-    """Keeps as many processes as it is told."""
-
     def __init__(self, command: Sequence[str], count: int, drain_timeout_s: float) -> None:
-        """
-        Args:
-            command: what each process runs.
-            count: how many processes.
-            drain_timeout_s: how long their requests may take when they are to end.
+        """Keep as many processes of a command; ``drain_timeout_s`` is how long their requests
+        may take when they are to end.
         """
         self._command = command
         self._count = count
@@ -99,7 +103,7 @@ class Parent:
         PROCESSES.set_function(lambda: len(self._serving))
 
     async def run(self) -> int:
-        """Serve until all have ended; the exit status."""
+        """Serve until all have ended; return the exit status."""
         stopper = asyncio.create_task(self._stop_when_asked(StopSignals()), name="stop")
         keeping = [
             asyncio.create_task(self._keep(index), name=f"process {index}")
@@ -127,12 +131,7 @@ class Parent:
                 self._arena.close()
 
     async def _keep(self, index: int) -> int:
-        """Have one process run, again and again, until all are to end; its last status.
-
-        Raises:
-            CannotServeError: it ended before it had served, and none serves.
-            ConfigurationError: what it needs can't be had.
-        """
+        """Have one process run, again and again, until all are to end; return its last status."""
         backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, calm_s=CALM_S)
         if index:  # the first one knows what all need, and says so if it can't be understood
             await _any_of(self._planned, self._stopping)
@@ -147,7 +146,7 @@ class Parent:
             if status == 0:
                 backoff.reset()
             pause = backoff.next_s(time.monotonic() - started)
-            PROCESS_RESTARTS.inc()
+            CHILD_RESTARTS.labels("frontend").inc()
             logger.warning(
                 "process %d ended with status %d: starting another in %g s", index, status, pause
             )
@@ -157,7 +156,7 @@ class Parent:
         return 0
 
     async def _run(self, index: int) -> tuple[int, bool]:
-        """One run of one process; its exit status, and whether it has served."""
+        """Run one process once; return its exit status, and whether it has served."""
         try:
             child = await Child.start(index, self._count, self._command, self._received)
         except OSError as error:
@@ -180,11 +179,7 @@ class Parent:
             self._questions.gone(child)
 
     async def _prepare(self, plan: Plan) -> None:
-        """Make what all processes share, once.
-
-        Raises:
-            ConfigurationError: it can't be had.
-        """
+        """Make what all processes share, once."""
         if self._planned.is_set():
             return
         self._listeners = listen(plan.host, plan.port, plan.uds)
@@ -206,7 +201,6 @@ class Parent:
         self._planned.set()
 
     async def _assign(self, child: Child) -> None:
-        """Give a process what it needs."""
         listeners = [listener.fileno() for listener in self._listeners]
         descriptors = [self._counting, *listeners]
         alone = not any(other.attached for other in self._children)
@@ -243,7 +237,6 @@ class Parent:
             child.kill()
 
     async def _end_all(self) -> None:
-        """Those that are left when there is no serving."""
         self._stopping.set()
         self._stop_listening()
         left = list(self._children)
@@ -262,11 +255,12 @@ class Parent:
 
 
 def run_processes(argv: Sequence[str]) -> int | None:
-    """Be the parent of several processes until they end, if several are asked for; then the exit
-    status. None if this process is to serve.
+    """Be the parent of several processes until they end, if several are asked for.
 
-    Args:
-        argv: arguments of the frontend. What is wrong with them is left to whoever reads them all.
+    What is wrong with the arguments is left to whoever reads them all.
+
+    Returns:
+        The exit status; None if this process is to serve.
     """
     if MEMBER in os.environ:
         return None

@@ -9,18 +9,17 @@ import sys
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from common.aio.frames import FrameProtocol, Frames, frame
-from common.aio.spawn import end_with_parent
-from common.aio.stop_signals import StopSignals
+from common.aio.ipc import FrameProtocol, Frames, PendingCalls, frame
+from common.aio.processes import StopSignals, end_with_parent
 from common.aio.supervised import note_failure
 from common.errors import ConfigurationError
-from common.observability.telemetry import SILENT_PROCESSES
-from common.request_plane.open_questions import OpenQuestions
 from common.transfer.arena import ArenaOffer, reap_orphans
 from common.transfer.shared_arena import SharedArena
 from frontend.processes.child import MEMBER
-from frontend.processes.connection_counts import ConnectionCounts
+from frontend.processes.listeners import ConnectionCounts
 from frontend.processes.messages import (
+    ANSWER_S,
+    MOST_BYTES,
     Answered,
     Answers,
     Ask,
@@ -32,7 +31,6 @@ from frontend.processes.messages import (
     Serving,
     Stop,
 )
-from frontend.processes.questions import ANSWER_S, MOST_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +44,6 @@ Tell = Callable[[bytes], bytes]
 
 
 class Told(NamedTuple):
-    """What another process answered.
-
-    Attributes:
-        process: its name.
-    """
-
     process: str
     body: bytes
 
@@ -60,9 +52,7 @@ class Siblings:
     """The other processes, and what this one was given to serve beside them.
 
     Attributes:
-        name: of this process.
         count: how many there are, with this one.
-        listeners: sockets to accept connections from.
         arena: that all share; None if there is none.
         alone: whether nobody else listens yet.
     """
@@ -78,7 +68,7 @@ class Siblings:
         self._counts: ConnectionCounts | None = None
         self._parent: FrameProtocol[FromParent] | None = None
         self._tells: dict[str, Tell] = {}
-        self._questions: OpenQuestions[Answers] = OpenQuestions()
+        self._questions: PendingCalls[Answers] = PendingCalls()
         self._answering: set[asyncio.Task[None]] = set()
         self._signals: StopSignals | None = None
         self._lost = False
@@ -86,9 +76,8 @@ class Siblings:
 
     @classmethod
     def join(cls) -> "Siblings | None":
-        """What this process was started as: one of several, or None.
-
-        Exits with status 1 if its parent is gone.
+        """Return what this process was started as: one of several, or None. Exits with status 1
+        if its parent is gone.
         """
         if MEMBER not in os.environ:
             return None
@@ -99,10 +88,8 @@ class Siblings:
         return cls(index, int(processes), socket.socket(fileno=int(descriptor)))
 
     def begin(self, plan: Plan) -> None:
-        """Say what is needed and wait for it: not on an event loop.
-
-        Raises:
-            ConfigurationError: it can't be had any more.
+        """Say what is needed and wait for it: not on an event loop. Raises ConfigurationError
+        if it can't be had any more.
         """
         self._end.sendall(frame(plan))
         data, descriptors, _, _ = socket.recv_fds(
@@ -122,11 +109,7 @@ class Siblings:
         self.listeners = sockets
 
     async def attach(self, signals: StopSignals) -> None:
-        """Listen to the parent from now on.
-
-        Args:
-            signals: what it says is to be done like a signal.
-        """
+        """Listen to the parent from now on. What it says is to be done like a signal."""
         self._signals = signals
         self._parent = FrameProtocol(FromParent, self._received, self._parent_lost)
         protocol = self._parent
@@ -136,12 +119,11 @@ class Siblings:
         protocol.send(Attached())
 
     def serving(self) -> None:
-        """This process has let users in."""
         if self._parent is not None:
             self._parent.send(Serving())
 
     def has(self, connections: int | None) -> None:
-        """How many connections this process has; None if it accepts no more."""
+        """Tell how many connections this process has; None if it accepts no more."""
         if self._counts is None:
             return
         if connections is None:
@@ -150,17 +132,15 @@ class Siblings:
             self._counts.set(int(self.name), connections)
 
     def another_has_fewer(self) -> bool:
-        """Whether another process had better take the next connection."""
+        """Return whether another process had better take the next connection."""
         return self._counts is not None and self._counts.another_has_fewer(int(self.name))
 
     def tell(self, topic: str, tell: Tell) -> None:
-        """Answer questions on a topic from now on."""
         self._tells[topic] = tell
 
     async def ask(self, topic: str, argument: bytes = b"") -> list[Told]:
-        """What the others say, and the parent if it has something to say.
-
-        Whoever does not answer in time is left out and counted.
+        """Return what the others say, and the parent if it has something to say, as far as they
+        answer in time.
         """
         parent = self._parent
         if parent is None or self._lost:
@@ -173,9 +153,10 @@ class Siblings:
             async with asyncio.timeout(2 * ANSWER_S):
                 got = await self._questions.ask(send)
         except TimeoutError:
-            SILENT_PROCESSES.inc(self.count - 1)
+            logger.warning("the parent did not answer about %s: this process answers alone", topic)
             return []
-        SILENT_PROCESSES.inc(got.silent)
+        if got.silent:
+            logger.warning("%d processes did not answer about %s in time", got.silent, topic)
         return [Told(name, body) for name, body in got.told.items()]
 
     def close(self) -> None:
@@ -226,7 +207,9 @@ class Siblings:
 
 
 def _wait_for_end(pid: int) -> None:
-    """A process that was killed counts as alive for a moment after its connections closed."""
+    """Wait, since a process that was killed counts as alive for a moment after its connections
+    closed.
+    """
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:  # nobody has that pid any more

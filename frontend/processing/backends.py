@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from vllm.multimodal.media import MediaIO
 from vllm.renderers import BaseRenderer
 
-from common.observability.thread_watchdog import allow
+from common.observability.watchdog import allow
 from frontend.fetch import Content, current_allowance, seconds_to_process
 from frontend.media_limits import FetchPolicy
 from frontend.processing.batch import Batch, Processed, process

@@ -20,11 +20,10 @@ from vllm.exceptions import VLLMClientError
 from common.cli.vllm_command_line import configure_vllms_logging
 from common.errors import RequestRejectedError, UnsupportedItemError
 from common.observability.log_lines import configure_logging, current_request
-from common.observability.thread_watchdog import WATCHDOG, allow
+from common.observability.watchdog import WATCHDOG, allow
 from common.transfer.arena import ArenaMapping, EncodedItem, SegmentLayout, write_parts
 from common.transfer.codec import encode
-from common.vllm_compat.hf_processor_runs import HfProcessorRuns
-from common.vllm_compat.renderer_patches import patch_renderer
+from common.vllm_compat.renderer_patches import HfProcessorRuns, patch_renderer
 from frontend.fetch import decode, limit_decoders
 from frontend.media_limits import FetchPolicy, MediaError, seconds_for
 from frontend.media_processes import (

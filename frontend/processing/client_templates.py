@@ -13,13 +13,13 @@ from vllm.renderers.hf import HfRenderer
 from vllm.renderers.inputs import DictPrompt
 from vllm.renderers.params import ChatParams
 
-from common.aio.spawn import python_command
+from common.aio.processes import python_command
 from common.errors import OverloadedError, RequestRejectedError
 from common.lru import Lru
 from common.vllm_compat.renderer_patches import replace_messages, replace_template
+from frontend.asgi import as_vllm_error
 from frontend.bounded.template_orders import BOUNDS, OK, Order
 from frontend.bounded.work import BoundedWork
-from frontend.vllm_errors import as_vllm_error
 
 COMMAND: Final = python_command("frontend.bounded.template_server")
 

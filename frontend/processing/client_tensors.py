@@ -25,7 +25,7 @@ def check_embeds(feature: MultiModalFeatureSpec, width: int) -> None:
 
     Args:
         feature: a medium with its tensors; anything but embeddings passes.
-        width: of each, see :func:`common.vllm_compat.encoder_width.embeds_width`.
+        width: of each, see :func:`common.vllm_compat.engine_settings.embeds_width`.
 
     Raises:
         RequestRejectedError: they are too few, too many, or of another width.

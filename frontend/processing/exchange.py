@@ -9,7 +9,7 @@ import cloudpickle
 from common.errors import OverloadedError
 from common.transfer.arena import Lease, ReservedSegment, SegmentLayout
 from common.transfer.codec import decode
-from common.vllm_compat.hf_processor_runs import HfProcessorRuns
+from common.vllm_compat.renderer_patches import HfProcessorRuns
 from frontend.fetch import RequestAllowance
 from frontend.media_limits import Budget, RefusedError, seconds_for
 from frontend.media_processes import (

@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
-from common.aio.spawn import SpawnedProcess, python_command
+from common.aio.processes import SpawnedProcess, python_command
 from frontend.media_processes import FORK
 from frontend.processing.errors import ProcessLostError
 

@@ -19,7 +19,8 @@ from common.media.cache_partition import Partition
 from common.media.decoded_media import check_decoded
 from common.observability.telemetry import PREPROCESS_WAITING, stage
 from common.transfer.base import MediaSource
-from common.vllm_compat.hf_processor_runs import HfProcessorRuns
+from common.vllm_compat.renderer_patches import HfProcessorRuns
+from frontend.asgi import as_vllm_error
 from frontend.fetch import MISLED_DECODER_ERRORS, DeferredMedium, arrived
 from frontend.processing.backends import Backend, Decodes
 from frontend.processing.batch import MediaOptions, Processed, may_defer
@@ -35,7 +36,6 @@ from frontend.processing.prompt_media import Kept, MediaData, Shown, listed, med
 from frontend.processing.renderer_processing import RendererProcessing
 from frontend.processing.store import ProcessedStore
 from frontend.request_context import current_context, current_partition
-from frontend.vllm_errors import as_vllm_error
 
 logger = logging.getLogger(__name__)
 

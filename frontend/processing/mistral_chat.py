@@ -30,12 +30,12 @@ from vllm.renderers.mistral import MistralRenderer
 from vllm.renderers.params import ChatParams
 
 from common.errors import OverloadedError, ThreadStuckError
-from common.observability.thread_watchdog import allow
+from common.observability.watchdog import allow
 from common.vllm_compat.renderer_patches import replace_messages
+from frontend.asgi import as_vllm_error
 from frontend.fetch import DeferredMedium, for_user, seconds_to_process
 from frontend.media_limits import MediaError
 from frontend.processing.backends import Decodes
-from frontend.vllm_errors import as_vllm_error
 
 _SIZE: Final = "mmrouter size "
 """How a size begins that stands for a medium: neither base64 nor an address."""

@@ -8,8 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 from common.errors import ConfigurationError
-from common.observability.telemetry import PREPROCESS_RESTARTS
-from common.vllm_compat.hf_processor_runs import HfProcessorRuns
+from common.observability.telemetry import CHILD_RESTARTS
+from common.vllm_compat.renderer_patches import HfProcessorRuns
 from frontend.fetch import RequestAllowance
 from frontend.media_limits import Budget
 from frontend.media_processes import StartUp
@@ -170,7 +170,7 @@ class ProcessPool:
         with self._replacing:
             if self._closed:
                 raise ProcessingFailedError("the frontend is shutting down")
-            PREPROCESS_RESTARTS.inc()
+            CHILD_RESTARTS.labels("media").inc()
             logger.warning("process %d, which processes media, %s: replacing it", lost.pid, why)
             try:
                 fresh = self._processes[index] = ChildProcess(self._order, self._forks)

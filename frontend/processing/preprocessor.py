@@ -28,7 +28,7 @@ from vllm.utils.mistral import is_mistral_tokenizer
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.input_processor import InputProcessor
 
-from common.aio.undo import undo_on_error
+from common.aio.cleanup import undo_on_error
 from common.aio.watched_threads import WatchedThreads
 from common.errors import RequestRejectedError
 from common.identity import MmHash, MmIdentifier
@@ -40,9 +40,8 @@ from common.request_plane.protocol import MediaPart
 from common.request_plane.transfer_params import drop_transfer_params, names_encoder
 from common.transfer.arena import ArenaAccess
 from common.transfer.base import MediaSource
-from common.vllm_compat.encoder_width import embeds_width
-from common.vllm_compat.hf_processor_runs import HfProcessorRuns
-from common.vllm_compat.renderer_patches import replace_threads, replace_tokenizing
+from common.vllm_compat.engine_settings import embeds_width
+from common.vllm_compat.renderer_patches import HfProcessorRuns, replace_threads, replace_tokenizing
 from frontend.fetch import MediaLoader
 from frontend.media_processes import StartUp
 from frontend.processing.backends import Backend, OwnBackend, PoolBackend

@@ -20,14 +20,14 @@ from typing import Final
 
 from vllm.exceptions import VLLMClientError
 
-from common.aio.released import Released
+from common.aio.cleanup import Released
 from common.errors import MmRouterError, OverloadedError
 from common.identity import MmHash
 from common.lru import Lru
 from common.media.cache_partition import Partition
 from common.observability.telemetry import PREPROCESSED
 from common.observability.tracing import current, link_to
-from common.transfer.shared_arena import MediaDirectory, key_name
+from common.transfer.shared_arena import MediaClaims, key_name
 from frontend.fetch import MISLED_DECODER_ERRORS, for_user
 from frontend.media_limits import MediaError, RequestLimitError
 from frontend.processing.backends import Backend
@@ -48,7 +48,7 @@ class SharedMedia:
     processed. For one event loop.
     """
 
-    def __init__(self, directory: MediaDirectory, store: ArenaStore) -> None:
+    def __init__(self, directory: MediaClaims, store: ArenaStore) -> None:
         """
         Args:
             store: over the arena of the directory.

@@ -17,9 +17,14 @@ from vllm.renderers import BaseRenderer
 
 from common.identity import MmHash
 from common.media.cache_partition import Partition, hash_within
-from common.observability.thread_watchdog import allow
-from common.vllm_compat.hf_processor_runs import HfProcessorRuns
-from common.vllm_compat.renderer_patches import ByContent, Hashes, MediaProcess, patch_renderer
+from common.observability.watchdog import allow
+from common.vllm_compat.renderer_patches import (
+    ByContent,
+    Hashes,
+    HfProcessorRuns,
+    MediaProcess,
+    patch_renderer,
+)
 from frontend.fetch import seconds_to_process
 from frontend.processing.batch import MediaOptions, Processed
 from frontend.processing.errors import NoPlaceError, said_by_processor

@@ -18,7 +18,7 @@ from common.errors import ArenaFullError, ArenaUnavailableError, UnsupportedItem
 from common.identity import MmHash
 from common.transfer.arena import ArenaAccess, Lease, ReservedSegment, SegmentLayout
 from common.transfer.codec import decode, encode
-from common.transfer.shared_arena import MediaDirectory, SharedArena
+from common.transfer.shared_arena import MediaClaims, SharedArena
 from frontend.processing.batch import Processed
 
 
@@ -50,7 +50,7 @@ class ArenaStore(ProcessedStore):
 
     def __init__(self, arena: ArenaAccess) -> None:
         self._arena = arena
-        self.directory = MediaDirectory(arena) if isinstance(arena, SharedArena) else None
+        self.directory = MediaClaims(arena) if isinstance(arena, SharedArena) else None
         """What the processes know together that share the arena; None if it is one's own."""
 
     def get(self, mm_hash: MmHash) -> Processed | None:

@@ -33,7 +33,7 @@ from vllm.v1.structured_output.utils import (
     grammar_is_likely_lark,
 )
 
-from common.aio.spawn import python_command
+from common.aio.processes import python_command
 from common.errors import OverloadedError, RequestRejectedError
 from common.lru import Lru
 from frontend.bounded.forks import Bounds

@@ -17,7 +17,7 @@ from vllm.utils.async_utils import make_async
 
 from common.aio.watched_threads import WatchedThreads
 from common.errors import RequestRejectedError, ThreadStuckError
-from frontend.vllm_errors import as_vllm_error
+from frontend.asgi import as_vllm_error
 
 T = TypeVar("T")
 

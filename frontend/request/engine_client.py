@@ -25,6 +25,7 @@ from common.errors import (
     NotRoutedError,
 )
 from common.observability.telemetry import REQUESTS
+from frontend.asgi import as_vllm_error
 from frontend.processes import Siblings
 from frontend.processing import Preprocessor
 from frontend.request import batches
@@ -32,7 +33,6 @@ from frontend.request.runner import GenerateRequest, RequestRunner
 from frontend.router import (
     Router,
 )
-from frontend.vllm_errors import as_vllm_error
 from frontend.workers import Fleet
 
 _FORGET_MEDIA: Final = "reset_mm_cache"

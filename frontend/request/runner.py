@@ -19,7 +19,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import TokenizerLike
 from vllm.v1.engine import EngineCoreRequest
 
-from common.aio.undo import undo_on_error
+from common.aio.cleanup import undo_on_error
 from common.errors import (
     FleetBusyError,
     MmRouterError,

@@ -1,21 +1,18 @@
 """Which worker gets a request: the one for which it costs least."""
 
 from frontend.router.decision import Decision, MediaMove
-from frontend.router.events import EventSource, ZmqFeeds
-from frontend.router.figures import Figures
+from frontend.router.events import ZmqFeeds
 from frontend.router.hashing import LoraKey, MediaSpan, PromptEmbeds
 from frontend.router.index import Knowledge
-from frontend.router.request import MediaNeed, RoutingRequest
+from frontend.router.inputs import EventSource, MediaNeed, RoutableWorker, RoutingRequest
 from frontend.router.roster import Roster
 from frontend.router.router import Router
 from frontend.router.selection import Reported, TargetLoad
 from frontend.router.settings import RouterSettings
-from frontend.router.worker import RoutableWorker
 
 __all__ = [
     "Decision",
     "EventSource",
-    "Figures",
     "Knowledge",
     "LoraKey",
     "MediaMove",

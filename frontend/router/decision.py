@@ -1,6 +1,5 @@
-"""What was decided for a request and why, kept for inspection and shown as JSON.
-
-Filled in later with what really happened. Deciding is ``selector.py``.
+"""What was decided for a request and why, kept for inspection and shown as JSON. Filled in later
+with what really happened.
 """
 
 from collections import deque
@@ -17,18 +16,11 @@ CLIENT_ID_LENGTH = 256
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
-    """A target that was considered, with the terms of its cost.
+    """A target that was considered, with its work, its load at that time and the terms of its cost.
 
     Attributes:
-        worker_id, rank: the target.
         index: what is known of its cache: exact, degraded or approximate.
-        overlap_blocks: leading blocks of the prompt that it holds.
-        prefill_tokens: prompt tokens it would have to compute.
-        media_tokens: media tokens it would have to encode.
-        ship_bytes: media tensors it would have to be sent.
-        active, waiting, queued_prefill_tokens, decode_tokens: its load at that time.
-        cost: the sum, in tokens of the fleet's median worker; see ``selector.py``.
-        costs: its parts.
+        cost: the sum of ``costs``, in tokens of the fleet's median worker.
         first_token_s: seconds after which the first output was expected from it; None if too
             little was known.
     """
@@ -50,9 +42,8 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 
 
 class Considered(NamedTuple):
-    """A candidate as the decision saw it, from which :class:`Candidate` is made when asked.
-
-    Deciding happens for every request, looking at decisions rarely.
+    """A candidate as the decision saw it. Deciding happens for every request, looking at
+    decisions rarely, so :class:`Candidate` is made when asked.
     """
 
     target: Target
@@ -64,7 +55,6 @@ class Considered(NamedTuple):
     first_token_ms: float | None
 
     def candidate(self) -> Candidate:
-        """Return the same with every term named."""
         return Candidate(
             worker_id=self.target.worker_id,
             rank=self.target.rank,
@@ -84,13 +74,8 @@ class Considered(NamedTuple):
 
 
 class MediaMove(msgspec.Struct, frozen=True, gc=False):
-    """How one media item reached the worker.
-
-    Attributes:
-        mm_hash: the item.
-        how: held, shipped, rendered-by-worker and so on, as the worker acknowledged.
-        nbytes: bytes of tensors that moved.
-        transport: shm, nixl or inline; empty if nothing moved.
+    """How one media item reached the worker, as it acknowledged, what moved for it, and by
+    which transport; empty if nothing moved.
     """
 
     mm_hash: MmHash
@@ -106,18 +91,13 @@ class Decision(msgspec.Struct):
         request_id: of the engine call.
         client_id: what the client calls it; the response id of the API is its prefix. Others
             may call theirs the same. Cut after :data:`CLIENT_ID_LENGTH` characters.
-        worker_id, rank: the chosen target.
-        incarnation: which run of the worker.
-        mode: routing mode in force.
         reason: why this target, one of a handful of constant words.
         index: what is known of the chosen target's cache.
         time: seconds since the epoch.
         micros: how long the decision took, in microseconds, hashing included.
-        prompt_tokens, prompt_blocks: length of the prompt; full blocks.
         overlap_blocks: leading blocks that the chosen target holds.
         predicted_cached_tokens: what its engine should report as cached.
-        considered: candidates, cheapest first, at most as many as the settings say.
-        candidates_total: how many there were.
+        considered: the cheapest candidates, of ``candidates_total``.
         prefill_tokens: what it counts as load there until its first output, media included.
         realised_cached_tokens: what its engine reported, once it has.
         predicted_first_token_s: seconds from the decision to the first output, as expected; None
@@ -152,16 +132,14 @@ class Decision(msgspec.Struct):
 
     @property
     def target(self) -> Target:
-        """The chosen target."""
         return Target(self.worker_id, self.rank)
 
     @property
     def candidates(self) -> list[Candidate]:
-        """The candidates, cheapest first."""
         return [one.candidate() for one in self.considered]
 
     def as_json(self) -> dict[str, object]:
-        """The decision as JSON-able builtins, with its candidates, under the client's id."""
+        """Return the decision as JSON-able builtins, with its candidates, under the client's id."""
         built: dict[str, object] = msgspec.to_builtins(self)
         built["request_id"] = built.pop("client_id")
         del built["considered"], built["work"]
@@ -169,10 +147,8 @@ class Decision(msgspec.Struct):
 
 
 class DecisionLog:
-    """The last decisions, oldest first.
-
-    Args:
-        capacity: how many are kept: by default some megabytes, and minutes of a busy frontend.
+    """The last decisions, oldest first: by default some megabytes, and minutes of a busy
+    frontend.
     """
 
     def __init__(self, capacity: int = 1000) -> None:
@@ -183,7 +159,6 @@ class DecisionLog:
         return len(self._decisions)
 
     def add(self, decision: Decision) -> None:
-        """Keep a decision; the oldest makes way."""
         if len(self._decisions) == self._decisions.maxlen:
             oldest = self._decisions[0]
             # A migrated request is decided again under its id: keep the later entry.
@@ -193,19 +168,16 @@ class DecisionLog:
         self._by_id[decision.request_id] = decision
 
     def get(self, request_id: RequestId) -> Decision | None:
-        """The last decision made under exactly this id."""
         return self._by_id.get(request_id)
 
     def find(self, response_id: str) -> list[Decision]:
-        """Decisions for an API response, oldest first.
-
-        One response can have several requests, each with a suffix to its id, and several
-        responses can have one id, since clients choose it.
+        """Return the decisions for an API response, oldest first. One can have several
+        requests, each with a suffix to its id, and several can have one id, since clients
+        choose it.
         """
         prefix = response_id[:CLIENT_ID_LENGTH]
         return [one for one in self._decisions if one.client_id.startswith(prefix)]
 
     def last(self, count: int | None = None) -> list[Decision]:
-        """The last ``count`` decisions, newest first; all of them without a count."""
         newest_first = list(reversed(self._decisions))
         return newest_first if count is None else newest_first[:count]

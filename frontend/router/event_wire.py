@@ -41,11 +41,7 @@ _LAST_BLOCK = frozenset({"mamba"})
 
 
 class MalformedEventError(MmRouterError):
-    """An event message isn't what vLLM sends.
-
-    Attributes:
-        kind: constant word for counting.
-    """
+    """An event message isn't what vLLM sends; ``kind`` is a constant word for counting."""
 
     def __init__(self, kind: str, detail: str) -> None:
         self.kind = kind
@@ -53,8 +49,6 @@ class MalformedEventError(MmRouterError):
 
 
 class Need(Enum):
-    """Which blocks of a group a prefix hit needs."""
-
     EVERY = "every block"
     WINDOW = "the blocks of a window"
     UNKNOWN = "not modelled"
@@ -64,8 +58,6 @@ class Stored(NamedTuple):
     """Blocks entered a cache.
 
     Attributes:
-        hashes: the blocks.
-        block_size: tokens per block of their group.
         group: KV cache group.
         need: which blocks of this group a hit needs.
         window: tokens of a sliding window; 1 if only the last block matters.
@@ -87,15 +79,12 @@ class Stored(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """Copies of blocks left a cache. Fields as in :class:`Stored`."""
-
     hashes: list[BlockHash]
     group: int
     offloaded: bool
 
 
-class Cleared(NamedTuple):
-    """A cache was emptied."""
+class Cleared(NamedTuple): ...
 
 
 Change: TypeAlias = Stored | Removed | Cleared
@@ -105,10 +94,9 @@ NOTHING: Final = Removed([], 0, False)
 
 
 class EventBatch(NamedTuple):
-    """The changes of one engine step.
+    """The changes of one engine step, at a time in seconds since the epoch by the worker's clock.
 
     Attributes:
-        time: seconds since the epoch, by the worker's clock.
         changes: in order; the first of a large message.
         later: those that follow. Raises MalformedEventError where one can't be read.
     """
@@ -124,8 +112,6 @@ class EventBatch(NamedTuple):
 
 
 class _Batch(msgspec.Struct, array_like=True, gc=False):
-    """``KVEventBatch``."""
-
     ts: float
     events: list[msgspec.Raw]
 
@@ -160,21 +146,14 @@ _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def decode_sequence(frame: bytes) -> int:
-    """A sequence number.
-
-    Raises:
-        MalformedEventError: the frame is not 8 bytes.
-    """
+    """Return a sequence number. Raises MalformedEventError if the frame is not 8 bytes."""
     if len(frame) != SEQUENCE_BYTES:
         raise MalformedEventError("sequence", f"{len(frame)} bytes instead of {SEQUENCE_BYTES}")
     return int.from_bytes(frame, "big")
 
 
 def decode_batch(payload: bytes) -> EventBatch:
-    """The changes in one message.
-
-    Blocks in storage shared between workers are left out: they say nothing about one
-    worker.
+    """Return the changes in one message, without blocks in storage shared between workers.
 
     Raises:
         MalformedEventError: not a batch of KV events, or hashes of another kind than
@@ -251,13 +230,13 @@ def _stored(event: _BlockStored, hashes: list[BlockHash], group: int, offloaded:
         offloaded,
         BlockHash(parent) if isinstance(parent, bytes) else None,
         # vLLM leaves out blocks that a group skips, but not their tokens. Our workers' account of
-        # all that they hold (backend_worker/kv_events/event_snapshot.py) has no tokens, no gaps.
+        # all that they hold (backend_worker/kv_events/event_log.py) has no tokens, no gaps.
         not offloaded and _length(event.token_ids) in (0, len(hashes) * event.block_size),
     )
 
 
 def _hashes(raw: msgspec.Raw) -> list[BlockHash]:
-    """The hashes, if all are whole SHA-256 digests."""
+    """Return the hashes, if all are whole SHA-256 digests."""
     if _length(raw) > _MAX_HASHES:
         raise MalformedEventError("hash-count", f"an event of more than {_MAX_HASHES:,} blocks")
     try:
@@ -274,7 +253,7 @@ def _hashes(raw: msgspec.Raw) -> list[BlockHash]:
 
 
 def _length(raw: msgspec.Raw) -> int:
-    """How many entries a list has, by its first bytes."""
+    """Return how many entries a list has, by its first bytes."""
     head = bytes(memoryview(raw)[:5])
     match head[0]:
         case 0xDC:

@@ -13,18 +13,16 @@ from common.errors import MmRouterError
 from common.identity import BlockHash, MmHash, RequestId, Target
 from common.observability.telemetry import (
     DECISIONS,
-    FIRST_TOKEN_ERROR,
     PREDICTED_CACHED_TOKENS,
     PROMPT_TOKENS,
     REALISED_CACHED_TOKENS,
 )
 from frontend.router.decision import Decision
+from frontend.router.ejection import Ejection
 from frontend.router.hashing import HashScheme
-from frontend.router.index import PREDICT_TTL_S, Knowledge
-from frontend.router.request import RoutingRequest
+from frontend.router.index import APPROXIMATE_TTL_S, PREDICT_TTL_S, Knowledge
+from frontend.router.inputs import RoutingRequest
 from frontend.router.roster import Roster
-from frontend.router.selection import Ejection
-from frontend.router.settings import RouterSettings
 
 
 class _Routed(NamedTuple):
@@ -33,23 +31,9 @@ class _Routed(NamedTuple):
 
 
 class InFlight:
-    """The requests in flight. ``len()`` is how many.
+    """The requests in flight; ``len()`` is how many."""
 
-    Args:
-        settings: how long predictions last.
-        clock: monotonic seconds.
-        roster: the workers; its blocks, media and load follow the requests.
-        ejection: hears which workers answer and which fail.
-    """
-
-    def __init__(
-        self,
-        settings: RouterSettings,
-        clock: Callable[[], float],
-        roster: Roster,
-        ejection: Ejection,
-    ) -> None:
-        self._settings = settings
+    def __init__(self, clock: Callable[[], float], roster: Roster, ejection: Ejection) -> None:
         self._clock = clock
         self._roster = roster
         self._ejection = ejection
@@ -65,19 +49,11 @@ class InFlight:
         decision: Decision,
         hashes: Mapping[HashScheme, list[BlockHash]],
     ) -> None:
-        """A request was decided to run on a target of the roster.
-
-        Args:
-            hashes: its blocks under each scheme.
-        """
         now = self._clock()
         worker_id, request_id = decision.worker_id, decision.request_id
         worker = self._roster.workers[worker_id]
         self._roster.load.started(
-            request_id,
-            decision.target,
-            decision.prefill_tokens,
-            decision.prompt_tokens,
+            request_id, decision.target, decision.prefill_tokens, decision.prompt_tokens
         )
         if worker.prefix_caching:
             exact = decision.index == Knowledge.EXACT
@@ -102,17 +78,14 @@ class InFlight:
         PREDICTED_CACHED_TOKENS.labels(worker_id).inc(decision.predicted_cached_tokens)
 
     def new_blocks(self, request_id: RequestId) -> Sequence[BlockHash]:
-        """The blocks of a request's prompt that its target did not hold when it was decided."""
+        """Return the blocks of a request that its target did not hold when it was decided."""
         return self._roster.indexes.predicted.of(request_id)
 
     def others_sent(
         self, target: Target, new_blocks: Sequence[BlockHash], media: Sequence[MmHash]
     ) -> None:
-        """Another frontend sent a request: what it brings will be there soon, as if it were ours.
-
-        Args:
-            new_blocks: blocks of its prompt that the target did not hold.
-            media: its items.
+        """Another frontend sent a request: the blocks that the target did not hold and the
+        media will be there soon, as if it were ours.
         """
         worker = self._roster.workers.get(target.worker_id)
         if worker is None:
@@ -126,7 +99,6 @@ class InFlight:
         self._roster.media.expect(target.worker_id, media, now)
 
     def first_token(self, request_id: RequestId) -> None:
-        """A request's first output arrived. Unknown and repeated ids are ignored."""
         self._roster.load.first_token(request_id)
         routed = self._routed.get(request_id)
         if routed is not None:
@@ -139,16 +111,10 @@ class InFlight:
         expected_s = decision.predicted_first_token_s
         if expected_s is not None:
             self._roster.times.first_token_came(expected_s * 1e3, after_s * 1e3)
-            FIRST_TOKEN_ERROR.labels("late" if after_s > expected_s else "early").observe(
-                abs(after_s - expected_s)
-            )
 
     def finished(self, request_id: RequestId, realised_cached_tokens: int | None = None) -> None:
-        """A request ended in any way. Unknown and repeated ids are ignored.
-
-        Args:
-            realised_cached_tokens: prompt tokens its engine took from its cache; ``None``
-                if the request got no output.
+        """Note that a request ended, and how many prompt tokens its engine took from its cache;
+        ``None`` if it got no output. Unknown and repeated ids are ignored.
         """
         self._roster.load.finished(request_id)
         routed = self._routed.pop(request_id, None)
@@ -168,9 +134,8 @@ class InFlight:
             self._roster.served(decision.target, routed.routed_at)
 
     def failed(self, decision: Decision, error: MmRouterError) -> None:
-        """A request failed where it was decided to run; perhaps it was the worker's fault.
-
-        Not that of its successor under the same name.
+        """Note that a request failed where it was decided to run, rather than at a successor under
+        the same name; perhaps it was the worker's fault.
         """
         worker_id, run = decision.worker_id, decision.incarnation
         if error.blames_worker and self._roster.has(worker_id, run):
@@ -186,6 +151,6 @@ class InFlight:
         tails: Mapping[int, Sequence[BlockHash]] = MappingProxyType({}),
     ) -> None:
         exact = knowledge == Knowledge.EXACT
-        lifetime_s = PREDICT_TTL_S if exact else self._settings.approximate_ttl_s
+        lifetime_s = PREDICT_TTL_S if exact else APPROXIMATE_TTL_S
         predicted = self._roster.indexes.predicted
         predicted.predict(request_id, target, hashes, lifetime_s, now, tails)

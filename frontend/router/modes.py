@@ -1,14 +1,17 @@
-"""The router's modes: one table of policies.
+"""The router's modes, one table of policies, and the choice of a target by one of them.
 
 A mode is one entry: its name, one line for operators, and the policy. Flags, their help and the
-tests read the table. What a policy may look at is a :class:`Situation`; how costs and loads came
-to be known is not its business.
+tests read the table. A policy may look at a :class:`Situation`, and need not know how costs and
+loads came to be known.
 """
 
 import random
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
+
+from common.identity import Target
+from frontend.router.selection import TargetLoad
 
 
 class Situation(NamedTuple):
@@ -29,9 +32,8 @@ class Situation(NamedTuple):
     random: random.Random
 
     def least(self, costs: Sequence[float]) -> int:
-        """Return the position of the least cost; one of them at random if several are least.
-
-        At random, because several frontends that break ties alike would pile up.
+        """Return the position of the least cost; of several one at random, because several
+        frontends that break ties alike would pile up.
         """
         least = min(costs)
         if costs.count(least) == 1:
@@ -40,11 +42,8 @@ class Situation(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The outcome of a selection.
-
-    Attributes:
-        position: index of the chosen candidate.
-        reason: why, one of a handful of constant words; empty if the mode alone says it.
+    """The position of the chosen candidate, and why: a constant word, or empty if the mode alone
+    says it.
     """
 
     position: int
@@ -69,12 +68,7 @@ def _in_turn(situation: Situation) -> Choice:
 
 
 class RouterMode(StrEnum):
-    """How a worker is chosen: the table.
-
-    Attributes:
-        description: one line for operators.
-        policy: chooses.
-    """
+    """The table: how a worker is chosen, with one line for operators and the policy that does."""
 
     description: str
     policy: Policy
@@ -88,3 +82,41 @@ class RouterMode(StrEnum):
 
     KV = "kv", "where the request costs least: blocks and media held, and load", _by_cost
     ROUND_ROBIN = "round-robin", "each worker in turn", _in_turn
+
+
+class Selector:
+    """Chooses among candidates. Keeps only how many times it did, and a generator."""
+
+    def __init__(self, mode: RouterMode, seed: int | None = None) -> None:
+        self._mode = mode
+        self._random = random.Random(seed)
+        self._turn = 0
+
+    def choose(
+        self,
+        targets: Sequence[Target],
+        costs: Sequence[float],
+        loads: Sequence[TargetLoad],
+        slots: Sequence[int],
+    ) -> Choice:
+        """Choose one of at least one target, in a stable order, by the costs, loads and slots,
+        0 if unknown, of each.
+        """
+        if len(targets) == 1:
+            return Choice(0, "only-worker")
+        choice = self._mode.policy(
+            Situation(
+                costs=costs,
+                is_idle=lambda position: not loads[position].active,
+                would_wait=lambda position: _queues(loads[position], slots[position]),
+                turn=self._turn,
+                random=self._random,
+            )
+        )
+        self._turn += 1
+        return choice if choice.reason else Choice(choice.position, self._mode.value)
+
+
+def _queues(load: TargetLoad, slots: int) -> bool:
+    """Return whether a request sent there now would wait for others to end."""
+    return load.waiting > 0 or 0 < slots <= load.active

@@ -9,14 +9,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from common.aio.supervised import supervise
 from common.identity import Incarnation, MmHash, Target, WorkerId
 from common.request_plane.step_sums import StepSums
-from frontend.router.events import Feed, FeedMaker
+from frontend.router.events import StreamStatistics
 from frontend.router.hashing import BlockHasher, HashMemo, HashScheme, LoraKey
 from frontend.router.index import PREDICT_TTL_S, BlockIndexes, IndexState, Knowledge, approximate
+from frontend.router.inputs import RoutableWorker
 from frontend.router.selection import (
     BusyThresholds,
     Candidates,
@@ -28,7 +29,6 @@ from frontend.router.selection import (
     cost_of_load,
 )
 from frontend.router.settings import RouterSettings
-from frontend.router.worker import RoutableWorker
 
 _PAUSE_S = 0.25
 _EXPIRE_SLICE = 16
@@ -38,15 +38,48 @@ _SWEEP_SLICE = 2_000
 """Blocks swept at a time: well below a millisecond, between which others run."""
 
 
+class Feed(Protocol):
+    """Keeps the indexes in step with the cache of one incarnation of one worker: over ZMQ, or in
+    tests and simulations without sockets.
+    """
+
+    def start(self) -> None:
+        """Begin. Must not wait for the worker."""
+
+    async def close(self) -> None:
+        """End. Nothing is applied from the call on, also if it is cancelled."""
+
+    def state(self, rank: int) -> IndexState:
+        """Return how far the index of a rank can be trusted."""
+
+    def served(self, rank: int, routed_at: float) -> None:
+        """A request that must have stored blocks ended on a rank; it was routed at a moment."""
+
+    def emptied(self, at: float) -> None:
+        """The worker had its blocks forgotten on all ranks, at seconds since the epoch by its
+        clock; 0 for never.
+        """
+
+    def tick(self, now: float) -> None:
+        """Look at the clock; called a few times a second with monotonic seconds."""
+
+    def statistics(self) -> dict[int, StreamStatistics]: ...
+
+
+class FeedMaker(Protocol):
+    """Makes the feeds of a router."""
+
+    def feed(self, worker: RoutableWorker, indexes: BlockIndexes) -> Feed:
+        """Return a feed, not yet started, of a worker whose targets are registered."""
+
+    def close(self) -> None:
+        """Free what feeds share. All of them are closed."""
+
+
 async def keep_house(
     indexes: BlockIndexes, feeds: Mapping[WorkerId, Feed], clock: Callable[[], float]
 ) -> None:
-    """Look after indexes and feeds for ever.
-
-    Args:
-        feeds: those of the fleet, a live view.
-        clock: monotonic seconds.
-    """
+    """Look after indexes and feeds, a live view, for ever."""
     while True:
         await asyncio.sleep(_PAUSE_S)
         now = clock()
@@ -65,15 +98,6 @@ async def _in_slices(work: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-class _Listing(NamedTuple):
-    """All targets in the order of the load tracker; see :class:`Candidates`."""
-
-    targets: Sequence[Target]
-    slots: Sequence[int]
-    paces: list[float]
-    positions: dict[Target, int]
-
-
 class _Held(NamedTuple):
     """Media that a worker acknowledged before it left."""
 
@@ -84,27 +108,16 @@ class _Held(NamedTuple):
 class Roster:
     """The workers, with what is known of each.
 
-    Args:
-        settings: the operator's choices.
-        clock: monotonic seconds.
-        feeds: what follows workers' caches.
-
     Attributes:
         workers: by name, a live view.
         hashers: one for each scheme in use, a live view.
-        indexes: blocks of all targets.
-        media: media items that workers hold.
-        encoded: those that their encoders need not encode again.
+        encoded: media that their encoders need not encode again.
         load: what every target has to do.
-        estimator: what a request costs on each target.
         times: how fast each target is.
     """
 
     def __init__(
-        self,
-        settings: RouterSettings,
-        clock: Callable[[], float],
-        feeds: FeedMaker,
+        self, settings: RouterSettings, clock: Callable[[], float], feeds: FeedMaker
     ) -> None:
         self._clock = clock
         self._feed_maker = feeds
@@ -117,24 +130,19 @@ class Roster:
         )
         self.encoded = EncodedMedia()
         self.estimator = Estimator(self.indexes, self.media, self.encoded)
-        self.times = StepTimes()
+        self.times = StepTimes(clock)
         self._workers: dict[WorkerId, RoutableWorker] = {}
         self._held: dict[WorkerId, _Held] = {}
         self._hashers: dict[HashScheme, HashMemo] = {}
         self.feeds: dict[WorkerId, Feed] = {}
         self.workers: Mapping[WorkerId, RoutableWorker] = self._workers
         self.hashers: Mapping[HashScheme, HashMemo] = self._hashers
-        self._listing = _Listing((), (), [], {})
+        self._listing = Candidates((), (), (), (), [], {})  # without loads
         self._housekeeper: asyncio.Task[None] | None = None
 
     async def add(self, worker: RoutableWorker) -> None:
-        """Take a worker in and start listening to its KV events.
-
-        Returns before its blocks are known: until then its state is ``degraded``.
-        Adding the same incarnation again does nothing.
-
-        Raises:
-            ConfigurationError: its block hashes can't be computed here.
+        """Take a worker in and start listening to its KV events, until which its state is
+        ``degraded``. Raises ConfigurationError if its block hashes can't be computed here.
         """
         known = self._workers.get(worker.worker_id)
         if known == worker:
@@ -207,19 +215,16 @@ class Roster:
     def adapters_changed(
         self, worker_id: WorkerId, adapters: frozenset[LoraKey], active: frozenset[str]
     ) -> None:
-        """A worker has other adapters than before. Unknown ones are ignored."""
         worker = self._workers.get(worker_id)
         if worker is not None:
             self._workers[worker_id] = replace(worker, adapters=adapters, active_adapters=active)
 
     def targets(self) -> list[Target]:
-        """All targets a request could go to."""
         return list(self._listing.targets)
 
     def candidates(self) -> Candidates:
-        """All targets with their present loads."""
         loads, load_costs = self.load.view()
-        targets, slots, paces, positions = self._listing
+        targets, slots, _, _, paces, positions = self._listing
         return Candidates(targets, slots, loads, load_costs, paces, positions)
 
     def has(self, worker_id: WorkerId, incarnation: Incarnation) -> bool:
@@ -228,7 +233,6 @@ class Roster:
         return worker is not None and worker.incarnation == incarnation
 
     def state(self, target: Target) -> IndexState:
-        """What is known of a target's cache."""
         feed = self.feeds.get(target.worker_id)
         if feed is not None:
             return feed.state(target.rank)
@@ -238,19 +242,16 @@ class Roster:
         return approximate("the worker's card names no KV event source")
 
     def blocks(self, target: Target) -> int:
-        """Blocks that events announced on a target, summed over its cache groups."""
         return self.indexes.holdings(target)
 
     def knowledge(self) -> dict[Knowledge, int]:
-        """How many targets are known how well."""
+        """Count the targets by how well they are known."""
         states = Counter(self.state(target).knowledge for target in self._listing.targets)
         return {knowledge: states[knowledge] for knowledge in Knowledge}
 
     def blocks_emptied(self, worker_id: WorkerId, at: float) -> None:
-        """A worker had its blocks forgotten; its events tell that with its engine's next step only.
-
-        Args:
-            at: when, by its clock, in seconds since the epoch; 0 for never.
+        """A worker had its blocks forgotten, at seconds since the epoch by its clock, 0 for
+        never; its events tell that with its engine's next step only.
         """
         feed, worker = self.feeds.get(worker_id), self._workers.get(worker_id)
         if feed is not None:
@@ -260,7 +261,6 @@ class Roster:
                 self.indexes.clear(target)
 
     def media_emptied(self, worker_id: WorkerId) -> None:
-        """A worker had all media forgotten. Unknown ones are ignored."""
         self.media.emptied(worker_id)
         if (worker := self._workers.get(worker_id)) is not None:
             for target in worker.targets:
@@ -272,15 +272,13 @@ class Roster:
         if worker is None or not steps:
             return
         all_changed = self.times.reported(worker_id, steps)
-        _, _, paces, positions = self._listing
+        *_, paces, positions = self._listing
         for target in positions if all_changed else worker.targets:
             paces[positions[target]] = self.times.rounded_pace(target)
 
     def served(self, target: Target, routed_at: float) -> None:
-        """A request that must have stored blocks ended on a target; its events should follow.
-
-        Args:
-            routed_at: when it was routed, in monotonic seconds.
+        """A request that was routed at a monotonic moment and must have stored blocks ended on a
+        target; its events should follow.
         """
         feed = self.feeds.get(target.worker_id)
         if feed is not None:
@@ -288,9 +286,11 @@ class Roster:
 
     def _list(self) -> None:
         targets = self.load.targets()
-        self._listing = _Listing(
+        self._listing = Candidates(
             targets,
             [self._workers[target.worker_id].max_num_seqs for target in targets],
+            (),
+            (),
             [self.times.rounded_pace(target) for target in targets],
             {target: position for position, target in enumerate(targets)},
         )

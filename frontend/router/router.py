@@ -5,30 +5,22 @@ event loop. What it knows it learns through its parts, which others tell their n
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from typing import Final
 
 from common.errors import FleetBusyError, NoWorkerError
-from common.identity import BlockHash, WorkerId
+from common.identity import BlockHash, Incarnation, WorkerId
 from common.observability.telemetry import stage
 from frontend.router.decision import CLIENT_ID_LENGTH, Considered, Decision, DecisionLog
-from frontend.router.events import FeedMaker, ZmqFeeds
-from frontend.router.figures import Figures
+from frontend.router.ejection import Ejection
+from frontend.router.events import ZmqFeeds
 from frontend.router.hashing import HashMemo, HashScheme, LoraKey
 from frontend.router.in_flight import InFlight
-from frontend.router.modes import Choice
-from frontend.router.request import RoutingRequest
-from frontend.router.roster import Roster
-from frontend.router.selection import (
-    Candidates,
-    Ejection,
-    Estimate,
-    Selector,
-    cheapest,
-    cost_of_work,
-)
+from frontend.router.inputs import RoutingRequest
+from frontend.router.modes import Choice, Selector
+from frontend.router.roster import FeedMaker, Roster
+from frontend.router.selection import Candidates, Estimate, cheapest, cost_of_work
 from frontend.router.settings import RouterSettings
-from frontend.router.unavailable import Drained, Resting
 
 LOADING_TOKENS: Final = 512
 """What it costs to have an engine compute with an adapter that it has and does not use, in tokens
@@ -42,22 +34,18 @@ class Router:
     """Decides where requests run.
 
     Args:
-        settings: the operator's choices.
-        clock: monotonic seconds.
         feeds: what follows workers' caches; their KV events over ZMQ unless given.
-        figures: shows what this router counts; together with others if they have the same.
         seed: of random choices, to have them again.
 
     Attributes:
-        settings: the settings in force.
         roster: the workers, which come and go here, and what is known of their blocks.
         media: media items that workers hold; told of acks and nacks.
         load: what every target has to do; told what workers report.
         ejection: how far workers are trusted; told of links that were lost.
-        drained: workers that an operator drains.
-        resting: workers that are paused or asleep; told what they report.
+        drained: runs of workers that an operator drains, which finish what they have, also if they
+            are lost for a while or not there yet. A later run serves.
+        resting: workers that say that they are paused or asleep.
         in_flight: requests routed and not ended; told of first tokens, failures and ends.
-        decisions: the last decisions.
     """
 
     def __init__(
@@ -66,7 +54,6 @@ class Router:
         *,
         clock: Callable[[], float] = time.monotonic,
         feeds: FeedMaker | None = None,
-        figures: Figures | None = None,
         seed: int | None = None,
     ) -> None:
         self.settings = settings = RouterSettings() if settings is None else settings
@@ -76,25 +63,18 @@ class Router:
         self.roster = Roster(settings, clock, feeds)
         self.media = self.roster.media
         self.load = self.roster.load
-        self.ejection = Ejection(
-            clock,
-            failures=settings.eject_failures,
-            base_s=settings.eject_base_s,
-        )
-        self.drained = Drained(self.roster.workers)
-        self.resting = Resting()
-        self.in_flight = InFlight(settings, clock, self.roster, self.ejection)
+        self.ejection = Ejection(clock, base_s=settings.eject_base_s)
+        self.drained: dict[WorkerId, Incarnation] = {}
+        self.resting: set[WorkerId] = set()
+        self.in_flight = InFlight(clock, self.roster, self.ejection)
         self.decisions = DecisionLog()
-        self._figures = Figures() if figures is None else figures
-        self._figures.add(self.roster, self.ejection)
 
     async def close(self) -> None:
         """Remove all workers and stop every task. The router is of no use afterwards."""
-        self._figures.remove(self.roster)
         await self.roster.close()
 
     def hash(self, request: RoutingRequest) -> dict[HashScheme, list[BlockHash]]:
-        """The prompt's block hashes under every scheme of the fleet, usually one.
+        """Return the prompt's block hashes under every scheme of the fleet, usually one.
 
         About 1 µs a block, and 0.2 µs in a beginning that a recent prompt shares. Long
         prompts are better hashed in another thread, which is safe here, and passed to
@@ -110,11 +90,7 @@ class Router:
         }
 
     def route(
-        self,
-        request: RoutingRequest,
-        *,
-        exclude: Collection[WorkerId] = (),
-        accepted: bool = False,
+        self, request: RoutingRequest, *, exclude: Collection[WorkerId] = (), accepted: bool = False
     ) -> Decision:
         """Decide where a request runs, and count it as running there.
 
@@ -144,10 +120,8 @@ class Router:
         return decision
 
     def _without(self, adapter: LoraKey | None) -> list[WorkerId]:
-        """Workers that lack the adapter that a request asks for.
-
-        Raises:
-            NoWorkerError: all do.
+        """Return the workers that lack the adapter that a request asks for. Raises
+        NoWorkerError if all do.
         """
         if adapter is None:
             return []
@@ -160,7 +134,6 @@ class Router:
     def _with_loading(
         self, costs: list[float], candidates: Candidates, request: RoutingRequest
     ) -> list[float]:
-        """Dearer where the engine has to load the adapter first, and others have to wait for it."""
         if request.lora is None:
             return costs
         workers, name = self.roster.workers, request.lora.name
@@ -175,7 +148,7 @@ class Router:
 
     def _candidates(self, exclude: Collection[WorkerId], accepted: bool) -> Candidates:
         candidates = self.roster.candidates()
-        if left_out := {*exclude, *self.drained.unusable(), *self.resting.unusable()}:
+        if left_out := {*exclude, *self._drained(), *self.resting}:
             candidates = candidates.without(left_out)
         if not candidates.targets:
             raise NoWorkerError(
@@ -186,8 +159,15 @@ class Router:
             )
         return self._fit(candidates, accepted)
 
+    def _drained(self) -> Set[WorkerId]:
+        workers = self.roster.workers
+        for name, run in list(self.drained.items()):
+            if name in workers and workers[name].incarnation != run:
+                del self.drained[name]  # another run has the name now
+        return self.drained.keys() & workers.keys()
+
     def _fit(self, candidates: Candidates, accepted: bool) -> Candidates:
-        """Those that are neither ejected nor busy.
+        """Return those that are neither ejected nor busy.
 
         If all are ejected, the least bad of them, as a last resort. If all are busy, none,
         unless the request was accepted before.
@@ -215,7 +195,6 @@ class Router:
         estimate: Estimate,
         choice: Choice,
     ) -> Decision:
-        """A choice in words and figures; how long it took is not known yet."""
         target = candidates.targets[choice.position]
         worker = self.roster.workers[target.worker_id]
         prompt_tokens = len(request.token_ids)
@@ -247,7 +226,6 @@ class Router:
     def _considered(
         self, candidates: Candidates, costs: Sequence[float], estimate: Estimate, chosen: int
     ) -> list[Considered]:
-        """The cheapest candidates, for the record."""
         found, first_token_ms = [], self.roster.times.first_token_ms
         for position in cheapest(costs, CANDIDATES, chosen):
             target, load = candidates.targets[position], candidates.loads[position]

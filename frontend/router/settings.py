@@ -1,4 +1,4 @@
-"""The router's flags. The cost formula that they weigh is in ``selector.py``."""
+"""The router's flags."""
 
 from typing import Annotated, ClassVar
 
@@ -11,8 +11,6 @@ Seconds = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
 class RouterSettings(FlagSettings):
-    """What an operator may set. The cost formula is in ``selector.py``."""
-
     flag_group: ClassVar[str] = "routing"
     flag_prefix: ClassVar[str] = "router-"
 
@@ -34,9 +32,6 @@ class RouterSettings(FlagSettings):
         description="prompt tokens waiting for prefill from which on a worker gets no more "
         "requests; 0 never",
     )
-    eject_failures: int = Field(
-        3, ge=1, description="requests failing in a row that take a worker out for a while"
-    )
     eject_base_s: Seconds = Field(
         1.0,
         description="how long it is out the first time; doubled with each relapse, up to a minute "
@@ -46,9 +41,4 @@ class RouterSettings(FlagSettings):
         120.0,
         description="how long a worker with requests may stay silent on all of them before it "
         "counts as stalled and they go elsewhere",
-    )
-    approximate_ttl_s: Seconds = Field(
-        120.0,
-        description="how long blocks of a routed request count as held on a worker "
-        "without KV events",
     )

@@ -1,15 +1,15 @@
 """The workers of this frontend: who is there, the link to each, and the media sent over it."""
 
 from frontend.workers.adapters import Adapters
-from frontend.workers.contract import Contract
+from frontend.workers.contract import Contract, Refusals
 from frontend.workers.dispatch import Answer
-from frontend.workers.fleet import Fleet, Gauges
+from frontend.workers.fleet import Fleet
 from frontend.workers.fleets import Fleets, follow
+from frontend.workers.gauges import Gauges
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
 from frontend.workers.members import Member, Members, Roll
 from frontend.workers.operations import Performed, WorkerPage, ask_for_pages, perform, those_called
-from frontend.workers.refusals import Refusals
 
 __all__ = [
     "Adapters",

@@ -21,7 +21,7 @@ CONFLICT: Final = "adapter %s is at %s on worker %s, which gets no requests for 
 
 
 def key_of(adapter: Adapter) -> LoraKey:
-    """What of an adapter enters block hashes."""
+    """Return what of an adapter enters block hashes."""
     return LoraKey(adapter.name, adapter.path)
 
 
@@ -41,17 +41,16 @@ class Adapters:
         self._ids = itertools.count(1)
 
     def reserve(self, names: Iterable[str]) -> None:
-        """Names that no adapter may have: those of the model."""
+        """Give no adapter these names: those of the model."""
         self._reserved = frozenset(names)
         for name in self._reserved:
             self.requests.pop(name, None)
 
     def joined(self, card: WorkerCard) -> None:
-        """A worker serves."""
         self.changed(card.worker_id, card.adapters)
 
     def changed(self, worker_id: WorkerId, adapters: Sequence[Adapter]) -> None:
-        """A worker that serves has these now, and no others."""
+        """Note that a worker that serves has these now, and no others."""
         self._forget(worker_id)
         self._of[worker_id] = adapters
         for adapter in adapters:
@@ -64,7 +63,6 @@ class Adapters:
                 logger.warning(CONFLICT, adapter.name, *place)
 
     def left(self, worker_id: WorkerId) -> None:
-        """A worker does not serve any longer. Others are ignored."""
         self._forget(worker_id)
 
     def _forget(self, worker_id: WorkerId) -> None:
@@ -76,7 +74,7 @@ class Adapters:
             self._choose(adapter.name)
 
     def _choose(self, name: str) -> None:
-        """Which files a name stands for."""
+        """Decide which files a name stands for."""
         offers = self._offers[name]
         if not offers:
             del self._offers[name]

@@ -1,11 +1,18 @@
-"""Which cards fit: what this frontend demands of each, and the first of them, the contract."""
+"""Which cards fit: what this frontend demands of each, the first of them, which is the
+contract, and who is refused and why.
+"""
 
 import asyncio
+from collections.abc import Sequence
+from typing import Final
 
-from common.errors import CardCodeError, CardIncompatibleError
+from common.errors import CardCodeError, CardError, CardIncompatibleError, NoWorkerError
 from common.fleet_key import FleetKey
+from common.identity import WorkerId
+from common.observability.telemetry import REFUSED_CARDS
 from common.request_plane.card import WorkerCard, check_compatible
 from common.request_plane.fleet_sockets import check_card
+from frontend.workers.members import Run
 
 
 class Contract:
@@ -14,9 +21,9 @@ class Contract:
     def __init__(
         self, vllm_version: str, key: FleetKey | None = None, *, trust_remote_code: bool = False
     ) -> None:
-        """
+        """Demand nothing yet of models.
+
         Args:
-            vllm_version: of this frontend.
             key: without one, workers must be on this host and have none either.
             trust_remote_code: whether models may bring code of their own, which would run here.
         """
@@ -27,7 +34,6 @@ class Contract:
 
     @property
     def settled(self) -> bool:
-        """Whether there has been a card that fits."""
         return self._card.done()
 
     @property
@@ -36,14 +42,10 @@ class Contract:
         return self._card.result() if self._card.done() else None
 
     async def card(self) -> WorkerCard:
-        """The first card that fits, once there is one."""
         return await asyncio.shield(self._card)
 
     def check(self, card: WorkerCard) -> None:
-        """
-        Raises:
-            CardError: the card does not fit; the message says why.
-        """
+        """Raises CardError, whose message says why, if a card does not fit."""
         check_card(card, self._key)
         if card.vllm_version != self._vllm_version:
             raise CardIncompatibleError(
@@ -59,6 +61,48 @@ class Contract:
             check_compatible(self._card.result(), card)
 
     def settle(self, card: WorkerCard) -> None:
-        """A card that fits: the contract, if it is the first."""
         if not self._card.done():
             self._card.set_result(card)
+
+
+REASONS: Final = 3
+"""Refused workers of which a user is told why: there may be thousands, of one kind."""
+
+
+def nobody(reasons: Sequence[str]) -> NoWorkerError:
+    """Return what to say if there is no worker, and why some are refused, a sentence each."""
+    if not reasons:
+        return NoWorkerError("no worker is available: none has registered yet, or all are gone")
+    more = len(reasons) - REASONS
+    said = [*reasons[:REASONS], *([f"and {more} more are refused"] if more > 0 else [])]
+    return NoWorkerError("no worker is available: " + "; ".join(said))
+
+
+class Refusals:
+    """Why runs of workers are kept out, for as long as they are."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[Run, str] = {}
+
+    def add(self, run: Run, error: CardError) -> None:
+        """Refuse a run, and no longer for another reason."""
+        self._reasons[run] = str(error)
+        REFUSED_CARDS.labels(error.field).inc()
+
+    def take_back(self, run: Run) -> None:
+        self._reasons.pop(run, None)
+
+    def take_back_if(self, run: Run, error: CardError) -> None:
+        """Hold this no longer against a run; something else may be by now."""
+        if self._reasons.get(run) == str(error):
+            self.take_back(run)
+
+    def reasons(self) -> list[str]:
+        return list(self._reasons.values())
+
+    def by_worker(self) -> dict[WorkerId, str]:
+        """Return the workers of which some run is refused, with the reasons."""
+        reasons: dict[WorkerId, str] = {}
+        for (worker_id, _), reason in self._reasons.items():
+            reasons[worker_id] = "; ".join(filter(None, [reasons.get(worker_id), reason]))
+        return reasons

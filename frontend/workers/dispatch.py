@@ -55,10 +55,7 @@ class Dispatch:
     """One request on its way: the answers not yet read, the memory not yet back."""
 
     def __init__(self, handles: Iterable[MediaHandle], take: TakeOutput | None = None) -> None:
-        """
-        Args:
-            take: is asked for each output that comes while the task of the request waits.
-        """
+        """Ask ``take`` for each output that comes while the task of the request waits."""
         self._answers: deque[Answer | Exception] = deque()
         self._take = take
         self._reader: asyncio.Future[None] | None = None
@@ -69,7 +66,6 @@ class Dispatch:
 
     @property
     def unread(self) -> int:
-        """Answers that nobody has read."""
         return len(self._answers)
 
     @property
@@ -78,7 +74,6 @@ class Dispatch:
         return self._reader is not None and not self._reader.done()
 
     def put(self, answer: Answer | Exception) -> None:
-        """Add an answer, or why there is none."""
         awaited = self.awaited
         if awaited and self._take is not None and type(answer) is Output:
             try:
@@ -123,7 +118,6 @@ class Dispatch:
 
 
 def is_last(answer: Answer) -> bool:
-    """Whether the worker has ended a request with it."""
     return isinstance(answer, Failed) or (isinstance(answer, Output) and answer.finished)
 
 

@@ -1,91 +1,47 @@
-"""Which workers there are, and a link to each.
+"""Which workers there are, and a link to each, kept open by a task for each.
 
-Is told what discovery says, refuses cards that do not fit, has the others kept connected, and
-answers what requests ask. All workers of a fleet serve the same model.
-
-Discovery says whom to connect to; whether a worker lives is known from its link. So a
-worker whose link lives stays, whatever became of its card. Several incarnations under one
-worker id are told apart: the first that answers serves under it until it drains or is
-lost, and another that answers meanwhile is refused by name and waits.
+All workers of a fleet serve the same model. Discovery says whom to connect to; whether a worker
+lives is known from its link. So a worker whose link lives stays, whatever became of its card: it
+leaves once its card is gone and its link lost, or when it is removed. Of several incarnations
+under one worker id one serves (``members.py``); another that answers meanwhile is refused by name
+and waits.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 
+from common.aio.supervised import Work, once, supervise
+from common.backoff import Backoff
 from common.discovery.base import CardChange, CardGone, CardPresent, CardRefused
-from common.errors import CardError, NoWorkerError, WorkerLostError
+from common.errors import (
+    CardError,
+    CardNameError,
+    ConfigurationError,
+    NoWorkerError,
+    ProtocolError,
+    WorkerLostError,
+)
 from common.fleet_key import FleetKey
-from common.identity import Incarnation, Target, WorkerId
-from common.observability.live_metrics import Row
-from common.observability.telemetry import RANK_LOAD, RANK_REQUESTS, WORKERS
+from common.identity import Incarnation, WorkerId
 from common.request_plane.card import WorkerCard, WorkerState
+from common.request_plane.fleet_sockets import frontend_context
 from frontend.router import Router
 from frontend.workers.adapters import Adapters
-from frontend.workers.contract import Contract
-from frontend.workers.keeper import Keeper
+from frontend.workers.contract import Contract, Refusals, nobody
+from frontend.workers.gauges import Gauges
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
-from frontend.workers.members import Member, Members, Run
-from frontend.workers.refusals import Refusals, nobody
-from frontend.workers.serving import Serving
+from frontend.workers.members import Member, Members, Name, Run, Serving
 
 logger = logging.getLogger(__name__)
-
-
-class Gauges:
-    """Aggregate the metrics of fleets. Only the newest instance is exported."""
-
-    def __init__(self) -> None:
-        self._fleets: list[tuple[Members, Router]] = []
-        self._refusals: list[Refusals] = []
-        WORKERS.labels("connected").set_function(self._connected)
-        WORKERS.labels("disconnected").set_function(
-            lambda: sum(len(each.shown()) for each, _ in self._fleets) - self._connected()
-        )
-        WORKERS.labels("refused").set_function(
-            lambda: sum(len(each.reasons()) for each in self._refusals)
-        )
-        RANK_LOAD.set_function(self._rank_load)
-        RANK_REQUESTS.set_function(self._rank_requests)
-
-    def add(
-        self, refusals: Refusals, members: Members | None = None, router: Router | None = None
-    ) -> None:
-        """Include the refusals of a fleet, or of all, and the members and router of a fleet."""
-        if members is not None and router is not None:
-            self._fleets.append((members, router))
-        self._refusals.append(refusals)
-
-    def remove(self, refusals: Refusals, members: Members) -> None:
-        """Exclude a fleet. Unknown ones are ignored."""
-        self._fleets = [each for each in self._fleets if each[0] is not members]
-        self._refusals = [each for each in self._refusals if each is not refusals]
-
-    def _connected(self) -> int:
-        return sum(1 for each, _ in self._fleets for _ in each.available())
-
-    def _rank_requests(self) -> Iterator[Row]:
-        for members, router in self._fleets:
-            for member in members.available():
-                for rank in member.card.ranks:
-                    worker_id = member.card.worker_id
-                    shares = router.load.shares(Target(worker_id, rank))
-                    for whose, load in zip(("own", "others"), shares, strict=True):
-                        yield Row((worker_id, str(rank), whose), (load.active,))
-
-    def _rank_load(self) -> Iterator[Row]:
-        for member in (one for each, _ in self._fleets for one in each.available()):
-            for rank in member.status.ranks if member.status else ():
-                labels = (member.card.worker_id, str(rank.rank))
-                yield Row(labels, (rank.running, rank.waiting, rank.kv_usage))
 
 
 class Fleet:
     """The workers of a model.
 
     Attributes:
-        router: where requests run among them.
         contract: which cards fit.
         members: every run of a worker whose card does, and which of them serve.
         refusals: who is refused, and why.
@@ -102,7 +58,8 @@ class Fleet:
         trust_remote_code: bool = False,
         gauges: Gauges | None = None,
     ) -> None:
-        """
+        """Begin without workers.
+
         Args:
             key: without one, workers must be on this host and have none either.
             trust_remote_code: whether models may bring code of their own, which would run here.
@@ -128,14 +85,11 @@ class Fleet:
 
     @property
     def connected(self) -> bool:
-        """Whether some worker can take a request now."""
         return any(True for _ in self.members.available())
 
     def link(self, worker_id: WorkerId) -> WorkerLink:
-        """The link to whoever serves under a worker id.
-
-        Raises:
-            WorkerLostError: nobody does any more.
+        """Return the link to whoever serves under a worker id. Raises WorkerLostError if nobody
+        does.
         """
         holder = self.members.holder(worker_id)
         if holder is None or holder.link is None:
@@ -151,7 +105,7 @@ class Fleet:
         raise nobody(self.refusals.reasons())
 
     def joined_since(self, worker_id: WorkerId, moment: float) -> bool:
-        """Whether a worker came, or came back, after a moment: monotonic seconds."""
+        """Return whether a worker came, or came back, after a monotonic moment."""
         holder = self.members.holder(worker_id)
         return holder is not None and holder.joined > moment
 
@@ -162,19 +116,16 @@ class Fleet:
         return [] if first is None else first.served_model_names
 
     def expel(self, run: Run, reason: str) -> None:
-        """Leave one run of a worker. Unknown ones are ignored."""
         member = self.members.get(run)
         if member is not None:
             self._keeper.remove(member, reason)
 
     def give_up(self, reason: str) -> None:
-        """Leave every worker."""
         for member in self.members:
             self._keeper.remove(member, reason)
 
     @property
     def adapters(self) -> Adapters:
-        """Those of the workers that serve."""
         return self._serving.adapters
 
     @property
@@ -184,7 +135,6 @@ class Fleet:
 
     @property
     def closed(self) -> bool:
-        """Whether this frontend is shutting down."""
         return self._closed
 
     async def close(self) -> None:
@@ -195,7 +145,6 @@ class Fleet:
         self._gauges.remove(self.refusals, self.members)
 
     def apply(self, change: CardChange) -> None:
-        """Follow a change in discovery."""
         match change:
             case CardPresent(card):
                 self._card_present(card)
@@ -241,3 +190,135 @@ class Fleet:
             logger.warning(
                 "the card of worker %s is gone, but its link lives: it stays", run.worker_id
             )
+
+
+RECONNECT_S = 0.5
+RECONNECT_MAX_S = 8.0
+
+
+class Keeper:
+    """Opens links to members, opens them again when they are lost, and closes them."""
+
+    def __init__(
+        self,
+        members: Members,
+        serving: Serving,
+        refusals: Refusals,
+        media_sender: MediaSender,
+        frontend_id: Incarnation,
+        key: FleetKey | None,
+        *,
+        stall_s: float,
+    ) -> None:
+        """Begin without members; after ``stall_s`` of silence on all of its requests a worker
+        is given up.
+        """
+        self._members = members
+        self._serving = serving
+        self._refusals = refusals
+        self._media_sender = media_sender
+        self._frontend_id = frontend_id
+        self._stall_s = stall_s
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._context = frontend_context(key)
+
+    @property
+    def tasks(self) -> int:
+        return len(self._tasks)
+
+    def add(self, member: Member) -> None:
+        self._members.add(member)
+        keeping = supervise("worker keeper", lambda: self._keep(member), first_pause_s=RECONNECT_S)
+        member.keeper = asyncio.create_task(keeping, name=f"keep-{member.card.worker_id}")
+        self._tasks.add(member.keeper)
+        member.keeper.add_done_callback(self._tasks.discard)
+        forget_name = self._serving.forget_name
+        member.keeper.add_done_callback(lambda _: forget_name(member.card.worker_id))
+
+    def remove(self, member: Member, reason: str) -> None:
+        """Forget a member. Its keeper closes the link, and is not waited for."""
+        if not self._members.remove(member):
+            return
+        logger.info("worker %s removed: %s", member.card.worker_id, reason)
+        member.leaving = reason
+        if member.keeper is not None and member.keeper is not asyncio.current_task():
+            member.keeper.cancel()
+
+    def drain(self, member: Member) -> None:
+        self._spawn("leaving a name", lambda: self._serving.give_up_name(member))
+
+    async def close(self, reason: str) -> None:
+        for member in self._members:
+            self.remove(member, reason)
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._context.destroy(linger=200)  # ms: lets the goodbyes leave
+
+    async def _keep(self, member: Member) -> None:
+        """Keep a link to a worker open until its card is gone and the link lost."""
+        name = self._members.names[member.card.worker_id]
+        backoff = Backoff(RECONNECT_S, RECONNECT_MAX_S)
+        while member.present:
+            taken = False
+            try:
+                async with self._linked(member) as link:
+                    taken = member.card.state is WorkerState.READY and name.holder is not None
+                    if not taken:
+                        await self._serving.join(member, name, link)
+                        backoff.reset()
+                        self._serving.lost(member, await link.lost())
+            except (WorkerLostError, ProtocolError, ConfigurationError) as error:
+                logger.warning("%s", error)
+            if taken:
+                await self._wait_for_name(member, name)
+            elif member.present:
+                await asyncio.sleep(backoff.next_s())
+        self.remove(member, "its card is gone, and its link too")
+
+    @contextlib.asynccontextmanager
+    async def _linked(self, member: Member) -> AsyncIterator[WorkerLink]:
+        link = WorkerLink(
+            member.card,
+            self._context,
+            self._frontend_id,
+            lambda status: self._serving.reported(member, status),
+            self._stall_s,
+            lambda reply: self._serving.answered(member, reply),
+        )
+        try:
+            await link.open(self._media_sender.offer())
+            yield link
+        finally:
+            member.link = None
+            # Goes on if the keeper is cancelled meanwhile.
+            await asyncio.shield(
+                self._spawn("closing a link", lambda: self._close_link(member, link))
+            )
+
+    async def _close_link(self, member: Member, link: WorkerLink) -> None:
+        await self._serving.give_up_name(member)
+        await link.close(member.leaving)
+        self._serving.link_closed(member.card.worker_id)
+
+    async def _wait_for_name(self, member: Member, name: Name) -> None:
+        """Wait while another incarnation serves under the name, and both live."""
+        if name.holder is None:
+            return  # it has left since
+        card, other = member.card, name.holder.card
+        error = CardNameError(
+            f"worker {card.worker_id} refused: process {card.host.pid} on {card.host.hostname} has "
+            f"the same worker id as process {other.host.pid} on {other.host.hostname}, which "
+            "serves under it; give each worker a --worker-id of its own, or stop one"
+        )
+        logger.error("%s", error)
+        self._refusals.add(member.run, error)
+        try:
+            await name.free.wait()
+        finally:
+            self._refusals.take_back_if(member.run, error)
+
+    def _spawn(self, task: str, work: Work) -> "asyncio.Task[None]":
+        spawned = asyncio.create_task(once(task, work, lambda _: None), name=task)
+        self._tasks.add(spawned)
+        spawned.add_done_callback(self._tasks.discard)
+        return spawned

@@ -23,10 +23,10 @@ from common.errors import (
 from common.identity import WorkerId
 from common.observability.telemetry import INTERNAL_ERRORS
 from common.request_plane.card import WorkerCard, WorkerState
-from frontend.workers.contract import Contract
-from frontend.workers.fleet import Fleet, Gauges
+from frontend.workers.contract import Contract, Refusals, nobody
+from frontend.workers.fleet import Fleet
+from frontend.workers.gauges import Gauges
 from frontend.workers.members import Member, Run
-from frontend.workers.refusals import Refusals, nobody
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +39,7 @@ It owes :meth:`Fleets.closed` for each."""
 
 
 class Fleets:
-    """The fleets of all models, and the workers of all of them.
-
-    Attributes:
-        refusals: workers that no fleet looks at, and why; fleets have others.
-    """
+    """The fleets of all models; ``refusals`` are of workers that no fleet looks at."""
 
     def __init__(
         self,
@@ -54,11 +50,8 @@ class Fleets:
         most: int | None,
         gauges: Gauges | None = None,
     ) -> None:
-        """
-        Args:
-            make: a fleet for another model.
-            terms: what is demanded of every card, whatever its model. Never settled.
-            most: models at the same time; None for a single one.
+        """Make fleets for at most so many models, None for a single one, whose cards all fit
+        the terms.
         """
         self.refusals = Refusals()
         self._make = make
@@ -78,20 +71,16 @@ class Fleets:
         return iter(list(self._here))
 
     def of(self, name: str) -> Fleet | None:
-        """The fleet of the model that has a name, if there is one."""
         return next((fleet for fleet in self._here if name in fleet.names), None)
 
     def holder(self, worker_id: WorkerId) -> Member | None:
-        """Who serves under a worker id, even if it was removed and is about to leave."""
         held = (fleet.members.holder(worker_id) for fleet in self)
         return next((member for member in held if member is not None), None)
 
     def available(self) -> Iterator[Member]:
-        """Those who can take a request now."""
         return (member for fleet in self for member in fleet.members.available())
 
     def shown(self) -> list[Member]:
-        """Every worker with a card that fits, connected or not."""
         return [member for fleet in self for member in fleet.members.shown()]
 
     def check_available(self) -> None:
@@ -102,7 +91,6 @@ class Fleets:
         raise nobody([reason for each in everybody for reason in each.reasons()])
 
     def apply(self, change: CardChange) -> None:
-        """Follow a change in discovery."""
         match change:
             case CardPresent(card):
                 self._present(card)
@@ -130,7 +118,6 @@ class Fleets:
         fleet.give_up(str(error))
 
     def closed(self, fleet: Fleet) -> None:
-        """Nothing is left of a model that has left: others may have its place."""
         self._here.pop(fleet, None)
         self._leaving = [each for each in self._leaving if each is not fleet]
         self._look_again(self._outside)
@@ -198,13 +185,14 @@ class Fleets:
             self._came(made, gone)
 
     def _fleet_for(self, card: WorkerCard) -> Fleet | None:
-        """The fleet that a card is for; None if it begins one."""
         if self._most is None:
             return next(iter(self._here), None)
         return next((one for one in self._here if one.names == card.served_model_names), None)
 
     def _check_worker_id(self, run: Run, card: WorkerCard, fleet: Fleet | None) -> None:
-        """Whatever is kept by worker id is kept for all models together."""
+        """Raises CardNameError if another model has the worker id: what is kept by it is kept
+        for all together.
+        """
         for other in (*self._here, *self._leaving):
             if other is not fleet and card.worker_id in other.members.names:
                 self._namesakes.add(run)
@@ -233,7 +221,9 @@ class Fleets:
             )
 
     def _look_again(self, runs: Iterable[Run]) -> None:
-        """At those that no fleet has: soon, since those who call are in the middle of something."""
+        """Look at those that no fleet has: soon, since those who call are in the middle of
+        something.
+        """
         if self._closed:
             return
         if self._look_at is None:
@@ -255,7 +245,7 @@ class Fleets:
 
 
 def _check_names(card: WorkerCard) -> None:
-    """They stand in log lines, metrics and errors."""
+    """Raises CardModelError for names that should not stand in log lines, metrics and errors."""
     names = card.served_model_names
     if len(names) > MOST_NAMES or not all(
         0 < len(name) <= LONGEST_NAME and name.isprintable() for name in names
@@ -284,13 +274,8 @@ def _check_apart(ours: WorkerCard, theirs: WorkerCard) -> None:
 
 
 async def follow(watcher: CardWatcher, apply: Callable[[CardChange], None]) -> None:
-    """Follow discovery until cancelled.
-
-    Args:
-        apply: is told of each change.
-
-    Raises:
-        DiscoveryError: at first sight, cards can't be read or can't be trusted.
+    """Follow discovery until cancelled. Raises DiscoveryError if, at first sight, cards can't
+    be read or can't be trusted.
     """
 
     async def following() -> None:

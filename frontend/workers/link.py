@@ -19,8 +19,9 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from common.aio.cleanup import undo_on_error
+from common.aio.ipc import PendingCalls
 from common.aio.supervised import Work, once
-from common.aio.undo import undo_on_error
 from common.errors import (
     DuplicateRequestError,
     ProtocolError,
@@ -38,7 +39,6 @@ from common.identity import Incarnation, RequestId
 from common.observability.telemetry import UNDECODABLE_MESSAGES
 from common.request_plane.card import WorkerCard
 from common.request_plane.loop_socket import LoopSocket
-from common.request_plane.open_questions import OpenQuestions
 from common.request_plane.operations import Operation
 from common.request_plane.protocol import (
     MOST_OPERATIONS,
@@ -111,10 +111,8 @@ class WorkerLink:
         stall_s: float = 120.0,
         on_terms: Callable[[bytes], None] = lambda _: None,
     ) -> None:
-        """
-        Args:
-            on_terms: gets the worker's answers to :meth:`offer`.
-            stall_s: silence on all of its requests for which a worker is given up.
+        """Take a worker that is silent on all of its requests for ``stall_s`` for stalled;
+        ``on_terms`` gets its answers to :meth:`offer`.
         """
         self.card = card
         self.reply = b""
@@ -130,8 +128,8 @@ class WorkerLink:
         }
         self._socket = LoopSocket(context, zmq.DEALER, options, zmq.EVENT_DISCONNECTED)
         self._backlog = Backlog(SEND_BYTES)
-        self._figures: OpenQuestions[bytes] = OpenQuestions()
-        self._operations: OpenQuestions[Operated] = OpenQuestions()
+        self._figures: PendingCalls[bytes] = PendingCalls()
+        self._operations: PendingCalls[Operated] = PendingCalls()
         self._dispatches: dict[RequestId, Dispatch] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._lost: asyncio.Future[WorkerLostError] = asyncio.get_running_loop().create_future()
@@ -140,12 +138,9 @@ class WorkerLink:
         self._last_answer = 0.0
 
     async def open(self, offer: bytes) -> None:
-        """Connect and introduce ourselves; afterwards ``reply`` holds the worker's
-        answer to the transfer offer.
-
-        Raises:
-            WorkerLostError: nobody answered within the session's timeout.
-            ProtocolVersionError: the worker speaks another version.
+        """Connect and introduce ourselves; afterwards ``reply`` holds the worker's answer to
+        the transfer offer. Raises WorkerLostError if nobody answers in time,
+        ProtocolVersionError if the worker speaks another version.
         """
         with undo_on_error(self._close_socket):
             self._connect()
@@ -195,10 +190,8 @@ class WorkerLink:
         return asyncio.create_task(watched, name=f"{what}-{self.card.worker_id}")
 
     async def offer(self, offer: bytes) -> None:
-        """Offer other transports than when the link was opened.
-
-        Raises:
-            WorkerBusyError: too much waits to be sent to it already.
+        """Offer other transports than when the link was opened. Raises WorkerBusyError if too
+        much waits to be sent to it already.
         """
         if not self._lost.done():
             await self._send(Offer(offer))
@@ -285,10 +278,8 @@ class WorkerLink:
                 await asyncio.shield(self._abort(request_id))
 
     async def supply(self, request_id: RequestId, handles: Sequence[MediaHandle]) -> None:
-        """Send media that the worker asked for. Takes over the handles.
-
-        Raises:
-            WorkerBusyError: too much waits to be sent to it already.
+        """Send media that the worker asked for. Takes over the handles. Raises what
+        :meth:`offer` does.
         """
         dispatch = self._dispatches.get(request_id)
         if dispatch is None:
@@ -320,7 +311,6 @@ class WorkerLink:
 
     @property
     def active_requests(self) -> int:
-        """Requests whose last answer has not come."""
         return len(self._dispatches)
 
     async def _read(self) -> None:

@@ -1,18 +1,20 @@
 """Step 4 of a request: making processed media available to the chosen worker.
 
-Owns the arena and the senders, and knows by which transport each worker is reached.
+Owns the arena and the senders, and knows by which transport each worker is reached. Some transports
+are started once a worker needs them, and offered until it has them.
 """
 
+import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
-from common.aio.undo import made_in_thread, undo_on_error
-from common.errors import (
-    ArenaUnavailableError,
-    ConfigurationError,
-    ProtocolError,
-)
+from common.aio.cleanup import made_in_thread, undo_on_error
+from common.aio.supervised import supervise
+from common.backoff import Backoff
+from common.errors import ArenaUnavailableError, ConfigurationError, ProtocolError, WorkerBusyError
 from common.identity import WorkerId
 from common.observability.telemetry import (
     ARENA_BYTES,
@@ -22,58 +24,60 @@ from common.observability.telemetry import (
     UNDECODABLE_MESSAGES,
 )
 from common.transfer.arena import Arena, ArenaAccess, ArenaStatistics, reap_orphans
-from common.transfer.base import MediaHandle
-from common.transfer.choice import (
+from common.transfer.base import LateSender, MediaHandle, MmKwargsSender
+from common.transfer.handshake import TransferOffer, TransferReply, namespace, parse_reply
+from common.transfer.metadata import Transport
+from common.transfer.nixl_processes import NixlNetwork
+from common.transfer.transports import (
     SenderSet,
     TransferMode,
     TransportChoice,
     better,
     choose_transport,
     indispensable,
+    late_senders,
+    senders,
 )
-from common.transfer.handshake import TransferOffer, TransferReply, namespace, parse_reply
-from common.transfer.nixl_processes import NixlNetwork
-from common.transfer.registry import late_senders, senders
 from frontend.processing import MediaItem
-from frontend.workers.late_transports import LateTransports, OfferTo, ReachedWorker
 
 logger = logging.getLogger(__name__)
 
 
-class MediaSender:
-    """Sends media items to workers.
+_FIRST_PAUSE_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 60.0
+"""Between offers to workers that need a transport and don't have it yet."""
 
-    Attributes:
-        late: transports that are started with the first worker that needs them, unless nothing
-            else is allowed.
+OfferTo = Callable[[bytes], Awaitable[None]]
+
+
+@dataclass
+class ReachedWorker:
+    """A connected worker: its answer to the last offer, how media travel to it, and what sends
+    it another offer, None if it takes none.
+    """
+
+    terms: TransferReply
+    choice: TransportChoice
+    offer_to: OfferTo | None
+
+
+class MediaSender:
+    """Sends media items to workers; ``late`` transports are started with the first worker that
+    needs them, unless nothing else is allowed.
     """
 
     def __init__(
-        self,
-        arena: ArenaAccess | None,
-        mode: TransferMode,
-        network: NixlNetwork | None = None,
+        self, arena: ArenaAccess | None, mode: TransferMode, network: NixlNetwork | None = None
     ) -> None:
-        """
-        Args:
-            arena: shared memory to send from, or None to send everything inline.
-            network: what transports over a network may use; this host only by default.
-
-        Raises:
-            ConfigurationError: the only transport that is allowed can't be had.
+        """Send from shared memory, or all inline without any. Networks are used on this host
+        only by default. Raises ConfigurationError if the only transport that is allowed can't
+        be had.
         """
         self._arena = arena
         self._mode = mode
         self._senders = SenderSet(senders(arena, mode))
         self._workers: dict[WorkerId, ReachedWorker] = {}
-        self.late = LateTransports(
-            late_senders(arena, mode, network or NixlNetwork()),
-            self._workers.values(),
-            review=self._review,
-            offer=self.offer,
-            add=self._senders.add,
-            better=partial(better, mode),
-        )
+        self.late = LateTransports(late_senders(arena, mode, network or NixlNetwork()), self)
         if arena is not None:
             ARENA_LEASES.set_function(lambda: arena.statistics().leases)
         if isinstance(arena, Arena):  # whose else it is says so itself
@@ -86,10 +90,8 @@ class MediaSender:
     def create(
         cls, arena_bytes: int, mode: TransferMode, network: NixlNetwork | None = None
     ) -> "MediaSender":
-        """Make the arena. Takes as long as touching all its pages.
-
-        Raises:
-            ConfigurationError: shared memory or NIXL is asked for and can't be had.
+        """Make the arena. Takes as long as touching all its pages. Raises ConfigurationError if
+        shared memory or NIXL is asked for and can't be had.
         """
         reap_orphans()
         if mode is TransferMode.DISABLED:
@@ -114,20 +116,16 @@ class MediaSender:
             raise
 
     def offer(self) -> bytes:
-        """What we tell a worker when a session opens, and when it changes."""
+        """Return what we tell a worker when a session opens, and when it changes."""
         offer = TransferOffer(ipc=namespace("ipc"), loopback=namespace("net"))
         return self._senders.add_offers(offer).model_dump_json().encode()
 
     def connect(
         self, worker_id: WorkerId, reply: bytes, offer_to: OfferTo | None = None
     ) -> TransportChoice:
-        """Take a worker's answer to the offer; says how media will travel to it.
-
-        Args:
-            offer_to: sends it another offer; it is answered to :meth:`answered`.
-
-        Raises:
-            ProtocolError: the answer is malformed.
+        """Take a worker's answer to the offer; return how media will travel to it. ``offer_to``
+        sends it another offer, answered to :meth:`answered`. Raises ProtocolError if it is
+        malformed.
         """
         terms = parse_reply(reply)
         choice = self._choose(terms)
@@ -137,7 +135,6 @@ class MediaSender:
         return choice
 
     def answered(self, worker_id: WorkerId, reply: bytes) -> None:
-        """Take a worker's answer to a later offer."""
         reached = self._workers.get(worker_id)
         if reached is None:
             return
@@ -167,19 +164,17 @@ class MediaSender:
         )
 
     def _review(self) -> None:
-        """Choose for every worker anew."""
         for worker_id, reached in self._workers.items():
             former, reached.choice = reached.choice, self._choose(reached.terms)
             if former != reached.choice:
                 self._say(worker_id, reached)
 
     def transport(self, worker_id: WorkerId) -> str | None:
-        """How media travel to a worker, None if it is not connected."""
+        """Return how media travel to a worker, None if it is not connected."""
         reached = self._workers.get(worker_id)
         return None if reached is None else reached.choice.transport
 
     def forget(self, worker_id: WorkerId) -> None:
-        """The worker is gone."""
         self._workers.pop(worker_id, None)
 
     async def send(
@@ -217,11 +212,9 @@ class MediaSender:
 
     @property
     def arena(self) -> ArenaAccess | None:
-        """Where processed media are kept and sent from, None if there is no such place."""
         return self._arena
 
     def statistics(self) -> ArenaStatistics | None:
-        """State of the arena, None if there is none."""
         return None if self._arena is None else self._arena.statistics()
 
     def close(self) -> None:
@@ -233,6 +226,105 @@ class MediaSender:
 
 
 def release(handles: Sequence[MediaHandle]) -> None:
-    """Give handles back that no worker will ack."""
     for handle in handles:
         handle.release()
+
+
+class LateTransports:
+    """Transports that are started with the first worker that needs one of them."""
+
+    def __init__(self, late: Sequence[LateSender], sender: MediaSender) -> None:
+        self.started: dict[Transport, MmKwargsSender] = {}
+        self._late = late
+        self._sender = sender
+        self._changed = asyncio.Event()
+        self._closed = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start_now(self, transport: Transport) -> None:
+        """Start one that no worker can do without. Takes a second, or longer. Raises
+        ConfigurationError if it can't be had.
+        """
+        for late in self._late:
+            if late.transport == transport:
+                self._begin(late.start())
+
+    def joined(self, worker: ReachedWorker) -> None:
+        if self._task is None and (self.started or self._needs(worker)):
+            loop = asyncio.get_running_loop()
+            for sender in self.started.values():
+                sender.on_change = partial(_tell, loop, self._changed)
+            work = supervise("late transports", self._keep_offering)
+            self._task = asyncio.create_task(work, name="late-transports")
+        self._changed.set()
+
+    def close(self) -> None:
+        """Offer nothing more. What runs has its own owner, and what is being started ends."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def _begin(self, sender: MmKwargsSender) -> None:
+        self.started[sender.transport] = sender
+        self._sender._senders.add(sender)
+
+    def _needs(self, worker: ReachedWorker) -> bool:
+        return any(self._would_help(late, worker) for late in self._late)
+
+    def _would_help(self, late: LateSender, worker: ReachedWorker) -> bool:
+        return (
+            worker.offer_to is not None
+            and late.transport in better(self._sender._mode, worker.choice)
+            and late.reaches(worker.terms)
+        )
+
+    async def _keep_offering(self) -> None:
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        while True:
+            self._changed.clear()
+            waiting = await self._offer_once()
+            try:
+                async with asyncio.timeout(backoff.next_s() if waiting else None):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+            backoff.reset()
+
+    async def _offer_once(self) -> bool:
+        """Offer what there is to all who need it; return whether anybody needs it still."""
+        self._sender._review()
+        needing = [each for each in self._sender._workers.values() if self._needs(each)]
+        if not needing:
+            return False
+        for late in self._late:
+            if late.transport not in self.started and any(
+                self._would_help(late, worker) for worker in needing
+            ):
+                await self._start(late)
+        if any(sender.offers for sender in self.started.values()):
+            offer = self._sender.offer()
+            for worker in needing:
+                assert worker.offer_to is not None
+                try:
+                    await worker.offer_to(offer)
+                except WorkerBusyError as error:
+                    logger.info("another transport is offered later: %s", error)
+        return True
+
+    async def _start(self, late: LateSender) -> None:
+        loop = asyncio.get_running_loop()
+        start = partial(late.start, lambda: self._closed)
+        try:
+            sender = await made_in_thread(start, MmKwargsSender.close)
+        except ConfigurationError as error:
+            logger.warning("media go on to travel as they do: %s", error)
+            return
+        sender.on_change = partial(_tell, loop, self._changed)
+        self._begin(sender)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    try:
+        loop.call_soon_threadsafe(event.set)
+    except RuntimeError:
+        logger.debug("the event loop ended before the process that serves the arena")

@@ -1,22 +1,32 @@
 """Who is there: every incarnation with a card that fits, and which of them serves.
 
-Several incarnations under one worker id are told apart: at most one of them serves under it.
+Of several incarnations under one worker id the first that answers serves, until it drains or is
+lost. Router and media sender know workers by their ids only. They are told here who serves and
+what it reports; whatever another incarnation says does not reach them.
 """
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from common.identity import Incarnation, WorkerId
-from common.request_plane.card import Adapter, WorkerCard
-from common.request_plane.protocol import Status
+from common.errors import WorkerLostError
+from common.identity import Incarnation, Target, WorkerId
+from common.observability.telemetry import HF_PROCESSOR_RUNS, forget_worker
+from common.request_plane.card import Adapter, WorkerCard, WorkerState
+from common.request_plane.operations import Condition
+from common.request_plane.protocol import HeldAdapter, Status
+from frontend.router import EventSource, Reported, RoutableWorker, Router
+from frontend.workers.adapters import Adapters, key_of
 from frontend.workers.link import WorkerLink
+from frontend.workers.media_sender import MediaSender
+
+logger = logging.getLogger(__name__)
 
 
 class Run(NamedTuple):
-    """One run of a worker, as its card names it."""
-
     worker_id: WorkerId
     incarnation: Incarnation
 
@@ -50,18 +60,13 @@ class Member:
 
     @property
     def run(self) -> Run:
-        """Which run of which worker this is."""
         return Run(self.card.worker_id, self.card.incarnation)
 
 
 @dataclass
 class Name:
-    """A worker id, under which one incarnation at a time serves.
-
-    Attributes:
-        holder: who serves under it.
-        former: who did last.
-        free: set while nobody does.
+    """A worker id, with who serves under it, who did last, and an event that is set while
+    nobody does.
     """
 
     holder: Member | None = None
@@ -72,14 +77,11 @@ class Name:
 class Roll(Protocol):
     """Who is there, in one fleet or in several."""
 
-    def holder(self, worker_id: WorkerId) -> Member | None:
-        """Who serves under a worker id, even if it was removed and is about to leave."""
+    def holder(self, worker_id: WorkerId) -> Member | None: ...
 
-    def available(self) -> Iterator[Member]:
-        """Those who can take a request now."""
+    def available(self) -> Iterator[Member]: ...
 
-    def shown(self) -> list[Member]:
-        """Every worker with a card that fits, connected or not."""
+    def shown(self) -> list[Member]: ...
 
 
 class Members:
@@ -102,22 +104,21 @@ class Members:
         return len(self._members)
 
     def get(self, run: Run) -> Member | None:
-        """The member that is a run, if there is one."""
         return self._members.get(run)
 
     def add(self, member: Member) -> None:
-        """Another run, in place of what was known of the same one; its worker has a name now."""
+        """Add a run, in place of what was known of the same one; its worker has a name now."""
         self._members[member.run] = member
         self.names.setdefault(member.card.worker_id, Name())
 
     def remove(self, member: Member) -> bool:
-        """Forget a member; a name that it holds it gives up later. Whether it was there."""
+        """Forget a member; a name that it holds it gives up later. Return whether it was there."""
         known = self._members.pop(member.run, None) is not None
         self.left()
         return known
 
     def forget_name(self, worker_id: WorkerId) -> bool:
-        """Once the last incarnation under it is gone for good. Whether it is."""
+        """Forget a name once its last incarnation is gone for good; return whether it is."""
         known = any(member.card.worker_id == worker_id for member in self._members.values())
         if known or self.holder(worker_id) is not None:
             return False
@@ -126,27 +127,204 @@ class Members:
         return True
 
     def holder(self, worker_id: WorkerId) -> Member | None:
-        """Who serves under a worker id, even if it was removed and is about to leave."""
         name = self.names.get(worker_id)
         return None if name is None else name.holder
 
     def serves(self, member: Member) -> bool:
-        """Whether it is this one who serves under its worker id."""
         return self.holder(member.card.worker_id) is member
 
     def available(self) -> Iterator[Member]:
-        """Those who can take a request now."""
         for name in self.names.values():
             if name.holder is not None and name.holder.link is not None:
                 yield name.holder
 
     def shown(self) -> list[Member]:
-        """Every worker with a card that fits, connected or not.
-
-        Of several incarnations under one worker id, those that are connected.
+        """Return every worker with a card that fits; of several incarnations under one worker
+        id, those that are connected.
         """
         return [
             member
             for member in self._members.values()
             if member.link is not None or self.holder(member.card.worker_id) is None
         ]
+
+
+OTHERS_S = 0.005
+"""How long it may take to note what others sent, for each report: the event loop waits."""
+
+SHOWN_S: Final = 120.0
+"""How long metrics tell of a worker that is gone for good, so that scrapers get the last of it."""
+
+
+class Serving:
+    """Tells router and media sender of the members that serve; ``arrival`` is set once the next
+    worker has joined.
+    """
+
+    def __init__(self, members: Members, router: Router, media_sender: MediaSender) -> None:
+        self._members = members
+        self._router = router
+        self._media_sender = media_sender
+        self.arrival = asyncio.Event()
+        self.adapters = Adapters()
+
+    async def join(self, member: Member, name: Name, link: WorkerLink) -> None:
+        """Serve under a name that nobody has; a worker that drains only keeps its link."""
+        card = member.card
+        member.link = link
+        member.joined = time.monotonic()
+        if card.state is WorkerState.DRAINING:
+            return
+        # From here to the router's knowing of it nothing is awaited that others could use.
+        name.holder = member
+        name.free.clear()
+        member.status = None  # of an earlier link; what it said is not known any more
+        member.adapters, member.active_adapters = card.adapters, ()
+        if name.former != card.incarnation:
+            self._router.ejection.forget(card.worker_id)
+        choice = self._media_sender.connect(card.worker_id, link.reply, link.offer)
+        await self._router.roster.add(_routable(card))
+        self._show_adapters(member)  # it may have said more of them meanwhile
+        self.arrival.set()
+        self.arrival = asyncio.Event()
+        logger.info("worker %s joined, media travel by %s", card.worker_id, choice.transport)
+
+    async def give_up_name(self, member: Member) -> None:
+        """Serve no longer, if it does; a link that it has stays."""
+        name = self._members.names.get(member.card.worker_id)
+        if name is None or name.holder is not member:
+            return
+        name.holder = None
+        name.former = member.card.incarnation
+        name.free.set()
+        self.adapters.left(member.card.worker_id)
+        self._router.resting.discard(member.card.worker_id)
+        # Whoever waits for the name runs only after the router has forgotten this one.
+        await self._router.roster.remove(member.card.worker_id)
+
+    def link_closed(self, worker_id: WorkerId) -> None:
+        """No media go to a worker any more, unless a successor serves under its id by now."""
+        if self._members.holder(worker_id) is None:
+            self._media_sender.forget(worker_id)
+        self.forget_name(worker_id)
+
+    def forget_name(self, worker_id: WorkerId) -> None:
+        """Forget what is held against a name once its last incarnation is gone for good."""
+        if self._members.forget_name(worker_id):
+            self._router.ejection.forget(worker_id)
+            self._router.roster.forget(worker_id)
+            self._router.drained.pop(worker_id, None)
+            asyncio.get_running_loop().call_later(SHOWN_S, self._show_no_more, worker_id)
+
+    def _show_no_more(self, worker_id: WorkerId) -> None:
+        if worker_id not in self._members.names:  # else it came back
+            forget_worker(worker_id)
+
+    def reported(self, member: Member, status: Status) -> None:
+        """Take how much a worker has to do, whether it takes requests, and what others sent
+        there.
+        """
+        before = member.status
+        member.status = status
+        told = _note_adapters(member, status)
+        if not self._members.serves(member):
+            return
+        if told:
+            self._show_adapters(member)
+        worker_id = member.card.worker_id
+        if status.condition is Condition.SERVING:
+            self._router.resting.discard(worker_id)
+        else:
+            self._router.resting.add(worker_id)
+        if before is None or before.blocks_emptied != status.blocks_emptied:
+            self._router.roster.blocks_emptied(worker_id, status.blocks_emptied)
+        if member.media_emptied not in (None, status.media_emptied):
+            self._router.roster.media_emptied(worker_id)
+        member.media_emptied = status.media_emptied
+        HF_PROCESSOR_RUNS.labels("worker", worker_id).set(status.hf_processor_runs)
+        self._router.roster.stepped(worker_id, status.steps)
+        self._router.load.reported(
+            worker_id,
+            {
+                one.rank: Reported(
+                    one.others_active,
+                    one.waiting,
+                    one.others_prefill_tokens,
+                    one.others_decode_tokens,
+                    one.kv_usage,
+                )
+                for one in status.ranks
+            },
+        )
+        until = time.monotonic() + OTHERS_S
+        for one in reversed(status.coming):  # the oldest are left out, as workers do
+            target = Target(worker_id, one.rank)
+            self._router.in_flight.others_sent(target, one.new_blocks, one.media)
+            if time.monotonic() > until:
+                break
+
+    def _show_adapters(self, member: Member) -> None:
+        worker_id = member.card.worker_id
+        self.adapters.changed(worker_id, member.adapters)
+        self._router.roster.adapters_changed(
+            worker_id, frozenset(map(key_of, member.adapters)), frozenset(member.active_adapters)
+        )
+
+    def answered(self, member: Member, reply: bytes) -> None:
+        """A late answer of a former incarnation says nothing of the one that serves now."""
+        if self._members.serves(member):
+            self._media_sender.answered(member.card.worker_id, reply)
+
+    def lost(self, member: Member, lost: WorkerLostError) -> None:
+        """Eject a worker whose link was lost by its own fault."""
+        logger.warning("%s", lost)
+        if lost.blames_worker and self._members.serves(member):
+            run = member.run
+            self._router.ejection.eject(run.worker_id, run.incarnation, type(lost).__name__)
+
+
+def _routable(card: WorkerCard) -> RoutableWorker:
+    return RoutableWorker(
+        worker_id=card.worker_id,
+        incarnation=card.incarnation,
+        ranks=tuple(card.ranks),
+        block_size=card.cache.block_size,
+        hash_algorithm=card.cache.hash_algorithm,
+        none_hash=bytes.fromhex(card.cache.none_hash),
+        event_sources=tuple(
+            EventSource(
+                source.rank,
+                source.endpoint,
+                source.replay_endpoint,
+                source.topic,
+                source.buffer_steps,
+            )
+            for source in card.kv_event_sources
+        ),
+        kv_tokens=card.capacity.num_blocks * card.cache.block_size,
+        max_num_seqs=card.capacity.max_num_seqs,
+        encoder_tokens=card.capacity.encoder_cache_tokens,
+        prefix_caching=card.cache.enable_prefix_caching,
+        drops_last_block=card.reuse.drops_last_block,
+        drops_in_windows=card.reuse.drops_in_windows,
+        keeps_tails=card.reuse.keeps_tails,
+        adapters=frozenset(map(key_of, card.adapters)),
+    )
+
+
+def _note_adapters(member: Member, status: Status) -> bool:
+    """Take what a worker says of its adapters, if that has changed; return whether it did."""
+    if status.adapters is not None:
+        member.adapters = [_adapter(held) for held in status.adapters]
+    if status.active_adapters is not None:
+        member.active_adapters = status.active_adapters
+    return status.adapters is not None or status.active_adapters is not None
+
+
+def _adapter(held: HeldAdapter) -> Adapter:
+    return Adapter(
+        name=held.name,
+        path=held.path,
+        base_model_name=held.base_model_name,
+        is_3d_lora_weight=held.is_3d_lora_weight,
+    )

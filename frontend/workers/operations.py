@@ -18,13 +18,7 @@ AT_ONCE: Final = 256
 
 @dataclass(frozen=True)
 class Performed:
-    """What became of an operation at one run of a worker.
-
-    Attributes:
-        outcome: what the worker said; failed if it said nothing.
-        message: why it was not done, in a sentence; empty if it was.
-        seconds: that it took.
-    """
+    """What became of an operation at one run of a worker; failed if it said nothing."""
 
     worker_id: WorkerId
     incarnation: Incarnation
@@ -34,7 +28,9 @@ class Performed:
 
 
 def those_called(members: Roll, worker_id: WorkerId | None) -> list[Member]:
-    """The worker of an id, whoever serves under it or else whoever has it; all without an id."""
+    """Return the worker of an id, whoever serves under it or else whoever has it; all without
+    an id.
+    """
     shown = members.shown()
     if worker_id is None:
         return shown
@@ -47,13 +43,8 @@ def those_called(members: Roll, worker_id: WorkerId | None) -> list[Member]:
 async def perform(
     members: Iterable[Member], operation: Operation, timeout_s: float
 ) -> list[Performed]:
-    """Have workers do something, all at the same time.
-
-    Args:
-        timeout_s: how long each may take.
-
-    Returns:
-        What became of it at each, in their order.
+    """Have workers do something, all at the same time; return what became of it at each, in
+    their order. ``timeout_s`` is for each.
     """
     turns = asyncio.Semaphore(AT_ONCE)
 
@@ -97,22 +88,16 @@ MAX_PAGES_BYTES: Final = 64 << 20
 
 
 class WorkerPage(NamedTuple):
-    """A worker's own metrics.
-
-    Attributes:
-        text: unchecked.
-    """
+    """A worker's own metrics, unchecked."""
 
     worker_id: WorkerId
     text: bytes
 
 
 async def ask_for_pages(members: Roll, take: Callable[[WorkerPage], Awaitable[None]]) -> None:
-    """Ask all workers that serve for their metrics. Missing pages are counted by reason.
-
-    Args:
-        take: gets each page, in any order and several at a time. What it raises is raised in a
-            group.
+    """Ask all workers that serve for their metrics. Missing pages are counted by reason;
+    ``take`` gets the others, in any order and several at a time, and what it raises is raised
+    in a group.
     """
     slots, left = asyncio.Semaphore(MAX_PAGES), MAX_PAGES_BYTES
 

@@ -27,10 +27,9 @@ from vllm.distributed.kv_events import (
 
 from backend_worker.kv_events.event_publisher import fleet_events
 from common.identity import BlockHash, Incarnation, Target, WorkerId
-from frontend.router.events import EventSource
 from frontend.router.index import EXACT
+from frontend.router.inputs import EventSource, RoutableWorker
 from frontend.router.router import Router
-from frontend.router.worker import RoutableWorker
 from tests.fakes.none_hash import none_hash_for
 
 BLOCK_SIZE = 16

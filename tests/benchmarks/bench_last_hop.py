@@ -27,7 +27,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from common.identity import Incarnation, RequestId
 from common.request_plane.card import WorkerCard
 from common.request_plane.protocol import Nack, Output, Submit
-from common.transfer.choice import TransferMode
+from common.transfer.transports import TransferMode
 from common.vllm_compat.features import server_arguments
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.policy import FetchPolicy

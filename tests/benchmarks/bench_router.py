@@ -35,18 +35,16 @@ from common.identity import (
     WorkerId,
 )
 from frontend.router.events.event_stream import EventStream
-from frontend.router.events.feed import StreamStatistics
+from frontend.router.events.progress import StreamStatistics
 from frontend.router.hashing.block_hasher import (
     BlockHasher,
     MediaSpan,
     block_mm_infos,
 )
-from frontend.router.index.indexes import EXACT, BlockIndexes, IndexState
+from frontend.router.index.indexes import EXACT, BlockIndexes, IndexState, TargetBlocks
 from frontend.router.index.kv_index import KvIndex
-from frontend.router.index.target_blocks import TargetBlocks
-from frontend.router.request import MediaNeed, RoutingRequest
+from frontend.router.inputs import EventSource, MediaNeed, RoutableWorker, RoutingRequest
 from frontend.router.router import Router
-from frontend.router.worker import EventSource, RoutableWorker
 from tests.fakes.none_hash import none_hash_for
 
 BLOCK_SIZE = 16

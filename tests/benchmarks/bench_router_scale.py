@@ -30,16 +30,14 @@ from common.identity import (
     WorkerId,
 )
 from frontend.router.event_wire import EventBatch, Need, Removed, Stored
-from frontend.router.events.feed import StreamStatistics
+from frontend.router.events.progress import StreamStatistics
 from frontend.router.hashing.block_hasher import BlockHasher, MediaSpan
-from frontend.router.index.indexes import EXACT, BlockIndexes, IndexState
-from frontend.router.index.target_blocks import TargetBlocks
+from frontend.router.index.indexes import EXACT, BlockIndexes, IndexState, TargetBlocks
+from frontend.router.inputs import EventSource, MediaNeed, RoutableWorker, RoutingRequest
 from frontend.router.modes import RouterMode
-from frontend.router.request import MediaNeed, RoutingRequest
 from frontend.router.router import Router
 from frontend.router.selection import Reported
 from frontend.router.settings import RouterSettings
-from frontend.router.worker import EventSource, RoutableWorker
 from tests.benchmarks.telling import telling
 from tests.fakes.none_hash import none_hash_for
 

@@ -42,21 +42,19 @@ from vllm.utils.gc_utils import freeze_gc_heap
 from common.identity import MmHash
 from common.transfer import pages
 from common.transfer.arena.arena import Arena
-from common.transfer.arena.layout import ArenaOffer
-from common.transfer.arena.segment import aligned
-from common.transfer.arena_sender import ArenaSender
+from common.transfer.arena.layout import ArenaOffer, aligned
 from common.transfer.base import MediaHandle, MmKwargsReceiver
 from common.transfer.checksum import checksum, new_key
 from common.transfer.codec import decode, encode
+from common.transfer.handshake import NixlOffer
 from common.transfer.inline import InlineReceiver, InlineSender
 from common.transfer.metadata import TransferMetadata, decode_metadata, encode_metadata
 from common.transfer.nixl.receiver import NixlReceiver
 from common.transfer.nixl.sender import NixlSender
-from common.transfer.nixl_offer import NixlOffer
 from common.transfer.nixl_processes.agent import NixlAgent
 from common.transfer.nixl_processes.network import nixl_installed
 from common.transfer.settings import NixlSettings
-from common.transfer.shm import ShmReceiver, ShmSender
+from common.transfer.shm import ArenaSender, ShmReceiver, ShmSender
 from tests.benchmarks.telling import telling
 from tests.unit.common.transfer.process import Process
 

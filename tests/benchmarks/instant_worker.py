@@ -26,8 +26,8 @@ from common.request_plane.operations import Operation
 from common.request_plane.protocol import Submit
 from common.request_plane.step_sums import StepSums
 from common.transfer.base import MediaSource
-from common.transfer.registry import receivers
-from common.vllm_compat.versions import INSTALLED
+from common.transfer.transports import receivers
+from common.vllm_compat.features import INSTALLED
 from tests.fakes.cards import make_card
 
 

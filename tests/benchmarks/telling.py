@@ -4,9 +4,9 @@ import sys
 from contextlib import AbstractContextManager
 from functools import partial
 
-from common.observability.still_busy import still_busy
+from common.observability.log_lines import log_progress
 
 
 def telling(what: str) -> AbstractContextManager[None]:
     """Say on standard error every ten seconds what is under way, and for how long."""
-    return still_busy(what, partial(print, file=sys.stderr, flush=True), longest_s=10)
+    return log_progress(what, partial(print, file=sys.stderr, flush=True), longest_s=10)

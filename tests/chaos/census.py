@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import psutil
 
-from common.transfer.arena.file import NAME_PATTERN
+from common.transfer.arena.layout import NAME_PATTERN
 from tests.chaos.fleet import Fleet
 from tests.chaos.planted import IN_SHARED_MEMORY, SHARED_MEMORY, TEMPORARY
 from tests.chaos.report import Report

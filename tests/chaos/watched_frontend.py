@@ -18,9 +18,9 @@ from pathlib import Path
 
 from vllm.multimodal.media.connector import global_thread_pool
 
+from frontend.app import main as run_frontend
 from frontend.app import serve
 from frontend.args import FrontendArgs
-from frontend.process import main as run_frontend
 from frontend.processes import Siblings
 from frontend.router import ZmqFeeds
 from frontend.router.events.event_stream import EventStream

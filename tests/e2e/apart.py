@@ -18,7 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from common import fleet_key
-from common.discovery.seal import unseal
+from common.discovery.sealed_cards import unseal
 from common.fleet_key import FleetKey
 from common.identity import Incarnation
 from common.request_plane.card import WorkerCard

@@ -41,7 +41,7 @@ MESSAGE_BYTES: Final = 1 << 17
 
 _IMPORTED: Final = (
     "backend_worker.worker",
-    "frontend.process",
+    "frontend.app",
     "tests.fakes.lettered_worker",
     PLAIN_VLLM,
     "vllm.v1.engine.core",

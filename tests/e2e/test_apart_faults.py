@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from common.discovery.etcd.publisher import LEASE_S
+from common.discovery.etcd.discovery import LEASE_S
 from tests.e2e.apart import OBSTACLES, FarFrontend, Site, open_site, wrong_clock
 from tests.e2e.conftest import LetGo
 from tests.e2e.processes import Process

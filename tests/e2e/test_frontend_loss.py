@@ -23,8 +23,8 @@ from common.identity import Incarnation, WorkerId
 from common.request_plane.card import Capacity
 from common.request_plane.protocol import Submit
 from common.transfer.arena import reap_orphans
-from common.transfer.registry import receivers
-from common.vllm_compat.versions import INSTALLED
+from common.transfer.transports import receivers
+from common.vllm_compat.features import INSTALLED
 from tests.benchmarks.fleet_clients import Cut, Outcome, Whole, ask, connections
 from tests.benchmarks.fleet_traffic import PICTURE, Ask, Message
 from tests.e2e.processes import HttpServer, shared_memory_of, start_frontend

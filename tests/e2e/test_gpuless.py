@@ -16,8 +16,8 @@ import httpx
 import psutil
 import pytest
 
-from common.vllm_compat.platform import CPU_ONLY
-from common.vllm_compat.versions import INSTALLED
+from common.vllm_compat.features import INSTALLED
+from common.vllm_compat.preflight import CPU_ONLY
 from tests.clips import data_url, film, sound
 from tests.e2e.conftest import Endpoint, LetGo, make_model, wait_for_workers
 from tests.e2e.lab import ask, image, text, usage, words

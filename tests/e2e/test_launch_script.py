@@ -123,6 +123,8 @@ def test_it_serves_until_ctrl_c_and_leaves_nothing(model: Path, tmp_path: Path) 
         printed = wait_until_ready(script)
         try_the_curl(printed)
         assert "worker-0" in paste(example_client(printed))
+        status = f"{sys.executable} -m common.cli.mmrouter status --url {url_of(printed)}"
+        assert re.search(r"worker-0 +demo +healthy", paste(status, ROOT))
 
         greeted = greet(url_of(printed))
         assert greeted.status_code == 200, greeted.text

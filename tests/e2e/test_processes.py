@@ -174,7 +174,7 @@ async def test_a_killed_process_takes_nobody_elses_request_along(pair: Pair) -> 
     clients = [asyncio.create_task(client(number)) for number in range(4)]
     victim = before["1"]
     os.kill(victim, signal.SIGKILL)
-    await until(lambda: pair.samples("mmrouter_process_restarts_total").get("parent", 0.0) >= 1)
+    await until(lambda: pair.samples("mmrouter_child_restarts_total").get("parent", 0.0) >= 1)
     await pair.both_serve()
     stop.set()
     await asyncio.gather(*clients)

@@ -1,4 +1,4 @@
-"""Several frontends over idle workers, with real routers and ledgers; time is simulated.
+"""Several frontends over idle workers, with real routers and loads of frontends; time is simulated.
 
 Counts how often a request goes to a worker that has one while another has none: what frontends
 that know nothing of each other do, and what no frontend of its own would ever do.
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from backend_worker.plane.ledger import Account, Ledger
+from backend_worker.plane.frontend_loads import Account, FrontendLoads
 from common.identity import RequestId, WorkerId
 from frontend.router.router import Router
 from frontend.router.selection import Reported
@@ -87,7 +87,9 @@ class Crowd:
         self._frontends = [
             _Frontend(Router(clock=self._clock, seed=seed + i)) for i in range(frontends)
         ]
-        self._ledgers = {name: Ledger((0,), partial(self._changed, name)) for name in self._names}
+        self._loads = {
+            name: FrontendLoads((0,), partial(self._changed, name)) for name in self._names
+        }
         self.outcome = Outcome()
 
     async def run(self, requests: int) -> Outcome:
@@ -95,7 +97,7 @@ class Crowd:
         for frontend in self._frontends:
             for name in self._names:
                 await frontend.router.roster.add(worker(name))
-                frontend.accounts[name] = self._ledgers[name].open()
+                frontend.accounts[name] = self._loads[name].open()
         when = 0.0
         for number in range(requests):
             when += self._random.expovariate(self._rate)
@@ -164,7 +166,7 @@ class Crowd:
             self._later(1.0, lambda: self._regularly(name, until - 1.0))
 
     def _tell(self, frontend: _Frontend, name: WorkerId) -> None:
-        account, total = frontend.accounts[name], self._ledgers[name].sums[0]
+        account, total = frontend.accounts[name], self._loads[name].sums[0]
         account.told()
         share = account.others()[0]
         sums = total.active, total.prefill_tokens, total.decode_tokens

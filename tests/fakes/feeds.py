@@ -1,10 +1,9 @@
 """Feeds that say what a test tells them to, without sockets."""
 
 from frontend.router.event_wire import Change, EventBatch
-from frontend.router.events.feed import StreamStatistics
-from frontend.router.index.indexes import EXACT, BlockIndexes, IndexState
-from frontend.router.index.target_blocks import TargetBlocks
-from frontend.router.worker import RoutableWorker
+from frontend.router.events.progress import StreamStatistics
+from frontend.router.index.indexes import EXACT, BlockIndexes, IndexState, TargetBlocks
+from frontend.router.inputs import RoutableWorker
 
 
 class ScriptedFeed:

@@ -9,13 +9,13 @@ from backend_worker.plane.service import WorkerService
 from common.discovery.base import CardChange, CardGone, CardWatcher
 from common.identity import Incarnation, WorkerId
 from common.request_plane.card import WorkerCard
-from common.transfer.choice import TransferMode
-from common.transfer.registry import receivers
+from common.transfer.transports import TransferMode, receivers
 from frontend.router.router import Router
 from frontend.router.settings import RouterSettings
 from frontend.workers.contract import Contract
-from frontend.workers.fleet import Fleet, Gauges
+from frontend.workers.fleet import Fleet
 from frontend.workers.fleets import Fleets, follow
+from frontend.workers.gauges import Gauges
 from frontend.workers.media_sender import MediaSender
 from tests.fakes.cards import make_card
 from tests.fakes.engine import ScriptedEngine, no_rendering

@@ -4,7 +4,7 @@ import threading
 from types import TracebackType
 from typing import Final, Self
 
-from common.observability.thread_watchdog import allow
+from common.observability.watchdog import allow
 
 EVER: Final = 1e6
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from common.identity import Incarnation, Target, WorkerId
 from frontend.router.events.subscriber import ZmqFeeds
 from frontend.router.index.indexes import EXACT, BlockIndexes
-from frontend.router.worker import EventSource, RoutableWorker
+from frontend.router.inputs import EventSource, RoutableWorker
 from tests.fakes.kv_events import BLOCK_SIZE, blocks
 
 W = WorkerId("w")

@@ -41,12 +41,11 @@ from common.request_plane.protocol import (
 )
 from common.request_plane.wire import Codec, Frame
 from common.transfer.arena.layout import ArenaOffer
-from common.transfer.handshake import TransferOffer, TransferReply
+from common.transfer.handshake import NixlOffer, TransferOffer, TransferReply
 from common.transfer.metadata import (
     InlineMetadata,
     encode_metadata,
 )
-from common.transfer.nixl_offer import NixlOffer
 
 R = RequestId("r")
 

@@ -12,11 +12,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, make_asgi_a
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from backend_worker.plane.figures import OwnFigures
+from backend_worker.plane.load_report import OwnMetrics
 from common.discovery.base import CardPresent
 from common.identity import WorkerId
-from common.observability.buckets import FIRST_TOKEN_S, STAGE_S
-from common.observability.stalled_loop import measure_loop_delay
+from common.observability.telemetry import FIRST_TOKEN_S, STAGE_S
+from common.observability.watchdog import measure_loop_delay
 from frontend.http.operator.worker_metrics import worker_metrics_routes
 from frontend.processing.preprocessor import ProcessedPrompt
 from frontend.request.runner import GenerateRequest, RequestRunner
@@ -86,7 +86,7 @@ async def monitored() -> AsyncIterator[Monitored]:
     frontend = Monitored(town)
     for worker_id in WORKERS:
         worker = town.start(f"run-of-{worker_id}")
-        worker.service._figures = OwnFigures(worker.service._send, _of_an_engine())
+        worker.service._metrics = OwnMetrics(worker.service._send, _of_an_engine())
         town.news.say(CardPresent(worker.card(worker_id)))
     await until(lambda: len(list(town.fleet.members.available())) == len(WORKERS))
     app = FastAPI()

@@ -23,10 +23,9 @@ from common.request_plane.protocol import (
 )
 from common.transfer.arena.arena import Arena
 from common.transfer.base import MediaHandle
-from common.transfer.choice import TransferMode
 from common.transfer.nixl.receiver import NixlReceiver
 from common.transfer.nixl_processes.network import NixlNetwork
-from common.transfer.registry import receivers
+from common.transfer.transports import TransferMode, receivers
 from frontend.processing.preprocessor import MediaItem
 from frontend.workers.dispatch import Answer
 from frontend.workers.link import WorkerLink

@@ -20,16 +20,15 @@ from backend_worker.plane.service import WorkerService
 from common.errors import MmRouterError
 from common.identity import Incarnation, WorkerId
 from common.request_plane.protocol import Submit
-from common.transfer.choice import TransferMode
-from common.transfer.reference import Render
-from common.transfer.registry import receivers
+from common.transfer.inline import Render
+from common.transfer.transports import TransferMode, receivers
+from frontend.asgi import as_vllm_error
 from frontend.processing.preprocessor import MediaItem, ProcessedPrompt
 from frontend.request.resume import sampling_of
 from frontend.request.runner import GenerateRequest, RequestRunner
 from frontend.request.settings import FaultSettings
+from frontend.router.inputs import RoutableWorker
 from frontend.router.router import Router
-from frontend.router.worker import RoutableWorker
-from frontend.vllm_errors import as_vllm_error
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
 from tests.fakes.cards import make_card

@@ -5,8 +5,7 @@ from typing import Any
 
 from common.identity import Incarnation, MmHash, MmIdentifier, RequestId, WorkerId
 from frontend.router.hashing.block_hasher import MediaSpan
-from frontend.router.request import MediaNeed, RoutingRequest
-from frontend.router.worker import RoutableWorker
+from frontend.router.inputs import MediaNeed, RoutableWorker, RoutingRequest
 
 NONE_HASH = bytes(32)
 

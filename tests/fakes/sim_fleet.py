@@ -17,9 +17,8 @@ from frontend.router import Router, RouterSettings
 from frontend.router.decision import Decision
 from frontend.router.event_wire import Need, Stored
 from frontend.router.hashing.block_hasher import BlockHasher
-from frontend.router.request import RoutingRequest
+from frontend.router.inputs import EventSource, RoutingRequest
 from frontend.router.selection import Reported
-from frontend.router.worker import EventSource
 from tests.fakes.feeds import ScriptedFeeds
 from tests.fakes.routing import BLOCK, NONE_HASH, worker
 from tests.simgpu.gpu import GpuModel

@@ -29,9 +29,9 @@ from common.observability.telemetry import REFUSED_CONNECTIONS
 from common.request_plane.fleet_sockets import frontend_context
 from common.request_plane.protocol import PROTOCOL_VERSION, Hello, Ping, ToFrontend
 from common.request_plane.wire import Codec, Frame
-from common.transfer.choice import TransferMode
-from common.transfer.registry import receivers
-from frontend.router.events.subscriber import EventSource, ZmqFeeds
+from common.transfer.transports import TransferMode, receivers
+from frontend.router.events.subscriber import ZmqFeeds
+from frontend.router.inputs import EventSource
 from frontend.workers import link as worker_link
 from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-import frontend.process
+import frontend.app
 from backend_worker import worker
-from common.discovery.urls import open_discovery
+from common.discovery.settings import open_discovery
 from common.errors import DiscoveryError, MmRouterError, NoWorkerError
 from frontend.args import FrontendArgs
 from frontend.processes import Siblings
@@ -15,9 +15,9 @@ from frontend.processes import Siblings
 
 @pytest.fixture(autouse=True)
 def nothing_of_the_process_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (worker, frontend.process):
+    for module in (worker, frontend.app):
         monkeypatch.setattr(module, "configure_logging", lambda *_: None)
-    monkeypatch.setattr(frontend.process, "raise_file_limit", lambda _: None)
+    monkeypatch.setattr(frontend.app, "raise_file_limit", lambda _: None)
     for name in (
         "VLLM_HOST_IP",
         "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES",
@@ -89,7 +89,7 @@ def test_a_frontend_ends_with_the_status_of_its_error(
 
     monkeypatch.setattr(sys, "argv", ["frontend"])
     with caplog.at_level("ERROR"), pytest.raises(SystemExit) as caught:
-        frontend.process.main(serve)
+        frontend.app.main(serve)
     assert caught.value.code == status
     assert [each.getMessage() for each in caplog.records] == [str(error)]
 

@@ -30,7 +30,7 @@ from common.request_plane.protocol import (
 )
 from common.request_plane.wire import Codec
 from common.transfer.handshake import TransferOffer, TransferReply
-from common.transfer.registry import receivers
+from common.transfer.transports import receivers
 from frontend.workers.link import WorkerLink
 from tests.fakes.cards import make_card
 from tests.fakes.damage import damaged_bytes, damaged_frames, hostile_frames, hostile_json

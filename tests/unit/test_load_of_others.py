@@ -12,7 +12,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
 from backend_worker.engine.vllm_engine import Items, RankLoad
-from backend_worker.plane import news
+from backend_worker.plane import load_report
 from backend_worker.plane import service as worker_service
 from backend_worker.plane.media_receiver import MediaReceiver
 from backend_worker.plane.service import WorkerService
@@ -33,7 +33,7 @@ from common.request_plane.protocol import (
 from common.request_plane.step_sums import StepSums
 from common.request_plane.wire import Codec
 from common.transfer.handshake import TransferOffer
-from common.transfer.registry import receivers
+from common.transfer.transports import receivers
 from frontend.workers.dispatch import Answer
 from frontend.workers.link import WorkerLink
 from tests.fakes.cards import make_card
@@ -173,7 +173,7 @@ async def test_a_frontend_alone_hears_nothing_but_ends(fleet: Fleet) -> None:
 
 
 async def test_a_burst_is_told_in_few_words(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(news, "NEWS_PAUSE_S", 0.2)
+    monkeypatch.setattr(load_report, "REPORT_PAUSE_S", 0.2)
     a, b = await fleet.frontend("a"), await fleet.frontend("b")
     before = len(b.statuses)
     for name in range(200):
@@ -370,7 +370,7 @@ async def test_each_frontend_is_told_of_steps_and_not_with_every_report(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet.engine.step_sums = [StepSums(2).plus(30, 8.0), StepSums(3)]
-    monkeypatch.setattr(news, "STEPS_PAUSE_S", 1e9)
+    monkeypatch.setattr(load_report, "STEPS_PAUSE_S", 1e9)
     fleet.engine.first.set()
     fleet.engine.last.set()
     for name in ("a", "b"):

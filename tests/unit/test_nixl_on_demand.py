@@ -16,16 +16,15 @@ from common.identity import Incarnation, WorkerId
 from common.request_plane.protocol import Ack
 from common.transfer import handshake
 from common.transfer.arena.arena import Arena
+from common.transfer.arena.file import ArenaMapping
 from common.transfer.arena.layout import ArenaOffer
-from common.transfer.arena.mapping import ArenaMapping
-from common.transfer.attachment import Attachment
-from common.transfer.choice import TransferMode
+from common.transfer.base import Attachment
 from common.transfer.handshake import TransferOffer, TransferReply
 from common.transfer.nixl.receiver import NixlReceiver
 from common.transfer.nixl.sender import NixlSender
 from common.transfer.nixl_processes.network import NixlNetwork, nixl_installed
-from common.transfer.registry import receivers
 from common.transfer.shm import ShmReceiver
+from common.transfer.transports import TransferMode, receivers
 from tests.fakes.engine import ScriptedEngine, no_rendering
 from tests.fakes.plane import Plane, collect, media
 from tests.waiting import until

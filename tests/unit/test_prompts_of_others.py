@@ -8,7 +8,7 @@ import pytest
 import zmq.asyncio
 from vllm.sampling_params import SamplingParams
 
-from backend_worker.plane import news
+from backend_worker.plane import load_report as news
 from backend_worker.plane import service as worker_service
 from backend_worker.plane.media_receiver import MediaReceiver
 from backend_worker.plane.service import WorkerService
@@ -30,9 +30,9 @@ from common.request_plane.protocol import (
 )
 from common.request_plane.wire import Codec
 from common.transfer.handshake import TransferOffer
-from common.transfer.registry import receivers
+from common.transfer.transports import receivers
 from frontend.router import Router
-from frontend.router.index import Knowledge
+from frontend.router.index import APPROXIMATE_TTL_S, Knowledge
 from frontend.workers.dispatch import Answer
 from frontend.workers.link import WorkerLink
 from tests.fakes.cards import make_card
@@ -133,7 +133,7 @@ async def test_all_others_hear_of_a_prompt_once_and_its_sender_never(plane: Plan
 async def test_of_a_burst_the_last_prompts_are_told(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(news, "NEWS_PAUSE_S", 3600.0)
+    monkeypatch.setattr(news, "REPORT_PAUSE_S", 3600.0)
     a, b = await plane.frontend("a"), await plane.frontend("b")
     plane.start(a, "first", blocks(0))
     await until(lambda: len(b.heard) == 1)  # from now on nothing is told
@@ -160,7 +160,7 @@ async def test_of_many_media_and_long_names_others_hear_little(plane: Plane) -> 
 async def test_a_request_that_brings_nothing_pushes_no_other_out(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(news, "NEWS_PAUSE_S", 3600.0)
+    monkeypatch.setattr(news, "REPORT_PAUSE_S", 3600.0)
     a, b = await plane.frontend("a"), await plane.frontend("b")
     plane.start(a, "first", [])
     await until(lambda: plane.service.active_requests == 1)
@@ -285,7 +285,7 @@ async def test_what_another_sent_is_forgotten_with_time_and_with_its_worker(
     ours.in_flight.others_sent(target, blocks(1, 2), [MmHash("cat")])
     assert ours.media.holders(MmHash("cat"), clock()) == {W0}
     assert ours.roster.indexes.predicted.blocks == 2
-    clock.now += ours.settings.approximate_ttl_s + 1
+    clock.now += APPROXIMATE_TTL_S + 1
     assert ours.media.holders(MmHash("cat"), clock()) == set()
     ours.roster.indexes.predicted.expire(clock(), 10)
     assert ours.roster.indexes.predicted.blocks == 0

@@ -10,9 +10,10 @@ import pytest
 import vllm
 
 from backend_worker import args as worker
-from common.cli import flag_aliases, vllm_flags
+from common.cli import command_line as flag_aliases
+from common.cli import vllm_flags
 from common.cli.command_line import flags_of
-from common.cli.config_file import ConfigFile
+from common.cli.flag_settings import ConfigFile
 from common.cli.vllm_command_line import VllmParser, read_vllms
 from common.errors import ConfigurationError
 from common.vllm_compat import engine_arguments

@@ -57,7 +57,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 
 from common.media.formats import IMAGE_FORMATS
 from common.request_plane.card import ModelSettings
-from common.vllm_compat.versions import INSTALLED, SUPPORTED
+from common.vllm_compat.features import INSTALLED, SUPPORTED
 from frontend.args import parse
 from frontend.fetch import MediaLoader
 from frontend.fetch.connector import FrontendMediaConnector

@@ -19,14 +19,9 @@ from common.errors import DiscoveryError
 
 _Answer = TypeVar("_Answer")
 
-CALL_S: Final = 3.0
-"""How long one member may take to answer."""
-
-PAGE: Final = 64
-"""Keys to read at once: a card may have a megabyte."""
-
-READS: Final = 5
-"""Tries to read all pages as of one revision, which etcd may forget meanwhile."""
+CALL_S: Final = 3.0  # how long one member may take to answer
+PAGE: Final = 64  # keys to read at once: a card may have a megabyte
+READS: Final = 5  # tries to read all pages as of one revision, which etcd may forget meanwhile
 
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", 2 * PAGE << 20),
@@ -62,13 +57,8 @@ _OLD_TOKEN: Final = "etcdserver: revision of auth store is old"
 
 
 class EtcdRefusedError(DiscoveryError):
-    """etcd understood what was asked, and said no.
-
-    Attributes:
-        not_found: since there is no such thing, a lease that is over for example.
-        exists: since there is one already.
-        forgotten: since that is of a revision that was compacted.
-    """
+    """etcd understood what was asked, and said no: since there is no such thing (a lease that is
+    over, for example), or one already, or since that is of a revision that was compacted."""
 
     def __init__(self, error: grpc.aio.AioRpcError) -> None:
         super().__init__(f"etcd refuses: {error.details()}")
@@ -86,15 +76,12 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True)
 class EtcdAccess:
-    """Where a cluster is, and what it wants to see.
+    """Where a cluster is (``HOST:PORT`` of its members), and what it wants to see.
 
     Attributes:
-        endpoints: ``HOST:PORT`` of its members.
         ca: certificates of those who may have signed the members'; None for no TLS.
-        certificate: our own, for members that want one.
-        key: of that.
-        user: for a cluster with authentication.
-        password_file: holds that user's password.
+        certificate, key: our own, for members that want one.
+        user, password_file: for a cluster with authentication.
     """
 
     endpoints: tuple[str, ...]
@@ -117,7 +104,10 @@ class _Member:
 
 
 class EtcdClient:
-    """For one event loop. Connects when it is first asked for something."""
+    """For one event loop. Connects when it is first asked for something.
+
+    All methods raise DiscoveryError if no member answers.
+    """
 
     def __init__(self, access: EtcdAccess) -> None:
         self._access = access
@@ -127,11 +117,7 @@ class EtcdClient:
         self._connecting = asyncio.Lock()
 
     async def read(self, prefix: bytes) -> tuple[int, list[Stored]]:
-        """All keys that begin with a prefix, and the revision at which they were these.
-
-        Raises:
-            DiscoveryError: no member answers.
-        """
+        """All keys that begin with a prefix, and the revision at which they were these."""
         for _ in range(READS - 1):
             try:
                 return await self._read(prefix)
@@ -147,11 +133,7 @@ class EtcdClient:
             request = rpc.RangeRequest(
                 key=start, range_end=_end_of(prefix), revision=revision, limit=PAGE
             )
-
-            async def call(member: _Member, request: Any = request) -> Any:
-                return await member.kv.Range(request, timeout=CALL_S, metadata=member.metadata)
-
-            answer = await self._ask(call)
+            answer = await self._call(lambda member: member.kv.Range, request)
             revision = revision or answer.header.revision
             found += (Stored(each.key, each.value) for each in answer.kvs)
             if not answer.more:
@@ -159,32 +141,17 @@ class EtcdClient:
             start = answer.kvs[-1].key + b"\0"
 
     async def grant(self, lease: int, ttl_s: int) -> None:
-        """Make a lease.
-
-        Args:
-            lease: its id, which the caller draws, so that it can be revoked whatever happens.
-            ttl_s: seconds for which it lives without :meth:`keep_alive`; at least.
-
-        Raises:
-            DiscoveryError: no member answers, or it refuses.
-        """
-
-        async def call(member: _Member) -> None:
-            request = rpc.LeaseGrantRequest(ID=lease, TTL=ttl_s)
-            await member.lease.LeaseGrant(request, timeout=CALL_S, metadata=member.metadata)
-
+        """Make a lease, which lives so long without :meth:`keep_alive` at least. The caller draws
+        its id, so that it can be revoked whatever happens."""
+        request = rpc.LeaseGrantRequest(ID=lease, TTL=ttl_s)
         try:
-            await self._ask(call)
+            await self._call(lambda member: member.lease.LeaseGrant, request)
         except EtcdRefusedError as error:
             if not error.exists:  # an earlier try of this call has made it
                 raise
 
     async def keep_alive(self, lease: int) -> bool:
-        """Renew a lease; False if it is over.
-
-        Raises:
-            DiscoveryError: no member answers.
-        """
+        """Renew a lease; False if it is over."""
 
         async def call(member: _Member) -> bool:
             stream = member.lease.LeaseKeepAlive(timeout=CALL_S, metadata=member.metadata)
@@ -200,76 +167,44 @@ class EtcdClient:
         return await self._ask(call)
 
     async def revoke(self, lease: int) -> None:
-        """End a lease, and delete what was put with it.
-
-        Raises:
-            DiscoveryError: no member answers.
-        """
-
-        async def call(member: _Member) -> None:
-            request = rpc.LeaseRevokeRequest(ID=lease)
-            await member.lease.LeaseRevoke(request, timeout=CALL_S, metadata=member.metadata)
-
+        """End a lease, and delete what was put with it."""
         try:
-            await self._ask(call)
+            await self._call(
+                lambda member: member.lease.LeaseRevoke, rpc.LeaseRevokeRequest(ID=lease)
+            )
         except EtcdRefusedError as error:
             if not error.not_found:
                 raise
 
     async def check_put(self, key: bytes) -> None:
-        """Try whether we may put a value, without doing it.
-
-        Raises:
-            DiscoveryError: no member answers, or we may not.
-        """
+        """Try whether we may put a value, without doing it; raise DiscoveryError if not."""
         # The permission is looked at first, and no key has a version below 0.
         never = rpc.Compare(key=key, target=rpc.Compare.VERSION, result=rpc.Compare.LESS, version=0)
         put = rpc.RequestOp(request_put=rpc.PutRequest(key=key))
         request = rpc.TxnRequest(compare=[never], success=[put])
-
-        async def call(member: _Member) -> None:
-            await member.kv.Txn(request, timeout=CALL_S, metadata=member.metadata)
-
-        await self._ask(call)
+        await self._call(lambda member: member.kv.Txn, request)
 
     async def put(self, key: bytes, value: bytes, lease: int, unless: int) -> int:
-        """Put a value, unless it lies there already.
+        """Put a value with a lease, unless it lies there already: as of the revision of our last
+        put. Return the revision at which the key was put, now or then.
 
-        Args:
-            lease: with which it goes.
-            unless: the revision of our last put; nothing is done if that is the key's still.
-
-        Returns:
-            The revision at which the key was put, now or then.
-
-        Raises:
-            EtcdRefusedError: the lease is over, for example.
-            DiscoveryError: no member answers.
+        Raises EtcdRefusedError: the lease is over, for example.
         """
-        unchanged = rpc.Compare(
-            key=key,
-            target=rpc.Compare.MOD,
-            result=rpc.Compare.EQUAL,
-            mod_revision=unless,
-        )
         put = rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=value, lease=lease))
-        request = rpc.TxnRequest(compare=[unchanged], failure=[put])
-        if not unless:
-            request = rpc.TxnRequest(success=[put])
-
-        async def call(member: _Member) -> int:
-            answer = await member.kv.Txn(request, timeout=CALL_S, metadata=member.metadata)
-            return unless if answer.succeeded and unless else int(answer.header.revision)
-
-        return await self._ask(call)
+        request = rpc.TxnRequest(success=[put])
+        if unless:
+            unchanged = rpc.Compare(
+                key=key, target=rpc.Compare.MOD, result=rpc.Compare.EQUAL, mod_revision=unless
+            )
+            request = rpc.TxnRequest(compare=[unchanged], failure=[put])
+        answer = await self._call(lambda member: member.kv.Txn, request)
+        return unless if answer.succeeded and unless else int(answer.header.revision)
 
     async def watch(self, prefix: bytes, revision: int) -> AsyncGenerator[list[Stored], None]:
-        """What is put and deleted below a prefix, from a revision on, for ever.
+        """What is put and deleted below a prefix, from a revision on, for ever. The first list is
+        empty and says that etcd watches.
 
-        The first list is empty and says that etcd watches.
-
-        Raises:
-            DiscoveryError: the stream broke, or the revision is not known any more.
+        Raises DiscoveryError: the stream broke, or the revision is not known any more.
         """
         create = rpc.WatchCreateRequest(
             key=prefix, range_end=_end_of(prefix), start_revision=revision, fragment=True
@@ -305,10 +240,15 @@ class EtcdClient:
             self._next_member()
             await self._close_old()
 
+    async def _call(self, method: Callable[[_Member], Any], request: object) -> Any:
+        """Make a call that has one answer."""
+        return await self._ask(
+            lambda member: method(member)(request, timeout=CALL_S, metadata=member.metadata)
+        )
+
     async def _ask(self, call: Callable[[_Member], Awaitable[_Answer]]) -> _Answer:
         """Ask one member after the other, each once and the first one twice, since it may not
-        have taken a token that has run out.
-        """
+        have taken a token that has run out."""
         failed: DiscoveryError | None = None
         for _ in range(len(self._access.endpoints) + 1):
             try:
@@ -397,12 +337,8 @@ class _Secrets(NamedTuple):
 
 
 def _check_certificates(access: EtcdAccess) -> None:
-    """gRPC would print what it thinks of them, again and again, and say only that it fails.
-
-    Raises:
-        DiscoveryError: a file does not hold what it should.
-        OSError: it can't be read.
-    """
+    """gRPC would print what it thinks of them, again and again, and say only that it fails. Raises
+    DiscoveryError or OSError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         if access.ca is not None:

@@ -1,17 +1,198 @@
-"""An etcd cluster as a place for cards."""
+"""Cards as keys of etcd: a worker puts one under a lease, frontends watch all below a prefix."""
 
+import asyncio
+import contextlib
+import logging
 import re
+import secrets
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 from urllib.parse import SplitResult, parse_qsl, unquote
 
-from common.discovery.base import RENEW_S, Discovery
-from common.discovery.etcd.client import EtcdAccess, EtcdClient
-from common.discovery.etcd.publisher import EtcdCardPublisher
-from common.discovery.etcd.watcher import EtcdCardWatcher
-from common.errors import ConfigurationError
+from common.aio.supervised import is_cancelled
+from common.discovery.base import RENEW_S, Discovery, RenewedPublisher, StreamWatcher
+from common.discovery.etcd.client import EtcdAccess, EtcdClient, EtcdRefusedError, Stored
+from common.discovery.sealed_cards import KnownCard, seal
+from common.errors import ConfigurationError, DiscoveryError
 from common.fleet_key import FleetKey
+from common.identity import Incarnation, WorkerId
+from common.observability.telemetry import DISCOVERY_ERRORS
+from common.request_plane.card import WorkerCard
+
+logger = logging.getLogger(__name__)
+
+_WORKER_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_INCARNATION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+def key_of(prefix: str, worker_id: WorkerId, incarnation: Incarnation) -> bytes:
+    """The key of a card. Raises DiscoveryError: the worker's id can't be part of one."""
+    if not _WORKER_ID.fullmatch(worker_id) or not _INCARNATION.fullmatch(incarnation):
+        raise DiscoveryError(
+            f"worker id {worker_id!r} can't be part of a key: use letters, digits, '.', '_', '-'"
+        )
+    return f"{prefix}/{worker_id}/{incarnation}".encode()
+
+
+def named_by(prefix: str, key: bytes) -> tuple[WorkerId, Incarnation] | None:
+    """Whose card a key is for; None if it is not named as one."""
+    rest = key.removeprefix(f"{prefix}/".encode())
+    worker_id, _, incarnation = rest.decode(errors="replace").partition("/")
+    if not _WORKER_ID.fullmatch(worker_id) or not _INCARNATION.fullmatch(incarnation):
+        return None
+    return WorkerId(worker_id), Incarnation(incarnation)
+
+
+LEASE_S: Final = 10
+"""After so long without a renewal etcd deletes a card. It may take longer, never less."""
+
+
+class EtcdCardPublisher(RenewedPublisher):
+    """Publishes one card as ``PREFIX/WORKER_ID/INCARNATION``."""
+
+    place = "etcd"
+
+    def __init__(
+        self, client: EtcdClient, prefix: str, key: FleetKey | None, *, renew_s: float
+    ) -> None:
+        super().__init__(key, renew_s)
+        self._client = client
+        self._prefix = prefix
+        self._name = b""
+        self._content = b""
+        self._lease = 0  # none
+        self._put_at = 0  # revision of our last put; none
+        self._one_at_a_time = asyncio.Lock()
+        self._putting: asyncio.Task[None] | None = None
+
+    async def check(self, worker_id: WorkerId, incarnation: Incarnation) -> None:
+        name = key_of(self._prefix, worker_id, incarnation)
+        try:
+            await self._client.check_put(name)
+        except DiscoveryError as error:
+            raise DiscoveryError(f"card can't be put at {name.decode()}: {error}") from error
+
+    async def publish(self, card: WorkerCard) -> None:
+        name = key_of(self._prefix, card.worker_id, card.incarnation)
+        async with self._one_at_a_time:
+            if self.withdrawn:
+                return
+            self._name, self._content, self._put_at = name, seal(card, self.key), 0
+            self._putting = asyncio.create_task(self._put(), name="put-card")
+            try:
+                await self._putting
+            except DiscoveryError as error:
+                raise DiscoveryError(f"card can't be put at {name.decode()}: {error}") from error
+            except asyncio.CancelledError:
+                if not self._has_left() or is_cancelled():
+                    raise
+            self.keep_renewed()
+
+    async def withdraw(self) -> None:
+        if self._putting is not None:
+            self._putting.cancel()
+        await super().withdraw()
+
+    async def _remove(self) -> None:
+        async with self._one_at_a_time:
+            if self._lease:
+                # A put that was given up under way finds no lease, so it does nothing.
+                await self._client.revoke(self._lease)
+
+    async def _close(self) -> None:
+        await self._client.close()
+
+    def _has_left(self) -> bool:
+        """It may have done so during an await."""
+        return self.withdrawn
+
+    async def _put(self) -> None:
+        """Put the card, with a new lease if there is none or it is over."""
+        for last in (False, True):
+            if not self._lease:
+                # Known before it is asked for, so that it can be revoked in any case.
+                self._lease = secrets.randbits(62) + 1
+                await self._client.grant(self._lease, LEASE_S)
+            try:
+                self._put_at = await self._client.put(
+                    self._name, self._content, self._lease, self._put_at
+                )
+            except EtcdRefusedError as error:
+                if last or not error.not_found:
+                    raise
+                self._lease = 0
+            else:
+                return
+
+    async def _renew(self) -> None:
+        async with self._one_at_a_time:
+            before = self._put_at
+            if self._lease and not await self._client.keep_alive(self._lease):
+                self._lease, self._put_at = 0, 0
+            await self._put()
+            lost = before != 0 and self._put_at != before
+        if lost:
+            DISCOVERY_ERRORS.labels("lost").inc()
+            logger.warning(
+                "card %s was lost or changed by somebody else: written again", self._name.decode()
+            )
+
+
+class EtcdCardWatcher(StreamWatcher):
+    """Watches the keys below a prefix."""
+
+    def __init__(self, client: EtcdClient, prefix: str, key: FleetKey | None) -> None:
+        super().__init__(key)
+        self._client = client
+        self._prefix = prefix
+        self._known: dict[bytes, KnownCard] = {}
+        self._odd: set[bytes] = set()
+
+    async def _close(self) -> None:
+        await self._client.close()
+
+    async def _watched(self) -> AsyncGenerator[None, None]:
+        prefix = f"{self._prefix}/".encode()
+        revision, found = await self._client.read(prefix)
+        self.has_read = True
+        present = {each.key for each in found}
+        self._odd &= present
+        for name in self._known.keys() - present:
+            self._note(Stored(name, None))
+        for each in found:
+            self._note(each)
+        self._note_success()
+        yield
+        async with contextlib.aclosing(self._client.watch(prefix, revision + 1)) as watched:
+            async for events in watched:
+                for each in events:
+                    self._note(each)
+                self._note_success()
+                yield
+
+    def _note_success(self) -> None:
+        self.backoff.reset()
+        self.problems.clear()
+
+    def _note(self, stored: Stored) -> None:
+        if stored.value is None:
+            self._odd.discard(stored.key)
+            known = self._known.pop(stored.key, None)
+            self.tell(None if known is None else known.end())
+        elif (named := named_by(self._prefix, stored.key)) is not None:
+            known = self._known.setdefault(stored.key, KnownCard(*named))
+            self.tell(known.look(stored.value, self.key)[1])
+        elif stored.key not in self._odd:
+            self._odd.add(stored.key)
+            DISCOVERY_ERRORS.labels("name").inc()
+            logger.warning(
+                "key %r is skipped: it is not named %s/WORKER_ID/INCARNATION",
+                stored.key,
+                self._prefix,
+            )
+
 
 _ENDPOINT: Final = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 _OPTIONS: Final = ("ca", "certificate", "key", "user", "password-file")

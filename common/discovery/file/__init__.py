@@ -7,9 +7,8 @@ temporary name and renamed, so a reader never sees half of one. Directory 0700, 
 A lease is renewed by anything that changes about the file.
 """
 
-from common.discovery.file.discovery import FileDiscovery
+from common.discovery.file.discovery import LEASE_S, FileCardWatcher, FileDiscovery
 from common.discovery.file.publisher import FileCardPublisher
-from common.discovery.file.watcher import LEASE_S, FileCardWatcher
 
 __all__ = [
     "LEASE_S",

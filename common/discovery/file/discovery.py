@@ -1,16 +1,160 @@
-"""A directory as a place for cards."""
+"""A directory as a place for cards, which frontends poll.
 
+The end of a lease is measured by the reader's own monotonic clock. No two clocks are ever compared.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
 import os
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 from urllib.parse import SplitResult, unquote_to_bytes
 
-from common.discovery.base import RENEW_S, Discovery
+from common.discovery.base import RENEW_S, CardChange, CardWatcher, Discovery
+from common.discovery.file.files import Entry, Odd, Version, named_by, opened, read
 from common.discovery.file.publisher import FileCardPublisher
-from common.discovery.file.watcher import FileCardWatcher
-from common.errors import ConfigurationError
+from common.discovery.sealed_cards import KnownCard
+from common.errors import ConfigurationError, DiscoveryError
 from common.fleet_key import FleetKey
+from common.observability.telemetry import DISCOVERY_ERRORS
+
+logger = logging.getLogger(__name__)
+
+LEASE_S: Final = 10.0  # a card about whose file nothing changed for this long is void
+
+POLL_S: Final = 0.25
+
+LONGEST_LOOK_S: Final = 1.0
+"""More than this between two looks doesn't count: the reader itself stood still."""
+
+
+@dataclass
+class _Seen:
+    """What a watcher knows of one file.
+
+    Attributes: known: the card in it; None as long as there was none that could be one.
+    unrenewed_s: how long nothing has changed about it. Infinite before a change was seen, for who
+    knows how long ago its worker died. problem: why it can't be used, as it was said last.
+    """
+
+    known: KnownCard | None = None
+    version: Version | None = None
+    unrenewed_s: float = math.inf
+    problem: str = ""
+
+
+class FileCardWatcher(CardWatcher):
+    """Polls a directory for cards. The directory need not exist yet."""
+
+    def __init__(
+        self,
+        directory: Path,
+        key: FleetKey | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Cards that aren't sealed with the fleet's key are refused."""
+        self._directory = directory
+        self._key = key
+        self._clock = clock
+        self._files: dict[str, _Seen] = {}
+        self._pending: deque[CardChange] = deque()
+        self._one_at_a_time = threading.Lock()  # a look goes on if its iteration is cancelled
+        self._looked_at: float | None = None  # monotonic seconds; None before the first time
+        self._problem = ""
+
+    async def changes(self) -> AsyncIterator[CardChange]:
+        while True:
+            while self._pending:
+                yield self._pending.popleft()
+            await asyncio.to_thread(self._look)
+            if not self._pending:
+                await asyncio.sleep(POLL_S)
+
+    def _look(self) -> None:
+        """Note what has changed since the last look. Runs in a thread."""
+        with self._one_at_a_time:
+            self._look_once()
+
+    def _look_once(self) -> None:
+        now, first = self._clock(), self._looked_at is None
+        passed = 0.0 if self._looked_at is None else min(now - self._looked_at, LONGEST_LOOK_S)
+        try:
+            found = self._first_read() if first else self._read()
+        except (OSError, DiscoveryError) as error:
+            if first:
+                raise DiscoveryError(f"no cards can be read: {error}") from error
+            # Leases stand still meanwhile.
+            DISCOVERY_ERRORS.labels("listing").inc()
+            if str(error) != self._problem:
+                self._problem = str(error)
+                logger.error("no cards can be read, the last ones stay: %s", error)
+            self._looked_at = now
+            return
+        self._problem = ""
+        self._looked_at = now
+        for name in self._files.keys() - found.keys():
+            self._end(self._files.pop(name))
+        for name, entry in found.items():
+            seen = self._files.get(name)
+            if seen is None:
+                seen = self._files[name] = _Seen(unrenewed_s=math.inf if first else 0.0)
+            else:
+                seen.unrenewed_s += passed
+            self._judge(name, seen, entry)
+
+    def _first_read(self) -> dict[str, Entry | Odd]:
+        # So that nobody else makes it first. Where we can't, a worker may.
+        with contextlib.suppress(OSError), opened(self._directory, create=True):
+            pass
+        return self._read()
+
+    def _read(self) -> dict[str, Entry | Odd]:
+        found: dict[str, Entry | Odd] = {}
+        # Without the directory there are no cards; workers make it again.
+        with contextlib.suppress(FileNotFoundError), opened(self._directory) as directory:
+            for name in os.listdir(directory):  # noqa: PTH208  # a descriptor
+                if name.startswith(".") or not name.endswith(".json"):
+                    continue
+                seen = self._files.get(name)
+                with contextlib.suppress(FileNotFoundError):  # withdrawn meanwhile
+                    found[name] = read(directory, name, None if seen is None else seen.version)
+        return found
+
+    def _judge(self, name: str, seen: _Seen, entry: Entry | Odd) -> None:
+        if isinstance(entry, Odd):
+            if seen.problem != entry.what:
+                seen.problem = entry.what
+                DISCOVERY_ERRORS.labels(entry.reason).inc()
+                logger.warning("%r in %s is skipped: %s", name, self._directory, entry.what)
+        else:
+            seen.problem = ""
+            if entry.version != seen.version:
+                self._changed(name, seen, entry)
+        if seen.unrenewed_s > LEASE_S:
+            self._end(seen)
+
+    def _changed(self, name: str, seen: _Seen, entry: Entry) -> None:
+        """A file is new, or its lease was renewed, or it has another content."""
+        alive = seen.version is not None or math.isfinite(seen.unrenewed_s)
+        seen.version = entry.version
+        seen.known = seen.known or KnownCard(*named_by(name))
+        renewed, change = seen.known.look(entry.content, self._key, alive=alive)
+        if renewed:
+            seen.unrenewed_s = 0.0
+        if change is not None:
+            self._pending.append(change)
+
+    def _end(self, seen: _Seen) -> None:
+        if seen.known is not None and (change := seen.known.end()) is not None:
+            self._pending.append(change)
 
 
 @dataclass(frozen=True)

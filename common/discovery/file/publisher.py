@@ -5,32 +5,95 @@ import contextlib
 import logging
 import os
 import stat
-from functools import partial
+import threading
 from pathlib import Path
 from typing import Final
 
-from common.aio.supervised import supervise
-from common.discovery.base import RENEW_S, CardPublisher
-from common.discovery.file.card_file import CardFile
-from common.discovery.file.files import CARD_NAME, UNFINISHED, Version, opened
-from common.discovery.renewal import keep_renewing
-from common.discovery.seal import seal
+from common.discovery.base import RENEW_S, RenewedPublisher
+from common.discovery.file.files import CARD_NAME, READ, UNFINISHED, Version, opened, write
+from common.discovery.sealed_cards import seal
 from common.errors import DiscoveryError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation, WorkerId
+from common.observability.telemetry import DISCOVERY_ERRORS
 from common.request_plane.card import WorkerCard
 
 logger = logging.getLogger(__name__)
 
-SWEEP_S: Final = 60.0
-"""Files of the dead are removed after at most twice this long."""
 
-WITHDRAW_S: Final = 5.0
-"""How long a leaving worker waits for a file system that hangs."""
+class CardFile:
+    """The file of a publisher. Its methods run in threads, one at a time, since a thread goes
+    on when whoever waits for it is cancelled."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._one_at_a_time = threading.Lock()
+        self._name = ""  # nothing is published
+        self._content = b""
+        self._written: Version | None = None
+        self._removed = False
+
+    def check(self) -> None:
+        """Raises OSError or DiscoveryError if no file can be written here."""
+        with opened(self._directory, create=True) as directory:
+            if not os.access(".", os.W_OK | os.X_OK, dir_fd=directory, effective_ids=True):
+                raise DiscoveryError(f"nothing can be written to {self._directory}")
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write the file, now or with the next renewal that succeeds."""
+        with self._one_at_a_time:
+            if self._removed:
+                return
+            self._name, self._content, self._written = name, content, None
+            with opened(self._directory, create=True) as directory:
+                self._written = write(directory, name, content)
+
+    def renew(self) -> None:
+        """Touch the file; write it again if it is not as we left it."""
+        with self._one_at_a_time:
+            if self._removed or not self._name:
+                return
+            with opened(self._directory, create=True) as directory:
+                if self._touched(directory):
+                    return
+                self._written = write(directory, self._name, self._content)
+        DISCOVERY_ERRORS.labels("lost").inc()
+        logger.warning(
+            "card %s was lost or changed by somebody else: written again",
+            self._directory / self._name,
+        )
+
+    def remove(self) -> None:
+        with self._one_at_a_time:
+            self._removed = True
+            if not self._name:
+                return
+            with contextlib.suppress(FileNotFoundError), opened(self._directory) as directory:
+                os.unlink(self._name, dir_fd=directory)
+
+    def _touched(self, directory: int) -> bool:
+        """Renew the lease of the file that we wrote, if it is still there as it was."""
+        try:
+            descriptor = os.open(self._name, READ, dir_fd=directory)
+        except OSError:
+            return False
+        try:
+            if Version.of(os.fstat(descriptor)) != self._written:
+                return False
+            os.utime(descriptor)
+            self._written = Version.of(os.fstat(descriptor))
+        finally:
+            os.close(descriptor)
+        return True
 
 
-class FileCardPublisher(CardPublisher):
+SWEEP_S: Final = 60.0  # files of the dead are removed after at most twice this long
+
+
+class FileCardPublisher(RenewedPublisher):
     """Publishes one card as ``<directory>/<worker id>.<incarnation>.json``."""
+
+    place = "the file system"
 
     def __init__(
         self,
@@ -42,17 +105,12 @@ class FileCardPublisher(CardPublisher):
     ) -> None:
         """
         Args:
-            key: seals the card; None in fleets without one.
-            renew_s: seconds between renewals of the lease.
             sweep_s: seconds for which a file must not change to be removed as a dead worker's.
         """
+        super().__init__(key, renew_s)
         self._directory = directory
-        self._key = key
-        self._renew_s = renew_s
         self._sweep_s = sweep_s
         self._file = CardFile(directory)
-        self._tasks: list[asyncio.Task[None]] = []
-        self._withdrawn = False
 
     async def check(self, worker_id: WorkerId, incarnation: Incarnation) -> None:
         name = _name_of(worker_id, incarnation)
@@ -66,33 +124,18 @@ class FileCardPublisher(CardPublisher):
     async def publish(self, card: WorkerCard) -> None:
         name = _name_of(card.worker_id, card.incarnation)
         try:
-            await asyncio.to_thread(self._file.write, name, seal(card, self._key))
+            await asyncio.to_thread(self._file.write, name, seal(card, self.key))
         except OSError as error:
             raise DiscoveryError(
                 f"card can't be written to {self._directory / name}: {error}"
             ) from error
-        if not self._tasks and not self._withdrawn:
-            renew = partial(asyncio.to_thread, self._file.renew)
-            renewal = partial(keep_renewing, renew, self._renew_s)
-            self._tasks = [
-                asyncio.create_task(supervise("card renewal", renewal), name="renew-card"),
-                asyncio.create_task(supervise("card sweep", self._sweep), name="sweep-cards"),
-            ]
+        self.keep_renewed(sweep=self._sweep)
 
-    async def withdraw(self) -> None:
-        self._withdrawn = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
-        try:
-            async with asyncio.timeout(WITHDRAW_S):
-                await asyncio.to_thread(self._file.remove)
-        except (OSError, DiscoveryError) as error:  # a TimeoutError is an OSError
-            logger.warning(
-                "the card can't be withdrawn, its lease will end: %s",
-                str(error) or "the file system does not answer",
-            )
+    async def _renew(self) -> None:
+        await asyncio.to_thread(self._file.renew)
+
+    async def _remove(self) -> None:
+        await asyncio.to_thread(self._file.remove)
 
     async def _sweep(self) -> None:
         """Remove what workers that were killed left behind.

@@ -9,7 +9,7 @@ import yaml
 from kubernetes_asyncio import config
 from kubernetes_asyncio.client import Configuration
 
-from common.discovery.kubernetes.place import KubernetesAccess
+from common.discovery.kubernetes.leases import KubernetesAccess
 from common.errors import DiscoveryError
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -31,13 +31,10 @@ CREDENTIALS_S: Final = 15.0
 
 
 def configured(access: KubernetesAccess) -> Configuration:
-    """Read the credentials. Blocks: files are read, and a program may be run.
+    """Read the credentials, as the official client wants them. Blocks: files are read, and a
+    program may be run.
 
-    Returns:
-        What the official client is made with.
-
-    Raises:
-        DiscoveryError: there are none, or they make no sense.
+    Raises DiscoveryError: there are none, or they make no sense.
     """
     found = Configuration()
     # Certificates of many clusters lack an extension that Python 3.13 asks for. Who signed them,

@@ -6,7 +6,7 @@ with no more of them understood than is needed.
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import aiohttp
 import msgspec
@@ -14,29 +14,26 @@ from kubernetes_asyncio.client import ApiClient, Configuration, CoordinationV1Ap
 from kubernetes_asyncio.config import ConfigException
 
 from common.discovery.kubernetes.access import configured
-from common.discovery.kubernetes.leases import Event, Lease, LeaseList, Status
-from common.discovery.kubernetes.place import KubernetesAccess
+from common.discovery.kubernetes.leases import Event, KubernetesAccess, Lease, LeaseList, Status
 from common.errors import DiscoveryError
+
+_Call: TypeAlias = Callable[..., Awaitable[aiohttp.ClientResponse]]
+"""A method of ``CoordinationV1Api``."""
 
 _Read = TypeVar("_Read")
 
-CALL_S: Final = 4.0
-"""How long the API server may take to answer."""
+CALL_S: Final = 4.0  # how long the API server may take to answer
 
 WATCH_S: Final = 60
 """After so long it ends a watch, and another one begins: a server that hangs is noticed by that."""
 
-TICK_S: Final = 1.0
-"""A watch that has nothing to tell says so this often."""
-
-PAGE: Final = 64
-"""Leases to read at once, unless they are large."""
+TICK_S: Final = 1.0  # a watch that has nothing to tell says so this often
+PAGE: Final = 64  # leases to read at once, unless they are large
 
 MAX_ANSWER: Final = 32 << 20
 """Bytes of one answer or one line of a watch. The largest object has less than half."""
 
-LONGEST_SAID: Final = 300
-"""Characters of what others say, on our log."""
+LONGEST_SAID: Final = 300  # characters of what others say, on our log
 
 _MERGE: Final = "application/merge-patch+json"
 
@@ -52,11 +49,7 @@ _BROKEN: Final = (
 
 
 class KubernetesRefusedError(DiscoveryError):
-    """The API server understood what was asked, and said no.
-
-    Attributes:
-        code: of HTTP.
-    """
+    """The API server understood what was asked, and said no, with a code of HTTP."""
 
     def __init__(self, status: int, said: str) -> None:
         super().__init__(f"Kubernetes refuses: {said}")
@@ -78,13 +71,8 @@ class KubernetesRefusedError(DiscoveryError):
 
 
 class Seen(NamedTuple):
-    """What a watch tells.
-
-    Attributes:
-        version: from which to watch on.
-        lease: None for a bookmark.
-        deleted: or no longer found by the selector.
-    """
+    """What a watch tells: from which version to watch on, and a Lease unless it is a bookmark. A
+    Lease that the selector no longer finds counts as deleted."""
 
     version: str
     lease: Lease | None = None
@@ -104,7 +92,10 @@ class _Connection(NamedTuple):
 
 
 class LeaseClient:
-    """For one event loop. Connects when it is first asked for something."""
+    """For one event loop. Connects when it is first asked for something.
+
+    All methods raise DiscoveryError if the API server does not answer.
+    """
 
     def __init__(self, access: KubernetesAccess, namespace: str, selector: str) -> None:
         self._access = access
@@ -115,27 +106,18 @@ class LeaseClient:
         self._old: list[ApiClient] = []
 
     async def read(self) -> AsyncGenerator[tuple[str, list[Lease]], None]:
-        """All Leases that the selector finds, page by page, each with the version of them all.
-
-        Raises:
-            DiscoveryError: the API server does not answer, or refuses.
-        """
+        """All Leases that the selector finds, page by page, each with the version of them all."""
         limit, after = PAGE, ""
         while True:
-
-            async def call(
-                leases: CoordinationV1Api, limit: int = limit, after: str = after
-            ) -> aiohttp.ClientResponse:
-                return await leases.list_namespaced_lease(
-                    self.namespace,
+            further = {"_continue": after} if after else {}
+            try:
+                page = await self._ask(
+                    CoordinationV1Api.list_namespaced_lease,
+                    LeaseList,
                     label_selector=self.selector,
                     limit=limit,
-                    **({"_continue": after} if after else {}),
-                    _preload_content=False,
+                    **further,
                 )
-
-            try:
-                page = await self._ask(call, LeaseList)
             except _TooLargeError as error:
                 if limit == 1:
                     raise DiscoveryError("one Lease has more bytes than there can be") from error
@@ -148,78 +130,52 @@ class LeaseClient:
 
     async def check_namespace(self) -> None:
         """Raises DiscoveryError if there is no such namespace, as far as we may know that."""
-
-        async def call(leases: CoordinationV1Api) -> aiohttp.ClientResponse:
-            core = CoreV1Api(leases.api_client)
-            return await core.read_namespace(self.namespace, _preload_content=False)
-
         try:
-            await self._ask(call, msgspec.Raw)
+            await self._ask(_read_namespace, msgspec.Raw)
         except KubernetesRefusedError as error:
             if error.not_found:
                 raise
 
     async def create(self, body: dict[str, object], *, dry_run: bool = False) -> str:
-        """Make a Lease. Returns its version.
+        """Make a Lease and return its version; in a dry run all who could refuse it look at it.
 
-        Args:
-            dry_run: have it looked at by all who could refuse it, and make none.
-
-        Raises:
-            KubernetesRefusedError: it is there, or the namespace is not, for example.
-            DiscoveryError: the API server does not answer.
+        Raises KubernetesRefusedError: it is there, or the namespace is not, for example.
         """
-
-        async def call(leases: CoordinationV1Api) -> aiohttp.ClientResponse:
-            return await leases.create_namespaced_lease(
-                self.namespace,
-                body,
-                **({"dry_run": "All"} if dry_run else {}),
-                _preload_content=False,
-            )
-
-        return (await self._ask(call, Lease)).metadata.resource_version
+        options = {"dry_run": "All"} if dry_run else {}
+        made = await self._ask(
+            CoordinationV1Api.create_namespaced_lease, Lease, body=body, **options
+        )
+        return made.metadata.resource_version
 
     async def patch(self, name: str, body: dict[str, object]) -> str:
         """Change a Lease. Returns its version. Raises as :meth:`create` does."""
-
-        async def call(leases: CoordinationV1Api) -> aiohttp.ClientResponse:
-            return await leases.patch_namespaced_lease(
-                name, self.namespace, body, _content_type=_MERGE, _preload_content=False
-            )
-
-        return (await self._ask(call, Lease)).metadata.resource_version
+        patched = await self._ask(
+            CoordinationV1Api.patch_namespaced_lease,
+            Lease,
+            name=name,
+            body=body,
+            _content_type=_MERGE,
+        )
+        return patched.metadata.resource_version
 
     async def delete(self, name: str, *, unless_changed: Lease | None = None) -> None:
-        """Delete a Lease, if it is there.
+        """Delete a Lease, if it is there, and if given still is as it was read.
 
-        Args:
-            unless_changed: only if it still is as it was read.
-
-        Raises:
-            KubernetesRefusedError: we must not, or it has changed.
-            DiscoveryError: the API server does not answer.
+        Raises KubernetesRefusedError: we must not, or it has changed.
         """
         body: dict[str, object] = {}
         if unless_changed is not None:
             read = unless_changed.metadata
             body["preconditions"] = {"uid": read.uid, "resourceVersion": read.resource_version}
-
-        async def call(leases: CoordinationV1Api) -> aiohttp.ClientResponse:
-            return await leases.delete_namespaced_lease(
-                name, self.namespace, body=body, _preload_content=False
-            )
-
         try:
-            await self._ask(call, Status)
+            await self._ask(CoordinationV1Api.delete_namespaced_lease, Status, name=name, body=body)
         except KubernetesRefusedError as error:
             if not error.not_found:
                 raise
 
     async def watch(self, version: str) -> AsyncGenerator[list[Seen], None]:
-        """What becomes of Leases after a version, until the API server ends the watch.
-
-        An empty list means that nothing was said for :data:`TICK_S`.
+        """What becomes of Leases after a version, until the API server ends the watch. An empty
+        list means that nothing was said for :data:`TICK_S`.
 
         Raises:
             KubernetesRefusedError: that version is too old, for example.
@@ -265,18 +221,19 @@ class LeaseClient:
             self._drop()
             await self._close_old()
 
-    async def _ask(
-        self,
-        call: Callable[[CoordinationV1Api], Awaitable[aiohttp.ClientResponse]],
-        read: type[_Read],
-    ) -> _Read:
+    async def _ask(self, call: _Call, read: type[_Read], **options: object) -> _Read:
         """Ask, and once more with new credentials if those that we had are not taken."""
         for last in (False, True):
             answer = None
             try:
                 connection = await self._connected()
                 async with asyncio.timeout(CALL_S):
-                    answer = await call(connection.leases)
+                    answer = await call(
+                        connection.leases,
+                        namespace=self.namespace,
+                        _preload_content=False,
+                        **options,
+                    )
                     body = await _body(answer)
                 if answer.status < 300:
                     return msgspec.json.decode(body, type=read)
@@ -342,10 +299,15 @@ def _connection(configuration: Configuration) -> _Connection:
     return _Connection(api, CoordinationV1Api(api), configuration.host)
 
 
+async def _read_namespace(
+    leases: CoordinationV1Api, *, namespace: str, **options: object
+) -> aiohttp.ClientResponse:
+    return await CoreV1Api(leases.api_client).read_namespace(name=namespace, **options)
+
+
 def _let_go(answer: aiohttp.ClientResponse | None) -> None:
     """Its connection stays if all of it was read, and goes at once if not: TLS would say goodbye
-    first, to a server that may hang.
-    """
+    first, to a server that may hang."""
     if answer is not None:
         if answer.connection is not None and answer.connection.transport is not None:
             answer.connection.transport.abort()
@@ -363,7 +325,6 @@ async def _body(answer: aiohttp.ClientResponse) -> bytes:
 
 
 def _seen(line: bytes) -> Seen:
-    """What one line of a watch says."""
     event = msgspec.json.decode(line, type=Event)
     if event.type == "ERROR":
         status = msgspec.json.decode(event.object, type=Status)

@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 from urllib.parse import SplitResult, parse_qs, unquote
 
 from common.discovery.base import CardPublisher, CardWatcher, Discovery
-from common.discovery.kubernetes.place import KubernetesAccess, Pod, check_namespace, labels_of
+from common.discovery.kubernetes.leases import KubernetesAccess, Pod, check_namespace, labels_of
 from common.errors import ConfigurationError
 from common.fleet_key import FleetKey
 
@@ -20,11 +20,7 @@ _OPTIONS: Final = ("kubeconfig", "context")
 
 @dataclass(frozen=True)
 class KubernetesDiscovery(Discovery):
-    """Leases that a label selector finds.
-
-    Attributes:
-        labels: what it asks for.
-    """
+    """Leases that a label selector finds."""
 
     form: ClassVar[str] = "kubernetes://namespace/label=value"
 
@@ -49,7 +45,6 @@ class KubernetesDiscovery(Discovery):
 
     @property
     def selector(self) -> str:
-        """As the API server has it."""
         return ",".join(f"{key}={value}" for key, value in self.labels.items())
 
     # The client is large, and not wanted by those who keep cards elsewhere.

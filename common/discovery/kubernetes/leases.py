@@ -1,19 +1,79 @@
-"""The Lease objects in which cards lie: what they are called, what stands in them."""
+"""Leases as cards: their namespace and labels, what they are called and what stands in them.
+
+Needs no client.
+"""
 
 import datetime
 import hashlib
+import os
 import re
-from typing import Final
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
 
 import msgspec
 
-from common.discovery.kubernetes.place import Pod
-from common.errors import DiscoveryError
+from common.errors import ConfigurationError, DiscoveryError
 from common.identity import Incarnation, WorkerId
 
+_LABEL: Final = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+_DNS: Final = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_NAMESPACE: Final = re.compile(_DNS)
+_KEY: Final = re.compile(rf"(?:(?=[^/]{{1,253}}/){_DNS}(?:\.{_DNS})*/)?{_LABEL}")
+_VALUE: Final = re.compile(rf"(?:{_LABEL})?")
+
+
+@dataclass(frozen=True)
+class KubernetesAccess:
+    """A file that says where the API server is, and its context; without, the service account of
+    this Pod, else the file that kubectl would take."""
+
+    kubeconfig: Path | None = None
+    context: str | None = None
+
+
+class Pod(NamedTuple):
+    """The Pod in which we run."""
+
+    name: str
+    uid: str
+
+    @classmethod
+    def ours(cls, namespace: str) -> "Pod | None":
+        """As the downward API says it; None unless it is in this namespace, since an owner
+        elsewhere counts as one that is gone."""
+        names = ("POD_NAME", "POD_UID", "POD_NAMESPACE")
+        name, uid, where = (os.environ.get(each, "") for each in names)
+        return cls(name, uid) if name and uid and where == namespace else None
+
+
+def check_namespace(name: str) -> str:
+    """Raises ConfigurationError."""
+    if "@" in name:  # before it may stand a password
+        raise ConfigurationError("no user belongs before a namespace")
+    if not _NAMESPACE.fullmatch(name):
+        raise ConfigurationError(f"{name!r} is no namespace")
+    return name
+
+
+def labels_of(selector: str) -> dict[str, str]:
+    """The labels that a selector asks for, and that our own Leases have for that reason.
+
+    Raises ConfigurationError: it is none, or one that labels can't be made from.
+    """
+    labels: dict[str, str] = {}
+    for term in selector.split(","):
+        key, equals, value = term.partition("=")
+        if not equals or not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
+            raise ConfigurationError(f"{term!r} is no LABEL=VALUE")
+        if key in labels:
+            raise ConfigurationError(f"it has the label {key!r} twice")
+        labels[key] = value
+    return labels
+
+
 CARD: Final = "mmrouter/card"
-WORKER: Final = "mmrouter/worker"
-"""Annotations."""
+WORKER: Final = "mmrouter/worker"  # annotations
 
 LONGEST_ID: Final = 128
 

@@ -5,17 +5,14 @@ import contextlib
 import logging
 import random
 from collections.abc import Coroutine
-from functools import partial
 from typing import Final
 
-from common.aio.supervised import supervise
-from common.discovery.base import CardPublisher
+from common.aio.supervised import stop_tasks
+from common.discovery.base import RenewedPublisher
 from common.discovery.kubernetes.client import KubernetesRefusedError, LeaseClient
-from common.discovery.kubernetes.leases import check_names, name_of, renewal, whole
-from common.discovery.kubernetes.place import Pod
+from common.discovery.kubernetes.leases import Pod, check_names, name_of, renewal, whole
 from common.discovery.kubernetes.watcher import LEASE_S
-from common.discovery.renewal import keep_renewing
-from common.discovery.seal import seal
+from common.discovery.sealed_cards import seal
 from common.errors import DiscoveryError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation, WorkerId
@@ -24,19 +21,17 @@ from common.request_plane.card import WorkerCard
 
 logger = logging.getLogger(__name__)
 
-SWEEP_S: Final = 600.0
-"""Leases of the dead are removed after at most three times this long."""
-
-WITHDRAW_S: Final = 5.0
-"""How long a leaving worker waits for an API server that does not answer."""
+SWEEP_S: Final = 600.0  # leases of the dead are removed after at most three times this long
 
 
-class KubernetesCardPublisher(CardPublisher):
+class KubernetesCardPublisher(RenewedPublisher):
     """Publishes one card as a Lease.
 
     What is written runs to its end in a task of its own: a request that was given up could still be
     served, and make a Lease again that was deleted meanwhile.
     """
+
+    place = "Kubernetes"
 
     def __init__(
         self,
@@ -48,18 +43,15 @@ class KubernetesCardPublisher(CardPublisher):
         renew_s: float,
         sweep_s: float = SWEEP_S,
     ) -> None:
+        super().__init__(key, renew_s)
         self._client = client
         self._labels = labels
-        self._key = key
         self._pod = pod
-        self._renew_s = renew_s
         self._sweep_s = sweep_s
         self._card: WorkerCard | None = None  # nothing is published
         self._version = ""  # of our Lease as we left it; unknown
-        self._withdrawn = False
         self._one_at_a_time = asyncio.Lock()
         self._writes: set[asyncio.Task[None]] = set()
-        self._tasks: list[asyncio.Task[None]] = []
 
     async def check(self, worker_id: WorkerId, incarnation: Incarnation) -> None:
         check_names(worker_id, incarnation)
@@ -78,31 +70,17 @@ class KubernetesCardPublisher(CardPublisher):
             await self._to_its_end(self._publish(card))
         except DiscoveryError as error:
             raise self._unwritten(error) from error
-        if not self._tasks and not self._withdrawn:
-            renewing = partial(keep_renewing, self._renew, self._renew_s)
-            self._tasks = [
-                asyncio.create_task(supervise("card renewal", renewing), name="renew-card"),
-                asyncio.create_task(supervise("card sweep", self._sweep), name="sweep-cards"),
-            ]
+        self.keep_renewed(sweep=self._sweep)
 
-    async def withdraw(self) -> None:
-        self._withdrawn = True
-        try:
-            await _end(self._tasks)
-            async with asyncio.timeout(WITHDRAW_S):
-                if self._writes:
-                    await asyncio.wait(self._writes)
-                if self._card is not None:
-                    name = name_of(self._card.worker_id, self._card.incarnation)
-                    await self._client.delete(name)
-        except (DiscoveryError, TimeoutError) as error:
-            logger.warning(
-                "the card can't be withdrawn, its lease will end: %s",
-                str(error) or "Kubernetes does not answer",
-            )
-        finally:
-            await _end([*self._writes])
-            await self._client.close()
+    async def _remove(self) -> None:
+        if self._writes:
+            await asyncio.wait(self._writes)
+        if self._card is not None:
+            await self._client.delete(name_of(self._card.worker_id, self._card.incarnation))
+
+    async def _close(self) -> None:
+        await stop_tasks(self._writes)
+        await self._client.close()
 
     async def _to_its_end(self, write: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(write, name="write-card")
@@ -115,7 +93,7 @@ class KubernetesCardPublisher(CardPublisher):
 
     async def _publish(self, card: WorkerCard) -> None:
         async with self._one_at_a_time:
-            if not self._withdrawn:
+            if not self.withdrawn:
                 self._card, self._version = card, ""
                 await self._write()
 
@@ -125,7 +103,7 @@ class KubernetesCardPublisher(CardPublisher):
     async def _renew_now(self) -> None:
         async with self._one_at_a_time:
             card, before = self._card, self._version
-            if self._withdrawn or card is None:
+            if self.withdrawn or card is None:
                 return
             if not before:  # the last try may have written it
                 await self._write()
@@ -148,7 +126,7 @@ class KubernetesCardPublisher(CardPublisher):
         """Write all of the Lease, whatever is there."""
         card = self._card
         assert card is not None
-        lease = self._lease(card.worker_id, card.incarnation, seal(card, self._key))
+        lease = self._lease(card.worker_id, card.incarnation, seal(card, self.key))
         name = name_of(card.worker_id, card.incarnation)
         for last in (False, True):
             try:
@@ -202,12 +180,6 @@ class KubernetesCardPublisher(CardPublisher):
                 before = now
             except DiscoveryError as error:
                 logger.debug("no Leases of dead workers were deleted: %s", error)
-
-
-async def _end(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _looked_at(task: asyncio.Task[None]) -> None:

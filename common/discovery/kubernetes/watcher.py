@@ -4,41 +4,30 @@ Whether a Lease lives is judged by when this frontend saw it renewed, and by a l
 for itself: a watch that falls silent ends nobody, and no two clocks are ever compared.
 """
 
-import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from common.backoff import Backoff
-from common.discovery.base import CardChange, CardWatcher
-from common.discovery.known_card import KnownCard
+from common.discovery.base import StreamWatcher
 from common.discovery.kubernetes.client import KubernetesRefusedError, LeaseClient, Seen
 from common.discovery.kubernetes.leases import Lease
+from common.discovery.sealed_cards import KnownCard
 from common.errors import DiscoveryError
 from common.fleet_key import FleetKey
 from common.observability.telemetry import DISCOVERY_ERRORS
 
 logger = logging.getLogger(__name__)
 
-LEASE_S: Final = 10.0
-"""A card whose Lease was not renewed for this long is void."""
+LEASE_S: Final = 10.0  # a card whose Lease was not renewed for this long is void
 
 LISTS: Final = 2
 """How many lists in a row have to say so, with an equal part of that time between them."""
 
-ROOM: Final = 256 << 20
-"""Bytes of all cards that are remembered."""
-
-MOST_ODD: Final = 1000
-"""Leases that are no cards and are remembered, each to be said once."""
-
-FIRST_PAUSE_S: Final = 0.2
-LONGEST_PAUSE_S: Final = 5.0
-"""Between tries while the API server can't be read."""
+ROOM: Final = 256 << 20  # bytes of all cards that are remembered
+MOST_ODD: Final = 1000  # leases that are no cards and are remembered, each to be said once
 
 
 @dataclass
@@ -61,7 +50,7 @@ class _Held:
     missed: int = 0
 
 
-class KubernetesCardWatcher(CardWatcher):
+class KubernetesCardWatcher(StreamWatcher):
     """Watches the Leases that a selector finds."""
 
     def __init__(
@@ -75,58 +64,35 @@ class KubernetesCardWatcher(CardWatcher):
         Args:
             clock: monotonic seconds.
         """
+        super().__init__(key)
         self._client = client
-        self._key = key
         self._clock = clock
         self._held: dict[str, _Held] = {}
         self._bytes = 0
         self._odd: set[str] = set()
-        self._pending: deque[CardChange] = deque()
-        self._has_read = False
         self._look_at = 0.0
         self._to_list = False
-        self._problem = ""
-        self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
-    async def changes(self) -> AsyncIterator[CardChange]:
-        self._backoff.reset()
-        try:
-            while True:
-                try:
-                    async with contextlib.aclosing(self._watched()) as looks:
-                        async for _ in looks:
-                            while self._pending:
-                                yield self._pending.popleft()
-                except DiscoveryError as error:
-                    if not self._has_read:
-                        raise DiscoveryError(f"no cards can be read: {error}") from error
-                    self._note_problem(error)
-                await asyncio.sleep(self._backoff.next_s())
-        finally:
-            await self._client.close()
+    async def _close(self) -> None:
+        await self._client.close()
 
-    def _note_problem(self, error: DiscoveryError) -> None:
-        if isinstance(error, KubernetesRefusedError) and error.expired:
-            return  # a list heals that
-        DISCOVERY_ERRORS.labels("listing").inc()
-        if str(error) != self._problem:
-            self._problem = str(error)
-            logger.error("no cards can be read, the last ones stay: %s", error)
+    def note_problem(self, error: DiscoveryError) -> None:
+        if not (isinstance(error, KubernetesRefusedError) and error.expired):  # a list heals that
+            super().note_problem(error)
 
     async def _watched(self) -> AsyncGenerator[None, None]:
-        """Note all changes, and stop after each look for them to be told."""
         for held in self._held.values():  # who could not renew has all the time again
             held.since, held.missed = self._clock(), 0
         while True:
             version = await self._list()
-            self._problem = ""
+            self.problems.clear()
             yield
             while not self._is_to_list():
                 silent = True
                 async with contextlib.aclosing(self._client.watch(version)) as watched:
                     async for seen in watched:
                         silent = False
-                        self._backoff.reset()
+                        self.backoff.reset()
                         for each in seen:
                             version = each.version or version
                             self._note_seen(each)
@@ -139,7 +105,7 @@ class KubernetesCardWatcher(CardWatcher):
     async def _list(self) -> str:
         """Read all Leases, and judge whether they live."""
         version, there = "", set()
-        first = not self._has_read
+        first = not self.has_read
         async with contextlib.aclosing(self._client.read()) as pages:
             async for version, leases in pages:  # noqa: B007
                 for lease in leases:
@@ -147,7 +113,7 @@ class KubernetesCardWatcher(CardWatcher):
                     self._note(lease, at_first_sight=first)
         if first and not there:  # as it would be in a namespace that is not there
             await self._client.check_namespace()
-        self._has_read, self._to_list = True, False
+        self.has_read, self._to_list = True, False
         for name in self._held.keys() - there:
             self._forget(name)
         self._odd &= there
@@ -156,7 +122,7 @@ class KubernetesCardWatcher(CardWatcher):
                 held.since, held.missed = self._clock(), held.missed + 1
                 if held.missed >= LISTS:
                     held.alive = False
-                    self._tell(held.known.end())
+                    self.tell(held.known.end())
         return version
 
     def _is_quiet(self, held: _Held) -> bool:
@@ -182,10 +148,9 @@ class KubernetesCardWatcher(CardWatcher):
         held = self._held.pop(name, None)
         if held is not None:
             self._bytes -= len(held.known.content or b"")
-            self._tell(held.known.end())
+            self.tell(held.known.end())
 
     def _note(self, lease: Lease, *, at_first_sight: bool = False) -> None:
-        """A Lease is there."""
         whose = lease.whose()
         if whose is None:
             self._note_odd(lease.name, "name", "it is not named as that of a card")
@@ -207,17 +172,13 @@ class KubernetesCardWatcher(CardWatcher):
         if not renewed and content == held.known.content:
             return
         self._bytes += grows
-        usable, change = held.known.look(content, self._key, alive=held.alive)
+        usable, change = held.known.look(content, self.key, alive=held.alive)
         if renewed and usable:
             held.since, held.missed = self._clock(), 0
-        self._tell(change)
+        self.tell(change)
 
     def _note_odd(self, name: str, reason: str, what: str) -> None:
         if name not in self._odd and len(self._odd) < MOST_ODD:
             self._odd.add(name)
             DISCOVERY_ERRORS.labels(reason).inc()
             logger.warning("Lease %s in %s is skipped: %s", name, self._client.namespace, what)
-
-    def _tell(self, change: CardChange | None) -> None:
-        if change is not None:
-            self._pending.append(change)

@@ -11,21 +11,24 @@ from common.transfer.arena.access import (
     Segment,
 )
 from common.transfer.arena.arena import Arena
-from common.transfer.arena.file import SHARED_MEMORY, open_to_map, reap_orphans
-from common.transfer.arena.layout import HEAD_SIZE, SEGMENTS_START, ArenaOffer, check_head
-from common.transfer.arena.mapping import ArenaMapping
-from common.transfer.arena.segment import (
+from common.transfer.arena.file import SHARED_MEMORY, ArenaMapping, open_to_map, reap_orphans
+from common.transfer.arena.layout import (
+    HEAD_SIZE,
     HEADER_SIZE,
+    SEGMENT_ALIGNMENT,
+    SEGMENTS_START,
+    ArenaOffer,
     Buffer,
     EncodedItem,
     SegmentLayout,
     aligned,
     check_envelope,
+    check_head,
     check_header,
     copy_bytes,
     write_parts,
 )
-from common.transfer.arena.segment_table import SEGMENT_ALIGNMENT, SegmentTable
+from common.transfer.arena.segment_table import SegmentTable
 
 __all__ = [
     "HEADER_SIZE",

@@ -6,12 +6,12 @@ Also what they get from it: leases, and room to write to.
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from common.aio.released import Released
+from common.aio.cleanup import Released
 from common.errors import ArenaUnavailableError
 from common.identity import MmHash
-from common.transfer.arena.layout import ArenaOffer
-from common.transfer.arena.segment import (
+from common.transfer.arena.layout import (
     HEADER_SIZE,
+    ArenaOffer,
     EncodedItem,
     SegmentLayout,
     live_header,
@@ -21,17 +21,13 @@ from common.transfer.arena.segment import (
 
 @dataclass(frozen=True)
 class ArenaStatistics:
-    """State of an arena.
+    """State of an arena: bytes and leases now, the others since the start.
 
     Attributes:
-        bytes_total: bytes for segments.
-        bytes_used: of these, in segments, padding included.
+        bytes_used: in segments, padding included.
         bytes_leased: of these, in segments that can't be evicted now.
-        segments: how many items it holds.
-        leases: how many are leased at this moment, counting every lease.
-        writes: items written since the start.
+        segments: items that it holds.
         hits: leases given on items that were already there.
-        evictions: items evicted since the start.
         full: how often an item found no room.
     """
 
@@ -69,12 +65,7 @@ class Segment:
 class Lease(Released):
     """A promise that a segment stays where and what it is until :meth:`release`.
 
-    Attributes:
-        mm_hash: the item.
-        offset: first byte of the segment's header, from the start of the arena.
-        generation: what the header says as long as the lease lasts.
-        layout: where the parts lie.
-        note: what the writer attached to the item; it goes when the item is evicted.
+    Its attributes are the segment's. The note goes when the item is evicted.
     """
 
     def __init__(self, arena: "ArenaAccess", segment: Segment) -> None:
@@ -104,8 +95,7 @@ class Lease(Released):
     def memory(self) -> memoryview:
         """All of the segment, header included.
 
-        Raises:
-            ArenaUnavailableError: the arena was closed.
+        Raises ArenaUnavailableError: the arena was closed.
         """
         memory = self._arena.memory[self.offset : self.offset + self.layout.length]
         if memory.nbytes != self.layout.length:
@@ -113,15 +103,13 @@ class Lease(Released):
         return memory
 
     def annotate(self, note: object) -> None:
-        """Attach a note to an item that has none."""
         if self.segment.note is None:
             self._arena.attach_note(self.segment, note)
         self.note = self.segment.note
 
     def release_soon(self) -> None:
         """The same for a finalizer, which may run in the middle of anything: takes no lock.
-        It counts from the arena's next operation on.
-        """
+        It counts from the arena's next operation on."""
         self._arena.end_lease_soon(self)
 
 
@@ -143,12 +131,7 @@ class ReservedSegment(Released):
         self.memory = arena.memory[self.offset : self.offset + segment.layout.length]
 
     def complete(self, envelope: bytes, note: object = None) -> Lease:
-        """All parts are written: publish the item, and lease it.
-
-        Args:
-            envelope: the first of the parts.
-            note: kept with the item, see :attr:`Lease.note`.
-        """
+        """All parts are written, the envelope first: publish the item, and lease it."""
         assert self._segment is not None, "completed or given up before"
         segment = self._segment
         # Last, so that nobody finds a valid header before an incomplete segment.
@@ -195,22 +178,17 @@ class ArenaAccess(ABC):
     def open(self, *, writable: bool) -> int:
         """A descriptor through which the arena can be mapped, for reading only or not.
 
-        Raises:
-            ArenaUnavailableError: the arena was closed.
+        Raises ArenaUnavailableError: the arena was closed.
         """
 
     def put(self, mm_hash: MmHash, encoded: EncodedItem, note: object = None) -> Lease:
-        """Write an item, or find it already there, and lease it.
+        """Write an item, or find it already there, and lease it. Raises as :meth:`reserve`.
 
         One copy of the bytes, during which neither the arena's nor the interpreter's lock
         is held. If somebody else is writing the same item, waits for it.
 
         Args:
-            note: kept with the item unless it has one, see :attr:`Lease.note`.
-
-        Raises:
-            ArenaFullError: leased segments leave no room.
-            ArenaUnavailableError: the arena was closed.
+            note: kept with the item unless it has one.
         """
         layout = SegmentLayout(
             len(encoded.envelope), tuple(buffer.nbytes for buffer in encoded.buffers)
@@ -256,8 +234,7 @@ class ArenaAccess(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of it. Workers that have it mapped keep their memory. The second and later calls
-        do nothing.
-        """
+        do nothing."""
 
     # For leases and reserved segments, which have names for these.
 

@@ -25,14 +25,18 @@ from common.transfer.arena.access import (
     Segment,
 )
 from common.transfer.arena.file import SHARED_MEMORY, create, new_name, open_to_map
-from common.transfer.arena.layout import NONCE_SIZE, SEGMENTS_START, ArenaOffer, pack_head
-from common.transfer.arena.segment import (
+from common.transfer.arena.layout import (
     HEADER_SIZE,
+    NONCE_SIZE,
+    SEGMENT_ALIGNMENT,
+    SEGMENTS_START,
+    ArenaOffer,
     SegmentLayout,
     aligned,
+    pack_head,
     reclaimed_header,
 )
-from common.transfer.arena.segment_table import SEGMENT_ALIGNMENT, Block, SegmentTable
+from common.transfer.arena.segment_table import Block, SegmentTable
 
 
 @dataclass(eq=False, kw_only=True)
@@ -105,15 +109,12 @@ class Arena(ArenaAccess):
 
     @property
     def memory(self) -> memoryview:
-        """See :class:`ArenaAccess`."""
         return self._memory
 
     def open(self, *, writable: bool) -> int:
-        """See :class:`ArenaAccess`."""
         return open_to_map(self._path, writable=writable)
 
     def reserve(self, mm_hash: MmHash, layout: SegmentLayout) -> ReservedSegment | Lease:
-        """See :class:`ArenaAccess`."""
         with self._changed:
             while (found := self._reserve_now(mm_hash, layout)) is None:
                 self._changed.wait()
@@ -125,7 +126,6 @@ class Arena(ArenaAccess):
             return self._reserve_now(mm_hash, layout)
 
     def lease(self, mm_hash: MmHash) -> Lease | None:
-        """See :class:`ArenaAccess`."""
         with self._changed:
             self._release_marked()
             segment = self._segments.get(mm_hash)
@@ -142,13 +142,11 @@ class Arena(ArenaAccess):
             return not self._closed and segment is not None and segment.complete
 
     def drop_notes(self) -> None:
-        """See :class:`ArenaAccess`."""
         with self._changed:
             for segment in self._segments.values():
                 segment.note = None
 
     def statistics(self) -> ArenaStatistics:
-        """See :class:`ArenaAccess`."""
         with self._changed:
             self._release_marked()
             return ArenaStatistics(
@@ -194,7 +192,6 @@ class Arena(ArenaAccess):
         os.close(self._descriptor)
 
     def publish(self, segment: Segment, note: object) -> Lease:
-        """See :class:`ArenaAccess`."""
         assert isinstance(segment, _Placed), segment
         with self._changed:
             segment.complete = True
@@ -205,7 +202,6 @@ class Arena(ArenaAccess):
             return Lease(self, segment)
 
     def free(self, segment: Segment) -> None:
-        """See :class:`ArenaAccess`."""
         self.withdraw(segment)
         self.free_withdrawn(segment)
 
@@ -225,16 +221,13 @@ class Arena(ArenaAccess):
             self._table.discard(segment.block)
 
     def attach_note(self, segment: Segment, note: object) -> None:
-        """See :class:`ArenaAccess`."""
         segment.note = note
 
     def end_lease(self, lease: Lease) -> None:
-        """See :class:`ArenaAccess`."""
         with self._changed:
             self._release_now(lease)
 
     def end_lease_soon(self, lease: Lease) -> None:
-        """See :class:`ArenaAccess`."""
         self._to_release.append(lease)
 
     def _reserve_now(

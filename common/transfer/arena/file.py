@@ -1,4 +1,4 @@
-"""The file behind an arena: its name, its creation, and its removal when the owner died.
+"""The file behind an arena: made by its owner, mapped by others, removed when the owner died.
 
 Not ``multiprocessing.shared_memory``: its resource tracker removes segments that are still
 in use, when any process that attached exits.
@@ -7,22 +7,29 @@ in use, when any process that attached exits.
 import errno
 import fcntl
 import logging
+import mmap
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from common.errors import ArenaUnavailableError
-from common.observability.telemetry import ORPHANED_ARENAS
+from common.errors import ArenaUnavailableError, CorruptSegmentError
+from common.transfer import pages
+from common.transfer.arena.layout import (
+    NAME_PATTERN,
+    SEGMENT_ALIGNMENT,
+    SEGMENTS_START,
+    ArenaOffer,
+    check_head,
+)
 
 logger = logging.getLogger(__name__)
 
 SHARED_MEMORY: Final = Path("/dev/shm")
-
-NAME_PATTERN: Final = r"mmrouter-arena-(\d{1,10})-(\d{1,20})-([0-9a-f]{16})"
 
 
 def new_name() -> str:
@@ -32,16 +39,10 @@ def new_name() -> str:
 
 
 def create(path: Path, size: int) -> int:
-    """Make a file with all of its memory allocated, so that no access ever fails.
+    """Make a file with all of its memory allocated, so that no access ever fails. Return its
+    descriptor, locked for as long as this process lives or keeps it open.
 
-    Args:
-        size: bytes.
-
-    Returns:
-        Its descriptor, locked for as long as this process lives or keeps it open.
-
-    Raises:
-        ArenaUnavailableError: shared memory is too small or can't be written.
+    Raises ArenaUnavailableError: shared memory is too small or can't be written.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -68,8 +69,7 @@ def create(path: Path, size: int) -> int:
 def open_to_map(path: Path, *, writable: bool) -> int:
     """A descriptor through which an arena can be mapped.
 
-    Raises:
-        ArenaUnavailableError: it is gone.
+    Raises ArenaUnavailableError: it is gone.
     """
     mode = os.O_RDWR if writable else os.O_RDONLY
     try:
@@ -79,21 +79,17 @@ def open_to_map(path: Path, *, writable: bool) -> int:
 
 
 def reap_orphans(directory: Path = SHARED_MEMORY) -> int:
-    """Remove the arenas of processes that no longer live.
+    """Remove the arenas of processes that no longer live; return how many.
 
-    Whoever still has such an arena mapped keeps its memory. An arena is an orphan if its
-    owner's pid is gone or belongs to a later process, and nobody holds its lock: the second
-    condition spares arenas of processes in another PID namespace.
-
-    Returns:
-        How many were removed.
+    Whoever still has one mapped keeps its memory. An arena is an orphan if its owner's pid is gone
+    or belongs to a later process, and nobody holds its lock: the second condition spares arenas of
+    processes in another PID namespace.
     """
     removed = 0
     for path in directory.glob("mmrouter-arena-*"):
         match = re.fullmatch(NAME_PATTERN, path.name)
         if match and not _alive(int(match[1]), int(match[2])) and _remove_unlocked(path):
             removed += 1
-            ORPHANED_ARENAS.inc()
             logger.warning("removed %s: its owner %s is gone", path, match[1])
     return removed
 
@@ -128,8 +124,7 @@ def _alive(pid: int, start_ticks: int) -> bool:
 
 def _start_ticks(pid: int) -> int | None:
     """When a process started, in clock ticks since boot (field 22 of proc(5) stat); None if it has
-    ended, be it that its parent has not taken note yet.
-    """
+    ended, be it that its parent has not taken note yet."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -137,3 +132,76 @@ def _start_ticks(pid: int) -> int | None:
     # The second field is the command in parentheses, which may hold anything.
     state, *fields = stat.rpartition(")")[2].split()
     return None if state in "ZX" else int(fields[18])
+
+
+class ArenaMapping:
+    """Memory of one arena, private on write unless it is opened writable.
+
+    It stays mapped until the last view of it is gone, whatever becomes of the owner.
+    """
+
+    def __init__(self, offer: ArenaOffer, memory: memoryview) -> None:
+        """Take over mapped memory; use :meth:`open`."""
+        self.offer = offer
+        self.memory = memory
+
+    @classmethod
+    def open(
+        cls, offer: ArenaOffer, directory: Path = SHARED_MEMORY, *, writable: bool = False
+    ) -> "ArenaMapping":
+        """Map an arena and prove that it is the one offered. What is written is seen by everybody
+        if it is writable, else by nobody.
+
+        Raises ArenaUnavailableError: it can't be read here, or is somebody else's.
+        """
+        path = directory / offer.name
+        try:
+            mode = os.O_RDWR if writable else os.O_RDONLY
+            descriptor = os.open(path, mode | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise ArenaUnavailableError(f"can't open the arena {path}: {error}") from error
+        try:
+            _check_file(descriptor, offer)
+            # Private rather than read-only: torch wants writable memory, and a stray write
+            # should cost a page, not the process.
+            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_COPY
+            memory = memoryview(mmap.mmap(descriptor, offer.size, access=access))
+        except (OSError, ValueError) as error:
+            raise ArenaUnavailableError(f"can't map the arena {path}: {error}") from error
+        finally:
+            os.close(descriptor)
+        check_head(memory, offer)
+        return cls(offer, memory)
+
+    def prefault(self) -> None:
+        """Map all pages now. For a thread: takes about 0.1 s per GB."""
+        pages.populate(self.memory, for_writing=False)
+
+    def segment(self, offset: int, length: int) -> memoryview:
+        """View of a segment whose header is at an offset from the start of the arena.
+
+        Raises CorruptSegmentError: there can be no such segment.
+        """
+        if (
+            offset < SEGMENTS_START
+            or offset % SEGMENT_ALIGNMENT
+            or (offset + length > self.offer.size)
+        ):
+            raise CorruptSegmentError(
+                f"no segment of {length} bytes can be at {offset} in an arena of "
+                f"{self.offer.size} bytes"
+            )
+        return self.memory[offset : offset + length]
+
+
+def _check_file(descriptor: int, offer: ArenaOffer) -> None:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        raise ArenaUnavailableError(f"{offer.name} is not a file of this user")
+    if status.st_mode & 0o077:
+        raise ArenaUnavailableError(f"{offer.name} is open to other users")
+    # Access beyond the end of a file ends the process.
+    if status.st_size != offer.size:
+        raise ArenaUnavailableError(
+            f"{offer.name} has {status.st_size} bytes, not the {offer.size} offered"
+        )

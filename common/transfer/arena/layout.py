@@ -1,16 +1,32 @@
-"""The head of an arena, by which a worker proves that it reads the frontend's memory.
+"""What stands in an arena: a head, by which a worker proves that it reads the frontend's memory,
+and segments, each with a header by which a reader trusts it.
 
-Also :class:`ArenaOffer`, which tells a worker what to look for.
+Pure layout, no shared memory: the same rules hold for mapped and for copied bytes. Of a segment:
+
+    0            64                                        (each part 64-byte aligned)
+    | header     | envelope ... | buffer 1 ... | buffer 2 ...
 """
 
+import hashlib
+import mmap
 import struct
-from typing import Annotated, Final
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Final, TypeAlias
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from common.errors import ArenaUnavailableError
-from common.transfer.arena.file import NAME_PATTERN
-from common.transfer.arena.segment_table import SEGMENT_ALIGNMENT
+from common.errors import ArenaUnavailableError, CorruptSegmentError, StaleSegmentError
+from common.identity import MmHash
+
+NAME_PATTERN: Final = r"mmrouter-arena-(\d{1,10})-(\d{1,20})-([0-9a-f]{16})"
+
+SEGMENT_ALIGNMENT: Final = mmap.PAGESIZE
+"""A page: no two segments share one, so a reader can drop its private copies of a
+segment's pages without touching a neighbour's."""
 
 SEGMENTS_START: Final = SEGMENT_ALIGNMENT
 """Where the first segment begins; the head has the page before it to itself."""
@@ -21,8 +37,7 @@ NONCE_SIZE: Final = 32
 _HEAD: Final = struct.Struct(f"<8sQQ{NONCE_SIZE}s")
 _MAGIC: Final = b"mmraren1"
 
-HEAD_SIZE: Final = _HEAD.size
-"""Bytes to read for :func:`check_head`."""
+HEAD_SIZE: Final = _HEAD.size  # bytes to read for :func:`check_head`
 
 
 class ArenaOffer(BaseModel):
@@ -44,25 +59,178 @@ class ArenaOffer(BaseModel):
 
     @property
     def key(self) -> bytes:
-        """Key of the segments' tags."""
         return bytes.fromhex(self.nonce)
 
 
 def pack_head(offer: ArenaOffer) -> bytes:
-    """The bytes at the start of the arena that is offered."""
     return _HEAD.pack(_MAGIC, offer.generation, offer.size, offer.key)
 
 
 def check_head(arena: memoryview, offer: ArenaOffer) -> None:
-    """Check that memory is the arena that was offered.
+    """Check that memory (its first :data:`HEAD_SIZE` bytes) is the arena that was offered.
 
-    Args:
-        arena: at least its first :data:`HEAD_SIZE` bytes.
-
-    Raises:
-        ArenaUnavailableError: it is another one: of another IPC namespace or host, say.
+    Raises ArenaUnavailableError: it is one of another IPC namespace or host, say.
     """
     if bytes(arena[: _HEAD.size]) != pack_head(offer):
         raise ArenaUnavailableError(
             f"{offer.name} here is not the frontend's arena: its probe does not match"
         )
+
+
+Buffer: TypeAlias = bytes | memoryview
+
+PART_ALIGNMENT: Final = 64  # a cache line, and what the widest vector loads want
+
+HEADER_SIZE: Final = 64
+
+# magic, generation, length of the segment, digest of the mm_hash, size of the envelope,
+# CRC-32 of the envelope; then the tag.
+_FIELDS: Final = struct.Struct("<8sQQ16sII")
+_TAG_SIZE: Final = HEADER_SIZE - _FIELDS.size
+_LIVE: Final = b"mmrseg1\0"
+_RECLAIMED: Final = b"mmrgone\0"
+
+
+def aligned(size: int, alignment: int = PART_ALIGNMENT) -> int:
+    """``size`` rounded up to a multiple of ``alignment``, a power of two."""
+    return (size + alignment - 1) & -alignment
+
+
+@dataclass(frozen=True)
+class EncodedItem:
+    """An item as bytes, see :mod:`common.transfer.codec`.
+
+    Attributes:
+        envelope: msgpack; names, dtypes, shapes and the small tensors.
+        buffers: raw contiguous bytes of the other tensors, in the order in which the
+            envelope counts them, from 1. They alias the tensors' memory and keep it alive.
+    """
+
+    envelope: bytes
+    buffers: list[memoryview]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.envelope) + sum(buffer.nbytes for buffer in self.buffers)
+
+
+@dataclass(frozen=True)
+class SegmentLayout:
+    """Where the parts of a segment lie, in bytes from its start."""
+
+    envelope_size: int
+    buffer_sizes: tuple[int, ...]
+
+    @cached_property
+    def buffer_offsets(self) -> tuple[int, ...]:
+        offsets = []
+        end = HEADER_SIZE + self.envelope_size
+        for size in self.buffer_sizes:
+            start = aligned(end)
+            offsets.append(start)
+            end = start + size
+        return tuple(offsets)
+
+    @cached_property
+    def length(self) -> int:
+        """Bytes from the start of the header to the end of the last part."""
+        if not self.buffer_sizes:
+            return HEADER_SIZE + self.envelope_size
+        return self.buffer_offsets[-1] + self.buffer_sizes[-1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of envelope and buffers, without header and padding."""
+        return self.envelope_size + sum(self.buffer_sizes)
+
+    def split(self, segment: memoryview) -> tuple[memoryview, list[memoryview]]:
+        """Views of envelope and buffers, of a segment of at least :attr:`length` bytes."""
+        return segment[HEADER_SIZE : HEADER_SIZE + self.envelope_size], [
+            segment[start : start + size]
+            for start, size in zip(self.buffer_offsets, self.buffer_sizes, strict=True)
+        ]
+
+
+def live_header(
+    key: bytes, generation: int, mm_hash: MmHash, layout: SegmentLayout, envelope: Buffer
+) -> bytes:
+    """Header of a segment that is complete. The arena's key makes its tag unforgeable, so that
+    pixels which happen to lie where a header once was are never taken for one."""
+    fields = _FIELDS.pack(
+        _LIVE,
+        generation,
+        layout.length,
+        _digest(mm_hash),
+        layout.envelope_size,
+        zlib.crc32(envelope),
+    )
+    return fields + _tag(key, fields)
+
+
+def reclaimed_header(key: bytes, generation: int) -> bytes:
+    """Header that tells late readers that the segment is gone."""
+    fields = _FIELDS.pack(_RECLAIMED, generation, 0, b"", 0, 0)
+    return fields + _tag(key, fields)
+
+
+def check_header(
+    header: Buffer, key: bytes, generation: int, mm_hash: MmHash, layout: SegmentLayout
+) -> int:
+    """Check that a header of :data:`HEADER_SIZE` bytes is the one its metadata was made for; return
+    the CRC-32 that the envelope must have.
+
+    Raises:
+        StaleSegmentError: it belongs to another generation, so the segment was reclaimed.
+        CorruptSegmentError: it never was such a header.
+    """
+    # One copy first: the owner may overwrite the original while it is looked at.
+    header = bytes(header)
+    fields, tag = header[: _FIELDS.size], header[_FIELDS.size :]
+    magic, found, length, digest, envelope_size, envelope_crc = _FIELDS.unpack(fields)
+    if magic != _LIVE or found != generation:
+        raise StaleSegmentError(
+            f"the segment of media item {mm_hash} was reclaimed: generation {generation} "
+            "is no longer there"
+        )
+    if tag != _tag(key, fields):
+        raise CorruptSegmentError(f"the segment header of media item {mm_hash} is damaged")
+    if digest != _digest(mm_hash):
+        raise CorruptSegmentError(f"the segment does not hold media item {mm_hash}")
+    if (length, envelope_size) != (layout.length, layout.envelope_size):
+        raise CorruptSegmentError(
+            f"the segment of media item {mm_hash} has {length} bytes with an envelope of "
+            f"{envelope_size}, but {layout.length} and {layout.envelope_size} were announced"
+        )
+    return int(envelope_crc)
+
+
+def check_envelope(envelope: Buffer, crc: int, mm_hash: MmHash) -> None:
+    """Check an envelope against the CRC-32 in its header.
+
+    Raises CorruptSegmentError: they differ.
+    """
+    if zlib.crc32(envelope) != crc:
+        raise CorruptSegmentError(f"the envelope of media item {mm_hash} is damaged")
+
+
+def write_parts(segment: memoryview, layout: SegmentLayout, parts: Sequence[Buffer]) -> None:
+    """Copy envelope and buffers, in the sizes of a layout, to their places; the header is left
+    alone. The interpreter's lock is not held while a buffer is copied."""
+    envelope, buffers = layout.split(segment)
+    for target, source in zip([envelope, *buffers], parts, strict=True):
+        copy_bytes(target, source)
+
+
+def copy_bytes(target: memoryview, source: Buffer) -> None:
+    """Copy equally long buffers, letting other threads run meanwhile."""
+    # Slice assignment would hold the interpreter's lock: 26 MB stall an event loop for
+    # milliseconds. NumPy gives it up and is as fast as memcpy.
+    np.copyto(np.frombuffer(target, dtype=np.uint8), np.frombuffer(source, dtype=np.uint8))
+
+
+def _digest(mm_hash: MmHash) -> bytes:
+    return hashlib.blake2b(mm_hash.encode(), digest_size=16).digest()
+
+
+def _tag(key: bytes, fields: bytes) -> bytes:
+    return hashlib.blake2b(fields, key=key, digest_size=_TAG_SIZE).digest()

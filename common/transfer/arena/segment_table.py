@@ -5,17 +5,11 @@ both, and tests can drive this with millions of steps.
 """
 
 import bisect
-import mmap
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
 
-from common.transfer.arena.segment import aligned
-
-SEGMENT_ALIGNMENT: Final = mmap.PAGESIZE
-"""A page: no two segments share one, so a reader can drop its private copies of a
-segment's pages without touching a neighbour's."""
+from common.transfer.arena.layout import SEGMENT_ALIGNMENT, aligned
 
 
 @dataclass(eq=False, slots=True)
@@ -41,12 +35,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Placement:
-    """Result of :meth:`SegmentTable.place`.
-
-    Attributes:
-        block: the new segment's, with one lease.
-        evicted: offsets of the segments that made way.
-    """
+    """The new segment's block, with one lease, and the offsets of those that made way."""
 
     block: Block
     evicted: list[int]
@@ -84,18 +73,11 @@ class SegmentTable:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that hold no segment."""
         return sum(block.size for block in self._free)
 
     def place(self, length: int) -> Placement | None:
-        """Find room for a segment, evicting unleased ones if there must be.
-
-        Args:
-            length: bytes, at least 1.
-
-        Returns:
-            The place, leased once; None if leased segments leave no stretch of that length.
-        """
+        """Find room for a segment, evicting unleased ones if there must be. It is leased once; None
+        if leased segments leave no stretch of that length."""
         size = aligned(length, SEGMENT_ALIGNMENT)
         for block in self._free:
             if block.size >= size:
@@ -111,7 +93,6 @@ class SegmentTable:
         return Placement(self._take(space, size), evicted)
 
     def lease(self, block: Block) -> None:
-        """Add a lease to a segment."""
         if block.leases == 0:
             del self._idle[block]
             self.leased_bytes += block.size

@@ -1,16 +1,87 @@
-"""Memory that a worker shares with one process that reads over NIXL for it."""
+"""Memory in which items that come over NIXL land, and lie until their requests give them back."""
 
 import asyncio
 import fcntl
 import mmap
 import os
+import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
-from common.aio.undo import undo_on_error
+from common.aio.cleanup import Released, undo_on_error
 from common.transfer import pages
+from common.transfer.arena import SEGMENT_ALIGNMENT, SegmentTable, aligned
 from common.transfer.checksum import PIECE
-from common.transfer.nixl.rooms import Rooms
+
+
+class Room(Released):
+    """Memory of one item.
+
+    Attributes:
+        memory: page-aligned, as long as the item.
+        offset: of it in the landing area; None if it lies elsewhere.
+    """
+
+    def __init__(
+        self, memory: memoryview, offset: int | None, give_back: Callable[[], None]
+    ) -> None:
+        self.memory = memory
+        self.offset = offset
+        self._give_back: Callable[[], None] | None = give_back
+
+    def release(self) -> None:
+        """Give the memory to others, from any thread: nothing may be read to it any more, and
+        nobody may look at it."""
+        give_back, self._give_back = self._give_back, None
+        self.memory = memoryview(b"")
+        if give_back is not None:
+            give_back()
+
+
+class Rooms:
+    """Divides memory among items. For any thread."""
+
+    def __init__(self, memory: memoryview, landing_offset: int | None = None) -> None:
+        """
+        Args:
+            memory: page-aligned, touched before it is needed: page faults of many threads at once
+                would stall the event loop for tens of milliseconds.
+            landing_offset: where it begins in the landing area, if it does.
+        """
+        self._memory = memory
+        self._landing_offset = landing_offset
+        self._table = SegmentTable(memory.nbytes)
+        self._lock = threading.Lock()
+
+    @property
+    def free_bytes(self) -> int:
+        with self._lock:
+            return self._table.free_bytes
+
+    def take(self, size: int) -> Room | None:
+        """Room for an item of ``size`` bytes, None if there is none now."""
+        with self._lock:
+            placement = self._table.place(size)
+        if placement is None:
+            return None
+        block = placement.block
+
+        def give_back() -> None:
+            with self._lock:
+                self._table.discard(block)
+
+        start = block.offset
+        offset = None if self._landing_offset is None else self._landing_offset + start
+        return Room(self._memory[start : start + size], offset, give_back)
+
+
+def touched_memory(size: int) -> memoryview:
+    """Private memory whose pages are there. Takes about 0.1 s per GB, without the interpreter's
+    lock."""
+    memory = pages.private_memory(aligned(size, SEGMENT_ALIGNMENT))
+    pages.populate(memory, for_writing=True)
+    return memory
 
 
 class LandingArea:
@@ -29,13 +100,11 @@ class LandingArea:
     """
 
     def __init__(self, slots: int, for_items: int) -> None:
-        """
+        """Raises OSError if there is not that much memory.
+
         Args:
             slots: reads that go on at the same time, at least 1.
             for_items: bytes of whole items, a multiple of the page size.
-
-        Raises:
-            OSError: there is not that much memory.
         """
         self.size = area_size(slots, for_items)
         self._given_back_at = time.monotonic()
@@ -53,7 +122,6 @@ class LandingArea:
 
     @property
     def free(self) -> int:
-        """Slots that nothing is read to."""
         return len(self._free)
 
     @property
@@ -86,5 +154,4 @@ class LandingArea:
 
 
 def area_size(slots: int, for_items: int) -> int:
-    """Bytes of an area."""
     return slots * PIECE + for_items

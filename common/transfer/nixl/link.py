@@ -31,26 +31,15 @@ _READER: Final = "common.transfer.nixl_processes.reader"
 
 
 class _Awaited(NamedTuple):
-    """What is done with the answers to a message.
-
-    Attributes:
-        answer: gets the last one, on the event loop.
-        arrived: called for each that is no error, by the thread that hears of it; says whether it
-            was the last.
-    """
+    """Who gets the last answer to a message, on the event loop; and what is called for each that is
+    no error, by the thread that hears of it, and says whether it was the last."""
 
     answer: "asyncio.Future[None]"
     arrived: Callable[[], bool]
 
 
 class Source(NamedTuple):
-    """Some bytes of a frontend's memory.
-
-    Attributes:
-        agent: whose they are.
-        address: of them there.
-        size: bytes.
-    """
+    """Some bytes of a frontend's memory: whose, and at which address there."""
 
     agent: str
     address: int
@@ -59,8 +48,7 @@ class Source(NamedTuple):
 
 class ReaderLink:
     """One process after the other, each with a landing area of its own. For use on one event
-    loop.
-    """
+    loop."""
 
     def __init__(
         self,
@@ -77,8 +65,7 @@ class ReaderLink:
             for_items: bytes of the landing area in which items are used where they land.
             on_lost: called on the event loop when a process ended, and with it all connections.
 
-        Raises:
-            ConfigurationError: the network is impossible.
+        Raises ConfigurationError: the network is impossible.
         """
         self._slots = slots
         self._for_items = for_items
@@ -111,15 +98,13 @@ class ReaderLink:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, None if there is none."""
         return self._process.pid
 
     @property
     def landing(self) -> LandingArea:
         """That of the present process.
 
-        Raises:
-            ArenaUnavailableError: there is no process at the moment.
+        Raises ArenaUnavailableError: there is no process at the moment.
         """
         if self._landing is None:
             raise ArenaUnavailableError("nothing is read over NIXL at the moment")
@@ -127,20 +112,14 @@ class ReaderLink:
 
     @property
     def free_slots(self) -> int:
-        """Slots that nothing is read to."""
         return self._slots if self._landing is None else self._landing.free
 
     @property
     def stuck_for(self) -> float:
-        """Seconds for which all slots have been in use and no read ended."""
         return 0.0 if self._landing is None else self._landing.stuck_for
 
     async def connect(self, agent: str, metadata: bytes) -> None:
-        """Get to know an agent.
-
-        Raises:
-            ArenaUnavailableError: it can't be reached.
-        """
+        """Get to know an agent. Raises ArenaUnavailableError: it can't be reached."""
         await self._ask(Connect(next(self._numbers), agent, metadata))
 
     def disconnect(self, agent: str) -> None:
@@ -212,8 +191,7 @@ class ReaderLink:
 
     def _heard(self, message: FromReader) -> Callable[[], None] | None:
         """What a message leaves to do on the event loop; in the thread that looks after the
-        process.
-        """
+        process."""
         if isinstance(message, Reading):
             return self._ready
         if not isinstance(message, Done | NixlFailed):

@@ -19,10 +19,10 @@ from typing import Final, Generic, TypeVar
 import msgspec
 import torch
 
-from common.aio.spawn import SpawnedProcess
+from common.aio.processes import SpawnedProcess
 from common.backoff import Backoff
 from common.errors import ArenaUnavailableError, ConfigurationError
-from common.observability.telemetry import INTERNAL_ERRORS, NIXL_RESTARTS
+from common.observability.telemetry import CHILD_RESTARTS, INTERNAL_ERRORS
 from common.transfer.nixl_processes import (
     Channel,
     NixlNetwork,
@@ -38,8 +38,7 @@ logger = logging.getLogger(__name__)
 _Sent = TypeVar("_Sent")
 _Got = TypeVar("_Got")
 
-START_S: Final = 60.0
-"""How long one may take to begin."""
+START_S: Final = 60.0  # how long one may take to begin
 
 SILENCE_S: Final = 15.0
 """After so long one is asked whether it is alive, and ended after as long again."""
@@ -49,8 +48,7 @@ LONGEST_PAUSE_S: Final = 30.0
 """Between the end of one and the start of the next: twice as long each time, until one lives
 for as long as the longest."""
 
-_GIVEN_UP_S: Final = 0.2
-"""How often whoever waits for one looks whether it is still wanted."""
+_GIVEN_UP_S: Final = 0.2  # how often whoever waits for one looks whether it is still wanted
 
 _STOP_S: Final = 10.0
 
@@ -106,18 +104,13 @@ class NixlProcess(Generic[_Sent, _Got]):
 
     @property
     def pid(self) -> int | None:
-        """Of the process, None while there is none."""
         with self._lock:
             return None if self._process is None else self._process.pid
 
     def wait_until_ready(self, given_up: Callable[[], bool] = lambda: False) -> None:
-        """Wait for the first one; not on the event loop.
+        """Wait for the first one, or until it is given up; not on the event loop.
 
-        Args:
-            given_up: whether nobody wants it any more; asked now and then.
-
-        Raises:
-            ConfigurationError: it can't be had; this is closed then.
+        Raises ConfigurationError: it can't be had; this is closed then.
         """
         try:
             while not self._first.done() and not given_up():
@@ -132,8 +125,7 @@ class NixlProcess(Generic[_Sent, _Got]):
     def send(self, message: _Sent) -> None:
         """Send a message, from any thread.
 
-        Raises:
-            ArenaUnavailableError: there is no process at the moment.
+        Raises ArenaUnavailableError: there is no process at the moment.
         """
         with self._lock:
             if self._channel is None:
@@ -167,7 +159,7 @@ class NixlProcess(Generic[_Sent, _Got]):
             reason = "it ended"
             try:
                 if self._one():
-                    NIXL_RESTARTS.labels(self._role).inc()
+                    CHILD_RESTARTS.labels(self._role).inc()
             except ConfigurationError as error:
                 reason = str(error)
                 self._settle(error)
@@ -253,7 +245,7 @@ class NixlProcess(Generic[_Sent, _Got]):
                 torch_has_cuda=torch.version.cuda is not None,
                 writable=self._writable,
             )
-            return [sys.executable, "-P", "-s", "-m", self._module, *start.arguments()]
+            return [sys.executable, "-P", "-s", "-m", self._module, start.argument()]
 
         try:
             process = SpawnedProcess(

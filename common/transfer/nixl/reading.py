@@ -6,23 +6,21 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from common.aio.undo import undo_on_error
+from common.aio.cleanup import undo_on_error
 from common.errors import ArenaUnavailableError, CorruptSegmentError
 from common.transfer.arena import HEAD_SIZE, HEADER_SIZE, check_head, check_header, copy_bytes
 from common.transfer.base import Received
 from common.transfer.checksum import PIECE, Checksum, piece_starts
 from common.transfer.codec import decode
+from common.transfer.handshake import NixlOffer
 from common.transfer.metadata import NixlMetadata
-from common.transfer.nixl.landing import LandingArea
+from common.transfer.nixl.landing import LandingArea, Room, Rooms, touched_memory
 from common.transfer.nixl.link import ReaderLink, Source
-from common.transfer.nixl.rooms import Room, Rooms, touched_memory
-from common.transfer.nixl_offer import NixlOffer
 from common.transfer.nixl_processes import NixlNetwork
 
 _PIECES_PER_ITEM: Final = 8
 """Reads of one item that go on at the same time: over TCP the bytes of a second one follow at once
-where the first would be waited for from end to end.
-"""
+where the first would be waited for from end to end."""
 
 
 class NixlReading:
@@ -37,11 +35,9 @@ class NixlReading:
     """
 
     def __init__(self, network: NixlNetwork, slots: int, memory: int) -> None:
-        """
-        Args:
-            slots: how many reads go on at the same time.
-            memory: bytes in which items lie until they are given back, a multiple of the page
-                size; what finds no room there gets memory of its own for the time.
+        """Args:
+        slots: reads that go on at the same time.
+        memory: bytes for items until they are given back, a multiple of the page size.
         """
         self._network = network
         self._slots = slots
@@ -57,17 +53,14 @@ class NixlReading:
 
     @property
     def free_slots(self) -> int:
-        """Slots that nothing is read to."""
         return self._slots if self._link is None else self._link.free_slots
 
     @property
     def stuck_for(self) -> float:
-        """Seconds for which all slots have been in use and no read ended."""
         return 0.0 if self._link is None else self._link.stuck_for
 
     @property
     def pid(self) -> int | None:
-        """Of the process, None if there is none."""
         return None if self._link is None else self._link.pid
 
     async def start(self) -> None:
@@ -103,8 +96,7 @@ class NixlReading:
     async def connect(self, offer: NixlOffer) -> None:
         """Connect to a frontend and check that it is the one.
 
-        Raises:
-            ArenaUnavailableError: it can't be reached, or is another.
+        Raises ArenaUnavailableError: it can't be reached, or is another.
         """
         await self._started.connect(offer.agent, offer.unpack_metadata())
         try:
@@ -114,15 +106,13 @@ class NixlReading:
             raise
 
     def disconnect(self, agent: str) -> None:
-        """Forget a frontend that nothing is read from any more."""
         if self._link is not None:
             self._link.disconnect(agent)
 
     async def check(self, offer: NixlOffer) -> None:
         """Read the probe of a connected frontend's arena.
 
-        Raises:
-            ArenaUnavailableError: it can't be read, or is another.
+        Raises ArenaUnavailableError: it can't be read, or is another.
         """
         head = await self._peek(Source(offer.agent, offer.address, HEAD_SIZE))
         check_head(memoryview(head), offer.arena)
@@ -203,8 +193,7 @@ class NixlReading:
 
     async def _explain(self, offer: NixlOffer, metadata: NixlMetadata, segment: memoryview) -> None:
         """Why bytes are not what they should be: raises StaleSegmentError or
-        CorruptSegmentError.
-        """
+        CorruptSegmentError."""
         # Once more, since it may have been overwritten while it was read.
         again = await self._peek(Source(offer.agent, offer.address + metadata.offset, HEADER_SIZE))
         for header in (segment[:HEADER_SIZE], again):
@@ -216,7 +205,6 @@ class NixlReading:
         )
 
     async def _peek(self, source: Source) -> bytes:
-        """A few bytes."""
         seen: list[bytes] = []
         link = self._started
         await link.read(link.landing, source, lambda _, slot: seen.append(bytes(slot)))

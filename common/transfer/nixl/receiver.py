@@ -1,22 +1,270 @@
 """The worker's end: it READs from the arena of a frontend anywhere.
 
-The worker has no agent in its own process, see :mod:`common.transfer.nixl.process`.
+The worker has no agent in its own process, see :mod:`common.transfer.nixl.process`. Connections to
+frontends are kept when these leave, and mended when they break.
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import ClassVar
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
-from common.errors import ArenaUnavailableError, CorruptSegmentError
+from common.aio.cleanup import undo_on_error
+from common.aio.supervised import supervise
+from common.backoff import Backoff
+from common.errors import (
+    ArenaUnavailableError,
+    CorruptSegmentError,
+    TransferError,
+    TransferTimeoutError,
+)
 from common.transfer.arena import SEGMENTS_START
-from common.transfer.attachment import Attachment, Attachments
-from common.transfer.base import Accepted, MmKwargsReceiver, Received
-from common.transfer.handshake import TransferOffer, TransferReply
+from common.transfer.base import Accepted, Attachment, Attachments, MmKwargsReceiver, Received
+from common.transfer.handshake import NixlOffer, TransferOffer, TransferReply
 from common.transfer.metadata import NixlMetadata, Transport
-from common.transfer.nixl.peers import NixlPeers
 from common.transfer.nixl.reading import NixlReading
-from common.transfer.nixl_offer import NixlOffer
 from common.transfer.nixl_processes import NixlNetwork
+
+logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+
+MAX_OVERDUE: Final = 4
+"""Overdue reads from one frontend, which is then left alone: none of their buffers can be used."""
+
+_FIRST_PAUSE: Final = 1.0
+_LONGEST_PAUSE: Final = 60.0
+"""Seconds between looks whether a frontend that left has ended, and between attempts to reach one
+whose connection broke."""
+
+
+class _Left(NamedTuple):
+    """A frontend whose connection is kept, until the frontend or, if the connection is broken,
+    the last read over it has ended."""
+
+    offer: NixlOffer
+    broken: bool
+    watch: "asyncio.Task[None]"
+
+
+class NixlPeers:
+    """Keeps the connections of a worker, and ends its reads in time.
+
+    Attributes:
+        deadline: seconds that a read may take.
+    """
+
+    def __init__(self, reading: NixlReading, deadline: float) -> None:
+        self.deadline = deadline
+        self._reader = reading
+        reading.on_lost = self._all_broke
+        self._offers: dict[str, NixlOffer] = {}
+        self._left: dict[str, _Left] = {}
+        self._mending: dict[str, asyncio.Task[None]] = {}
+        self._attaching: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._reading: Counter[str] = Counter()
+        self._overdue: Counter[str] = Counter()
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def offer(self, agent: str) -> NixlOffer:
+        """That of a frontend which can be read from.
+
+        Raises ArenaUnavailableError: it isn't connected, or doesn't answer.
+        """
+        offer = self._offers.get(agent)
+        if offer is None:
+            raise ArenaUnavailableError(f"{agent} isn't connected here")
+        if self._overdue[agent] >= MAX_OVERDUE:
+            raise ArenaUnavailableError(f"{agent} doesn't answer: {MAX_OVERDUE} reads are overdue")
+        return offer
+
+    async def attach(self, offer: NixlOffer) -> None:
+        """Connect to a frontend and prove it by reading the arena's probe.
+
+        Raises:
+            ArenaUnavailableError: it can't be reached, or the probe is wrong.
+            TransferTimeoutError: it doesn't answer within the deadline.
+        """
+        agent = offer.agent
+        async with self._attaching[agent]:
+            if self._offers.get(agent) == offer:
+                return
+            left = self._left.get(agent)
+            lives = (
+                left is not None
+                and left.offer == offer
+                and not left.broken
+                and await self._lives(offer)
+            )
+            if lives and self._left.get(agent) is left:  # its watch didn't find otherwise
+                self._left.pop(agent).watch.cancel()
+                self._offers[agent] = offer
+                return
+            if self._reading[agent]:
+                # NIXL would forget these reads, while their bytes may still come.
+                raise ArenaUnavailableError(f"earlier reads from {agent} have not ended")
+            if agent in self._left:
+                self._left[agent].watch.cancel()
+                self._forget(agent)
+            await self.within_deadline(
+                agent, self._reader.connect(offer), lambda _: self._disconnect(agent)
+            )
+            self._offers[agent] = offer
+
+    def detach(self, agent: str) -> None:
+        """Let go of a frontend that left, or can't be reached for a while; items received from
+        it stay usable."""
+        self._stop_mending(agent)
+        self._let_go(agent, broken=False)
+
+    def broke(self, offer: NixlOffer) -> None:
+        """A read ended with an error: make a new connection."""
+        agent = offer.agent
+        if self._offers.get(agent) is offer:  # the first that notices
+            self._stop_mending(agent)
+            self._let_go(agent, broken=True)
+            self._mending[agent] = asyncio.create_task(
+                supervise("NIXL mending", lambda: self._mend(offer)), name=f"mend-{agent}"
+            )
+
+    def close(self) -> None:
+        """Let go of all. Reads under way go on."""
+        self._offers.clear()
+        for left in self._left.values():
+            left.watch.cancel()
+        for mending in self._mending.values():
+            mending.cancel()
+
+    async def ended(self) -> None:
+        """Wait until nothing goes on: soon, once the process that reads is closed. Nothing refers
+        to memory that was read to any more, as the tasks' errors would."""
+        watching = [left.watch for left in self._left.values()]
+        await asyncio.gather(*watching, *self._mending.values(), return_exceptions=True)
+        while self._running:
+            await asyncio.wait(self._running)
+        self._left.clear()
+        self._mending.clear()
+
+    async def within_deadline(
+        self,
+        agent: str,
+        work: Coroutine[Any, Any, _Result],
+        undo: Callable[[_Result], object] = lambda _: None,
+    ) -> _Result:
+        """What some work of the reader gives. A read can't be stopped: it goes on when nobody waits
+        for it any more, and ``undo`` gets what it gives.
+
+        Raises TransferTimeoutError: it goes on, and holds its slot, but nobody waits for it.
+        """
+        overdue = abandoned = False
+        self._reading[agent] += 1
+        task = asyncio.create_task(work, name=f"nixl-{agent}")
+        self._running.add(task)
+
+        def late() -> None:
+            # Also if nobody waits for it any more: it holds its slot all the same.
+            nonlocal overdue
+            overdue = True
+            self._overdue[agent] += 1
+            self._free_slots_by_force()
+
+        lateness = asyncio.get_running_loop().call_later(self.deadline, late)
+
+        def finished(_: object) -> None:
+            lateness.cancel()
+            self._running.discard(task)
+            self._reading[agent] -= 1
+            if overdue:
+                self._overdue[agent] -= 1
+            if task.cancelled():
+                return
+            if error := task.exception():
+                logger.debug("a NIXL read ended: %s", error)
+            elif abandoned:
+                undo(task.result())
+
+        def abandon() -> None:
+            nonlocal abandoned
+            abandoned = True
+            if task.done() and not task.cancelled() and task.exception() is None:
+                undo(task.result())  # it succeeded in the turn in which its caller was cancelled
+
+        task.add_done_callback(finished)
+        with undo_on_error(abandon):
+            try:
+                async with asyncio.timeout(self.deadline):
+                    return await asyncio.shield(task)
+            except TimeoutError as error:
+                raise TransferTimeoutError(
+                    f"{agent} could not be read over NIXL within {self.deadline} s"
+                ) from error
+
+    def _free_slots_by_force(self) -> None:
+        """If all slots are held by frontends that don't answer, the others must not suffer."""
+        if self._reader.stuck_for > self.deadline / 2:
+            logger.warning("all reads over NIXL are overdue: giving them up")
+            self._reader.restart()
+
+    def _all_broke(self) -> None:
+        for offer in list(self._offers.values()):
+            self.broke(offer)
+
+    def _let_go(self, agent: str, *, broken: bool) -> None:
+        offer = self._offers.pop(agent, None)
+        if offer is not None:
+            watch = asyncio.create_task(
+                supervise("NIXL watch", lambda: self._forget_once_gone(offer)),
+                name=f"forget-{agent}",
+            )
+            self._left[agent] = _Left(offer, broken, watch)
+
+    async def _mend(self, offer: NixlOffer) -> None:
+        """Connect again, which NIXL doesn't do by itself. Meanwhile items come inline."""
+        logger.warning("the NIXL connection to %s broke: making a new one", offer.agent)
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        while True:
+            await asyncio.sleep(backoff.next_s())
+            try:
+                await self.attach(offer)
+            except TransferError as error:
+                logger.info("not connected to %s yet: %s", offer.agent, error)
+                continue
+            logger.info("connected to %s again", offer.agent)
+            del self._mending[offer.agent]
+            break
+
+    def _stop_mending(self, agent: str) -> None:
+        if mending := self._mending.pop(agent, None):
+            mending.cancel()
+
+    async def _forget_once_gone(self, offer: NixlOffer) -> None:
+        """Disconnect from a frontend that left once it has ended. NIXL doesn't close its connection
+        to a peer that lives: one that is found again would cost a socket at both ends."""
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        while await self._lives(offer):  # noqa: ASYNC110  # no event tells of its end
+            await asyncio.sleep(backoff.next_s())
+        self._forget(offer.agent)
+
+    async def _lives(self, offer: NixlOffer) -> bool:
+        """Whether a frontend can be read from. Says yes while that isn't known."""
+        if self._reading[offer.agent]:
+            return True
+        try:
+            await self.within_deadline(offer.agent, self._reader.check(offer))
+        except TransferTimeoutError:
+            return True
+        except ArenaUnavailableError:
+            return False
+        return True
+
+    def _forget(self, agent: str) -> None:
+        """Disconnect from a frontend that nothing is read from."""
+        del self._left[agent], self._reading[agent], self._overdue[agent]
+        self._disconnect(agent)
+
+    def _disconnect(self, agent: str) -> None:
+        self._reader.disconnect(agent)
 
 
 class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
@@ -40,14 +288,12 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
         """Starts nothing: the process comes with the first frontend that needs it.
 
         Args:
-            memory: bytes in which items lie until they are given back, a multiple of the page
-                size; what finds no room there gets memory of its own for the time.
-            slots: reads that go on at the same time, each of an item that is used where it lands
-                or of a piece of 2 MiB.
+            memory: bytes for items until they are given back, a multiple of the page size; the
+                others get memory of their own.
+            slots: reads that go on at the same time, of an item or a piece of 2 MiB.
             deadline: seconds that a read may take.
 
-        Raises:
-            ConfigurationError: the network is impossible.
+        Raises ConfigurationError: the network is impossible.
         """
         super().__init__()
         network.transports()
@@ -59,14 +305,12 @@ class NixlReceiver(MmKwargsReceiver[NixlMetadata]):
     async def start(self) -> None:
         """Start the process now: about a second.
 
-        Raises:
-            ConfigurationError: NIXL can't be used here.
+        Raises ConfigurationError: NIXL can't be used here.
         """
         await self._reading.start()
 
     @property
     def free_slots(self) -> int:
-        """Slots that nothing is read to."""
         return self._reading.free_slots
 
     def add_prospects(self, reply: TransferReply) -> TransferReply:

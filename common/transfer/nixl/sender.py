@@ -8,17 +8,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import ClassVar, Final
 
-from common.aio.undo import undo_on_error
+from common.aio.cleanup import undo_on_error
 from common.errors import ArenaUnavailableError, ConfigurationError
 from common.identity import MmHash
 from common.transfer.arena import Arena, ArenaAccess, Lease
-from common.transfer.arena_sender import ArenaSender
 from common.transfer.base import LateSender, MediaHandle, SentHook
 from common.transfer.checksum import checksum, new_key
-from common.transfer.handshake import TransferOffer, TransferReply
+from common.transfer.handshake import NixlOffer, TransferOffer, TransferReply
 from common.transfer.metadata import NixlMetadata, Transport
 from common.transfer.nixl.process import NixlProcess
-from common.transfer.nixl_offer import NixlOffer
 from common.transfer.nixl_processes import (
     FromServer,
     Leased,
@@ -27,6 +25,7 @@ from common.transfer.nixl_processes import (
     ToServer,
     nixl_installed,
 )
+from common.transfer.shm import ArenaSender
 
 _SERVER: Final = "common.transfer.nixl_processes.server"
 
@@ -93,7 +92,6 @@ class NixlSender(ArenaSender):
 
     @property
     def pid(self) -> int | None:
-        """Of the process that serves the arena."""
         return self._process.pid
 
     @property

@@ -20,14 +20,10 @@ class NixlAgent:
     """A NIXL agent with the UCX backend. Not for use by two threads at once."""
 
     def __init__(self, role: str, error_handling: str) -> None:
-        """Takes about half a second.
+        """Takes about half a second. The role begins the agent's name, for logs; UCX treats a peer
+        that dies as ``peer`` or ``none`` says.
 
-        Args:
-            role: begins the agent's name, for logs.
-            error_handling: how UCX treats a peer that dies, ``peer`` or ``none``.
-
-        Raises:
-            ConfigurationError: NIXL is not installed here, or without UCX.
+        Raises ConfigurationError: NIXL is not installed here, or without UCX.
         """
         try:
             from nixl import _api
@@ -65,11 +61,7 @@ class NixlAgent:
             raise ConfigurationError(f"a NIXL agent can't be made: {error}") from error
 
     def register(self, address: int, size: int) -> None:
-        """Make memory known to the network.
-
-        Raises:
-            ArenaUnavailableError: it can't be.
-        """
+        """Make memory known to the network. Raises ArenaUnavailableError: it can't be."""
         try:
             self._agent.register_memory([(address, size, 0, "")], _MEMORY)
         except self._errors as error:
@@ -84,8 +76,7 @@ class NixlAgent:
         """Get to know another agent; gives its name. The connection is made with the first
         transfer.
 
-        Raises:
-            ArenaUnavailableError: the metadata is unusable here.
+        Raises ArenaUnavailableError: the metadata is unusable here.
         """
         try:
             name: str | bytes = self._agent.add_remote_agent(metadata)
@@ -94,11 +85,9 @@ class NixlAgent:
         return name.decode() if isinstance(name, bytes) else name
 
     def disconnect(self, name: str) -> None:
-        """Forget another agent. It must not be read from at this moment: bytes may arrive
-        even after this.
+        """Forget another agent, which must not be read from: bytes may arrive even after this.
 
-        Raises:
-            ArenaUnavailableError: it isn't known.
+        Raises ArenaUnavailableError: it isn't known.
         """
         try:
             self._agent.remove_remote_agent(name)
@@ -107,20 +96,14 @@ class NixlAgent:
 
     def progress(self) -> None:
         """Serve other agents' transfers; they stand still meanwhile where the network can't
-        read memory by itself, as over TCP.
-        """
+        read memory by itself, as over TCP."""
         # Nobody sends notifications; asking for them is the call that makes progress.
         self._agent.get_new_notifs()
 
     def read(self, peer: str, local: int, remote: int, size: int) -> "NixlRead":
-        """Begin to copy a peer's registered memory into ours.
+        """Begin to copy a peer's registered memory into ours, from address to address.
 
-        Args:
-            local: address of registered memory here.
-            remote: address of registered memory there.
-
-        Raises:
-            ArenaUnavailableError: the peer is gone.
+        Raises ArenaUnavailableError: the peer is gone.
         """
         try:
             handle = self._agent.initialize_xfer(
@@ -144,8 +127,7 @@ class NixlAgent:
 
 class NixlRead:
     """A transfer under way. Its target is written to until :meth:`poll` says otherwise:
-    releasing the handle, or forgetting the peer, doesn't stop bytes from arriving.
-    """
+    releasing the handle, or forgetting the peer, doesn't stop bytes from arriving."""
 
     def __init__(self, agent: NixlAgent, peer: str, handle: Any, state: str) -> None:
         self._agent = agent
@@ -156,8 +138,7 @@ class NixlRead:
     def poll(self) -> bool:
         """Move it on; whether all bytes are there.
 
-        Raises:
-            ArenaUnavailableError: it failed, and no more bytes will come.
+        Raises ArenaUnavailableError: it failed, and no more bytes will come.
         """
         if self._state == "PROC":
             self._state = self._agent._state(self._peer, self._handle)

@@ -15,11 +15,12 @@ import socket
 import stat
 import struct
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from common.aio.spawn import end_with_parent
+import msgspec
+
+from common.aio.processes import end_with_parent
 
 # linux/prctl.h
 _PR_SET_NO_NEW_PRIVS: Final = 38
@@ -34,8 +35,7 @@ _ALL_FILE_ACCESS: Final = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1}
 _LIST: Final = 1 << 3
 _READ_AND_RUN: Final = (1 << 0) | (1 << 2) | _LIST
 _READ_AND_WRITE: Final = (1 << 1) | (1 << 2) | _LIST
-_SCOPES: Final = 0b11
-"""Abstract Unix sockets and signals, from version 6 on."""
+_SCOPES: Final = 0b11  # Abstract Unix sockets and signals, from version 6 on
 
 _LIBRARIES: Final = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/sys")
 _OF_THE_SYSTEM: Final = ("self", "sys", "cpuinfo", "meminfo", "stat")
@@ -46,8 +46,7 @@ _DEVICES: Final = ("/dev/infiniband", "/dev/null", "/dev/zero", "/dev/urandom")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(msgspec.Struct, frozen=True):
     """What the process that starts one says, as arguments.
 
     Attributes:
@@ -70,40 +69,15 @@ class Start:
     torch_has_cuda: bool
     writable: bool
 
-    def arguments(self) -> list[str]:
-        """For the command line."""
-        return [
-            str(int(each) if isinstance(each, bool) else each)
-            for each in (
-                self.channel,
-                self.memory,
-                self.size,
-                self.error_handling,
-                self.needs_files,
-                self.parent,
-                self.torch_has_cuda,
-                self.writable,
-            )
-        ]
+    def argument(self) -> str:
+        """As it stands on the command line."""
+        return msgspec.json.encode(self).decode()
 
     @classmethod
-    def parse(cls, arguments: list[str]) -> "Start":
-        """From the command line."""
-        channel, memory, size, error_handling, *rest = arguments
-        needs_files, parent, torch_has_cuda, writable = rest
-        return cls(
-            channel=int(channel),
-            memory=int(memory),
-            size=int(size),
-            error_handling=error_handling,
-            needs_files=needs_files == "1",
-            parent=int(parent),
-            torch_has_cuda=torch_has_cuda == "1",
-            writable=writable == "1",
-        )
+    def parse(cls, argument: str) -> "Start":
+        return msgspec.json.decode(argument, type=cls)
 
     def socket(self) -> socket.socket:
-        """The end on which this process is spoken to."""
         return socket.socket(fileno=self.channel)
 
 
@@ -126,14 +100,12 @@ def orphaned(start: Start) -> bool:
 
 
 def confine(start: Start) -> bool:
-    """Before the agent and its threads are made: from now on this process can read libraries
-    and devices, and no other file; it can't trace or signal those outside.
+    """Before the agent and its threads are made: from now on this process can read libraries and
+    devices, and no other file; it can't trace or signal those outside. Return whether that is so:
+    the kernel has Landlock (from 5.13 on), and it is wanted.
 
     Shared memory between processes of one user needs files. Whoever can get at that could do
     without this process, so nothing is confined there.
-
-    Returns:
-        Whether it is confined: the kernel has Landlock (from 5.13 on), and it is wanted.
     """
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     return not start.needs_files and _landlock()
@@ -151,8 +123,7 @@ def listeners() -> list[int]:
 
 def listens(descriptor: int) -> bool:
     """Whether others can still connect there. UCX closes its socket when a stranger has taken
-    all descriptors, and never opens another.
-    """
+    all descriptors, and never opens another."""
     try:
         end = socket.socket(fileno=descriptor)
     except OSError:

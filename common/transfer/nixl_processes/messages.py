@@ -14,13 +14,7 @@ LARGEST: Final = 1 << 18
 
 
 class Serving(msgspec.Struct, frozen=True, tag="serving"):
-    """The arena is registered.
-
-    Attributes:
-        agent: name of the agent.
-        metadata: NIXL's description of it.
-        address: of the arena there.
-    """
+    """The arena is registered, at an address of that process."""
 
     # No more than an offer to workers may say: a stranger may have taken the process over.
     agent: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
@@ -39,11 +33,7 @@ class Reading(msgspec.Struct, frozen=True, tag="reading"):
 
 
 class Unusable(msgspec.Struct, frozen=True, tag="unusable"):
-    """There can be no agent; the process ends.
-
-    Attributes:
-        reason: a sentence.
-    """
+    """There can be no agent, for a reason; the process ends."""
 
     reason: str
 
@@ -118,11 +108,9 @@ class Channel(Generic[_Sent, _Got]):
     def __init__(
         self, end: socket.socket, incoming: object, *, waits_to_send: bool = False
     ) -> None:
-        """
-        Args:
-            end: of type SOCK_SEQPACKET.
-            incoming: type of the messages that come.
-            waits_to_send: whether to wait if the other end has hundreds of messages to read.
+        """Args:
+        end: of type SOCK_SEQPACKET.
+        waits_to_send: whether to wait if the other end has hundreds of messages to read.
         """
         self._socket = end
         self._flags = 0 if waits_to_send else socket.MSG_DONTWAIT
@@ -130,14 +118,12 @@ class Channel(Generic[_Sent, _Got]):
         self._decoder: msgspec.msgpack.Decoder[_Got] = msgspec.msgpack.Decoder(incoming)
 
     def fileno(self) -> int:
-        """To wait for messages."""
         return self._socket.fileno()
 
     def send(self, message: _Sent) -> None:
         """Send a message.
 
-        Raises:
-            OSError: the other end is gone, or doesn't read and this one doesn't wait for it.
+        Raises OSError: the other end is gone, or doesn't read and this one doesn't wait for it.
         """
         self._socket.send(self._encoder.encode(message), self._flags)
 
@@ -145,8 +131,7 @@ class Channel(Generic[_Sent, _Got]):
         """Wait for a message.
 
         Raises:
-            EOFError: the other end is gone.
-            OSError: likewise.
+            EOFError, OSError: the other end is gone.
             msgspec.MsgspecError: it sent nonsense.
         """
         data = self._socket.recv(LARGEST)
@@ -158,5 +143,4 @@ class Channel(Generic[_Sent, _Got]):
             raise msgspec.DecodeError(str(error)) from error
 
     def close(self) -> None:
-        """Close this end."""
         self._socket.close()

@@ -16,8 +16,7 @@ _THIS_HOST: Final = ("posix", "cma")
 """Shared memory and copies between processes: for processes of one user on one host. Nothing
 listens but a Unix socket that carries no more than a wake-up."""
 
-_HARDWARE: Final = ("ib",)
-"""UCX's name for all that goes through an RDMA device."""
+_HARDWARE: Final = ("ib",)  # UCX's name for all that goes through an RDMA device
 
 
 _HARDWARE_NAMES: Final = frozenset(
@@ -42,9 +41,7 @@ class NixlNetwork:
 
     Attributes:
         interface: network device, as UCX names it: ``mlx5_0:1``, ``eth0``. None for loopback.
-        allow_tcp: whether TCP may be used, which does not protect memory.
-        narrowed_to: UCX's names of transports of which nothing else may be used; empty for
-            all that are allowed.
+        narrowed_to: UCX's names of the only transports that may be used; empty for all.
     """
 
     interface: str | None = None
@@ -57,12 +54,8 @@ class NixlNetwork:
         return self.interface not in (None, LOOPBACK)
 
     def reaches(self, *, same_ipc: bool, same_loopback: bool) -> bool:
-        """Whether it may lead to a process at all: what can't work needn't be started.
-
-        Args:
-            same_ipc: it is on this host, in our IPC namespace.
-            same_loopback: it is on this host, in our network namespace.
-        """
+        """Whether it may lead to a process in our IPC or network namespace, or elsewhere: what
+        can't work needn't be started."""
         return self.leaves_host or (same_loopback if self.allow_tcp else same_ipc)
 
     @property
@@ -76,13 +69,11 @@ class NixlNetwork:
     @property
     def leaves_user(self) -> bool:
         """Whether others than processes of this user may get at the memory of a process that holds
-        an agent: over TCP, and over a device whose checks we have not tried.
-        """
+        an agent: over TCP, and over a device whose checks we have not tried."""
         return not set(self.transports()) <= {"self", *_THIS_HOST}
 
     @property
     def needs_files(self) -> bool:
-        """Whether UCX opens files for each new peer."""
         return "posix" in self.transports()
 
     @property
@@ -93,8 +84,7 @@ class NixlNetwork:
     def transports(self) -> tuple[str, ...]:
         """UCX's names of the transports that may be used.
 
-        Raises:
-            ConfigurationError: it was narrowed to what is not allowed.
+        Raises ConfigurationError: it was narrowed to what is not allowed.
         """
         allowed = ["self"]
         if not self.leaves_host or self.allow_tcp:
@@ -115,13 +105,8 @@ class NixlNetwork:
         return tuple(dict.fromkeys(("self", *self.narrowed_to)))
 
     def environment(self, given: Mapping[str, str], search_path: list[str]) -> dict[str, str]:
-        """All that a process which holds an agent gets to know of its environment.
-
-        Args:
-            given: this process's environment. Of it only what UCX, NIXL and the loader of
-                libraries need is passed on, so no key of an API.
-            search_path: where Python looks for modules.
-        """
+        """All that a process which holds an agent gets to know of its environment: what UCX, NIXL
+        and the loader of libraries need is passed on, so no key of an API."""
         passed_on = {
             name: value
             for name, value in given.items()

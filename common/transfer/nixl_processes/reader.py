@@ -51,19 +51,13 @@ _IDLE_PAUSE: Final = 1.0
 
 _PIECES_AT_ONCE: Final = 8
 """On their way of one read where they take a while. Copies between processes are done when they
-begin, so there it is one.
-"""
+begin, so there it is one."""
 
 
 def pause(age: float) -> float:
-    """How long to wait before transfers are looked at again.
-
-    Proportional to how long they already take, so that neither a short one waits noticeably
-    longer than it must nor a long one takes a core from whoever serves it.
-
-    Args:
-        age: seconds since the youngest piece of them began.
-    """
+    """How long to wait before transfers are looked at again, by the seconds since their youngest
+    piece began: proportional, so that neither a short one waits noticeably longer than it must nor
+    a long one takes a core from whoever serves it."""
     if age < _SPIN_SECONDS:
         return 0.0
     return min(age / 8, _LONGEST_PAUSE) if age < _OVERDUE_AFTER else _OVERDUE_PAUSE
@@ -74,7 +68,6 @@ class _Transfer:
     """Bytes that are read piece by piece.
 
     Attributes:
-        wanted: all of it.
         began: when the last piece was begun.
         posted: bytes that were begun.
         pieces: on their way, in order.
@@ -100,19 +93,13 @@ class Reader:
         self._transfers: list[_Transfer] = []
 
     def run(self, start: Start) -> None:
-        """Read until nobody wants it any more.
-
-        Raises:
-            EOFError: the worker is gone.
-            OSError: likewise.
-        """
+        """Read until nobody wants it any more. Raises EOFError or OSError: the worker is gone."""
         while not orphaned(start):
             if wait(self._channel.fileno(), self._pause()):
                 self.handle(self._channel.receive())
             self.advance()
 
     def advance(self) -> None:
-        """Move on all that is being read."""
         for transfer in list(self._transfers):
             self._look_at(transfer)
 
@@ -122,7 +109,6 @@ class Reader:
         return pause(time.monotonic() - max(each.began for each in self._transfers))
 
     def handle(self, message: ToReader) -> None:
-        """Do what the worker asks for."""
         match message:
             case Connect(number, _, metadata):
                 try:
@@ -176,7 +162,7 @@ class Reader:
 
 def main() -> None:
     """Read until the process that started this one is gone, or closes its end."""
-    start = Start.parse(sys.argv[1:])
+    start = Start.parse(sys.argv[1])
     begin(start)
     # A worker that is busy hears of pieces later; no reason to end.
     channel: Channel[FromReader, ToReader] = Channel(start.socket(), ToReader, waits_to_send=True)

@@ -45,7 +45,7 @@ _LOOK_AT_LISTENERS: Final = 1.0
 
 def main() -> None:
     """Serve until the process that started this one is gone, or closes its end."""
-    start = Start.parse(sys.argv[1:])
+    start = Start.parse(sys.argv[1])
     begin(start)
     channel: Channel[FromServer, ToServer] = Channel(start.socket(), ToServer)
     confine(start)

@@ -4,8 +4,7 @@ Without vLLM, so that the process that keeps it starts at once.
 """
 
 from common.transfer.shared_arena.client import SharedArena
-from common.transfer.shared_arena.directory import MediaDirectory
 from common.transfer.shared_arena.keeper import QUARANTINE_S, ArenaKeeper
-from common.transfer.shared_arena.names import MediaNames, key_name
+from common.transfer.shared_arena.media_claims import MediaClaims, MediaNames, key_name
 
-__all__ = ["QUARANTINE_S", "ArenaKeeper", "MediaDirectory", "MediaNames", "SharedArena", "key_name"]
+__all__ = ["QUARANTINE_S", "ArenaKeeper", "MediaClaims", "MediaNames", "SharedArena", "key_name"]

@@ -49,21 +49,14 @@ from common.transfer.shared_arena.messages import (
     Room,
 )
 
-ANSWER_S: Final = 5.0
-"""How long the keeper may take for what it answers at once."""
-
-KEPT_SHARE: Final = 0.25
-"""Of the arena: what all its processes together lease for later."""
+ANSWER_S: Final = 5.0  # how long the keeper may take for what it answers at once
+KEPT_SHARE: Final = 0.25  # of the arena: what all its processes together lease for later
 
 
 @dataclass(eq=False, kw_only=True)
 class _Held(Segment):
-    """A segment that the keeper leases to this process.
-
-    Attributes:
-        token: what the keeper calls that.
-        uses: leases of it in this process.
-    """
+    """A segment that the keeper leases to this process under a token, with so many leases of it
+    here."""
 
     token: int
     uses: int = 0
@@ -80,15 +73,9 @@ class SharedArena(ArenaAccess):
         processes: int = 1,
         directory: Path = SHARED_MEMORY,
     ) -> None:
-        """Map it.
+        """Map it. The keeper has attached the other end of the pair; so many processes use it.
 
-        Args:
-            end: of the pair of sockets whose other end the keeper attached.
-            processes: how many use it.
-            directory: where shared memory is mounted.
-
-        Raises:
-            ArenaUnavailableError: it is not there any more.
+        Raises ArenaUnavailableError: it is not there any more.
         """
         self.offer = offer
         self._path = directory / offer.name
@@ -104,15 +91,12 @@ class SharedArena(ArenaAccess):
 
     @property
     def memory(self) -> memoryview:
-        """See :class:`ArenaAccess`."""
         return self._memory
 
     def open(self, *, writable: bool) -> int:
-        """See :class:`ArenaAccess`."""
         return open_to_map(self._path, writable=writable)
 
     def lease_now(self, mm_hash: MmHash) -> Lease | None:
-        """See :class:`ArenaAccess`."""
         with self._lock:
             self._release_marked()
             held = self._held.get(mm_hash)
@@ -122,7 +106,6 @@ class SharedArena(ArenaAccess):
             return self._lease(held)
 
     def lease(self, mm_hash: MmHash) -> Lease | None:
-        """See :class:`ArenaAccess`."""
         found = self.lease_now(mm_hash)
         if found is not None:
             return found
@@ -135,7 +118,6 @@ class SharedArena(ArenaAccess):
         return self.granted(answer) if isinstance(answer, Granted) else None
 
     def reserve(self, mm_hash: MmHash, layout: SegmentLayout) -> ReservedSegment | Lease:
-        """See :class:`ArenaAccess`."""
         found = self.lease_now(mm_hash)
         if found is not None:
             return found
@@ -186,12 +168,10 @@ class SharedArena(ArenaAccess):
             return self._lease(held)
 
     def drop_notes(self) -> None:
-        """See :class:`ArenaAccess`."""
         self._forget()
         self.connection.tell(Clear())
 
     def statistics(self) -> ArenaStatistics:
-        """See :class:`ArenaAccess`."""
         with self._lock:
             self._release_marked()
             held = sum(each.layout.length for each in self._held.values())
@@ -208,12 +188,10 @@ class SharedArena(ArenaAccess):
             )
 
     def close(self) -> None:
-        """See :class:`ArenaAccess`."""
         self._memory = memoryview(b"")
         self.connection.close()
 
     def publish(self, segment: Segment, note: object) -> Lease:
-        """See :class:`ArenaAccess`."""
         assert isinstance(segment, _Held), segment
         segment.note = note
         packed = b"" if note is None else cloudpickle.dumps(note)
@@ -224,24 +202,20 @@ class SharedArena(ArenaAccess):
             return self._lease(segment)
 
     def free(self, segment: Segment) -> None:
-        """See :class:`ArenaAccess`."""
         assert isinstance(segment, _Held), segment
         self.connection.tell(GiveUp(segment.token))
 
     def attach_note(self, segment: Segment, note: object) -> None:
-        """See :class:`ArenaAccess`."""
         assert isinstance(segment, _Held), segment
         segment.note = note
         self.connection.tell(Annotate(segment.token, cloudpickle.dumps(note)))
 
     def end_lease(self, lease: Lease) -> None:
-        """See :class:`ArenaAccess`."""
         with self._lock:
             self._release(lease)
             self._keep_few()
 
     def end_lease_soon(self, lease: Lease) -> None:
-        """See :class:`ArenaAccess`."""
         self._to_release.append(lease)
 
     def _lease(self, held: _Held) -> Lease:

@@ -13,7 +13,7 @@ from itertools import count
 
 import msgspec
 
-from common.aio.frames import Frames, frame
+from common.aio.ipc import Frames, frame
 from common.errors import ArenaUnavailableError
 from common.transfer.shared_arena.messages import Answer, Forget, FromKeeper, GiveBack
 
@@ -30,11 +30,8 @@ class KeeperConnection:
         on_order: Callable[[GiveBack | Forget], None],
         on_unwanted: Callable[[Answer], None],
     ) -> None:
-        """
-        Args:
-            end: of the pair of sockets; it is this object's from now on.
-            on_order: gets what the keeper asks, in the thread that reads.
-            on_unwanted: likewise an answer for which nobody waits any more.
+        """Take over an end of the pair. In the thread that reads, ``on_order`` gets what the keeper
+        asks, and ``on_unwanted`` an answer for which nobody waits any more.
         """
         self._socket = end
         self._on_order = on_order
@@ -54,17 +51,11 @@ class KeeperConnection:
 
     @property
     def lost(self) -> bool:
-        """Whether nobody answers any more."""
         return self._lost
 
     def ask(self, question: Callable[[int], msgspec.Struct]) -> "Future[Answer]":
-        """Send a question.
-
-        Args:
-            question: makes it for a number.
-
-        The future raises ArenaUnavailableError if the keeper is gone.
-        """
+        """Send a question, made for a number. The future raises ArenaUnavailableError if the keeper
+        is gone."""
         number = next(self._numbers)
         answer: Future[Answer] = Future()
         with self._lock:

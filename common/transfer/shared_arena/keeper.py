@@ -12,11 +12,12 @@ from functools import partial
 from itertools import count
 from typing import Final
 
-from common.aio.frames import FrameProtocol
+from common.aio.ipc import FrameProtocol
 from common.errors import ArenaFullError, ArenaUnavailableError
 from common.identity import MmHash
 from common.transfer.arena import Arena, Lease, ReservedSegment, SegmentLayout
 from common.transfer.shared_arena import messages
+from common.transfer.shared_arena.media_claims import HASHES_KEPT, Claims, MediaNames
 from common.transfer.shared_arena.messages import (
     Forget,
     GaveBack,
@@ -28,7 +29,6 @@ from common.transfer.shared_arena.messages import (
     Room,
     ToKeeper,
 )
-from common.transfer.shared_arena.names import HASHES_KEPT, Claims, MediaNames
 
 logger = logging.getLogger(__name__)
 
@@ -37,21 +37,14 @@ QUARANTINE_S: Final = 45.0
 15 s of silence at most, then end its requests and let their engines settle; helpers of its own
 that were writing end with it."""
 
-GIVE_BACK_S: Final = 0.25
-"""How long a process may take to give back what it leases for later."""
+GIVE_BACK_S: Final = 0.25  # how long a process may take to give back what it leases for later
 
 
-_HASHES = b""
-"""Space of the hashes that media had, by what makes them alike."""
+_HASHES = b""  # space of the hashes that media had, by what makes them alike
 
 
 class Session:
-    """What one process has of the arena.
-
-    Attributes:
-        alive: whether it is there.
-        protocol: the keeper's end of the connection.
-    """
+    """What one process has of the arena."""
 
     def __init__(self, keeper: "ArenaKeeper") -> None:
         self._keeper = keeper
@@ -86,11 +79,9 @@ class Session:
         self.protocol.send(Room(number, token, room.offset, room.generation))
 
     def refuse(self, number: int, reason: str) -> None:
-        """Answer that there is no room."""
         self.protocol.send(Refused(number, reason))
 
     def forget(self) -> None:
-        """Somebody else has cleared what was kept."""
         self.protocol.send(Forget())
 
     def _lost(self) -> None:
@@ -176,7 +167,6 @@ class ArenaKeeper:
 
     @property
     def users(self) -> int:
-        """How many processes use it now."""
         return len(self._sessions)
 
     async def attach(self, end: socket.socket) -> None:

@@ -65,31 +65,22 @@ class GaveBack(msgspec.Struct, frozen=True, tag="gave_back"):
 
 class Claim(msgspec.Struct, frozen=True, tag="claim"):
     """A medium, by what makes it alike: :class:`Granted` if it is kept; :class:`Nothing` if the
-    asker is to process it and to say :class:`Landed`. Answered once nobody else is at it.
-    """
+    asker is to process it and to say :class:`Landed`. Answered once nobody else is at it."""
 
     number: int
     key: bytes
 
 
 class Landed(msgspec.Struct, frozen=True, tag="landed"):
-    """A claim ends. Not answered.
-
-    Attributes:
-        mm_hash: of what came of it; None if nothing did.
-    """
+    """A claim ends; a hash says what came of it, None that nothing did. Not answered."""
 
     key: bytes
     mm_hash: MmHash | None
 
 
 class Remember(msgspec.Struct, frozen=True, tag="remember"):
-    """From now on a name stands for an item. Answered with :class:`Nothing`.
-
-    Attributes:
-        space: whose name it is.
-        most: names kept in that space.
-    """
+    """From now on a name stands for an item, in a space of so many at most. Answered with
+    :class:`Nothing`."""
 
     number: int
     space: bytes
@@ -107,12 +98,7 @@ class Recall(msgspec.Struct, frozen=True, tag="recall"):
 
 
 class Granted(msgspec.Struct, frozen=True, tag="granted"):
-    """A lease.
-
-    Attributes:
-        token: names it, in this connection.
-        note: empty if there is none.
-    """
+    """A lease, named by a token in this connection; the note is empty if there is none."""
 
     number: int
     token: int

@@ -4,9 +4,10 @@ The steps of a quarter of an hour are kept, each the difference of two readings 
 """
 
 import asyncio
+import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
@@ -23,6 +24,8 @@ from common.observability.telemetry import (
 )
 from frontend.processes import Siblings
 
+logger = logging.getLogger(__name__)
+
 STEP_S: Final = 10
 """Seconds of a step. Steps begin at multiples of it, so that those of several processes add up."""
 
@@ -30,6 +33,20 @@ STEPS: Final = 90
 """That are kept."""
 
 _TOPIC: Final = "history"
+
+_NAMED: Final = 8
+"""Workers that a line of the log names; more are added up."""
+
+
+class Queue(NamedTuple):
+    """Requests at a worker, as it reported last."""
+
+    running: int
+    waiting: int
+
+
+def _no_queues() -> Mapping[str, Queue]:
+    return {}
 
 
 class Totals(NamedTuple):
@@ -74,13 +91,18 @@ class History:
     """The last steps of this process, and of all together."""
 
     def __init__(
-        self, read: Callable[[], Totals] | None = None, clock: Callable[[], float] = time.time
+        self,
+        read: Callable[[], Totals] | None = None,
+        clock: Callable[[], float] = time.time,
+        queues: Callable[[], Mapping[str, Queue]] = _no_queues,
     ) -> None:
         """
         Args:
             read: what was counted since start; the metrics unless given.
             clock: seconds since the epoch.
+            queues: by worker, for the log.
         """
+        self._queues = queues
         self._read = read or read_totals
         self._clock = clock
         self._steps: deque[Step] = deque(maxlen=STEPS)
@@ -100,7 +122,7 @@ class History:
             self.step()
 
     def step(self) -> None:
-        """End the present one."""
+        """End the present one, and log it unless nothing happened."""
         totals = self._read()
         # A counter falls when a worker that is gone takes its labels along.
         grown = (max(0.0, now - then) for now, then in zip(totals, self._before, strict=True))
@@ -110,6 +132,8 @@ class History:
         while self._steps and self._steps[-1].at > at:
             self._steps.pop()
         self._steps.append(Step(at, *grown))
+        if any(msgspec.structs.astuple(self._steps[-1])[1:]):
+            logger.info("%s", summary(self._steps[-1], self._queues()))
 
     async def told(self) -> list[Step]:
         """Of all processes together, oldest first."""
@@ -124,6 +148,31 @@ class History:
             known = sums.get(at, Totals())
             sums[at] = Totals(*(a + b for a, b in zip(known, counts, strict=True)))
         return [Step(at, *sums[at]) for at in sorted(sums)][-STEPS:]
+
+
+def summary(step: Step, queues: Mapping[str, Queue]) -> str:
+    """Return a step as a line for the log."""
+    parts = [
+        f"{step.requests:.0f} requests in {STEP_S} s",
+        f"{step.prompt_tokens / STEP_S:.0f} prompt tokens/s",
+        f"{step.output_tokens / STEP_S:.0f} output tokens/s",
+    ]
+    if step.prompt_tokens:
+        realised, predicted = (
+            step.realised / step.prompt_tokens,
+            step.predicted / step.prompt_tokens,
+        )
+        parts.append(f"prefix cache hit rate {realised:.0%} (predicted {predicted:.0%})")
+    if step.first_tokens:
+        parts.append(f"first token after {step.first_token_seconds / step.first_tokens:.3f} s")
+    named = queues
+    if len(queues) > _NAMED:
+        running, waiting = (sum(counts) for counts in zip(*queues.values(), strict=True))
+        named = {f"{len(queues)} workers": Queue(running, waiting)}
+    parts += [
+        f"{name}: {one.running} running, {one.waiting} waiting" for name, one in named.items()
+    ]
+    return "; ".join(parts)
 
 
 def history_routes(history: History) -> APIRouter:

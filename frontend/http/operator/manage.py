@@ -70,7 +70,7 @@ class Management:
         for _, body in await self._siblings.ask("drained"):
             for worker_id, incarnation in runs.decode(body).items():
                 for router in self._routers():
-                    router.drained.add(worker_id, incarnation)
+                    router.drained[worker_id] = incarnation
 
     async def act(self, worker_id: WorkerId, action: Action) -> Done:
         """Do something to whoever serves under a worker id.
@@ -95,7 +95,7 @@ class Management:
         )
 
     def _drained(self) -> dict[WorkerId, Incarnation]:
-        return dict(run for router in self._routers() for run in router.drained.runs().items())
+        return dict(run for router in self._routers() for run in router.drained.items())
 
     def _obey(self, order: Order) -> bytes:
         routers = list(self._routers())
@@ -109,11 +109,11 @@ def _obey(router: Router, order: Order) -> None:
     drained, ejection = router.drained, router.ejection
     match order.action:
         case Action.DRAIN:
-            drained.add(order.worker_id, order.incarnation)
+            drained[order.worker_id] = order.incarnation
         case Action.EJECT:
             ejection.eject(order.worker_id, order.incarnation, "an operator")
         case Action.REINSTATE:
-            drained.remove(order.worker_id)
+            drained.pop(order.worker_id, None)
             ejection.forget(order.worker_id)
 
 

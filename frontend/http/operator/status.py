@@ -237,7 +237,7 @@ class Status:
             transport=self._media_sender.transport(card.worker_id),
             circuit=circuit,
             circuit_reason=circuit_reason,
-            drained=router.drained.has(card.worker_id, card.incarnation),
+            drained=router.drained.get(card.worker_id) == card.incarnation,
             condition=None if status is None else status.condition,
             ranks=[_rank_view(router, member, rank) for rank in card.ranks],
             media=router.media.count(card.worker_id),

@@ -9,7 +9,7 @@ import logging
 
 import uvicorn
 
-from common.aio.stop_signals import StopSignals
+from common.aio.processes import StopSignals
 from frontend.http.server.readiness_gate import ReadinessGate
 from frontend.workers import Fleets
 

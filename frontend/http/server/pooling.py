@@ -14,11 +14,11 @@ from fastapi import FastAPI, Request, Response
 from vllm.entrypoints.pooling.base.serving import PoolingBaseServing
 
 from common.errors import OverloadedError, RequestRejectedError
+from frontend.asgi import as_vllm_error
 from frontend.http.limits.call_places import CallPlaces
 from frontend.http.limits.tenant_quota import TenantQuota
 from frontend.http.settings import HttpSettings
 from frontend.request_context import current_context
-from frontend.vllm_errors import as_vllm_error
 
 Vllms: TypeAlias = Any
 """An object of vLLM's: a request, its context, what reads the one and fills the other."""

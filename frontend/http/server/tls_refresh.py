@@ -6,7 +6,7 @@ from pathlib import Path
 import uvicorn
 from uvicorn.config import create_ssl_context
 
-from common.aio.followed_files import FollowedFiles
+from frontend.http.access.key_files import FollowedFiles
 
 logger = logging.getLogger(__name__)
 

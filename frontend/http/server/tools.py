@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 
-from common.cli.config_file import unknown
+from common.cli.flag_settings import unknown
 from common.errors import ConfigurationError
 
 _NO_AUTO_TOOLS: Final = "--enable-auto-tool-choice and --tool-call-parser to be set"

@@ -36,7 +36,7 @@ from common.errors import (
     ThreadStuckError,
     causes,
 )
-from frontend.asgi import App, error_answer, overload_answer
+from frontend.asgi import App, as_vllm_error, error_answer, overload_answer
 from frontend.gate import fail_fast, take_parsed_bodies
 from frontend.http.access.cors import Cors
 from frontend.http.limits import content_parts
@@ -55,7 +55,6 @@ from frontend.http.server.tools import say_where_tool_flags_go
 from frontend.http.settings import HttpSettings
 from frontend.http.streaming.stream_errors import say_errors
 from frontend.http.streaming.token_streams import own_streams
-from frontend.vllm_errors import as_vllm_error
 from frontend.workers import Adapters
 
 logger = logging.getLogger(__name__)

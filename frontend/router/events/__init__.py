@@ -1,12 +1,6 @@
 """The KV events of workers, and what was missed of them."""
 
-from frontend.router.events.feed import Feed, FeedMaker, StreamStatistics
-from frontend.router.events.subscriber import EventSource, ZmqFeeds
+from frontend.router.events.progress import StreamStatistics
+from frontend.router.events.subscriber import ZmqFeeds
 
-__all__ = [
-    "EventSource",
-    "Feed",
-    "FeedMaker",
-    "StreamStatistics",
-    "ZmqFeeds",
-]
+__all__ = ["StreamStatistics", "ZmqFeeds"]

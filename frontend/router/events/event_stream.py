@@ -1,6 +1,6 @@
-"""Following one rank's KV events by sequence number, without any I/O.
+"""Follow one rank's KV events by sequence number, without any I/O.
 
-Messages and answers go in, :data:`Command` values come out, and :attr:`state` says at
+Messages and answers go in, :data:`Command` values come out, and :attr:`EventStream.state` says at
 any time how far the index can be trusted. The rules:
 
 * Events are applied once each and in order. The next number is applied; a lower one
@@ -15,22 +15,16 @@ any time how far the index can be trusted. The rules:
   asked the same question without suspending. If it does not answer, it is approximate.
 * A message that can't be read changes nothing. If it stood for an event, the gap shows.
 
-Here is what happens when something arrives, in the order of the phases. How it is done:
-
-* ``progress.py``: reading and applying events, and forgetting; ``live.py``: live events.
-* ``replays.py``: questions and answers, and live events that wait for an answer;
-  ``watch.py``: when to ask without an event that shows a gap.
-* ``standing.py``: the phases, and the state that they make.
-
-Sockets are in ``subscriber.py``, the meaning of events in ``target_blocks.py``.
+Here is what happens when something arrives, in the order of the phases. ``progress.py`` reads and
+applies events; ``replays.py`` has questions and answers, and live events that wait for an answer.
+Sockets are in ``subscriber.py``, the meaning of events in ``index/indexes.py``.
 """
 
 import logging
+from enum import Enum
 
 from frontend.router.event_wire import END_OF_REPLAY, MalformedEventError
-from frontend.router.events.feed import StreamStatistics
-from frontend.router.events.live import LiveEvents
-from frontend.router.events.progress import Blocks, Progress, Reader
+from frontend.router.events.progress import SILENCE_S, LiveEvents, Progress, StreamStatistics, Watch
 from frontend.router.events.replays import (
     BELIEVED_EVENTS,
     WAITING_BYTES,
@@ -40,11 +34,83 @@ from frontend.router.events.replays import (
     WaitingMessage,
     WaitingRoom,
 )
-from frontend.router.events.standing import Phase, Standing
-from frontend.router.events.watch import SILENCE_S, Watch
-from frontend.router.index import IndexState
+from frontend.router.index import EXACT, IndexState, TargetBlocks, approximate, degraded
 
 logger = logging.getLogger(__name__)
+
+
+class Phase(Enum):
+    FOLLOWING = "live events are applied as they come"
+    REPAIRING = "a replay is under way, blocks are suspended, live events wait"
+    CHECKING = "a replay is under way to make sure, live events wait"
+    UNAIDED = "no replay is to be had: live events alone"
+
+
+class Standing:
+    """The phase of a stream, and what follows from it: how far its index can be trusted, and
+    whether its blocks may be routed on.
+    """
+
+    def __init__(self, blocks: TargetBlocks, progress: Progress, watch: Watch) -> None:
+        self._blocks = blocks
+        self._progress = progress
+        self._watch = watch
+        self._cause = ""
+        self._connected = False
+        self._was_connected = False
+        self._closed = False
+        self.phase = Phase.UNAIDED
+
+    def enter(self, phase: Phase, cause: str = "") -> None:
+        self.phase = phase
+        self._cause = cause
+        self._show()
+
+    def connect(self) -> bool:
+        """Note that the live connection was made; return whether it is not the first."""
+        again, self._was_connected = self._was_connected, True
+        self._connected = True
+        self._show()
+        return again
+
+    def disconnect(self) -> None:
+        self._connected = False
+        self._show()
+
+    def close(self) -> None:
+        self._closed = True
+
+    def ignores(self) -> bool:
+        """Return whether nothing that arrives is of any use."""
+        return self._closed or bool(self._blocks.unusable)
+
+    @property
+    def state(self) -> IndexState:
+        unknown = self._progress.unknown
+        if self._closed:
+            return approximate("the worker is gone")
+        if self._blocks.unusable:
+            return approximate(self._blocks.unusable)
+        if self.phase is Phase.REPAIRING:
+            return degraded(f"replay under way: {self._cause}; {self._progress.so_far}")
+        if self.phase is Phase.UNAIDED and unknown and not self._progress.heard:
+            return approximate("; ".join(dict.fromkeys((self._cause, unknown))))
+        if not self._connected:
+            return degraded("no connection to its event endpoint")
+        if unknown:
+            return degraded(f"blocks stored earlier are unknown: {unknown}")
+        if self._watch.mute:
+            return degraded("it serves requests but publishes no events")
+        if self._blocks.unmodelled:
+            return degraded(self._blocks.unmodelled)
+        return EXACT
+
+    def _show(self) -> None:
+        if self._connected and self.phase is not Phase.REPAIRING:
+            self._blocks.resume()
+        else:
+            self._blocks.suspend()
+
 
 STRAGGLING_S = 5.0
 """So long after a worker said that its blocks were forgotten, events that look older by its clock
@@ -58,7 +124,6 @@ class EventStream:
     """The state machine of one rank.
 
     Args:
-        blocks: where events are applied.
         label: what to call the stream in log lines.
         replayable: whether the worker has a replay endpoint.
         silence_s: how long a serving worker may be silent, in seconds.
@@ -68,7 +133,7 @@ class EventStream:
 
     def __init__(
         self,
-        blocks: Blocks,
+        blocks: TargetBlocks,
         label: str,
         *,
         replayable: bool,
@@ -81,19 +146,16 @@ class EventStream:
         self._blocks = blocks
         self._emptied = 0.0
         self._stragglers_until = float("-inf")
-        self._counters = counters = StreamStatistics()
         self._watch = watch = Watch(silence_s)
-        self._progress = progress = Progress(blocks, label, counters)
-        self._reader = reader = Reader(progress, label, counters)
+        self._progress = progress = Progress(blocks, label)
         self._standing = Standing(blocks, progress, watch)
-        self._live = LiveEvents(progress, reader, watch, counters)
+        self._live = LiveEvents(progress, watch)
         self._waiting = WaitingRoom(waiting_bytes)
-        self._replays = Replays(progress, reader, watch, counters, believed_events)
+        self._replays = Replays(progress, watch, believed_events)
 
     # The worker's life
 
     def start(self) -> list[Command]:
-        """Begin, with nothing known."""
         if not self._replayable:
             self._standing.enter(Phase.UNAIDED, "the worker has no replay endpoint")
             return []
@@ -113,7 +175,6 @@ class EventStream:
     # The connection
 
     def on_connected(self, now: float) -> list[Command]:
-        """The live connection was made, for the first time or again."""
         if self._standing.ignores():
             return []
         again = self._standing.connect()
@@ -127,16 +188,14 @@ class EventStream:
         return []
 
     def on_disconnected(self) -> None:
-        """The live connection broke; it is made again without being asked."""
         self._standing.disconnect()
 
     # Live messages
 
     def on_live(self, sequence_frame: bytes, payload: bytes, now: float) -> list[Command]:
-        """A message from the live connection."""
         if self._standing.ignores():
             return []
-        sequence = self._reader.sequence(sequence_frame)
+        sequence = self._progress.read_sequence(sequence_frame)
         if sequence is None:
             return []
         self._watch.heard_live(now)
@@ -157,28 +216,27 @@ class EventStream:
 
     def go_on(self) -> bool:
         """Apply more of what is left of large events; return whether anything still is.
-
         Whatever comes meanwhile is applied behind it, or forgets it.
         """
         return not self._standing.ignores() and self._progress.go_on()
 
     def on_foreign(self, kind: str, detail: str) -> None:
         """A message arrived that has not even the frames of an event."""
-        self._reader.count(MalformedEventError(kind, detail))
+        self._progress.count(MalformedEventError(kind, detail))
 
     # Replays
 
     def on_replayed(
         self, attempt: int, sequence_frame: bytes, payload: bytes, now: float
     ) -> list[Command]:
-        """A message of a replay's answer, its end included."""
+        """Take a message of a replay's answer, its end included."""
         if self._standing.ignores() or attempt != self._replays.number:
             return []
         if self._replays.rescue:
             self._begin_rescue(now)
         if sequence_frame == END_OF_REPLAY:
             return self._on_replay_ended(now)
-        sequence = self._reader.sequence(sequence_frame)
+        sequence = self._progress.read_sequence(sequence_frame)
         if sequence is None:
             return []
         if not self._replays.take(sequence, payload, now):
@@ -235,10 +293,8 @@ class EventStream:
     # What the worker says of itself
 
     def on_emptied(self, at: float, now: float) -> None:
-        """The worker had its blocks forgotten. An event says so too, with the engine's next step.
-
-        Args:
-            at: when, by its clock, in seconds since the epoch; 0 for never.
+        """The worker had its blocks forgotten at a time of its clock, 0 for never. An event
+        says so too, with the engine's next step.
         """
         self._emptied = at
         self._stragglers_until = now + STRAGGLING_S
@@ -247,15 +303,12 @@ class EventStream:
     # The clock
 
     def on_served(self, routed_at: float, now: float) -> None:
-        """A request that must have stored blocks ended on this rank.
-
-        Args:
-            routed_at: when it was routed.
+        """A request that was routed at ``routed_at`` and must have stored blocks ended on this
+        rank.
         """
         self._watch.served(routed_at, now)
 
     def tick(self, now: float) -> list[Command]:
-        """Look at the clock; to be called a few times a second."""
         if self._standing.ignores():
             return []
         if self._standing.phase is Phase.UNAIDED:
@@ -272,12 +325,10 @@ class EventStream:
 
     @property
     def state(self) -> IndexState:
-        """How far the index can be trusted at this moment."""
         return self._standing.state
 
     def statistics(self) -> StreamStatistics:
-        """Counters since start."""
-        return self._counters
+        return self._progress.counters
 
     # From one phase to another
 
@@ -292,8 +343,7 @@ class EventStream:
         return [self._replays.ask()]
 
     def _restart(self) -> list[Command]:
-        """The worker started over."""
-        self._counters.restarts += 1
+        self._progress.counters.restarts += 1
         logger.info("%s: its events started over", self._label)
         return self._start_over("its events started over")
 
@@ -313,10 +363,8 @@ class EventStream:
         self._watch.look_soon(now)
 
     def _follow_waiting(self, now: float, *, answered: bool) -> list[Command]:
-        """Follow the live messages that waited; stop at one that needs a replay.
-
-        Args:
-            answered: whether the last replay came to its end.
+        """Follow the live messages that waited; stop at one that needs a replay. The last one
+        came to its end if ``answered``.
         """
         asked, waiting = self._replays.number, self._waiting.empty()
         unaided = self._standing.phase is Phase.UNAIDED

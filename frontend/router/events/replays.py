@@ -1,4 +1,4 @@
-"""Asking for what was missed: one question at a time, and what its answer brings."""
+"""Ask for what was missed: one question at a time, and what its answer brings."""
 
 import logging
 from dataclasses import dataclass
@@ -6,9 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 from common.backoff import Backoff
 from frontend.router.event_wire import EventBatch, MalformedEventError
-from frontend.router.events.feed import StreamStatistics
-from frontend.router.events.progress import Progress, Reader
-from frontend.router.events.watch import Watch
+from frontend.router.events.progress import Progress, Watch
 
 logger = logging.getLogger(__name__)
 
@@ -37,13 +35,7 @@ WAITING_BYTES = 64 << 20
 
 
 class WaitingMessage(NamedTuple):
-    """A live message.
-
-    Attributes:
-        sequence: its number.
-        payload: its event.
-        attempt: number of the last replay that had been asked for when it came.
-    """
+    """A live message, with the number of the last replay that had been asked for when it came."""
 
     sequence: int
     payload: bytes
@@ -51,11 +43,7 @@ class WaitingMessage(NamedTuple):
 
 
 class WaitingRoom:
-    """Keeps messages in order, up to a limit.
-
-    Args:
-        limit_bytes: of all payloads together.
-    """
+    """Keeps messages in order, up to a limit for all payloads together."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -77,7 +65,6 @@ class WaitingRoom:
             self._bytes += size
 
     def empty(self) -> list[WaitingMessage]:
-        """Take out all messages, in the order in which they came."""
         messages, self._messages = self._messages, []
         self._bytes = 0
         return messages
@@ -120,28 +107,13 @@ class _Attempt:
 
 
 class Replays:
-    """The questions of one stream, and the answer to the last.
-
-    Args:
-        progress: what answers are applied to.
-        reader: reads them.
-        watch: hears of events that had been missing.
-        counters: of the stream.
-        believed_events: in an answer up to which its end is believed.
+    """The questions of one stream, and the answer to the last; up to ``believed_events`` in an
+    answer its end is believed.
     """
 
-    def __init__(
-        self,
-        progress: Progress,
-        reader: Reader,
-        watch: Watch,
-        counters: StreamStatistics,
-        believed_events: int,
-    ) -> None:
+    def __init__(self, progress: Progress, watch: Watch, believed_events: int) -> None:
         self._progress = progress
-        self._reader = reader
         self._watch = watch
-        self._counters = counters
         self._believed_events = believed_events
         self._attempt = _Attempt()
         self._backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
@@ -160,21 +132,19 @@ class Replays:
         return self._ask(0, _Attempt(rescue=True))
 
     def _ask(self, start: int, attempt: _Attempt) -> Replay:
-        self._counters.replays += 1
+        self._progress.counters.replays += 1
         attempt.number = self._attempt.number + 1
         self._attempt = attempt
         return Replay(attempt.number, start)
 
     @property
     def number(self) -> int:
-        """Of the last question."""
         return self._attempt.number
 
     # The answer
 
     @property
     def applied(self) -> int:
-        """Events that the answer has brought so far."""
         return self._attempt.applied
 
     @property
@@ -183,14 +153,11 @@ class Replays:
         return self._attempt.rescue
 
     def begin_rescue(self) -> None:
-        """The answer to :meth:`ask_for_rescue` begins; from now on it is like any other."""
         self._attempt.rescue = False
 
     def take(self, sequence: int, payload: bytes, now: float) -> bool:
-        """Apply a message of the answer if it is the next.
-
-        Returns:
-            False if it shows that the worker started over.
+        """Apply a message of the answer if it is the next; return False if it shows that the
+        worker started over.
         """
         attempt, progress = self._attempt, self._progress
         first, attempt.answered = not attempt.answered, True
@@ -198,12 +165,12 @@ class Replays:
         if attempt.verify and first and sequence == expected - 1:
             return progress.proves(payload)
         if sequence < expected:
-            self._counters.duplicates += 1
+            self._progress.counters.duplicates += 1
             return True
         # A first message this high means that the buffer begins there: what we had before
         # it can't be told from the events of another run any more.
         late = first and sequence >= expected + (not attempt.verify)
-        batch = self._reader.batch(payload)
+        batch = progress.read(payload)
         if sequence > expected or late:
             self._leap(sequence, batch, late=late)
         if sequence == progress.expected:
@@ -253,18 +220,16 @@ class Replays:
         self._backoff.reset()
 
     def account_for(self, sequence: int) -> bool:
-        """Compare a whole answer with an event that came before the question.
-
-        Returns:
-            Whether the event exists but the answer ended before it.
+        """Compare a whole answer with an event that came before the question; return whether
+        the event exists but the answer ended before it.
         """
         if sequence < self._progress.expected:
-            self._counters.duplicates += 1
+            self._progress.counters.duplicates += 1
             return False
         if self._attempt.applied:
             return True
         # Asking again brought nothing new, so there is no such event.
-        self._reader.count(MalformedEventError("sequence", f"number {sequence}"))
+        self._progress.count(MalformedEventError("sequence", f"number {sequence}"))
         return False
 
     # When there is none
@@ -274,7 +239,6 @@ class Replays:
         return self._backoff.next_s()
 
     def retry_at(self, moment: float) -> None:
-        """Ask again at this moment, in monotonic seconds."""
         self._retry_at = moment
 
     def retry_due(self, now: float) -> bool:

@@ -1,4 +1,4 @@
-"""Listening to workers' KV events over ZMQ: one subscriber per worker, one line per rank.
+"""Listen to workers' KV events over ZMQ: one subscriber per worker, one line per rank.
 
 Only sockets and tasks. What to do with a message is decided in ``event_stream.py``.
 vLLM publishes on a PUB socket ``[topic, sequence, payload]`` and answers on a ROUTER
@@ -25,13 +25,10 @@ from common.observability.telemetry import TASK_FAILURES
 from common.request_plane.fleet_sockets import frontend_context
 from frontend.router.event_wire import END_OF_REPLAY, SEQUENCE_BYTES
 from frontend.router.events.event_stream import EventStream
-from frontend.router.events.feed import StreamStatistics
+from frontend.router.events.progress import SILENCE_S, StreamStatistics
 from frontend.router.events.replays import Command, Replay
-from frontend.router.events.watch import SILENCE_S
 from frontend.router.index import BlockIndexes, IndexState, TargetBlocks, approximate
-from frontend.router.worker import EventSource, RoutableWorker
-
-__all__ = ["EventSource", "KvEventSubscriber", "ZmqFeeds"]
+from frontend.router.inputs import EventSource, RoutableWorker
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +38,6 @@ _MAX_MESSAGE = 16 << 20
 _RECEIVE_LIMIT = 100_000
 """Messages that ZMQ queues for us per socket."""
 
-
 REPLAY_TIMEOUT_S: Final = 5.0
 """A worker answers readers between batches of events: longer silence is a worker that lost them."""
 
@@ -50,9 +46,8 @@ _SLICE_S = 0.001
 
 
 class Turns:
-    """``async with`` it to apply one message. Whoever waits longest is next.
-
-    Nothing may be waited for meanwhile.
+    """``async with`` it to apply one message. Whoever waits longest is next. Nothing may be awaited
+    meanwhile.
     """
 
     def __init__(self) -> None:
@@ -90,12 +85,10 @@ class ZmqFeeds:
     Args:
         silence_s: how long a serving rank may be silent, in seconds.
         replay_timeout_s: how long to wait for the next message of a replay, in seconds.
-        clock: monotonic seconds.
         key: of the fleet; None for workers whose sockets are plain.
 
     Attributes:
-        stream_type: what follows each rank, :class:`EventStream` unless a test puts one
-            in its place to which something goes wrong.
+        stream_type: what follows each rank; tests have one to which something goes wrong.
     """
 
     stream_type: ClassVar[type[EventStream]] = EventStream
@@ -114,7 +107,6 @@ class ZmqFeeds:
         self.turns = Turns()
 
     def feed(self, worker: RoutableWorker, indexes: BlockIndexes) -> "KvEventSubscriber":
-        """Return a subscriber for one incarnation of a worker, not yet started."""
         return KvEventSubscriber(worker, indexes, self)
 
     def close(self) -> None:
@@ -123,12 +115,8 @@ class ZmqFeeds:
 
 
 class KvEventSubscriber:
-    """Keeps the indexes in step with one incarnation of one worker.
-
-    Args:
-        worker: the worker; its targets are registered by the caller.
-        indexes: what its events change.
-        feeds: what all subscribers share.
+    """Keeps the indexes in step with one incarnation of one worker, whose targets the caller
+    registered.
     """
 
     def __init__(self, worker: RoutableWorker, indexes: BlockIndexes, feeds: ZmqFeeds) -> None:
@@ -138,45 +126,36 @@ class KvEventSubscriber:
         }
 
     def start(self) -> None:
-        """Subscribe and ask for what was stored before. Returns at once."""
         for line in self._lines.values():
             line.start()
 
     async def close(self) -> None:
-        """Stop listening. The indexes are left to the caller.
-
-        From the call on nothing is applied any more, also if it is cancelled.
-        """
+        """Stop listening. From the call on nothing is applied any more, also if it is cancelled."""
         for line in self._lines.values():
             line.stop()
         await asyncio.gather(*(line.close() for line in self._lines.values()))
 
     def state(self, rank: int) -> IndexState:
-        """How far the index of a rank can be trusted."""
         line = self._lines.get(rank)
         if line is None:
             return approximate(f"the worker's card names no KV event source for rank {rank}")
         return line.stream.state
 
     def served(self, rank: int, routed_at: float) -> None:
-        """A request that must have stored blocks ended on a rank; see :class:`EventStream`."""
         if rank in self._lines:
             self._lines[rank].stream.on_served(routed_at, self._clock())
 
     def emptied(self, at: float) -> None:
-        """The worker had its blocks forgotten; see :class:`EventStream`."""
         now = self._clock()
         for line in self._lines.values():
             line.stream.on_emptied(at, now)
 
     def tick(self, now: float) -> None:
-        """Look at the clock; to be called a few times a second."""
         for line in self._lines.values():
             line.stream.go_on()  # whoever was at it may have been cancelled
             line.obey(line.stream.tick(now))
 
     def statistics(self) -> dict[int, StreamStatistics]:
-        """Counters per rank."""
         return {rank: line.stream.statistics() for rank, line in self._lines.items()}
 
 
@@ -225,7 +204,6 @@ class _Line:
         self.obey(self.stream.start())
 
     def stop(self) -> None:
-        """Apply nothing any more."""
         self._closed = True
         self.stream.close()
 
@@ -236,7 +214,6 @@ class _Line:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def obey(self, commands: Sequence[Command]) -> None:
-        """Do what the stream asks for."""
         for command in commands:
             if isinstance(command, Replay):
                 _cancel_other(self._replaying)
@@ -246,7 +223,6 @@ class _Line:
                 self._listening = self._spawn(self._listen(), "listen")
 
     async def _listen(self) -> None:
-        """Pass on live messages and the fate of the connection."""
         await self._turns.come()
         with self._socket(zmq.SUB) as socket:
             socket.setsockopt(zmq.SUBSCRIBE, self._topic)
@@ -272,7 +248,6 @@ class _Line:
                 monitor.close()
 
     async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
-        """Tell the stream when the live connection is made and when it breaks."""
         while True:
             event = await recv_monitor_message(monitor)
             if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:

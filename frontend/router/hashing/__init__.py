@@ -6,9 +6,9 @@ from frontend.router.hashing.block_hasher import (
     HashScheme,
     LoraKey,
     MediaSpan,
+    PromptEmbeds,
     block_mm_infos,
 )
-from frontend.router.hashing.block_media import PromptEmbeds
 from frontend.router.hashing.hash_memo import HashMemo
 
 __all__ = [

@@ -1,31 +1,114 @@
 """vLLM's block hashes, computed here so that they equal those in its KV events.
 
-A block hash is
-``sha256(cbor((parent hash, token ids, extra keys)))`` as in
+A block hash is ``sha256(cbor((parent hash, token ids, extra keys)))`` as in
 ``vllm.v1.core.kv_cache_utils.hash_block_tokens`` (0.32.0 and 0.33.0); the CBOR is
 written here directly, which takes a fraction of the time and is tested against vLLM.
+Extra keys name the media that a block touches, and where: ``block_mm_infos``.
 Workers see to it that no token after a block enters its hash, as vLLM 0.33 would have it
 (``common/vllm_compat/features.py``).
 """
 
 import hashlib
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeAlias, cast
 
 from common.errors import ConfigurationError, RequestRejectedError
-from common.identity import BlockHash
+from common.identity import BlockHash, MmIdentifier
 from frontend.router.hashing import cbor
-from frontend.router.hashing.block_media import BlockMmInfos, MediaSpan, MmInfo, block_mm_infos
 
-__all__ = [
-    "BlockHasher",
-    "BlockMmInfos",
-    "HashScheme",
-    "LoraKey",
-    "MediaSpan",
-    "MmInfo",
-    "block_mm_infos",
-]
+MmInfo: TypeAlias = tuple[str, int]
+"""``(identifier, offset)``: the item's first placeholder token relative to the
+block's first token. Negative in a block that continues an item."""
+
+BlockMmInfos: TypeAlias = tuple[MmInfo, ...]
+"""The items one block touches, in prompt order."""
+
+_NO_MEDIA: BlockMmInfos = ()
+
+
+class MediaSpan(NamedTuple):
+    """Where the placeholders of one media item stand in a prompt.
+
+    Attributes:
+        identifier: name under which the item enters block hashes.
+        offset: index of the first placeholder token in the prompt.
+        length: number of tokens of the placeholder range, tokens that an
+            ``is_embed`` mask leaves to text included: vLLM hashes the range.
+    """
+
+    identifier: MmIdentifier
+    offset: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+
+def block_mm_infos(
+    num_tokens: int, block_size: int, spans: Sequence[MediaSpan]
+) -> list[BlockMmInfos]:
+    """Return the media items that each full block of a prompt touches, an entry per full block.
+
+    Args:
+        num_tokens: length of the prompt.
+        spans: the media items in the order vLLM keeps them, by offset. They may
+            overlap, as sound and picture of one video do; vLLM then names, for a
+            block inside the first of them, only that first one, and so does this.
+    """
+    blocks = num_tokens // block_size
+    infos: list[BlockMmInfos] = [_NO_MEDIA] * blocks
+    if not spans:
+        return infos
+    # vLLM looks at no block that starts after the end of the last item listed,
+    # even if an earlier item reaches further.
+    first_past_media = min(blocks, -(-spans[-1].end // block_size))
+    current = 0
+    block = 0
+    while current < len(spans):
+        # Blocks before the current item touch nothing: jump to the one it starts in.
+        block = max(block, spans[current].offset // block_size)
+        if block >= first_past_media:
+            break
+        start = block * block_size
+        # Blocks that end inside the current item touch it alone.
+        identifier, offset, length = spans[current]
+        inside = min(blocks, first_past_media, (offset + length - 1) // block_size)
+        if inside > block:
+            relative = range(offset - start, offset - inside * block_size, -block_size)
+            infos[block:inside] = [((identifier, position),) for position in relative]
+            block = inside
+            continue
+        end = start + block_size
+        touched: list[MmInfo] = []
+        while current < len(spans):
+            span = spans[current]
+            if span.offset >= end:
+                break
+            if span.end > start:
+                touched.append((span.identifier, span.offset - start))
+                if span.end > end:
+                    break
+            current += 1
+        infos[block] = tuple(touched) if touched else _NO_MEDIA
+        block += 1
+    return infos
+
+
+class PromptEmbeds(NamedTuple):
+    """The embeddings of a whole prompt, a row for each token: for those that are none, what the
+    engine is sent for them.
+    """
+
+    data: memoryview
+    rows: int
+
+    def digests(self, block_size: int) -> list[bytes]:
+        """Return the SHA-256 of the rows of each full block."""
+        size = block_size * len(self.data) // max(self.rows, 1)
+        starts = range(0, self.rows // block_size * size, size or 1)
+        return [hashlib.sha256(self.data[start : start + size]).digest() for start in starts]
+
 
 CANONICAL_ALGORITHMS = frozenset({"sha256_cbor"})
 """Those of vLLM's ``prefix_caching_hash_algo`` whose digest depends on the values
@@ -34,19 +117,13 @@ digest depends on which objects are shared; ``xxhash_cbor`` draws a random seed.
 
 
 class LoraKey(NamedTuple):
-    """What of a LoRA adapter enters a block hash."""
-
     name: str
     path: str
 
 
 class HashScheme(NamedTuple):
-    """All that decides which hash a block gets, besides its content.
-
-    Attributes:
-        block_size: tokens per block.
-        algorithm: vLLM's name of the hash function.
-        none_hash: the parent of every first block.
+    """All that decides which hash a block gets, besides its content: tokens per block, vLLM's
+    name of the hash function, and the parent of every first block.
     """
 
     block_size: int
@@ -55,15 +132,8 @@ class HashScheme(NamedTuple):
 
 
 class BlockHasher:
-    """Computes the hashes of a prompt's full blocks. Stateless, safe in any thread.
-
-    Args:
-        block_size: tokens per block.
-        algorithm: one of :data:`CANONICAL_ALGORITHMS`.
-        none_hash: parent of the first block, from the worker's card.
-
-    Raises:
-        ConfigurationError: the algorithm is not canonical, or the block size not positive.
+    """Computes the hashes of a prompt's full blocks. Stateless, safe in any thread. Raises
+    ConfigurationError if the algorithm is not canonical, or the block size not positive.
     """
 
     def __init__(self, block_size: int, algorithm: str, none_hash: bytes) -> None:
@@ -71,9 +141,6 @@ class BlockHasher:
         if block_size < 1:
             raise ConfigurationError(f"block size must be positive, not {block_size}")
         self.scheme = HashScheme(block_size, algorithm, none_hash)
-        # The tuple of three, and the head of its first item.
-        self._before_parent = cbor.array_head(3) + cbor.byte_string(bytes(32))[:-32]
-        self._before_tokens = cbor.array_head(block_size)
 
     def hash(
         self,
@@ -85,10 +152,9 @@ class BlockHasher:
         embeds_digests: Sequence[bytes] | None = None,
         parent: BlockHash | None = None,
     ) -> list[BlockHash]:
-        """Hashes of all full blocks, each chained to the one before.
+        """Return the hashes of all full blocks, each chained to the one before.
 
         Args:
-            token_ids: the prompt.
             mm_infos: one entry per full block, from :func:`block_mm_infos`; empty for
                 a prompt without media.
             lora: name and path of the request's adapter.
@@ -139,7 +205,7 @@ class BlockHasher:
         cache_salt: str | None,
         embeds_digests: Sequence[bytes] | None,
     ) -> list[bytes] | None:
-        """Per block, its extra keys in CBOR; ``None`` if no block has any.
+        """Return each block's extra keys in CBOR; ``None`` if no block has any.
 
         The order within a block is vLLM's: LoRA, media, salt, embeddings.
         """

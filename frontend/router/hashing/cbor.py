@@ -22,11 +22,8 @@ _INLINE_LIMIT = 24
 
 
 def head(major: int, argument: int) -> bytes:
-    """The initial byte of a data item and its argument, in the shortest form.
-
-    Args:
-        major: major type, already shifted into the top three bits.
-        argument: length, count or value, from 0 to 2**64 - 1.
+    """Return the initial byte of a data item, of a major type that is shifted into the top
+    three bits, and its argument, in the shortest form.
     """
     if argument < _INLINE_LIMIT:
         return bytes((major | argument,))
@@ -41,27 +38,20 @@ def head(major: int, argument: int) -> bytes:
 
 @lru_cache(maxsize=1 << 14)
 def integer(value: int) -> bytes:
-    """An integer of at most 64 bits."""
     return head(_UNSIGNED, value) if value >= 0 else head(_NEGATIVE, -1 - value)
 
 
 def text(value: str) -> bytes:
-    """A string.
-
-    Raises:
-        UnicodeEncodeError: the string holds a lone surrogate.
-    """
+    """Encode a string. Raises UnicodeEncodeError if it holds a lone surrogate."""
     data = value.encode()
     return head(_TEXT, len(data)) + data
 
 
 def byte_string(value: bytes) -> bytes:
-    """A byte string."""
     return head(_BYTES, len(value)) + value
 
 
 def array_head(count: int) -> bytes:
-    """What precedes the ``count`` items of an array."""
     return head(_ARRAY, count)
 
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from common.identity import BlockHash
 from common.lru import Lru
-from frontend.router.hashing.block_hasher import BlockHasher
-from frontend.router.hashing.block_media import BlockMmInfos
+from frontend.router.hashing.block_hasher import BlockHasher, BlockMmInfos
 
 _FEWEST_BLOCKS = 4
 """Beginnings shorter than this are hashed faster than found."""
@@ -41,7 +40,6 @@ class _Prompt:
 
     Attributes:
         tokens: its full blocks' token ids, 32 bits each.
-        mm_infos, hashes: as given to and by the hasher.
         keys: of its beginnings.
         leading: how many of them lead to it; without any it is of no use.
     """
@@ -59,10 +57,6 @@ class HashMemo:
     A prompt is found by the checksums of its beginnings of 4, 8, 16 … blocks, so at
     least half of what it shares with the last prompt of such a beginning is found, and
     then the rest of it by comparing tokens. What is reused was compared token by token.
-
-    Args:
-        hasher: computes what is not remembered.
-        max_tokens: tokens remembered in all; 0 turns the memo off.
     """
 
     def __init__(self, hasher: BlockHasher, max_tokens: int = MAX_TOKENS) -> None:
@@ -82,7 +76,7 @@ class HashMemo:
         cache_salt: str | None = None,
         embeds_digests: Sequence[bytes] | None = None,
     ) -> list[BlockHash]:
-        """See :meth:`BlockHasher.hash`. The list must not be changed."""
+        """As :meth:`BlockHasher.hash`. The list must not be changed."""
         if embeds_digests is not None:
             # Their tokens are all the same, and what tells them apart is hashed by now.
             return self._hasher.hash(
@@ -113,7 +107,7 @@ class HashMemo:
     def _find(
         self, keys: list[_Key], tokens: Tokens, mm_infos: Sequence[BlockMmInfos]
     ) -> tuple[_Prompt | None, int]:
-        """A remembered prompt and how many of its leading blocks are this one's too."""
+        """Return a remembered prompt and how many of its leading blocks are this one's too."""
         with self._lock:
             found = [prompt for key in reversed(keys) if (prompt := self._by_key.get(key))]
         for prompt in found:
@@ -143,7 +137,7 @@ class HashMemo:
 
 
 def _as_array(token_ids: Sequence[int], count: int) -> "Tokens | None":
-    """The first ``count`` token ids as 32-bit numbers; ``None`` if they are not such."""
+    """Return the first ``count`` token ids as 32-bit numbers; ``None`` if they are not such."""
     try:
         return array("I", token_ids[:count])
     except (OverflowError, TypeError):
@@ -152,7 +146,7 @@ def _as_array(token_ids: Sequence[int], count: int) -> "Tokens | None":
 
 
 def _keys(context: _Context, tokens: Tokens, block_size: int) -> list[_Key]:
-    """Keys of the beginnings of 4, 8, 16 … blocks, shortest first."""
+    """Return the keys of the beginnings of 4, 8, 16 … blocks, shortest first."""
     view = memoryview(tokens)
     keys: list[_Key] = []
     checksum, done, blocks = 0, 0, _FEWEST_BLOCKS
@@ -165,7 +159,7 @@ def _keys(context: _Context, tokens: Tokens, block_size: int) -> list[_Key]:
 
 
 def _shared(one: Tokens, other: Tokens) -> int:
-    """How many leading tokens of two prompts are equal."""
+    """Count the leading tokens of two prompts that are equal."""
     length = min(len(one), len(other))
     mine = np.frombuffer(one, dtype=np.uint32, count=length)
     theirs = np.frombuffer(other, dtype=np.uint32, count=length)
@@ -175,7 +169,7 @@ def _shared(one: Tokens, other: Tokens) -> int:
 
 
 def _alike(one: Sequence[BlockMmInfos], other: Sequence[BlockMmInfos], blocks: int) -> int:
-    """How many of the first ``blocks`` blocks touch the same media; none listed means none."""
+    """Count the first ``blocks`` blocks that touch the same media; none listed means none."""
     mine, theirs = one or ((),) * blocks, other or ((),) * blocks
     if mine[:blocks] == theirs[:blocks]:
         return blocks

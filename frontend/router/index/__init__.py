@@ -5,13 +5,14 @@ from frontend.router.index.indexes import (
     BlockIndexes,
     IndexState,
     Knowledge,
+    TargetBlocks,
     approximate,
     degraded,
 )
-from frontend.router.index.predictions import PREDICT_TTL_S
-from frontend.router.index.target_blocks import TargetBlocks
+from frontend.router.index.predictions import APPROXIMATE_TTL_S, PREDICT_TTL_S
 
 __all__ = [
+    "APPROXIMATE_TTL_S",
     "EXACT",
     "PREDICT_TTL_S",
     "BlockIndexes",

@@ -9,9 +9,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from common.identity import BlockHash, Target, WorkerId
-from frontend.router.index.chunk import MAX_BLOCKS, Chunk
-from frontend.router.index.chunk_table import ChunkTable
-from frontend.router.index.slots import SlotTable, bits
+from frontend.router.index.chunks import MAX_BLOCKS, Chunk, ChunkTable
+from frontend.router.index.target_bits import TargetBits, bits
 
 _SWEPT_PER_STORED = 2
 """Blocks of retired slots swept per block stored, so that sweeping always wins."""
@@ -21,7 +20,6 @@ class _Slot:
     """What one slot holds.
 
     Attributes:
-        chunks: chunks it holds blocks of.
         blocks: how many blocks in all, each duplicate counted once.
         copies: copies beyond the first, of blocks that it holds several times.
     """
@@ -39,14 +37,11 @@ class KvIndex:
 
     Copies of one block on one target, in several cache slots or on several media, are
     counted, since each gets its own remove event: the block is gone with the last.
-
-    Args:
-        slots: numbering of targets, shared by indexes that are matched together.
     """
 
-    def __init__(self, slots: SlotTable | None = None) -> None:
-        self._slots = SlotTable() if slots is None else slots
-        self._slots.add_user(self)
+    def __init__(self, slots: TargetBits | None = None) -> None:
+        self._slots = TargetBits() if slots is None else slots
+        self._slots.add_user(self._retire)
         self._chunks = ChunkTable()
         self._held: dict[int, _Slot] = {}
         self._retired: deque[tuple[int, _Slot]] = deque()
@@ -66,7 +61,6 @@ class KvIndex:
 
         Args:
             target: registered on first use.
-            hashes: the blocks.
             group: KV cache group. A block counts as held when all groups of the target
                 that ever stored one hold it.
             parent: the block before the first, if known.
@@ -116,7 +110,7 @@ class KvIndex:
     def remove_slot(
         self, slot: int, hashes: Iterable[BlockHash], *, all_copies: bool = False
     ) -> None:
-        """:meth:`remove` for a live slot, on request of all copies at once."""
+        """As :meth:`remove` for a live slot, on request of all copies at once."""
         blocks = hashes if isinstance(hashes, list) else list(hashes)
         held = self._held.get(slot)
         if held is None:
@@ -143,7 +137,6 @@ class KvIndex:
         self._hide()
 
     def drop(self, worker_id: WorkerId) -> None:
-        """Forget a worker with all its ranks. Takes no time; see :meth:`sweep`."""
         for target in self._slots.targets():
             if target.worker_id == worker_id:
                 self._slots.close(target)
@@ -156,19 +149,14 @@ class KvIndex:
         self._hide()
 
     def resume(self, target: Target) -> None:
-        """Match a target's blocks again."""
         self._suspended.discard(target)
         self._hide()
 
     def match(
         self, hashes: Sequence[BlockHash], predicted: "KvIndex | None" = None
     ) -> dict[Target, int]:
-        """For every target that holds the first block, how many leading ones it holds.
-
-        Args:
-            hashes: a prompt's blocks, first to last, each hash covering those before it.
-            predicted: a second index over the same slots; a block counts as held if
-                either has it.
+        """Return how many leading blocks of a prompt each target holds, of those that hold the
+        first. With a second index over the same slots, a block counts as held if either has it.
         """
         depths: dict[Target, int] = {}
         for depth, targets in self.match_groups(hashes, predicted):
@@ -178,7 +166,7 @@ class KvIndex:
     def match_groups(
         self, hashes: Sequence[BlockHash], predicted: "KvIndex | None" = None
     ) -> list[tuple[int, tuple[Target, ...]]]:
-        """:meth:`match`, as pairs of a depth and the targets that reach just that far."""
+        """As :meth:`match`, in pairs of a depth and the targets that reach just that far."""
         slots = self._slots
         alive = slots.live
         blocks = hashes if isinstance(hashes, list) else list(hashes)
@@ -211,19 +199,15 @@ class KvIndex:
         return groups
 
     def matches(self, target: Target) -> bool:
-        """Whether a target is registered and not suspended."""
         return target in self._slots and target not in self._suspended
 
     def holdings(self, target: Target) -> int:
-        """Blocks a target holds, summed over its groups, each duplicate counted once."""
         slots = bits(self._slots.mask(target))
         return sum(self._held[slot].blocks for slot in slots if slot in self._held)
 
     def sweep(self, limit: int) -> bool:
-        """Free the memory of retired slots, about ``limit`` blocks of it.
-
-        Returns:
-            Whether some is left. Takes well below 1 µs a block.
+        """Free the memory of retired slots, about ``limit`` blocks of it, well below 1 µs each;
+        return whether some is left.
         """
         while self._retired and limit > 0:
             slot, held = self._retired[0]
@@ -236,8 +220,7 @@ class KvIndex:
                 self._slots.swept(slot)
         return bool(self._retired)
 
-    def retire(self, slot: int) -> bool:
-        """See :class:`~frontend.router.index.slots.SlotUser`."""
+    def _retire(self, slot: int) -> bool:
         held = self._held.pop(slot, None)
         if held is None or not held.chunks:
             return True
@@ -245,14 +228,9 @@ class KvIndex:
         return False
 
     def _add_new(
-        self,
-        slot: int,
-        held: _Slot,
-        blocks: list[BlockHash],
-        first: int,
-        before: BlockHash | None,
+        self, slot: int, held: _Slot, blocks: list[BlockHash], first: int, before: BlockHash | None
     ) -> int:
-        """Add the blocks from ``first`` on that nobody holds yet; how many they are."""
+        """Add the blocks from ``first`` on that nobody holds yet; return how many they are."""
         chunks = self._chunks
         fresh = blocks[first : first + MAX_BLOCKS]
         # Stop before the first that is held already, or that comes a second time.
@@ -288,10 +266,8 @@ class KvIndex:
         return length
 
     def _remove_run(self, slot: int, held: _Slot, blocks: list[BlockHash], first: int) -> int:
-        """Remove the block at ``first`` and those after it that stand together with it.
-
-        Returns:
-            How many blocks were dealt with.
+        """Remove the block at ``first`` and those that stand together with it; return how many it
+        was.
         """
         bit = 1 << slot
         chunk = self._chunks.get(blocks[first])

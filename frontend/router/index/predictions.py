@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from common.identity import BlockHash, RequestId, Target
 from frontend.router.index.kv_index import KvIndex
-from frontend.router.index.slots import SlotTable, bits
+from frontend.router.index.target_bits import TargetBits, bits
 from frontend.router.index.windows import WindowIndex
 
 MAX_BLOCKS: Final = 2_000_000
@@ -21,6 +21,9 @@ MAX_BLOCKS: Final = 2_000_000
 PREDICT_TTL_S: Final = 5.0
 """How long blocks of a routed request count as held before their event arrives, where events come:
 an engine publishes them when it has prefilled the prompt, after seconds if that is long."""
+
+APPROXIMATE_TTL_S: Final = 120.0
+"""The same where no events come: the caches of busy engines turn over in minutes."""
 
 _EXPIRED_PER_PREDICTED = 8
 """Old requests forgotten with every new one: more than one, so that forgetting wins."""
@@ -38,17 +41,12 @@ class _Prediction(NamedTuple):
 class Predictions:
     """Predicted blocks, forgotten after a time, at a request's end, or for lack of room.
 
-    Args:
-        slots: numbering of targets, shared with the index of known blocks.
-        max_blocks: most blocks predicted at once.
-
     Attributes:
-        index: the blocks.
         windows: those of groups in which a hit needs only the last few.
         blocks: how many, each counted once per request.
     """
 
-    def __init__(self, slots: SlotTable, max_blocks: int = MAX_BLOCKS) -> None:
+    def __init__(self, slots: TargetBits, max_blocks: int = MAX_BLOCKS) -> None:
         self.index = KvIndex(slots)
         self.windows = WindowIndex()
         self._slots = slots
@@ -71,7 +69,6 @@ class Predictions:
 
         Args:
             hashes: the blocks; the sequence is kept and must not change.
-            now: monotonic seconds.
             tails: those that will be in each group in which a hit needs only the last few;
                 kept as well.
         """
@@ -94,11 +91,9 @@ class Predictions:
         self.blocks += blocks
 
     def __len__(self) -> int:
-        """Return the number of requests whose blocks are predicted."""
         return len(self._lifetimes)
 
     def of(self, request_id: RequestId) -> Sequence[BlockHash]:
-        """The blocks that are predicted for a request; none for an unknown id."""
         lifetime_s = self._lifetimes.get(request_id)
         return () if lifetime_s is None else self._ledgers[lifetime_s][request_id].hashes
 
@@ -122,14 +117,8 @@ class Predictions:
             self.index.remove_slot(slot, hashes, all_copies=True)
 
     def expire(self, now: float, limit: int) -> bool:
-        """Forget what is too old.
-
-        Args:
-            now: monotonic seconds.
-            limit: most requests to forget, since each takes a moment.
-
-        Returns:
-            Whether the limit was reached, so that more may be left.
+        """Forget what is too old, of at most ``limit`` requests, since each takes a moment;
+        return whether the limit was reached, so that more may be left.
         """
         for ledger in self._ledgers.values():
             while ledger:
@@ -143,7 +132,6 @@ class Predictions:
         return not limit
 
     def _drop_oldest(self) -> None:
-        """Forget the request that would expire first."""
         ledgers = [ledger for ledger in self._ledgers.values() if ledger]
         ledger = min(ledgers, key=lambda one: next(iter(one.values())).expires)
         self.forget(next(iter(ledger)))

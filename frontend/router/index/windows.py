@@ -18,21 +18,16 @@ class _Group:
 
 
 class WindowIndex:
-    """Windowed groups of all targets."""
-
     def __init__(self) -> None:
         self._groups: dict[Target, dict[int, _Group]] = {}
 
     def targets(self) -> list[Target]:
-        """Targets that have such groups."""
         return list(self._groups)
 
     def groups(self, target: Target) -> int:
-        """How many such groups a target has."""
         return len(self._groups.get(target, ()))
 
     def knows(self, target: Target, group: int) -> bool:
-        """Whether the target stored blocks in this group."""
         return group in self._groups.get(target, ())
 
     def store(
@@ -55,12 +50,7 @@ class WindowIndex:
             entry.copies[block] = entry.copies.get(block, 0) + 1
 
     def remove(
-        self,
-        target: Target,
-        hashes: Iterable[BlockHash],
-        group: int,
-        *,
-        all_copies: bool = False,
+        self, target: Target, hashes: Iterable[BlockHash], group: int, *, all_copies: bool = False
     ) -> None:
         """Note that a target dropped one copy of each block, or all. Unknown ones are ignored."""
         entry = self._groups.get(target, {}).get(group)
@@ -79,23 +69,17 @@ class WindowIndex:
             group.copies.clear()
 
     def drop(self, worker_id: WorkerId) -> None:
-        """Forget a worker with all its ranks."""
         for target in [one for one in self._groups if one.worker_id == worker_id]:
             del self._groups[target]
 
     def holdings(self, target: Target) -> int:
-        """Blocks of a target, summed over its windowed groups."""
         return sum(len(group.copies) for group in self._groups.get(target, {}).values())
 
     def tails(
         self, target: Target, hashes: Sequence[BlockHash], ends: Sequence[int], peek: int
     ) -> dict[int, list[BlockHash]]:
-        """What a target keeps in each of its groups for hits of the given lengths.
-
-        Args:
-            hashes: a prompt's blocks.
-            ends: lengths of hits, in blocks.
-            peek: see :meth:`trim`.
+        """Return what a target keeps in each of its groups for hits that end after so many
+        blocks of a prompt; for ``peek`` see :meth:`trim`.
         """
         kept: dict[int, list[BlockHash]] = {}
         for number, group in self._groups.get(target, {}).items():

@@ -32,11 +32,8 @@ class TargetLoad(NamedTuple):
 
 
 class BusyThresholds(NamedTuple):
-    """When a target has so much to do that it should get nothing more.
-
-    Attributes:
-        blocks_fraction: share of its KV cache, which more than that must be in use.
-        prefill_tokens: prompt tokens waiting for prefill, 0 for any number.
+    """When a target should get nothing more: the share of its KV cache that is more than this
+    in use, or so many prompt tokens that wait for prefill, 0 for any number.
     """
 
     blocks_fraction: float = 1.0
@@ -85,14 +82,7 @@ REPORT_TTL_S: Final = 10.0
 
 
 class LoadTracker:
-    """Load of every registered target, kept up to date so that reading it is cheap.
-
-    Args:
-        clock: monotonic seconds.
-        report_ttl_s: seconds a report counts.
-        price: the cost of a load; read with :meth:`view`.
-        thresholds: from when on a target is busy.
-    """
+    """Load of every registered target, and its price, kept up to date so that reading is cheap."""
 
     def __init__(
         self,
@@ -119,11 +109,8 @@ class LoadTracker:
     def add(
         self, worker_id: WorkerId, targets: Sequence[Target], kv_tokens: int = 0, slots: int = 0
     ) -> None:
-        """Register a worker.
-
-        Args:
-            kv_tokens: tokens that fit into the KV cache of one rank, 0 if unknown.
-            slots: requests that one rank runs at once, 0 if unknown.
+        """Register a worker, whose ranks each have room for so many tokens and requests; 0 if
+        unknown.
         """
         self._ranks[worker_id] = tuple(targets)
         self._capacity[worker_id] = kv_tokens, slots or _MAX_SLOTS
@@ -132,7 +119,6 @@ class LoadTracker:
             self._update(target)
 
     def drop(self, worker_id: WorkerId) -> None:
-        """Forget a worker and the requests that ran there."""
         for target in self._ranks.pop(worker_id, ()):
             del self._own[target], self._loads[target], self._prices[target]
             self._busy.discard(target)
@@ -150,7 +136,7 @@ class LoadTracker:
     def started(
         self, request_id: RequestId, target: Target, prefill_tokens: int, prompt_tokens: int
     ) -> None:
-        """A request was routed to a registered target.
+        """Note that a request was routed to a registered target.
 
         Args:
             prefill_tokens: tokens it has to compute there before its first output.
@@ -164,7 +150,6 @@ class LoadTracker:
         self._update(target)
 
     def first_token(self, request_id: RequestId) -> None:
-        """A request left prefill. Unknown and repeated ids are ignored."""
         request = self._requests.get(request_id)
         if request is None or request.decoding:
             return
@@ -175,7 +160,6 @@ class LoadTracker:
         self._update(request.target)
 
     def finished(self, request_id: RequestId) -> None:
-        """A request ended in any way. Unknown and repeated ids are ignored."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return
@@ -188,7 +172,7 @@ class LoadTracker:
         self._update(request.target)
 
     def reported(self, worker_id: WorkerId, ranks: Mapping[int, Reported]) -> None:
-        """A worker's view of itself, by rank. Workers and ranks that are unknown are ignored."""
+        """Take a worker's view of itself, by rank. Unknown workers and ranks are ignored."""
         expires = self._clock() + self._report_ttl_s
         told = False
         for target in self._ranks.get(worker_id, ()):
@@ -202,29 +186,24 @@ class LoadTracker:
             self._next_expiry = min(self._next_expiry, expires)
 
     def load(self, target: Target) -> TargetLoad:
-        """Present load of a registered target."""
         self._expire()
         return self._loads[target]
 
     def targets(self) -> list[Target]:
-        """All registered targets, in the order of :meth:`view`."""
         return list(self._loads)
 
     def view(self) -> tuple[list[TargetLoad], list[float]]:
-        """Present loads of all registered targets, and their prices."""
+        """Return present loads of all registered targets, and their prices."""
         self._expire()
         return list(self._loads.values()), list(self._prices.values())
 
     def busy(self) -> set[Target]:
-        """Targets that should get nothing more, a live view."""
         self._expire()
         return self._busy
 
     def shares(self, target: Target) -> tuple[TargetLoad, TargetLoad]:
-        """What we have on a target, and what others have, as last reported; nothing where
-        it is not registered.
-
-        What waits there can't be told apart: it counts as theirs.
+        """Return what we have on a target, and what others have, as last reported; nothing
+        where it is not registered. What waits there counts as theirs.
         """
         self._expire()
         own, report = self._own.get(target, _NOTHING), self._reports.get(target, _NO_REPORT)
@@ -234,7 +213,6 @@ class LoadTracker:
         )
 
     def _expire(self) -> None:
-        """Forget reports that are too old."""
         now = self._clock()
         if now < self._next_expiry:
             return

@@ -1,15 +1,17 @@
-"""Which media items each worker holds, learned from its acks and nacks.
+"""Which media items each worker holds, and which its encoder need not encode again. No I/O.
 
-Two kinds of knowledge, never mixed: what a worker *has acknowledged*, on which the
+Two kinds of knowledge of what is held, never mixed: what a worker *has acknowledged*, on which the
 frontend relies when it leaves bytes out, and what is *on its way*, which only makes
 that worker the better choice for the next request with the same item.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import Final
 
-from common.identity import MmHash, WorkerId
+from common.identity import MmHash, Target, WorkerId
 from common.lru import Lru
+from frontend.router.inputs import MediaNeed
 
 
 class MediaPlacement:
@@ -32,11 +34,10 @@ class MediaPlacement:
         self._workers: dict[MmHash, set[WorkerId]] = {}
 
     def add(self, worker_id: WorkerId) -> None:
-        """Register a worker."""
         self._held.setdefault(worker_id, Lru(self._capacity))
 
     def acked(self, worker_id: WorkerId, mm_hashes: Iterable[MmHash]) -> None:
-        """A worker confirmed that it holds these items. Unknown workers are ignored."""
+        """Note that a worker holds these items. Unknown workers are ignored."""
         held = self._held.get(worker_id)
         if held is None:
             return
@@ -47,7 +48,7 @@ class MediaPlacement:
                 self._unlink(worker_id, oldest)
 
     def nacked(self, worker_id: WorkerId, mm_hashes: Iterable[MmHash]) -> None:
-        """A worker lacks these items, whatever was known: it evicted them."""
+        """Note that a worker lacks these items, whatever was known: it evicted them."""
         held = self._held.get(worker_id)
         for mm_hash in mm_hashes:
             if held is not None:
@@ -56,11 +57,7 @@ class MediaPlacement:
             self._unlink(worker_id, mm_hash)
 
     def expect(self, worker_id: WorkerId, mm_hashes: Iterable[MmHash], now: float) -> None:
-        """A request with these items was routed to the worker.
-
-        Args:
-            now: monotonic seconds.
-        """
+        """Note that a request with these items was routed to the worker."""
         held = self._held.get(worker_id, ())
         for mm_hash in mm_hashes:
             if mm_hash not in held:
@@ -73,24 +70,18 @@ class MediaPlacement:
             self._forget_expected(*next(iter(self._ages)))
 
     def holds(self, worker_id: WorkerId, mm_hash: MmHash) -> bool:
-        """Whether the worker acknowledged the item, and so need not be sent it."""
         return mm_hash in self._held.get(worker_id, ())
 
     def items(self, worker_id: WorkerId) -> list[MmHash]:
-        """Those that the worker acknowledged, the least recently used first."""
+        """Return those that the worker acknowledged, the least recently used first."""
         return [*self._held.get(worker_id, ())]
 
     def count(self, worker_id: WorkerId) -> int:
-        """Items that the worker acknowledged and that were not found to be gone."""
         held = self._held.get(worker_id)
         return 0 if held is None else len(held)
 
     def holders(self, mm_hash: MmHash, now: float) -> set[WorkerId]:
-        """Workers that hold the item or are about to. A new set.
-
-        Args:
-            now: monotonic seconds.
-        """
+        """Return a new set of workers that hold the item or are about to."""
         workers = set(self._workers.get(mm_hash, ()))
         for worker_id, until in self._expected.get(mm_hash, {}).items():
             if until > now:
@@ -98,20 +89,18 @@ class MediaPlacement:
         return workers
 
     def touch(self, worker_id: WorkerId, mm_hashes: Iterable[MmHash]) -> None:
-        """The worker uses these items now, so it will evict them last."""
+        """Note that the worker uses these items now, so that it will evict them last."""
         held = self._held.get(worker_id)
         if held is not None:
             for mm_hash in mm_hashes:
                 held.get(mm_hash)
 
     def emptied(self, worker_id: WorkerId) -> None:
-        """A worker holds nothing any more. Unknown workers are ignored."""
         if worker_id in self._held:
             self.drop(worker_id)
             self.add(worker_id)
 
     def drop(self, worker_id: WorkerId) -> None:
-        """Forget a worker."""
         for mm_hash in self._held.pop(worker_id, ()):
             self._unlink(worker_id, mm_hash)
         for pair in [pair for pair in self._ages if pair[0] == worker_id]:
@@ -130,3 +119,49 @@ class MediaPlacement:
             workers.discard(worker_id)
             if not workers:
                 del self._workers[mm_hash]
+
+
+_MAX_ITEMS: Final = 4_096
+"""Of one target, since a card may claim room for any number of tokens: an item takes this share of
+the room or more."""
+
+
+class EncodedMedia:
+    """For each target an LRU cache of as many items as its encoder cache has room for.
+
+    An engine keeps what its encoder made until it needs the room. It has little room: for as many
+    tokens as a step prefills. The last block that an item touches mostly holds text of the question
+    too, so a prompt whose picture is in the prefix cache has it encoded anew unless that is still
+    there. Of what other frontends send nothing is known.
+    Source: ``EncoderCacheManager`` of vLLM 0.32.0 and 0.33.0.
+    """
+
+    def __init__(self) -> None:
+        self._items: dict[Target, Lru[MmHash, int]] = {}
+
+    def add(self, target: Target, tokens: int) -> None:
+        """Register a target with room for some tokens, 0 if unknown."""
+        least = max(1, tokens // _MAX_ITEMS)
+        if tokens > 0:  # one item always has room
+            self._items[target] = Lru(tokens, lambda taken: min(max(taken, least), tokens))
+        else:
+            self._items.pop(target, None)
+
+    def drop(self, target: Target) -> None:
+        self._items.pop(target, None)
+
+    def emptied(self, target: Target) -> None:
+        if target in self._items:
+            self._items[target].clear()
+
+    def used(self, target: Target, media: Iterable[MediaNeed]) -> None:
+        """Note that a prompt needs these from the encoder. Unknown targets are ignored."""
+        if (items := self._items.get(target)) is not None:
+            for need in media:
+                items.put(need.mm_hash, need.num_tokens)
+
+    def holds(self, target: Target, mm_hash: MmHash) -> bool:
+        return mm_hash in self._items.get(target, ())
+
+    def knows(self, target: Target) -> bool:
+        return target in self._items

@@ -1,4 +1,4 @@
-"""How fast each target computes prompts, learned from its engine's steps. No I/O, no clock.
+"""How fast each target computes prompts, learned from its engine's steps. No I/O.
 
 A step with prompts is taken to last::
 
@@ -7,13 +7,15 @@ A step with prompts is taken to last::
 The rates ``step`` and ``token`` are the fleet's: medians over targets of what least squares say of
 each target's own steps. The pace is the target's: how many times longer its steps took than the
 fleet's rates say. A few steps at the fleet's rates count beside them, so that a target of which
-little is known counts as the others do. Old steps fade by the number of newer ones. Rates and paces
-are positive and finite, whatever a worker reports.
+little is known counts as the others do. Old steps fade by the number of newer ones, and are
+forgotten when none come for a while. Rates and paces are positive and finite, whatever a worker
+reports.
 """
 
 import math
 import statistics
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
@@ -21,16 +23,13 @@ import msgspec
 
 from common.identity import Target, WorkerId
 from common.request_plane.step_sums import StepSums
+from frontend.router.selection.costs import Work
 from frontend.router.selection.load import TargetLoad
-from frontend.router.selection.selector import Work
 
 
 class Rates(NamedTuple):
-    """What work takes, in milliseconds.
-
-    Attributes:
-        step: a step, whatever it computes.
-        token: a prompt token prefilled or a media token encoded.
+    """What work takes, in milliseconds: a step, whatever it computes, and a token prefilled or
+    encoded.
     """
 
     step: float
@@ -46,6 +45,10 @@ GUESS: Final = Rates(step=8.0, token=0.04)
 
 MEMORY: Final = 1000.0
 """Newer steps after which a step counts for a third."""
+
+FORGET_S: Final = 30.0
+"""After so long without a step a target counts like the median again: judged by its past alone it
+would get no request while load is light, and could not show that it is no longer slow."""
 
 ENOUGH_STEPS: Final = 20.0
 """Steps of the whole fleet from which on paces count and first tokens are predicted."""
@@ -84,28 +87,21 @@ _NO_SUMS: Final[_Sums] = (0.0,) * 5
 
 @dataclass(slots=True)
 class _Known:
-    """What a target reported.
-
-    Attributes:
-        last: the last report.
-        sums: of its steps, faded.
-        rates: fitted to its own steps.
+    """What a target reported last, its steps' faded sums, the rates fitted to them, and when it
+    told of the last step.
     """
 
     last: _Sums = _NO_SUMS
     sums: _Sums = _NO_SUMS
     rates: Rates = GUESS
+    stepped: float = float("-inf")
 
 
 class StepTimes:
-    """The paces of all targets, and when first tokens are due.
+    """The paces of all targets, and when first tokens are due."""
 
-    Attributes:
-        fleet: rates of the median target.
-        known: whether enough steps are known.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._targets: dict[Target, _Known] = {}
         self._reports = 0
         self._overhead_ms = 0.0
@@ -115,10 +111,11 @@ class StepTimes:
     def pace(self, target: Target) -> float:
         """Return how many times longer a target takes than the median one; 1 if that is unknown."""
         known = self._targets.get(target)
-        return _pace(known.sums, self.fleet) if known is not None and self.known else 1.0
+        if known is None or not self.known or self._is_forgotten(known):
+            return 1.0
+        return _pace(known.sums, self.fleet)
 
     def rounded_pace(self, target: Target) -> float:
-        """Return the pace by which costs are multiplied."""
         return math.exp(_ROUNDED * round(math.log(self.pace(target)) / _ROUNDED))
 
     def reported(self, worker_id: WorkerId, steps: Iterable[StepSums]) -> bool:
@@ -136,14 +133,11 @@ class StepTimes:
         return self.fleet != before
 
     def drop(self, target: Target) -> None:
-        """Forget a target that is gone."""
         self._targets.pop(target, None)
 
     def first_token_ms(self, target: Target, load: TargetLoad, work: Work) -> float | None:
-        """Predict when a request's first token comes after the decision.
-
-        Returns:
-            Milliseconds; None if too few steps are known.
+        """Predict after how many milliseconds the first token comes; None if too few steps are
+        known.
         """
         if not self.known:
             return None
@@ -167,16 +161,25 @@ class StepTimes:
         new = [now - then for now, then in zip(sums, known.last, strict=True)]
         if not new[0]:
             return None
-        known.last = sums
+        if self._is_forgotten(known):
+            known.sums = _NO_SUMS
+        known.last, known.stepped = sums, self._clock()
         kept, counts = math.exp(-new[0] / MEMORY), min(1.0, MEMORY / new[0])
         known.sums = tuple(
             kept * old + counts * one for old, one in zip(known.sums, new, strict=True)
         )
         return known
 
+    def _is_forgotten(self, known: _Known) -> bool:
+        return self._clock() - known.stepped > FORGET_S
+
     def _fit_fleet(self) -> None:
         self._reports = 0
-        told = [one for one in self._targets.values() if one.sums[0] >= _ENOUGH_OF_ONE]
+        told = [
+            one
+            for one in self._targets.values()
+            if one.sums[0] >= _ENOUGH_OF_ONE and not self._is_forgotten(one)
+        ]
         if sum(one.sums[0] for one in told) >= ENOUGH_STEPS:
             self.known = True
             # The lower of two medians: in a fleet of two kinds one of them has pace 1.
@@ -187,7 +190,6 @@ class StepTimes:
 
 
 def _pace(sums: _Sums, expected: Rates) -> float:
-    """Return how many times longer steps took than expected."""
     steps, tokens, _, ms, _ = sums
     trusted_ms = expected.ms(_TRUSTED_STEPS, 0)
     pace = (ms + trusted_ms) / (expected.ms(steps, tokens) + trusted_ms)

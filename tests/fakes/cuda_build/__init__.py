@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.vllm_compat.versions import INSTALLED
+from common.vllm_compat.features import INSTALLED
 from tests.fakes.cuda_build.sitecustomize import GPUS, TRAP
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from backend_worker.args import parse
 from backend_worker.engine.config import with_our_defaults
-from common.transfer.choice import TransferMode
 from common.transfer.nixl_processes.network import NixlNetwork
+from common.transfer.transports import TransferMode
 
 
 def test_engine_flags_reach_vllm_and_ours_do_not() -> None:

@@ -9,7 +9,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
-from backend_worker.engine.direct_outputs import DirectLLM, take_outputs
+from backend_worker.engine.outputs import DirectLLM, take_outputs
 from backend_worker.engine.vllm_engine import Items
 from common.identity import RequestId
 from common.request_plane.protocol import Failed, FailureKind, Output, Outputs, Submit, ToFrontend

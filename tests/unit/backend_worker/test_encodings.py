@@ -20,9 +20,8 @@ from vllm.distributed.ec_transfer.ec_connector.factory import ECConnectorFactory
 from vllm.multimodal.inputs import PlaceholderRange
 from vllm.v1.outputs import ECConnectorOutput
 
-from backend_worker.engine.encodings import kept_tokens, refuses
-from backend_worker.engine.host_encodings import HostEncodings
-from backend_worker.engine.memory import SHARED_MEMORY, instance_name
+from backend_worker.engine.encodings import HostEncodings, kept_tokens, refuses
+from backend_worker.engine.ipc_names import SHARED_MEMORY, instance_name
 from common.errors import ConfigurationError
 from common.request_plane.operations import (
     Operation,

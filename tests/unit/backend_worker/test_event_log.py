@@ -7,8 +7,7 @@ import pytest
 from vllm.distributed.kv_events import KVCacheEvent, KVEventBatch
 
 from backend_worker.kv_events import event_log
-from backend_worker.kv_events.event_log import REPLAYED, EventLog, Message
-from backend_worker.kv_events.event_snapshot import retell
+from backend_worker.kv_events.event_log import REPLAYED, EventLog, Message, retell
 from backend_worker.kv_events.held_blocks import HeldBlocks
 from frontend.router.event_wire import decode_batch
 from tests.fakes.kv_events import cleared, encode, removed, stored

@@ -14,7 +14,7 @@ from vllm.distributed.kv_events import EventPublisherFactory, KVCacheEvent, KVEv
 from backend_worker.kv_events.event_publisher import FleetEventPublisher, fleet_events
 from frontend.router.event_wire import END_OF_REPLAY, decode_batch
 from frontend.router.events.subscriber import ZmqFeeds
-from frontend.router.worker import EventSource
+from frontend.router.inputs import EventSource
 from tests.fakes.kv_events import cleared, frame, removed, stored
 from tests.fakes.listener import Listener
 

@@ -13,12 +13,11 @@ from vllm.distributed.kv_events import (
     KVEventBatch,
 )
 
-from backend_worker.kv_events.event_snapshot import fold, retell
+from backend_worker.kv_events.event_log import fold, retell
 from backend_worker.kv_events.held_blocks import HeldBlocks
 from common.identity import Target, WorkerId
 from frontend.router.event_wire import Stored, decode_batch
-from frontend.router.index.indexes import BlockIndexes
-from frontend.router.index.target_blocks import TargetBlocks
+from frontend.router.index.indexes import BlockIndexes, TargetBlocks
 from tests.fakes.kv_events import BLOCK_SIZE, blocks, cleared, encode, removed, stored
 
 TARGET = Target(WorkerId("w"), 0)

@@ -10,7 +10,7 @@ from vllm.inputs import split_enc_dec_input
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.multimodal.utils import argsort_mm_positions
 
-from backend_worker.engine.media_input import encoded, media_input
+from backend_worker.engine.calls import encoded, media_input
 from common.errors import RequestRejectedError
 from common.request_plane.protocol import MediaPart, Submit, ToWorker
 from common.request_plane.wire import Codec

@@ -8,7 +8,7 @@ from vllm.multimodal.inputs import MultiModalKwargsItem
 from backend_worker.plane.media_receiver import MediaReceiver, ReceivedMedia
 from common.errors import CorruptSegmentError
 from common.transfer.base import Received
-from common.transfer.registry import receivers
+from common.transfer.transports import receivers
 from tests.fakes.engine import no_rendering
 from tests.unit.common.transfer.items import image_hash
 

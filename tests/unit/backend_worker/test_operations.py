@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from backend_worker.engine.state import EngineState
+from backend_worker.engine.operations import EngineState
 from backend_worker.plane import operations
 from backend_worker.plane.operations import Operations
 from backend_worker.plane.session import Session

@@ -1,6 +1,6 @@
 """The place of a media item in a prompt, on its way to the engine."""
 
-from backend_worker.engine.media_input import _placeholder
+from backend_worker.engine.calls import _placeholder
 from common.identity import MmHash
 from common.request_plane.protocol import MediaPart
 

@@ -7,7 +7,7 @@ from transformers import Qwen3Config, Qwen3MoeConfig
 from vllm.config import VllmConfig
 
 from backend_worker.args import parse
-from backend_worker.engine.ranks import check_launch, served_ranks
+from backend_worker.engine.config import check_launch, served_ranks
 from common.errors import ConfigurationError
 from common.vllm_compat.engine_arguments import check_arguments
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backend_worker.engine.memory import SHARED_MEMORY, instance_name
+from backend_worker.engine.ipc_names import SHARED_MEMORY, instance_name
 
 PARENT = """
 import os, sys

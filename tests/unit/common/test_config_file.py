@@ -7,10 +7,8 @@ from typing import ClassVar
 import pytest
 from pydantic import Field
 
-from common.cli.command_line import ConfigSettings, read_command_line
-from common.cli.config_file import ConfigFile, unknown
-from common.cli.flag_aliases import FRONTEND
-from common.cli.flag_settings import FlagSettings
+from common.cli.command_line import FRONTEND, ConfigSettings, read_command_line
+from common.cli.flag_settings import ConfigFile, FlagSettings, unknown
 from common.errors import ConfigurationError
 
 

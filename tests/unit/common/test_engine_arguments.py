@@ -12,8 +12,9 @@ from vllm import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from common.request_plane.card import WorkerCard
-from common.vllm_compat import engine_arguments, engine_environment
+from common.vllm_compat import engine_arguments
 from tests.by_version import NOT_HERE
+from tests.unit.common import engine_environment
 
 PROCESSING = (
     "multimodal",

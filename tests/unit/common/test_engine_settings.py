@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from transformers import Glm4MoeConfig, LlamaConfig
+from vllm.model_executor.models import registry
 
 from backend_worker.args import parse
 from backend_worker.engine.config import engine_config, with_our_defaults
@@ -26,6 +27,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = Glm4MoeConfig(architectures=["Glm4MoeForCausalLM"], **sizes, **experts)
     config.save_pretrained(directory / "with-its-own-draft")
     return directory
+
+
+@pytest.fixture(autouse=True)
+def models_inspected_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM starts a process for each class of a model that it has not seen: 10 s each."""
+    monkeypatch.setattr(registry, "_run_in_subprocess", lambda inspect: inspect())
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from common.cli.config_file import ConfigFile
-from common.cli.flag_aliases import FRONTEND, WORKER
+from common.cli.command_line import FRONTEND, WORKER
+from common.cli.flag_settings import ConfigFile
 from common.errors import ConfigurationError
 
 
@@ -14,7 +14,6 @@ from common.errors import ConfigurationError
     [
         (["--http-port", "80"], ["--port=80"]),
         (["--http_port=80"], ["--port=80"]),
-        (["--router-ttl-secs", "2"], ["--router-approximate-ttl=2"]),
         (["--active-prefill-tokens-threshold=9"], ["--router-busy-prefill-tokens=10"]),
         (["--active-prefill-tokens-threshold=None"], ["--router-busy-prefill-tokens=0"]),
         (["--active-decode-blocks-threshold=None"], ["--router-busy-blocks-fraction=1"]),
@@ -70,7 +69,7 @@ def in_file(**values: object) -> dict[str, object]:
 
 def test_aliases_may_stand_in_the_file() -> None:
     assert in_file(http_port=80, spread=True) == {"port": "80", "spread": True}
-    assert in_file(router_ttl_secs=1.0, http_port=None) == {"router-approximate-ttl": "1.0"}
+    assert in_file(cb_timeout_duration_secs=1.0, http_port=None) == {"router-eject-base": "1.0"}
     assert in_file(disable_retries=True) == {"migration-limit": "0"}
     assert in_file(disable_retries=False) == {}
 

@@ -6,7 +6,7 @@ import sys
 SCRIPT = """
 import ctypes
 from pathlib import Path
-from common.aio.large_memory import give_back_large_memory
+from common.transfer.pages import give_back_large_memory
 
 give_back_large_memory()
 libc = ctypes.CDLL(None)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.vllm_compat.model_files import fault_of, model_in
+from common.vllm_compat.preflight import fault_of, model_in
 
 
 @pytest.fixture

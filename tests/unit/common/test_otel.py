@@ -17,8 +17,7 @@ from prometheus_client import REGISTRY
 from common.errors import ConfigurationError
 from common.observability import otel, tracing
 from common.observability.telemetry import stage
-from common.observability.trace_export import exporting, prepare
-from common.observability.tracing import span_of_request
+from common.observability.tracing import exporting, prepare, span_of_request
 from tests.fakes.collector import Collector, attributes, grpc_collector, http_collector
 from tests.waiting import until
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 
 STARTER = """
 import subprocess
-from common.aio.spawn import python_command
+from common.aio.processes import python_command
 subprocess.run(python_command("probe"), check=True)
 """
 

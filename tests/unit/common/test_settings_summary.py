@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from common.cli.command_line import ConfigSettings, read_command_line
-from common.cli.flag_aliases import FRONTEND
+from common.cli.command_line import FRONTEND, ConfigSettings, read_command_line
 from common.cli.flag_settings import Given
 from common.cli.process_settings import ProcessSettings
 from common.cli.settings_summary import shown, summary

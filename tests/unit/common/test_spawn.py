@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from common.aio.spawn import SpawnedProcess
+from common.aio.processes import SpawnedProcess
 
 ECHO = "import socket,sys; s=socket.socket(fileno=int(sys.argv[1])); s.sendall(s.recv(9)*2)"
 

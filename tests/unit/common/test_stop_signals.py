@@ -2,7 +2,7 @@
 
 import asyncio
 
-from common.aio.stop_signals import StopSignals
+from common.aio.processes import StopSignals
 
 
 async def test_sigterm_asks_and_a_second_signal_insists() -> None:

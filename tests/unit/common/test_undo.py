@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from common.aio.undo import made_in_thread, undo_on_error
+from common.aio.cleanup import made_in_thread, undo_on_error
 from tests.waiting import until
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from common.vllm_compat.platform import CPU_ONLY, check_device
-from common.vllm_compat.versions import INSTALLED
+from common.vllm_compat.features import INSTALLED
+from common.vllm_compat.preflight import CPU_ONLY, check_device
 from tests.fakes.cuda_build import make_cuda_build
 
 HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
@@ -17,7 +17,7 @@ SHOWN = """
 import json, os, sys
 from vllm import platforms
 from common.errors import NoDeviceError
-from common.vllm_compat.platform import check_device
+from common.vllm_compat.preflight import check_device
 for environment in json.loads(sys.argv[1]):
     os.environ.update(environment)
     platforms._current_platform = None

@@ -15,7 +15,7 @@ from prometheus_client import REGISTRY
 from common.aio.watched_threads import WatchedThreads
 from common.errors import ThreadStuckError
 from common.observability.log_lines import current_request
-from common.observability.thread_watchdog import WATCHDOG, WatchedCall, allow
+from common.observability.watchdog import WATCHDOG, WatchedCall, allow
 
 NEVER = 1000.0
 

@@ -18,7 +18,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from vllm.entrypoints.launchers.app import build_app
 
 from backend_worker.args import WorkerArgs
-from common.discovery.urls import BACKENDS, open_discovery
+from common.discovery.settings import BACKENDS, open_discovery
 from common.observability import telemetry
 from frontend import args as frontend_args
 from frontend.args import FrontendArgs

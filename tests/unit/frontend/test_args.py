@@ -158,13 +158,13 @@ def test_a_file_has_both_kinds_of_flags(tmp_path: Path, monkeypatch: pytest.Monk
     )
     monkeypatch.setenv("MMROUTER_MAX_INFLIGHT", "6")
     monkeypatch.setenv("MMROUTER_TRUST_REMOTE_CODE", "0")
-    args = parse([f"--config={file}", "--router-ttl-secs", "2"])
+    args = parse([f"--config={file}", "--cb-timeout-duration-secs", "2"])
     assert (args.router.mode.value, args.serve.port, args.http.max_inflight) == (
         "round-robin",
         9000,
         6,
     )
-    assert args.router.approximate_ttl_s == 2.0
+    assert args.router.eject_base_s == 2.0
     assert args.serve.trust_remote_code is False
     assert (args.process.log_level.value, args.serve.log_level) == ("debug", "DEBUG")
     text = "\n".join(args.summary)

@@ -61,16 +61,19 @@ def test_it_says_what_is_there_and_that_it_can_serve() -> None:
     assert done.stdout.splitlines()[-1] == "this frontend can serve"
 
 
-def test_it_says_why_it_could_not_serve() -> None:
-    done = run("--check", "--mm-arena-gb=1000000", DYNAMO_MM_TRANSFER="shm")
-    assert done.returncode == 1
-    last = done.stdout.splitlines()[-1]
+def test_it_says_why_it_could_not_serve(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DYNAMO_MM_TRANSFER", "shm")
+    assert check.run(["--mm-arena-gb=1000000"]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("can't serve: an arena of 1000000.00 GiB (--mm-arena-gb) does not fit")
 
 
-def test_wrong_flags_are_wrong_here_too() -> None:
-    done = run("--check", "--nonsense")
-    assert done.returncode == 2 and "--nonsense" in done.stderr
+def test_wrong_flags_are_wrong_here_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        check.run(["--nonsense"])
+    assert "--nonsense" in capsys.readouterr().err
 
 
 def test_an_installation_without_a_resampler_serves_the_rest(

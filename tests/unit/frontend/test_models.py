@@ -16,12 +16,11 @@ from common.discovery.base import CardPresent
 from common.errors import ConfigurationError
 from common.identity import Incarnation
 from common.request_plane.card import WorkerCard
-from common.transfer.choice import TransferMode
+from common.transfer.transports import TransferMode
 from frontend.args import parse
 from frontend.asgi import Door, unanswered
 from frontend.http import PoolingLimits, ReadinessGate
-from frontend.model import Model, Shared
-from frontend.models import Models
+from frontend.models import Model, Models, Shared
 from frontend.router import Router, RouterSettings
 from frontend.workers import Contract, Fleet, Gauges, MediaSender, follow
 from tests.fakes.fleet import Announcements, Worker, gone

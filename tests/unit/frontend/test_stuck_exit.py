@@ -5,12 +5,12 @@ import sys
 import time
 from pathlib import Path
 
-from common.observability.thread_watchdog import MAX_STUCK
+from common.observability.watchdog import MAX_STUCK
 
 PROGRAM = """
 import threading
 from common.aio.watched_threads import WatchedThreads
-from frontend.process import main
+from frontend.app import main
 
 threads = WatchedThreads("media", {count}, 0.01)
 for _ in range({count}):

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from common.discovery.seal import seal, unseal
+from common.discovery.sealed_cards import seal, unseal
 from common.errors import CardError, CardKeyError
 from common.fleet_key import FleetKey, new
 from tests.fakes.cards import make_card

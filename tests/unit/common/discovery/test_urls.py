@@ -13,17 +13,18 @@ from urllib.parse import quote
 import pytest
 
 from common.discovery.base import CardPublisher, CardWatcher, Discovery
-from common.discovery.etcd import EtcdDiscovery, publisher
+from common.discovery.etcd import EtcdDiscovery
+from common.discovery.etcd import discovery as etcd_discovery
 from common.discovery.etcd.client import EtcdAccess
-from common.discovery.etcd.publisher import EtcdCardPublisher
-from common.discovery.file import FileCardPublisher, FileDiscovery, watcher
+from common.discovery.etcd.discovery import EtcdCardPublisher
+from common.discovery.file import FileCardPublisher, FileDiscovery
+from common.discovery.file import discovery as file_discovery
 from common.discovery.kubernetes import KubernetesDiscovery
 from common.discovery.kubernetes import watcher as kubernetes_watcher
 from common.discovery.kubernetes.client import LeaseClient
-from common.discovery.kubernetes.place import KubernetesAccess
+from common.discovery.kubernetes.leases import KubernetesAccess
 from common.discovery.kubernetes.publisher import KubernetesCardPublisher
-from common.discovery.settings import DiscoverySettings
-from common.discovery.urls import BACKENDS, open_discovery
+from common.discovery.settings import BACKENDS, DiscoverySettings, open_discovery
 from common.errors import ConfigurationError
 from common.fleet_key import FleetKey
 from tests.fakes.etcd import BINARIES, NO_ETCD, EtcdMember, etcd_cluster
@@ -59,7 +60,7 @@ class DirectoryPlace(Place):
 
     def shorten_leases(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # Longer than a test may stand still between two renewals.
-        monkeypatch.setattr(watcher, "LEASE_S", 5.0)
+        monkeypatch.setattr(file_discovery, "LEASE_S", 5.0)
 
     async def abandon(self, publisher: CardPublisher) -> None:
         assert isinstance(publisher, FileCardPublisher)
@@ -81,11 +82,12 @@ class EtcdPlace(Place):
         await asyncio.to_thread(self._member.control, "del", "--prefix", self._prefix + "/")
 
     def shorten_leases(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(publisher, "LEASE_S", 5)
+        monkeypatch.setattr(etcd_discovery, "LEASE_S", 5)
 
     async def abandon(self, publisher: CardPublisher) -> None:
-        assert isinstance(publisher, EtcdCardPublisher) and publisher._renewing is not None
-        publisher._renewing.cancel()
+        assert isinstance(publisher, EtcdCardPublisher)
+        for task in publisher._tasks:
+            task.cancel()
         await publisher._client.close()
 
 

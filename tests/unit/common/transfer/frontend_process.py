@@ -5,10 +5,9 @@ from collections.abc import Generator
 from typing import Any
 
 from common.transfer.arena.arena import Arena
-from common.transfer.arena_sender import ArenaSender
 from common.transfer.nixl.sender import NixlSender
 from common.transfer.nixl_processes.network import NixlNetwork
-from common.transfer.shm import ShmSender
+from common.transfer.shm import ArenaSender, ShmSender
 from tests.unit.common.transfer.items import image, image_hash
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from common.errors import ArenaUnavailableError
-from common.transfer.nixl_offer import NixlOffer
+from common.transfer.handshake import NixlOffer
 from common.transfer.nixl_processes.agent import NixlAgent
 from common.transfer.nixl_processes.child import Start, confine
 

@@ -5,16 +5,16 @@ import pytest
 from common.errors import ArenaUnavailableError
 from common.observability.telemetry import TRANSFER_FALLBACKS
 from common.transfer.arena.arena import Arena
-from common.transfer.choice import (
+from common.transfer.inline import InlineReceiver, InlineSender
+from common.transfer.metadata import Transport
+from common.transfer.shm import ShmReceiver, ShmSender
+from common.transfer.transports import (
     ReceiverSet,
     SenderSet,
     TransferMode,
     TransportChoice,
     choose_transport,
 )
-from common.transfer.inline import InlineReceiver, InlineSender
-from common.transfer.metadata import Transport
-from common.transfer.shm import ShmReceiver, ShmSender
 from tests.unit.common.transfer.items import image, image_hash, is_image
 
 

@@ -22,14 +22,13 @@ from common.transfer.base import (
     Received,
     join_frames,
 )
-from common.transfer.choice import TransferMode, wanted
 from common.transfer.inline import InlineReceiver, InlineSender
 from common.transfer.metadata import Transport, decode_metadata, encode_metadata
 from common.transfer.nixl.receiver import NixlReceiver
 from common.transfer.nixl.sender import NixlSender
 from common.transfer.nixl_processes.network import NixlNetwork, nixl_installed
-from common.transfer.registry import late_senders, receivers, senders
 from common.transfer.shm import ShmReceiver, ShmSender
+from common.transfer.transports import TransferMode, late_senders, receivers, senders, wanted
 from tests.fakes.engine import no_rendering
 from tests.fakes.memory_transport import MemoryReceiver, MemorySender, MemoryStore
 from tests.unit.common.transfer.items import image, image_hash, is_image, same
@@ -123,7 +122,7 @@ async def test_every_transport_has_its_two_ends_in_the_list(
 ) -> None:
     arena = make_arena()
     sent = {name for mode in TransferMode for name in sending(mode, arena)}
-    listed = "list both ends in registry.py; a mode of choice.py must want it"
+    listed = "list both ends in transports.py; a mode there must want it"
     assert sent == set(receiving) == set(get_args(Transport)), listed
 
 

@@ -5,10 +5,9 @@ from common.errors import CorruptSegmentError, NoEncodedFormError
 from common.identity import MmHash
 from common.observability.telemetry import TRANSFER_FALLBACKS
 from common.transfer.base import MediaSource
-from common.transfer.choice import SenderSet, TransferMode, choose_transport
-from common.transfer.inline import InlineSender
+from common.transfer.inline import InlineSender, ReferenceReceiver, ReferenceSender
 from common.transfer.metadata import decode_metadata, encode_metadata
-from common.transfer.reference import ReferenceReceiver, ReferenceSender
+from common.transfer.transports import SenderSet, TransferMode, choose_transport
 from tests.unit.common.transfer.items import image, image_hash, is_image
 
 CAT = MediaSource("image", b"\x89PNG", {"min_pixels": 1}, {"backend": "x"})

@@ -3,8 +3,8 @@ from argparse import Namespace
 import pytest
 
 from common.errors import ConfigurationError
-from common.transfer.choice import TransferMode
 from common.transfer.settings import TransferSettings
+from common.transfer.transports import TransferMode
 
 
 def mode(**environ: str) -> TransferMode:

@@ -8,11 +8,11 @@ import pytest
 
 from common.errors import ArenaUnavailableError, CorruptSegmentError, StaleSegmentError
 from common.identity import MmHash
-from common.observability.telemetry import ARENA_PAGES_RESTORED
+from common.observability.telemetry import INTERNAL_ERRORS
 from common.transfer import shm
 from common.transfer.arena.arena import Arena
-from common.transfer.arena.mapping import ArenaMapping
-from common.transfer.arena.segment import HEADER_SIZE
+from common.transfer.arena.file import ArenaMapping
+from common.transfer.arena.layout import HEADER_SIZE
 from common.transfer.base import MediaHandle
 from common.transfer.codec import decode
 from common.transfer.metadata import ShmMetadata
@@ -210,7 +210,7 @@ async def test_what_an_engine_writes_is_not_seen_by_the_next_item(
     if not pagemap:
         monkeypatch.setattr(PrivatePages, "_count_private", lambda *_: None)
     pair = await make_pair(100_000)
-    restored = ARENA_PAGES_RESTORED._value.get()
+    restored = INTERNAL_ERRORS.labels("arena_pages")._value.get()
     handle = pair.send(1)
     received = await pair.receiver.receive(handle.metadata)
     received.item["pixel_values"].data.fill_(99)
@@ -223,17 +223,17 @@ async def test_what_an_engine_writes_is_not_seen_by_the_next_item(
     with await pair.receiver.receive(pair.send(2).metadata) as second:
         assert is_image(second.item, 2)
     if pagemap:
-        assert ARENA_PAGES_RESTORED._value.get() == restored + 19
+        assert INTERNAL_ERRORS.labels("arena_pages")._value.get() == restored + 19
 
 
 async def test_nothing_is_restored_where_nothing_was_written(pair: Pair) -> None:
-    restored = ARENA_PAGES_RESTORED._value.get()
+    restored = INTERNAL_ERRORS.labels("arena_pages")._value.get()
     for seed in range(20):
         handle = pair.send(seed)
         with await pair.receiver.receive(handle.metadata) as received:
             assert is_image(received.item, seed)
         handle.release()
-    assert ARENA_PAGES_RESTORED._value.get() == restored
+    assert INTERNAL_ERRORS.labels("arena_pages")._value.get() == restored
 
 
 async def test_items_outlive_arena_and_receiver(pair: Pair) -> None:

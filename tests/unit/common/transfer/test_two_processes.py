@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from common.errors import ArenaUnavailableError, StaleSegmentError
-from common.transfer.arena.file import SHARED_MEMORY, reap_orphans
+from common.transfer.arena.file import SHARED_MEMORY, ArenaMapping, reap_orphans
 from common.transfer.arena.layout import ArenaOffer
-from common.transfer.arena.mapping import ArenaMapping
 from common.transfer.metadata import ShmMetadata
 from common.transfer.shm import ShmReceiver
 from tests.unit.common.transfer.items import is_image
@@ -69,7 +68,7 @@ def test_only_the_owner_removes_its_arena(frontend: Process) -> None:
     code = (
         "import sys\n"
         "from common.transfer.arena.layout import ArenaOffer\n"
-        "from common.transfer.arena.mapping import ArenaMapping\n"
+        "from common.transfer.arena.file import ArenaMapping\n"
         "ArenaMapping.open(ArenaOffer.model_validate_json(sys.argv[1]))\n"
     )
     # Python's own shared memory would unlink the segment when this reader exits.

@@ -9,7 +9,7 @@ import pytest
 from vllm.exceptions import GracefulHTTPError
 from vllm.multimodal.media import ImageMediaIO
 
-from common.observability.thread_watchdog import WATCHDOG
+from common.observability.watchdog import WATCHDOG
 from frontend.fetch import loader as loader_module
 from frontend.fetch.connector import FrontendMediaConnector
 from frontend.fetch.content import Content

@@ -8,7 +8,14 @@ import pytest
 from fastapi import FastAPI
 
 from common.observability.telemetry import INTER_TOKEN_LATENCY, TIME_TO_FIRST_TOKEN
-from frontend.http.operator.history import STEPS, History, Totals, history_routes, read_totals
+from frontend.http.operator.history import (
+    STEPS,
+    History,
+    Queue,
+    Totals,
+    history_routes,
+    read_totals,
+)
 from frontend.processes import Siblings
 
 
@@ -66,6 +73,27 @@ async def test_no_more_is_kept_than_is_shown() -> None:
     for number in range(STEPS + 5):
         hours.pass_by(history, requests=number)
     assert len(await history.told()) == STEPS
+
+
+def test_each_step_is_a_line_unless_nothing_happened(caplog: pytest.LogCaptureFixture) -> None:
+    hours, queues = Hours(), {"w0": Queue(3, 1)}
+    history = History(lambda: hours.totals, lambda: hours.now, lambda: queues)
+    caplog.set_level("INFO", "frontend.http.operator.history")
+    hours.pass_by(history)
+    assert caplog.messages == []
+    hours.pass_by(
+        history, requests=4, prompt_tokens=2000, predicted=1000, realised=500, output_tokens=640,
+        first_tokens=4, first_token_seconds=1,
+    )  # fmt: skip
+    queues |= {f"w{number}": Queue(2, 0) for number in range(1, 9)}
+    hours.pass_by(history, output_tokens=650)
+    hours.pass_by(history)
+    assert caplog.messages == [
+        "4 requests in 10 s; 200 prompt tokens/s; 64 output tokens/s; prefix cache hit rate 25% "
+        "(predicted 50%); first token after 0.250 s; w0: 3 running, 1 waiting",
+        "0 requests in 10 s; 0 prompt tokens/s; 1 output tokens/s; "
+        "9 workers: 19 running, 1 waiting",
+    ]
 
 
 class Others:

@@ -62,13 +62,13 @@ async def test_who_is_drained_gets_nothing_until_it_is_reinstated(router: Router
         for name in ("a", "b"):
             assert (await http.post(f"/{name}/reinstate", headers=ADMIN)).status_code == 200
     assert taken(router) == {"a", "b"}
-    assert router.drained.runs() == {}
+    assert router.drained == {}
 
 
 async def test_a_request_that_it_has_goes_on(router: Router) -> None:
     running = request(prompt(1))
     where = router.route(running).worker_id
-    router.drained.add(where, Incarnation("1"))
+    router.drained[where] = Incarnation("1")
     assert len(router.in_flight) == 1
     router.in_flight.first_token(running.request_id)
     router.in_flight.finished(running.request_id, 0)
@@ -76,7 +76,7 @@ async def test_a_request_that_it_has_goes_on(router: Router) -> None:
 
 
 async def test_another_run_of_the_same_name_serves(router: Router) -> None:
-    router.drained.add(A, Incarnation("1"))
+    router.drained[A] = Incarnation("1")
     await router.roster.remove(A)
     await router.roster.add(worker("a"))
     assert taken(router) == {"b"}  # it was away for a moment
@@ -84,8 +84,8 @@ async def test_another_run_of_the_same_name_serves(router: Router) -> None:
     await router.roster.add(worker("a", incarnation=Incarnation("2")))
     assert taken(router) == {"a", "b"}
     await router.roster.remove(A)
-    router.drained.add(B, Incarnation("1"))
-    assert router.drained.runs() == {B: "1"}
+    router.drained[B] = Incarnation("1")
+    assert router.drained == {B: "1"}
 
 
 async def test_who_is_ejected_is_on_trial_later_and_may_be_reinstated(router: Router) -> None:
@@ -145,10 +145,10 @@ async def test_all_processes_do_it_and_one_that_comes_later_learns_it(router: Ro
         assert taken(second) == taken(router) == {"b"}
         late = Router(RouterSettings(), clock=Clock())
         await Management(lambda: [late], cast(Siblings, theirs)).learn()
-        assert late.drained.runs() == {A: "1"}
+        assert late.drained == {A: "1"}
         await first.act(B, cast(Any, "drain"))
         await Management(lambda: [late], cast(Siblings, theirs)).learn()  # which has no worker yet
-        assert late.drained.runs() == {A: "1", B: "1"}
+        assert late.drained == {A: "1", B: "1"}
         await late.close()
     finally:
         await second.close()

@@ -14,8 +14,7 @@ from frontend.asgi import App, Receive, Scope, Send
 from frontend.http.server.uvicorn_server import Server
 from frontend.http.server.vllm_server import uvicorn_config
 from frontend.http.settings import HttpSettings
-from frontend.processes.connection_counts import ConnectionCounts
-from frontend.processes.listeners import listen
+from frontend.processes.listeners import ConnectionCounts, listen
 from tests.certificates import Authority
 from tests.unit.frontend.http.serving import Client, post
 from tests.waiting import until

@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 from common.errors import ThreadStuckError
-from common.observability.thread_watchdog import WATCHDOG
+from common.observability.watchdog import WATCHDOG
 from frontend.http.server.speech_threads import watch_speech
 from tests.fakes.hanging import Hanging
 from tests.waiting import until

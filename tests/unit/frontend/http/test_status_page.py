@@ -18,7 +18,7 @@ from frontend.http.access.api_keys import Keys
 from frontend.http.operator import status_page
 from frontend.http.operator.history import STEP_S, STEPS
 from frontend.http.operator.status_page import PAGE
-from frontend.router.selection.selector import Costs
+from frontend.router.selection.costs import Costs
 
 NODE = shutil.which("node")
 

@@ -14,7 +14,7 @@ import os
 import sys
 from pathlib import Path
 
-from common.aio.stop_signals import StopSignals
+from common.aio.processes import StopSignals
 from common.identity import MmHash
 from common.transfer.arena import EncodedItem
 from frontend.processes import Plan, Siblings

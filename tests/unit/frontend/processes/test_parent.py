@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from common.aio.frames import LARGEST
+from common.aio.ipc import LARGEST
 from frontend.processes import parent as parent_module
 from frontend.processes.child import MEMBER, Child
 from frontend.processes.listeners import ListenError, listen

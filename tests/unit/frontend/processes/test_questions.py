@@ -3,10 +3,9 @@
 import msgspec
 import pytest
 
-from frontend.processes import questions as questions_module
-from frontend.processes.connection_counts import ConnectionCounts
-from frontend.processes.messages import Answered, Answers, Ask, Asked
-from frontend.processes.questions import Asker, Questions
+from frontend.processes import messages
+from frontend.processes.listeners import ConnectionCounts
+from frontend.processes.messages import Answered, Answers, Ask, Asked, Asker, Questions
 from tests.waiting import until
 
 
@@ -66,7 +65,7 @@ async def test_who_is_gone_is_waited_for_no_more(trio: Trio) -> None:
 
 
 async def test_who_is_silent_is_counted(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions_module, "ANSWER_S", 0.01)
+    monkeypatch.setattr(messages, "ANSWER_S", 0.01)
     trio.questions.ask(trio.a, Ask(1, "other", b""))
     late = trio.c.asked()
     await until(lambda: trio.a.got)
@@ -79,7 +78,7 @@ async def test_who_is_silent_is_counted(trio: Trio, monkeypatch: pytest.MonkeyPa
 async def test_what_one_message_does_not_hold_is_left_out_and_counted(
     trio: Trio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(questions_module, "MOST_BYTES", 10)
+    monkeypatch.setattr(messages, "MOST_BYTES", 10)
     trio.questions.ask(trio.a, Ask(1, "other", b""))
     for each, body in ((trio.b, b"12345678"), (trio.c, b"123")):
         trio.questions.answered(each, Answered(each.asked().number, body))

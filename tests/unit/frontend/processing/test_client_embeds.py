@@ -14,7 +14,7 @@ from vllm.multimodal.inputs import (
 )
 
 from common.errors import RequestRejectedError
-from common.vllm_compat.encoder_width import embeds_width
+from common.vllm_compat.engine_settings import embeds_width
 from frontend.processing.client_tensors import check_embeds
 from tests.families.makers import MAKERS
 

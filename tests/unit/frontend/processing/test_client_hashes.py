@@ -18,7 +18,7 @@ from vllm.sampling_params import SamplingParams
 from common.errors import RequestRejectedError, SaltLostError, ThreadStuckError
 from common.identity import MmHash
 from common.media.cache_partition import hash_within, partition_of
-from common.observability.thread_watchdog import WATCHDOG
+from common.observability.watchdog import WATCHDOG
 from common.request_plane.card import WorkerCard
 from common.transfer.arena.arena import Arena
 from frontend.fetch.loader import MediaLoader

@@ -14,8 +14,7 @@ from vllm.renderers import BaseRenderer
 
 from common.media.decoded_media import check_decoded, check_options
 from common.request_plane.card import WorkerCard
-from common.vllm_compat.hf_processor_runs import HfProcessorRuns
-from common.vllm_compat.renderer_patches import patch_renderer
+from common.vllm_compat.renderer_patches import HfProcessorRuns, patch_renderer
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing.backends import OwnBackend

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from common.errors import ConfigurationError, OverloadedError
-from common.vllm_compat.hf_processor_runs import HfProcessorRuns
+from common.vllm_compat.renderer_patches import HfProcessorRuns
 from frontend.fetch.allowance import RequestAllowance
 from frontend.media_limits.budget import Budget
 from frontend.media_limits.errors import RefusedError, RequestLimitError
@@ -39,7 +39,7 @@ def descendants() -> set[psutil.Process]:
 
 
 def restarts() -> float:
-    return REGISTRY.get_sample_value("mmrouter_preprocess_restarts_total") or 0.0
+    return REGISTRY.get_sample_value("mmrouter_child_restarts_total", {"role": "media"}) or 0.0
 
 
 class Pool:

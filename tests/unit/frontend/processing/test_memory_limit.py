@@ -11,7 +11,7 @@ import torch
 
 from common.request_plane.card import WorkerCard
 from common.transfer.arena.arena import Arena
-from common.vllm_compat.hf_processor_runs import HfProcessorRuns
+from common.vllm_compat.renderer_patches import HfProcessorRuns
 from frontend.fetch.allowance import RequestAllowance
 from frontend.media_limits.budget import MediaBudgets
 from frontend.media_limits.policy import FetchPolicy

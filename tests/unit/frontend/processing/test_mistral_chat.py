@@ -16,7 +16,7 @@ from vllm.exceptions import VLLMError, VLLMUnprocessableEntityError, VLLMValidat
 from vllm.renderers import BaseRenderer
 from vllm.renderers.params import ChatParams
 
-from common.observability.thread_watchdog import WATCHDOG
+from common.observability.watchdog import WATCHDOG
 from common.request_plane.card import WorkerCard
 from frontend.args import parse
 from frontend.fetch.connector import CONNECTOR_NAME, register

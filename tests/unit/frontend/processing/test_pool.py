@@ -24,9 +24,9 @@ from common.observability.log_lines import LogFormat, LogLevel, LogSetup, curren
 from common.request_plane.card import WorkerCard
 from common.transfer.arena.access import Lease, ReservedSegment
 from common.transfer.arena.arena import Arena
-from common.transfer.arena.segment import SegmentLayout
+from common.transfer.arena.layout import SegmentLayout
 from common.transfer.codec import encode
-from common.vllm_compat.hf_processor_runs import HfProcessorRuns
+from common.vllm_compat.renderer_patches import HfProcessorRuns
 from frontend.fetch.allowance import RequestAllowance
 from frontend.fetch.content import Content
 from frontend.media_limits.budget import Budget, MediaBudgets

@@ -20,7 +20,7 @@ from common.media.cache_partition import hash_within, partition_of
 from common.request_plane.card import Adapter, WorkerCard
 from common.transfer.arena.arena import Arena
 from frontend.args import parse
-from frontend.asgi import App, Door, Step
+from frontend.asgi import App, Door, Step, as_vllm_error
 from frontend.fetch.connector import CONNECTOR_NAME, register
 from frontend.fetch.loader import MediaLoader
 from frontend.gate import BodyGate
@@ -32,7 +32,6 @@ from frontend.media_limits.policy import FetchPolicy
 from frontend.processing.preprocessor import Preprocessor, ProcessedPrompt
 from frontend.processing.settings import PreprocessSettings
 from frontend.request.engine_client import RoutedEngineClient
-from frontend.vllm_errors import as_vllm_error
 from frontend.workers import Adapters
 from tests.fakes.cards import make_card
 from tests.pictures import data_uri, picture

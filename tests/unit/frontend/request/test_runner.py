@@ -35,7 +35,6 @@ from common.errors import (
     causes,
 )
 from common.identity import Incarnation, MmHash, WorkerId
-from common.request_plane.operations import Condition
 from common.request_plane.protocol import Nack, Submit, ToFrontend
 from frontend.request import retry, runner
 from frontend.request.deadlines import Deadlines
@@ -45,7 +44,7 @@ from frontend.request.runner import LONGEST_ID
 from frontend.request.settings import FaultSettings
 from frontend.router.decision import Decision
 from frontend.router.hashing import LoraKey
-from frontend.router.request import RoutingRequest
+from frontend.router.inputs import RoutingRequest
 from frontend.workers import link as worker_link
 from tests.fakes.model import ScriptedModel
 from tests.fakes.request_lab import ANSWER, Lab, Script
@@ -257,7 +256,7 @@ async def test_a_request_goes_on_where_a_pause_sent_it_away(lab: Lab, steps: int
     await lab.remove("w1")
     lab.disturb(steps, WorkerBusyError("it is paused"))
     resting = lab.router.resting
-    resting.reported(WorkerId("w0"), Condition.PAUSED)
+    resting.add(WorkerId("w0"))
     asking = asyncio.create_task(lab.ask())
     with pytest.raises(GracefulHTTPError, match="paused or asleep") as refused:
         await asking  # one that no worker has accepted does not wait
@@ -265,12 +264,12 @@ async def test_a_request_goes_on_where_a_pause_sent_it_away(lab: Lab, steps: int
     chain = list(itertools.islice(causes(refused.value), 9))
     assert [type(one) for one in chain] == [GracefulHTTPError, NoWorkerError]
     assert chain[1].__cause__ is None
-    resting.reported(WorkerId("w0"), Condition.SERVING)
+    resting.discard(WorkerId("w0"))
     asking = asyncio.create_task(lab.ask())
     await until(lambda: len(lab.asked) == 1)
-    resting.reported(WorkerId("w0"), Condition.PAUSED)
+    resting.add(WorkerId("w0"))
     await until(lambda: not any(link.active_requests for link in lab.links.values()))
-    resting.reported(WorkerId("w0"), Condition.SERVING)
+    resting.discard(WorkerId("w0"))
     assert text(await asking) == ANSWER
     assert [asked for asked, _ in lab.asked] == ["w0", "w0"]
 
@@ -278,12 +277,12 @@ async def test_a_request_goes_on_where_a_pause_sent_it_away(lab: Lab, steps: int
 async def test_a_request_goes_on_where_an_operator_lets_it(lab: Lab) -> None:
     """Its worker fails while the other is drained, which is then reinstated."""
     drained = lab.router.drained
-    drained.add(WorkerId("w1"), Incarnation("w1"))
+    drained[WorkerId("w1")] = Incarnation("w1")
     lab.engines["w0"].script = lab.speaking("w0", 3, TransferError("w0 failed"))
     asking = asyncio.create_task(lab.ask())
     await until(lambda: len(lab.asked) == 1)
     await until(lambda: not any(link.active_requests for link in lab.links.values()))
-    drained.remove(WorkerId("w1"))
+    del drained[WorkerId("w1")]
     assert text(await asking) == ANSWER
     assert [asked for asked, _ in lab.asked] == ["w0", "w1"]
 
@@ -709,7 +708,7 @@ async def test_an_answer_goes_on_at_another_worker_with_its_adapter(lab: Lab) ->
 
 async def test_a_request_is_refused_if_no_worker_with_its_adapter_takes_any(lab: Lab) -> None:
     has_story(lab, "w0")
-    lab.router.drained.add(WorkerId("w0"), Incarnation("w0"))
+    lab.router.drained[WorkerId("w0")] = Incarnation("w0")
     with pytest.raises(GracefulHTTPError, match="drained"):
         await lab.ask()
     assert not lab.asked

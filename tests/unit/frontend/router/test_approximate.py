@@ -2,14 +2,14 @@
 
 from common.identity import BlockHash, RequestId, Target, WorkerId
 from frontend.router.index.predictions import Predictions
-from frontend.router.index.slots import SlotTable
+from frontend.router.index.target_bits import TargetBits
 from tests.fakes.kv_events import blocks
 
 A, B = Target(WorkerId("a"), 0), Target(WorkerId("b"), 0)
 
 
-def predictions(max_blocks: int = 100) -> tuple[Predictions, SlotTable]:
-    slots = SlotTable()
+def predictions(max_blocks: int = 100) -> tuple[Predictions, TargetBits]:
+    slots = TargetBits()
     for target in (A, B):
         slots.open(target)
     return Predictions(slots, max_blocks), slots

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.identity import MmIdentifier
-from frontend.router.hashing.block_media import MediaSpan, block_mm_infos
+from frontend.router.hashing.block_hasher import MediaSpan, block_mm_infos
 from tests.unit.frontend.router.vllm_requests import media_spans, vllm_extra_keys, vllm_request
 
 A, B = MmIdentifier("a"), MmIdentifier("b")

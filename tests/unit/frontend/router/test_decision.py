@@ -5,8 +5,8 @@ import json
 from common.identity import MmHash, RequestId, Target, WorkerId
 from frontend.router.decision import Considered, Decision, DecisionLog, MediaMove
 from frontend.router.index.indexes import Knowledge
+from frontend.router.selection.costs import Work
 from frontend.router.selection.load import TargetLoad
-from frontend.router.selection.selector import Work
 
 
 def decision(request_id: str, client_id: str = "") -> Decision:

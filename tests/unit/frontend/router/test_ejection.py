@@ -5,7 +5,7 @@ import random
 import pytest
 
 from common.identity import Incarnation, RequestId, WorkerId
-from frontend.router.selection.ejection import JITTER, Circuit, Ejection
+from frontend.router.ejection import JITTER, Circuit, Ejection
 
 A, B = WorkerId("a"), WorkerId("b")
 RUN = Incarnation("1")
@@ -27,7 +27,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def ejection(clock: Clock) -> Ejection:
-    return Ejection(clock, failures=3, base_s=1.0, chance=random.Random(1))
+    return Ejection(clock, base_s=1.0, chance=random.Random(1))
 
 
 def fail(ejection: Ejection, worker_id: WorkerId = A, times: int = 3) -> None:

@@ -4,8 +4,8 @@ import pytest
 
 from common.identity import MmHash, Target, WorkerId
 from frontend.router import Router
-from frontend.router.selection import encoded_media
-from frontend.router.selection.encoded_media import EncodedMedia
+from frontend.router.selection import media_placement
+from frontend.router.selection.media_placement import EncodedMedia
 from tests.fakes.routing import Clock, image, request, worker
 
 A, B = (Target(WorkerId(name), 0) for name in "ab")
@@ -79,7 +79,7 @@ async def test_where_the_room_is_unknown_what_was_sent_counts_as_encoded() -> No
 
 
 def test_no_card_makes_it_keep_all_there_ever_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoded_media, "_MAX_ITEMS", 3)
+    monkeypatch.setattr(media_placement, "_MAX_ITEMS", 3)
     encoded = EncodedMedia()
     encoded.add(A, 1 << 32)
     for number in range(5):

@@ -17,8 +17,7 @@ from frontend.router.events.replays import (
     Replay,
     Resubscribe,
 )
-from frontend.router.index.indexes import EXACT, BlockIndexes, Knowledge
-from frontend.router.index.target_blocks import TargetBlocks
+from frontend.router.index.indexes import EXACT, BlockIndexes, Knowledge, TargetBlocks
 from tests.fakes.kv_events import (
     BLOCK_SIZE,
     Publisher,

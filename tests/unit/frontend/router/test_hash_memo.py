@@ -9,8 +9,12 @@ from hypothesis import strategies as st
 
 from common.errors import RequestRejectedError
 from common.identity import BlockHash, MmIdentifier
-from frontend.router.hashing.block_hasher import BlockHasher
-from frontend.router.hashing.block_media import BlockMmInfos, MediaSpan, block_mm_infos
+from frontend.router.hashing.block_hasher import (
+    BlockHasher,
+    BlockMmInfos,
+    MediaSpan,
+    block_mm_infos,
+)
 from frontend.router.hashing.hash_memo import HashMemo
 
 SIZE = 4

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from common.identity import BlockHash, Target, WorkerId
 from frontend.router.index.kv_index import KvIndex
-from frontend.router.index.slots import SlotTable
+from frontend.router.index.target_bits import TargetBits
 from tests.unit.frontend.router.naive import NaiveIndex, shape
 
 
@@ -119,7 +119,7 @@ def test_suspending_outlasts_clearing() -> None:
 
 
 def test_a_second_index_fills_in() -> None:
-    slots = SlotTable()
+    slots = TargetBits()
     known, guessed = KvIndex(slots), KvIndex(slots)
     known.store(A, chain(1, 3))
     guessed.store(A, chain(2))
@@ -132,7 +132,7 @@ def test_a_second_index_fills_in() -> None:
 
 
 def test_clearing_one_index_clears_the_other_over_the_same_slots() -> None:
-    slots = SlotTable()
+    slots = TargetBits()
     known, guessed = KvIndex(slots), KvIndex(slots)
     known.store(A, chain(1))
     guessed.store(A, chain(1, 2))

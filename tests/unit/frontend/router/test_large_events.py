@@ -16,7 +16,7 @@ from frontend.router.event_wire import (
     Removed,
     Stored,
 )
-from frontend.router.index import BlockIndexes, TargetBlocks, target_blocks
+from frontend.router.index import BlockIndexes, TargetBlocks, indexes
 
 TARGET = Target(WorkerId("w0"), 0)
 MANY = 1_000
@@ -55,7 +55,7 @@ class Blocks:
 
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_blocks, "SLICE_BLOCKS", SLICE)
+    monkeypatch.setattr(indexes, "SLICE_BLOCKS", SLICE)
 
 
 A, B = hashes("a"), hashes("b")
@@ -78,7 +78,7 @@ def test_it_comes_to_the_same(
     parts, whole = Blocks(), Blocks()
     parts.target.apply(EventBatch(1.0, changes()))
     assert parts.finish() > MANY // SLICE // 2, "others had their turn"
-    monkeypatch.setattr(target_blocks, "SLICE_BLOCKS", 1 << 30)
+    monkeypatch.setattr(indexes, "SLICE_BLOCKS", 1 << 30)
     whole.target.apply(EventBatch(1.0, changes()))
     assert not whole.target.go_on()
     assert parts.target.held == whole.target.held > 0

@@ -18,16 +18,16 @@ from common.observability.telemetry import (
     PREDICTED_CACHED_TOKENS,
     REALISED_CACHED_TOKENS,
 )
+from frontend.router import in_flight
 from frontend.router.decision import DecisionLog
-from frontend.router.events.subscriber import EventSource
 from frontend.router.hashing import LoraKey, PromptEmbeds
+from frontend.router.index import APPROXIMATE_TTL_S
 from frontend.router.index.indexes import Knowledge
+from frontend.router.inputs import EventSource, RoutableWorker, RoutingRequest
 from frontend.router.modes import RouterMode
-from frontend.router.request import RoutingRequest
 from frontend.router.router import CANDIDATES, Router
 from frontend.router.selection import Reported
 from frontend.router.settings import RouterSettings
-from frontend.router.worker import RoutableWorker
 from tests.fakes.routing import BLOCK, Clock, image, numbers, prompt, request, worker
 from tests.waiting import until
 
@@ -211,14 +211,14 @@ async def test_two_identical_prompts_arriving_together_go_to_the_same_worker(
 
 
 async def test_predictions_expire(fleet: MakeRouter, clock: Clock) -> None:
-    router = await fleet("a", approximate_ttl_s=10.0)
+    router = await fleet("a")
     serve(router, request(prompt(1)))
-    clock.now += 9.0
+    clock.now += 0.9 * APPROXIMATE_TTL_S
     assert router.route(request(prompt(1))).overlap_blocks == 7
     # Routing it anew has renewed the prediction.
-    clock.now += 9.0
+    clock.now += 0.9 * APPROXIMATE_TTL_S
     assert router.route(request(prompt(1))).overlap_blocks == 7
-    clock.now += 11.0
+    clock.now += 1.1 * APPROXIMATE_TTL_S
     router.route(request(prompt(2)))
     assert router.route(request(prompt(1))).overlap_blocks == 0
 
@@ -420,9 +420,10 @@ async def test_every_part_hears_of_a_decision(fleet: MakeRouter) -> None:
 
 
 async def test_nothing_grows_while_requests_and_workers_come_and_go(
-    fleet: MakeRouter, clock: Clock
+    fleet: MakeRouter, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    router = await fleet("a", "b", approximate_ttl_s=5.0)
+    monkeypatch.setattr(in_flight, "APPROXIMATE_TTL_S", 5.0)
+    router = await fleet("a", "b")
     router.decisions = DecisionLog(50)
     router.media._capacity = 20
     for held in router.media._held.values():

@@ -7,12 +7,10 @@ import pytest
 
 from common.identity import BlockHash, Incarnation, RequestId, Target, WorkerId
 from frontend.router.event_wire import Cleared, Need, Removed, Stored
-from frontend.router.events.subscriber import EventSource
 from frontend.router.hashing.block_hasher import BlockHasher
 from frontend.router.index.indexes import degraded
-from frontend.router.request import RoutingRequest
+from frontend.router.inputs import EventSource, RoutableWorker, RoutingRequest
 from frontend.router.router import Router
-from frontend.router.worker import RoutableWorker
 from tests.fakes.feeds import ScriptedFeeds
 
 BLOCK = 16

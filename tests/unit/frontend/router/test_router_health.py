@@ -15,9 +15,9 @@ from common.errors import (
 )
 from common.identity import Incarnation, Target, WorkerId
 from frontend.router.decision import Decision
+from frontend.router.ejection import Circuit
 from frontend.router.router import Router
 from frontend.router.selection import Reported
-from frontend.router.selection.ejection import Circuit
 from frontend.router.settings import RouterSettings
 from tests.fakes.routing import Clock, prompt, request, worker
 

@@ -28,10 +28,10 @@ def test_flags_win_over_the_environment() -> None:
 
 
 def test_units_are_left_out_of_names() -> None:
-    assert RouterSettings.flag("approximate_ttl_s") == "--router-approximate-ttl"
-    assert RouterSettings.variable("approximate_ttl_s") == "MMROUTER_ROUTER_APPROXIMATE_TTL"
-    assert parse("--router-approximate-ttl", "2.5").approximate_ttl_s == 2.5
-    assert parse(MMROUTER_ROUTER_APPROXIMATE_TTL="3").approximate_ttl_s == 3.0
+    assert RouterSettings.flag("eject_base_s") == "--router-eject-base"
+    assert RouterSettings.variable("eject_base_s") == "MMROUTER_ROUTER_EJECT_BASE"
+    assert parse("--router-eject-base", "2.5").eject_base_s == 2.5
+    assert parse(MMROUTER_ROUTER_EJECT_BASE="3").eject_base_s == 3.0
 
 
 def test_every_field_can_be_set_from_the_environment() -> None:
@@ -47,7 +47,7 @@ def test_every_field_can_be_set_from_the_environment() -> None:
         (["--router-busy-blocks-fraction", "-1"], {}, "--router-busy-blocks-fraction='-1'"),
         (["--router-stall", "nan"], {}, "--router-stall='nan'"),
         ([], {"MMROUTER_ROUTER_MODE": "magic"}, "MMROUTER_ROUTER_MODE='magic'"),
-        ([], {"MMROUTER_ROUTER_EJECT_FAILURES": "many"}, "MMROUTER_ROUTER_EJECT_FAILURES='many'"),
+        ([], {"MMROUTER_ROUTER_EJECT_BASE": "long"}, "MMROUTER_ROUTER_EJECT_BASE='long'"),
     ],
 )
 def test_unusable_values_are_named(argv: list[str], environ: dict[str, str], where: str) -> None:

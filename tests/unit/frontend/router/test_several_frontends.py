@@ -2,10 +2,10 @@
 
 import pytest
 
-from backend_worker.plane.news import NEWS_PAUSE_S
+from backend_worker.plane.load_report import REPORT_PAUSE_S
 from tests.fakes.crowd import Crowd, Telling
 
-AT_ONCE = Telling(NEWS_PAUSE_S)
+AT_ONCE = Telling(REPORT_PAUSE_S)
 REGULARLY = Telling(None)
 
 

@@ -7,16 +7,18 @@ import random
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
 
-from frontend.router.request import RoutingRequest
-from frontend.router.selection import selector
+from frontend.router.inputs import RoutingRequest
+from frontend.router.selection import costs
 from frontend.router.selection.step_times import StepTimes
 from tests.fakes.routing import image, request
 from tests.fakes.sim_fleet import SimFleet
+from tests.simgpu.gpu import GpuModel
 
 BLOCK_OF_REQUESTS = 64
 EQUAL = (0.5,) * 4
@@ -134,7 +136,7 @@ async def test_a_short_prefix_is_not_worth_waiting_for(
     turns = await open_loop(rate, mode="round-robin")
     assert ours.p50 <= 1.02 * turns.p50
     assert ours.p99 <= 0.9 * turns.p99
-    monkeypatch.setattr(selector, "STEP", 0.0)
+    monkeypatch.setattr(costs, "STEP", 0.0)
     greedy = await open_loop(rate)
     assert greedy.p99 > ours.p99
 
@@ -150,6 +152,38 @@ async def test_a_worker_half_as_fast_gets_less_without_being_told(
     assert 0.1 <= ours.shares["w3"] / fast <= 0.65
     assert ours.rate >= 1.3 * turns.rate and ours.rate >= 1.02 * weights.rate
     assert ours.p99 <= 0.8 * weights.p99
+
+
+@dataclass(frozen=True)
+class UnsteadyGpu(GpuModel):
+    """Steps differ as they do on a busy host, and the first ones take five times as long."""
+
+    chance: random.Random = field(default_factory=random.Random)
+    cold: list[float] = field(default_factory=lambda: [5.0] * 3)
+
+    def step_seconds(
+        self, prefill_tokens: int, encoder_tokens: int, context_tokens: int, loaded_tokens: int = 0
+    ) -> float:
+        seconds = super().step_seconds(
+            prefill_tokens, encoder_tokens, context_tokens, loaded_tokens
+        )
+        if self.cold and (prefill_tokens or encoder_tokens):
+            seconds *= self.cold.pop()
+        return seconds * self.chance.lognormvariate(0, 0.3)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+async def test_equal_workers_share_a_light_load_however_they_began(seed: int) -> None:
+    """Judged by its cold start for ever, a worker would be asked no more than a few times."""
+    fleet = SimFleet((0.5,) * 3)
+    await fleet.start()
+    for name, engine in fleet.engines.items():
+        engine.gpu = UnsteadyGpu(speed=0.5, chance=random.Random(f"{seed} {name}"))
+    for block in range(9):
+        ask_all(fleet, pictures(1000 * seed + block, 1), 1)
+    await fleet.router.close()
+    shares = Counter(job.decision.worker_id for job in fleet.done)
+    assert min(shares.values()) >= 0.15 * len(fleet.done)
 
 
 async def test_a_hot_picture_spreads_before_it_queues() -> None:

@@ -7,9 +7,9 @@ import pytest
 
 from common.identity import Target, WorkerId
 from common.request_plane.step_sums import StepSums
+from frontend.router.selection.costs import Work
 from frontend.router.selection.load import TargetLoad
-from frontend.router.selection.selector import Work
-from frontend.router.selection.step_times import ENOUGH_STEPS, GUESS, StepTimes
+from frontend.router.selection.step_times import ENOUGH_STEPS, FORGET_S, GUESS, StepTimes
 
 A, B, C = (WorkerId(name) for name in "abc")
 IDLE = TargetLoad(0, 0, 0, 0)
@@ -130,6 +130,22 @@ def test_a_report_that_is_repeated_says_nothing_new() -> None:
     for _ in range(100):
         times.reported(A, [sums])
     assert (pace(times, A), times.fleet) == before
+
+
+def test_a_target_without_steps_for_a_while_is_given_another_chance() -> None:
+    now = 0.0
+    times = StepTimes(lambda: now)
+    times.reported(A, [Engine(8.0, 0.04).run(500)])
+    cold = Engine(40.0, 0.2)
+    times.reported(B, [cold.run(10)])
+    now = FORGET_S
+    assert rounded(times, B)[0] > 3.0
+    now += 1.0
+    assert rounded(times, B) == [1.0]
+    cold.rates = 8.0, 0.04
+    times.reported(A, [Engine(8.0, 0.04).run(1000)])
+    times.reported(B, [cold.run(3)])
+    assert pace(times, B) == pytest.approx(1.0, rel=0.05)
 
 
 def test_who_is_gone_is_forgotten() -> None:

@@ -19,13 +19,14 @@ from frontend.router.events import subscriber as events
 from frontend.router.events.event_stream import EventStream
 from frontend.router.events.replays import Command
 from frontend.router.events.subscriber import KvEventSubscriber, ZmqFeeds
-from frontend.router.figures import Figures
-from frontend.router.index import target_blocks
-from frontend.router.index.indexes import BlockIndexes, Knowledge
+from frontend.router.index import indexes
+from frontend.router.index.indexes import BlockIndexes, Knowledge, TargetBlocks
 from frontend.router.index.kv_index import KvIndex
-from frontend.router.index.target_blocks import TargetBlocks
+from frontend.router.inputs import EventSource, RoutableWorker
 from frontend.router.router import Router
-from frontend.router.worker import EventSource, RoutableWorker
+from frontend.workers.contract import Refusals
+from frontend.workers.gauges import Gauges
+from frontend.workers.members import Members
 from tests.fakes.feeds import ScriptedFeeds
 from tests.fakes.kv_events import blocks, encode, frame, removed, stored
 from tests.fakes.listener import Listener, W
@@ -119,7 +120,8 @@ async def test_metrics_tell_of_streams_that_there_are(feeds: ZmqFeeds) -> None:
 
     with running(Worker()) as worker:
         listener = Listener(feeds, worker.source)
-        router = Router(feeds=ScriptedFeeds(), figures=(shown := Figures()))
+        router, refusals, members = Router(feeds=ScriptedFeeds()), Refusals(), Members()
+        (gauges := Gauges()).add(refusals, members, router)
         router.roster.feeds[W] = listener.subscriber
         assert (figure("batches_total"), figure("gaps_total"), figure("losses_total")) == (0, 0, 0)
         assert figure("lag_seconds") is None
@@ -131,7 +133,7 @@ async def test_metrics_tell_of_streams_that_there_are(feeds: ZmqFeeds) -> None:
         assert figure("batches_total") == 2
         lag = figure("lag_seconds")
         assert lag is not None and lag >= 0
-        shown.remove(router.roster)
+        gauges.remove(refusals, members)
         assert figure("batches_total") is None
 
 
@@ -259,7 +261,7 @@ async def test_a_large_event_is_applied_to_its_end(
     feeds: ZmqFeeds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In parts, also where it is the last that comes, and none of them after the worker's end."""
-    monkeypatch.setattr(target_blocks, "SLICE_BLOCKS", 4)
+    monkeypatch.setattr(indexes, "SLICE_BLOCKS", 4)
     with running(Worker()) as worker:
         listener = Listener(feeds, worker.source)
         listener.subscriber.start()

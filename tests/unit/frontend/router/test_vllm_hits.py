@@ -26,8 +26,7 @@ from vllm.v1.request import Request
 
 from common.identity import RequestId
 from frontend.router.event_wire import decode_batch
-from frontend.router.events.subscriber import EventSource
-from frontend.router.request import RoutingRequest
+from frontend.router.inputs import EventSource, RoutingRequest
 from frontend.router.router import Router
 from tests.by_version import since_033
 from tests.fakes.feeds import ScriptedFeeds

@@ -12,7 +12,7 @@ from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, get_requ
 from vllm.v1.request import Request
 
 from common.identity import MmIdentifier
-from frontend.router.hashing.block_media import BlockMmInfos, MediaSpan
+from frontend.router.hashing.block_hasher import BlockMmInfos, MediaSpan
 
 
 def vllm_request(

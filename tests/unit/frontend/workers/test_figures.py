@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, Gauge
 
-from backend_worker.plane import figures as worker_figures
-from backend_worker.plane.figures import OwnFigures
+from backend_worker.plane import load_report as worker_figures
+from backend_worker.plane.load_report import OwnMetrics
 from backend_worker.plane.session import Session
 from common.discovery.base import CardPresent
 from common.errors import WorkerBusyError
@@ -15,7 +15,7 @@ from common.identity import WorkerId
 from common.observability.telemetry import DECISIONS, WORKER_PAGES_MISSING
 from common.request_plane.protocol import MOST_FIGURES_BYTES, AskFigures, Figures
 from frontend.http.operator.worker_metrics import joined_pages
-from frontend.workers import operations, serving
+from frontend.workers import members, operations
 from frontend.workers.members import Members
 from tests.fakes.fleet import Town, gone
 from tests.waiting import until
@@ -39,7 +39,7 @@ def registry(**gauges: float) -> CollectorRegistry:
 
 def counts(town: Town, **gauges: float) -> None:
     service = town.worker.service
-    service._figures = OwnFigures(service._send, registry(**gauges))
+    service._metrics = OwnMetrics(service._send, registry(**gauges))
 
 
 async def nobody(session: Session, message: Figures) -> None:
@@ -53,7 +53,7 @@ def says(town: Town, page: bytes | None) -> None:
         if page is not None:
             await town.worker.service._send(session, Figures(number, page))
 
-    town.worker.service._figures.tell = tell  # type: ignore[method-assign]
+    town.worker.service._metrics.tell = tell  # type: ignore[method-assign]
 
 
 async def text(members: Members) -> str:
@@ -121,7 +121,7 @@ async def test_a_page_beyond_the_limit_ends_the_session(town: Town) -> None:
 
 async def test_too_large_a_page_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_figures, "MOST_FIGURES_BYTES", 10)
-    assert await OwnFigures(nobody, registry(running=3)).page() == b""
+    assert await OwnMetrics(nobody, registry(running=3)).page() == b""
 
 
 async def test_pages_together_have_a_limit(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ async def test_a_frontend_that_keeps_asking_gets_one_answer_at_a_time(town: Town
         sent.append(message.number)
         await held.wait()
 
-    desk = OwnFigures(send, registry(running=1))
+    desk = OwnMetrics(send, registry(running=1))
     telling = [asyncio.create_task(desk.tell(session, number)) for number in range(1000)]
     await until(lambda: sum(task.done() for task in telling) == 999)
     held.set()
@@ -166,7 +166,7 @@ async def test_a_frontend_that_keeps_asking_gets_one_answer_at_a_time(town: Town
 
 async def test_a_page_is_made_once_for_all_who_ask_at_a_time() -> None:
     made = registry(running=1)
-    desk = OwnFigures(nobody, made)
+    desk = OwnMetrics(nobody, made)
     first = await desk.page()
     Gauge("later", "", registry=made)
     assert await desk.page() is first
@@ -183,7 +183,7 @@ async def test_who_asks_without_a_session_is_told_so(town: Town) -> None:
 async def test_a_worker_that_left_is_shown_no_more(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "SHOWN_S", 0.0)
+    monkeypatch.setattr(members, "SHOWN_S", 0.0)
     DECISIONS.labels("w0", "for the test").inc()
     labels = {"worker_id": "w0", "rank": "0"}
     (member,) = town.fleet.members.shown()

@@ -27,8 +27,8 @@ from common.request_plane.card import Adapter, HostIdentity, WorkerCard, WorkerS
 from common.request_plane.protocol import Coming, Output, RankStatus, Status, Submit, Terms
 from common.transfer.handshake import TransferReply
 from frontend.router import LoraKey, RoutingRequest
-from frontend.router.selection.ejection import Circuit
-from frontend.workers import serving
+from frontend.router.ejection import Circuit
+from frontend.workers import members
 from frontend.workers.link import WorkerLink
 from frontend.workers.members import Member
 from tests.fakes.cards import make_card
@@ -347,11 +347,11 @@ async def test_terms_of_a_worker_that_left_its_name_change_nothing_of_its_succes
 async def test_too_many_open_files_when_connecting_are_survived(
     town: Town, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("frontend.workers.keeper.RECONNECT_S", 0.01)
+    monkeypatch.setattr("frontend.workers.fleet.RECONNECT_S", 0.01)
     before = TASK_FAILURES.labels("worker keeper")._value.get()
     with monkeypatch.context() as patch:
         full = OSError(errno.EMFILE, "Too many open files")
-        patch.setattr("frontend.workers.keeper.WorkerLink", raises(full))
+        patch.setattr("frontend.workers.fleet.WorkerLink", raises(full))
         town.news.say(CardPresent(town.card()))
         await until(lambda: TASK_FAILURES.labels("worker keeper")._value.get() >= before + 2)
         # Discovery goes on meanwhile.
@@ -602,10 +602,10 @@ async def test_of_what_others_sent_no_more_is_noted_than_there_is_time_for(
     sent = [Coming(0, [BlockHash(bytes([number]))], []) for number in range(3)]
     status = Status([RankStatus(0, 0, 0, 0.0, 0, 0, 0)], 0, sent)
     predicted = town.router.roster.indexes.predicted
-    monkeypatch.setattr(serving, "OTHERS_S", -1.0)
+    monkeypatch.setattr(members, "OTHERS_S", -1.0)
     town.fleet._serving.reported(member, status)
     assert predicted.index.match([BlockHash(b"\2")]) == {Target(WorkerId("w0"), 0): 1}
     assert predicted.blocks == 1
-    monkeypatch.setattr(serving, "OTHERS_S", 60.0)
+    monkeypatch.setattr(members, "OTHERS_S", 60.0)
     town.fleet._serving.reported(member, status)
     assert predicted.blocks == 1 + len(sent)

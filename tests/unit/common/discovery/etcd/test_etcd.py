@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from common.discovery import base
 from common.discovery.base import CardPresent, CardPublisher, CardRefused
-from common.discovery.etcd import EtcdDiscovery, client, watcher
+from common.discovery.etcd import EtcdDiscovery, client
+from common.discovery.etcd import discovery as etcd_discovery
 from common.discovery.etcd.client import EtcdAccess
-from common.discovery.etcd.publisher import EtcdCardPublisher
+from common.discovery.etcd.discovery import EtcdCardPublisher
 from common.errors import CardError, DiscoveryError
 from common.identity import Incarnation, WorkerId
 from common.request_plane.card import WorkerState
@@ -36,7 +38,7 @@ pytestmark = pytest.mark.skipif(BINARIES is None, reason=NO_ETCD)
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watcher, "LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr(base, "LONGEST_PAUSE_S", 0.2)
 
 
 @pytest.fixture
@@ -123,12 +125,12 @@ async def test_etcd_comes_back_empty_and_all_cards_come_back(
         assert told[:-1] in ([], [gone(make_card()), CardPresent(make_card())])
 
 
-class Patient(watcher.EtcdCardWatcher):
+class Patient(etcd_discovery.EtcdCardWatcher):
     """Waits for a server that is not there yet."""
 
     def __init__(self, discovery: EtcdDiscovery) -> None:
         super().__init__(client.EtcdClient(discovery.access), discovery.prefix, None)
-        self._has_read = True
+        self.has_read = True
 
 
 async def test_a_worker_whose_lease_lapsed_comes_back_by_itself(member: EtcdMember) -> None:
@@ -184,7 +186,7 @@ async def test_etcd_hangs_and_goes_on(member: EtcdMember) -> None:
 async def test_who_withdraws_while_etcd_hangs_is_not_held_up(
     member: EtcdMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("common.discovery.etcd.publisher.WITHDRAW_S", 0.2)
+    monkeypatch.setattr(base, "WITHDRAW_S", 0.2)
     publisher = place(member).publisher(renew_s=RENEW_S)
     await publisher.publish(make_card())
     member.pause()

@@ -16,7 +16,7 @@ from common.discovery.file import LEASE_S, FileCardPublisher, FileCardWatcher, f
 from common.errors import CardError, CardKeyError, DiscoveryError
 from common.fleet_key import FleetKey, new
 from common.identity import Incarnation, WorkerId
-from common.observability.telemetry import MALFORMED_CARDS
+from common.observability.telemetry import DISCOVERY_ERRORS
 from common.request_plane.card import WorkerCard, WorkerState
 from tests.fakes.cards import make_card
 from tests.open_files import open_files
@@ -295,7 +295,7 @@ async def test_looking_leaves_no_handle_open(cards: Path, reader: Reader) -> Non
 def test_a_malformed_card_is_counted_once_and_hides_no_other(
     cards: Path, reader: Reader, content: bytes
 ) -> None:
-    before = MALFORMED_CARDS._value.get()
+    before = DISCOVERY_ERRORS.labels("malformed")._value.get()
     path = cards / "w1.i0.json"
     path.write_bytes(content)
     (refused,) = reader.look()
@@ -306,7 +306,7 @@ def test_a_malformed_card_is_counted_once_and_hides_no_other(
         assert reader.wait(1) == []
     put(cards, make_card())
     assert reader.look() == [CardPresent(make_card())]
-    assert MALFORMED_CARDS._value.get() == before + 1
+    assert DISCOVERY_ERRORS.labels("malformed")._value.get() == before + 1
     path.unlink()
     assert reader.look() == [CardGone(WorkerId("w1"), Incarnation("i0"))]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.discovery.file import FileCardPublisher, FileCardWatcher
-from common.discovery.file.private_directory import open_private
+from common.discovery.file.files import open_private
 from common.errors import DiscoveryError
 from tests.fakes.cards import make_card
 from tests.open_files import open_files

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from common.discovery import base
 from common.discovery.base import CardPresent, CardPublisher, CardRefused
 from common.discovery.kubernetes import KubernetesDiscovery, access, client, discovery, watcher
-from common.discovery.kubernetes.leases import CARD, WORKER, name_of
-from common.discovery.kubernetes.place import KubernetesAccess, Pod
+from common.discovery.kubernetes.leases import CARD, WORKER, KubernetesAccess, Pod, name_of
 from common.discovery.kubernetes.publisher import KubernetesCardPublisher
 from common.discovery.kubernetes.watcher import KubernetesCardWatcher
-from common.discovery.urls import open_discovery
+from common.discovery.settings import open_discovery
 from common.errors import ConfigurationError, DiscoveryError
 from common.identity import Incarnation, WorkerId
 from common.request_plane.card import WorkerCard, WorkerState
@@ -40,7 +40,7 @@ DRAINING = make_card(state=WorkerState.DRAINING)
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watcher, "LONGEST_PAUSE_S", 0.2)
+    monkeypatch.setattr(base, "LONGEST_PAUSE_S", 0.2)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
 
 
@@ -180,7 +180,7 @@ async def test_versions_that_are_forgotten_are_listed_anew(server: ApiServer) ->
 async def test_a_storm_of_410_is_answered_with_patience(
     server: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watcher, "LONGEST_PAUSE_S", 60.0)
+    monkeypatch.setattr(base, "LONGEST_PAUSE_S", 60.0)
     server.expire_watches = 1000
     async with watching(place(server).watcher()) as changes:
         waiting = asyncio.create_task(changes.next())
@@ -255,7 +255,7 @@ async def test_a_worker_whose_lease_lapsed_comes_back_by_itself(server: ApiServe
 async def test_who_withdraws_while_it_hangs_is_not_held_up(
     server: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("common.discovery.kubernetes.publisher.WITHDRAW_S", 0.2)
+    monkeypatch.setattr(base, "WITHDRAW_S", 0.2)
     before = asyncio.all_tasks()
     publisher = place(server).publisher(renew_s=RENEW_S)
     await publisher.publish(make_card())

@@ -4,11 +4,11 @@ from collections.abc import Callable
 import pytest
 
 from common.errors import ArenaFullError, ArenaUnavailableError, StaleSegmentError
-from common.transfer.arena import access, segment
+from common.transfer.arena import access, layout
 from common.transfer.arena.access import Lease
 from common.transfer.arena.arena import Arena
 from common.transfer.arena.file import SHARED_MEMORY
-from common.transfer.arena.segment import check_header
+from common.transfer.arena.layout import check_header
 from common.transfer.codec import encode
 from tests.unit.common.transfer.items import image, image_hash
 
@@ -115,13 +115,13 @@ def test_a_failed_write_leaves_room_and_no_item(
 def test_each_byte_is_copied_once(make_arena: MakeArena, monkeypatch: pytest.MonkeyPatch) -> None:
     arena = make_arena()
     copied: list[int] = []
-    copy_bytes = segment.copy_bytes
+    copy_bytes = layout.copy_bytes
 
     def count(target: memoryview, source: bytes | memoryview) -> None:
         copied.append(len(source))
         copy_bytes(target, source)
 
-    monkeypatch.setattr(segment, "copy_bytes", count)
+    monkeypatch.setattr(layout, "copy_bytes", count)
     lease = put(arena, 1)
     assert sum(copied) == lease.layout.nbytes
     put(arena, 1)
@@ -133,7 +133,7 @@ def test_two_threads_with_one_item_write_it_once(
 ) -> None:
     arena = make_arena()
     writing, go_on = threading.Event(), threading.Event()
-    write_parts = segment.write_parts
+    write_parts = layout.write_parts
 
     def slowly(*arguments: object) -> None:
         writing.set()
@@ -161,7 +161,7 @@ def test_a_waiting_writer_takes_over_when_the_first_fails(
 ) -> None:
     arena = make_arena()
     writing, go_on = threading.Event(), threading.Event()
-    write_parts = segment.write_parts
+    write_parts = layout.write_parts
 
     def fail_once(*_: object) -> None:
         monkeypatch.setattr(access, "write_parts", write_parts)

@@ -6,9 +6,8 @@ from pydantic import ValidationError
 
 from common.errors import ArenaUnavailableError, CorruptSegmentError
 from common.transfer.arena.arena import Arena
-from common.transfer.arena.file import SHARED_MEMORY
+from common.transfer.arena.file import SHARED_MEMORY, ArenaMapping
 from common.transfer.arena.layout import SEGMENTS_START, ArenaOffer
-from common.transfer.arena.mapping import ArenaMapping
 
 MakeArena = Callable[..., Arena]
 

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from common.errors import CorruptSegmentError, StaleSegmentError
 from common.identity import MmHash
-from common.transfer.arena.segment import (
+from common.transfer.arena.layout import (
     HEADER_SIZE,
     PART_ALIGNMENT,
     SegmentLayout,

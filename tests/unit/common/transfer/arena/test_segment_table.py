@@ -5,8 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from common.transfer.arena.segment import aligned
-from common.transfer.arena.segment_table import SEGMENT_ALIGNMENT, Block, SegmentTable
+from common.transfer.arena.layout import SEGMENT_ALIGNMENT, aligned
+from common.transfer.arena.segment_table import Block, SegmentTable
 
 PAGE = SEGMENT_ALIGNMENT
 

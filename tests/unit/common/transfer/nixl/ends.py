@@ -4,12 +4,12 @@ import mmap
 
 from common.transfer.arena.arena import Arena
 from common.transfer.base import Received
+from common.transfer.handshake import NixlOffer
 from common.transfer.metadata import NixlMetadata
 from common.transfer.nixl.landing import LandingArea
 from common.transfer.nixl.link import ReaderLink
 from common.transfer.nixl.receiver import NixlReceiver
 from common.transfer.nixl.sender import NixlSender
-from common.transfer.nixl_offer import NixlOffer
 from common.transfer.nixl_processes.network import NixlNetwork
 from tests.unit.common.transfer.items import image, image_hash, is_image
 from tests.waiting import until

@@ -39,11 +39,10 @@ from common.identity import MmHash
 from common.transfer.arena.arena import Arena
 from common.transfer.arena.file import reap_orphans
 from common.transfer.base import Received
+from common.transfer.handshake import NixlOffer
 from common.transfer.metadata import NixlMetadata, decode_metadata, encode_metadata
-from common.transfer.nixl.peers import MAX_OVERDUE
-from common.transfer.nixl.receiver import NixlReceiver
+from common.transfer.nixl.receiver import MAX_OVERDUE, NixlReceiver
 from common.transfer.nixl.sender import NixlSender
-from common.transfer.nixl_offer import NixlOffer
 from common.transfer.nixl_processes.agent import NixlAgent
 from common.transfer.nixl_processes.network import NixlNetwork, nixl_installed
 from common.transfer.nixl_processes.reader import pause

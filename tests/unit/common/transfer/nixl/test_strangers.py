@@ -18,11 +18,11 @@ import psutil
 import pytest
 
 from common.errors import ArenaUnavailableError, ConfigurationError, CorruptSegmentError
-from common.observability.telemetry import NIXL_RESTARTS
+from common.observability.telemetry import CHILD_RESTARTS
 from common.transfer import pages
 from common.transfer.arena.arena import Arena
 from common.transfer.arena.file import SHARED_MEMORY
-from common.transfer.arena.segment import HEADER_SIZE
+from common.transfer.arena.layout import HEADER_SIZE
 from common.transfer.checksum import PIECE
 from common.transfer.nixl.receiver import NixlReceiver
 from common.transfer.nixl.sender import NixlSender
@@ -79,7 +79,7 @@ def proc(pid: int, name: str) -> str:
 
 
 def restarts(role: str) -> float:
-    return float(NIXL_RESTARTS.labels(role)._value.get())
+    return float(CHILD_RESTARTS.labels(role)._value.get())
 
 
 async def test_without_the_flag_nothing_can_be_reached_over_a_network(

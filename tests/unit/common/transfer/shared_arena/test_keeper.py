@@ -13,7 +13,7 @@ import pytest
 from common.errors import ArenaFullError, ArenaUnavailableError
 from common.identity import MmHash
 from common.transfer.arena import Arena, Lease, ReservedSegment, SegmentLayout, check_header
-from common.transfer.shared_arena import ArenaKeeper, MediaDirectory, SharedArena
+from common.transfer.shared_arena import ArenaKeeper, MediaClaims, SharedArena
 from common.transfer.shared_arena import keeper as keeper_module
 from common.transfer.shared_arena.messages import GiveBack
 from tests.waiting import until
@@ -207,7 +207,7 @@ async def test_leases_that_the_garbage_collector_ends_count_from_the_next_operat
 
 async def test_one_medium_is_processed_by_one(attach: Attach) -> None:
     arenas = [await attach() for _ in range(3)]
-    one, other, third = map(MediaDirectory, arenas)
+    one, other, third = map(MediaClaims, arenas)
     assert await one.claim(b"key") is None
     waiting = [asyncio.create_task(each.claim(b"key")) for each in (other, third)]
     lease = await written(arenas[0], "a")
@@ -223,7 +223,7 @@ async def test_one_medium_is_processed_by_one(attach: Attach) -> None:
 
 
 async def test_what_nothing_came_of_is_the_next_ones_to_process(attach: Attach) -> None:
-    one, other = MediaDirectory(await attach()), MediaDirectory(await attach())
+    one, other = MediaClaims(await attach()), MediaClaims(await attach())
     assert await one.claim(b"key") is None
     waiting = asyncio.create_task(other.claim(b"key"))
     one.landed(b"key", None)
@@ -233,7 +233,7 @@ async def test_what_nothing_came_of_is_the_next_ones_to_process(attach: Attach) 
 
 
 async def test_names_are_of_a_space_and_limited(attach: Attach) -> None:
-    one, other = MediaDirectory(await attach()), MediaDirectory(await attach())
+    one, other = MediaClaims(await attach()), MediaClaims(await attach())
     await one.remember(b"key 1", b"name", MmHash("a"), 2)
     assert await other.recall(b"key 1", b"name") == "a"
     assert await other.recall(b"key 2", b"name") is None
@@ -254,7 +254,7 @@ async def test_without_the_keeper_each_is_for_itself(attach: Attach, keeper: Are
     assert await leased(one, "a") is None
     with pytest.raises(ArenaUnavailableError, match="gone"):
         await written(one, "b")
-    directory = MediaDirectory(one)
+    directory = MediaClaims(one)
     assert await directory.claim(b"key") is None
     assert await directory.recall(b"", b"name") is None
     await directory.remember(b"", b"name", MmHash("a"), 1)
@@ -267,7 +267,7 @@ async def test_more_than_a_socket_holds_is_sent_when_the_keeper_reads(
 ) -> None:
     ours, theirs = socket.socketpair()
     one = SharedArena(keeper.arena.offer, theirs)
-    directory = MediaDirectory(one)
+    directory = MediaClaims(one)
     for number in range(3000):  # nobody reads yet
         directory.landed(b"x" * 1000 + str(number).encode(), MmHash("a"))
     await keeper.attach(ours)
@@ -381,7 +381,7 @@ async def test_what_a_killed_process_was_writing_others_write(
     assert await victim.do("reserve a") == "room"
     assert await victim.do("claim key") == "claimed"
     writing = asyncio.create_task(written(one, "a"))
-    claiming = asyncio.create_task(MediaDirectory(one).claim(b"key"))
+    claiming = asyncio.create_task(MediaClaims(one).claim(b"key"))
     assert await leased(one, "a") is None
     victim.kill()
     (await writing).release()

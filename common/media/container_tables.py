@@ -1,0 +1,246 @@
+"""Refuse audio and video whose index tables would take FFmpeg far more memory than the file.
+
+FFmpeg builds an index when it opens a file: of MP4 and QuickTime an entry for each sample, for each
+1,024 samples of plain sound, and again for each time that an edit list shows a sample. A header
+claims billions of them in four bytes. So do its lists of pictures and of names. FLV and MXF have
+one such number each. A track of Matroska takes two bytes in the file, and hundreds in memory.
+
+Looks for tables wherever they may be, save in the media themselves, since FFmpeg looks for them in
+many places. Only a track in which every table is there once is judged by itself.
+"""
+
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+import numpy as np
+
+MAX_BYTES: Final = 64 << 20  # of FFmpeg's index of any file
+MAX_SHARE: Final = 8
+"""Of such bytes for each byte of the file. A sample takes more than one in the file itself."""
+
+MAX_SAMPLES: Final = 30_000_000  # ten minutes of uncompressed sound at 48 kHz, or days of film
+
+_SAMPLE: Final = 64
+"""Bytes that FFmpeg takes for a sample: its entry, its times, and copies while it sorts them."""
+_ENTRY: Final = 24
+_FREE_EDITS: Final = 4
+"""Edits of a track that are no repetition: a start that is cut, an end, a pause."""
+_PIECE: Final = 160  # samples of plain sound for which there is an entry, at the least
+
+_TABLES: Final = re.compile(rb"stsz|stz2|trun|stsc|stco|co64|elst|sgpd|stts|cmov")
+_TRACKS_ONLY: Final = frozenset((b"stsz", b"stz2", b"stsc", b"stco", b"co64", b"elst"))
+_BOX: Final = struct.Struct(">I4s")
+_LONG: Final = struct.Struct(">Q")
+_FIRST: Final = frozenset(
+    b"ftyp moov moof mdat pnot udta wide free skip junk pict uuid prfl styp sidx meta".split()
+)
+
+_LISTS: Final = re.compile(
+    rb"keys.{4}(.{4})|iinf[^\x00].{3}(.{4})|iloc[^\x00\x01].{5}(.{4})", re.DOTALL
+)
+"""Lists of MP4 whose number FFmpeg takes memory for at once, eight bytes for each."""
+_MOST_LISTED: Final = 1 << 26
+"""More than FFmpeg ever takes memory for. Four letters of a text are more than that."""
+
+_MATROSKA: Final = b"\x1a\x45\xdf\xa3"
+_MATROSKA_TRACKS: Final = b"\x16\x54\xae\x6b"
+_MOST_TRACKS: Final = 1000  # FFmpeg's own limit, which it looks at when it has read all of them
+
+
+_FLV_ARRAYS: Final = re.compile(rb"(?:times|filepositions)\x0a(.{4})", re.DOTALL)
+_FLV_NUMBER: Final = 9
+_MXF_START: Final = b"\x06\x0e\x2b\x34"
+_MXF_DURATION: Final = re.compile(rb"\x3f\x0c\x00\x08(.{8})", re.DOTALL)
+
+
+def claims_too_much(data: bytes | memoryview) -> bool:
+    """Return whether FFmpeg would take memory for what isn't there when it opens a file."""
+    if bytes(data[:3]) == b"FLV":
+        return any(
+            int.from_bytes(found[1], "big") * _FLV_NUMBER > len(data)
+            for found in _FLV_ARRAYS.finditer(data)
+        )
+    if bytes(data[:4]) == _MATROSKA:
+        return _has_too_many_tracks(data)
+    if _MXF_START in bytes(data[: 1 << 16]):
+        return any(
+            int.from_bytes(found[1], "big") > len(data) for found in _MXF_DURATION.finditer(data)
+        )
+    return _lists_too_much(data) or _claims_too_many_samples(data)
+
+
+def _lists_too_much(data: bytes | memoryview) -> bool:
+    """Return whether a list of an MP4 has more entries than the file has bytes."""
+    return any(
+        len(data) < int.from_bytes(found[found.lastindex or 0], "big") < _MOST_LISTED
+        for found in _LISTS.finditer(data)
+    )
+
+
+def _has_too_many_tracks(data: bytes | memoryview) -> bool:
+    """Return whether the lists of a Matroska file, or WebM, have more tracks than any film has."""
+    whole = bytes(data)
+    tracks = start = 0
+    while (found := whole.find(_MATROSKA_TRACKS, start)) >= 0 and tracks <= _MOST_TRACKS:
+        start = found + len(_MATROSKA_TRACKS)
+        tracks += _elements(whole, start)
+    return tracks > _MOST_TRACKS
+
+
+def _elements(data: bytes, at: int) -> int:
+    """Return how many elements of EBML follow a name, up to one more than the most tracks.
+
+    Not looked at is where their parent ends: whatever follows it is of other names.
+    """
+    at += _length_of_number(data, at)
+    count = 0
+    while at + 1 < len(data) and data[at] and count <= _MOST_TRACKS:
+        at += _length_of_number(data, at)
+        width = _length_of_number(data, at)
+        size = int.from_bytes(data[at : at + width], "big") & ((1 << 7 * width) - 1)
+        at += width + size
+        count += 1
+    return count
+
+
+def _length_of_number(data: bytes, at: int) -> int:
+    """Return the bytes that a number of EBML takes, by its first bits."""
+    return 9 - data[at].bit_length() if at < len(data) else 1
+
+
+def _claims_too_many_samples(data: bytes | memoryview) -> bool:
+    tracks: list[_Track] = []
+    rest = _Track(data)
+    for start, end, kind in _boxes(data, 0, len(data)):
+        if start == 0 and end >= len(data) and kind not in _FIRST:
+            return False  # no file of this kind
+        if kind == b"mdat":
+            continue
+        inside = list(_boxes(data, start + 8, end)) if kind == b"moov" else []
+        for from_, to, child in inside:
+            track = _Track.between(data, from_, to)
+            if child == b"trak" and track.is_whole:
+                tracks.append(track)
+            else:
+                rest.look(from_, to)
+        if not inside:
+            rest.look(start, end)
+    if not rest.tables.keys().isdisjoint(_TRACKS_ONLY):
+        # Some table may belong to any track: all of them are judged as one.
+        for track in tracks:
+            rest.join(track)
+        tracks = []
+    every = [*tracks, rest]
+    most = min(MAX_SAMPLES, len(data))
+    return (
+        any(track.is_impossible for track in every)
+        or sum(track.samples for track in every) > most
+        or sum(track.cost for track in every) > MAX_BYTES + MAX_SHARE * len(data)
+    )
+
+
+def _boxes(data: bytes | memoryview, at: int, end: int) -> Iterator[tuple[int, int, bytes]]:
+    """Yield start, end and name of the boxes that follow one another."""
+    while at + _BOX.size <= end:
+        size, kind = _BOX.unpack_from(data, at)
+        if size == 1 and at + 16 <= end:
+            (size,) = _LONG.unpack_from(data, at + 8)
+        after = end if size == 0 else min(end, at + size)
+        if after <= at:
+            return
+        yield at, after, kind
+        at = after
+
+
+@dataclass
+class _Track:
+    """What the tables of a track say, or of several that can't be told apart."""
+
+    data: bytes | memoryview
+    tables: dict[bytes, list[int]] = field(default_factory=dict)
+    sounds: bool = False
+    names: int = 0
+
+    @classmethod
+    def between(cls, data: bytes | memoryview, start: int, end: int) -> Self:
+        inside = bytes(data[start:end])
+        sounds = inside.count(b"soun") == 1 and b"vide" not in inside
+        track = cls(data, sounds=sounds, names=inside.count(b"trak"))
+        track.look(start, end)
+        return track
+
+    def look(self, start: int, end: int) -> None:
+        for table in _TABLES.finditer(self.data, start, end):
+            self.tables.setdefault(table[0], []).append(table.end())
+
+    def join(self, other: "_Track") -> None:
+        for kind, places in other.tables.items():
+            self.tables.setdefault(kind, []).extend(places)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no table can belong to another track."""
+        chunks = len(self.tables.get(b"stco", ())) + len(self.tables.get(b"co64", ()))
+        sizes = len(self.tables.get(b"stsz", ())) + len(self.tables.get(b"stz2", ()))
+        others = all(len(self.tables.get(kind, ())) == 1 for kind in (b"stsc", b"stts"))
+        return self.names == 1 and chunks == sizes == 1 and others
+
+    @property
+    def is_impossible(self) -> bool:
+        """Whether it is compressed, which could hide anything, or has more groups than bytes."""
+        if b"cmov" in self.tables:
+            return True
+        return any(self._groups(at) > len(self.data) for at in self._at(b"sgpd"))
+
+    @property
+    def samples(self) -> int:
+        sized = sum(self._number(at + 8) for kind in (b"stsz", b"stz2") for at in self._at(kind))
+        return sized + sum(self._number(at + 4) for at in self._at(b"trun"))
+
+    @property
+    def cost(self) -> int:
+        """Bytes of FFmpeg's index, at the most."""
+        chunks = sum(
+            min(self._number(at + 4), (len(self.data) - at) // each)
+            for kind, each in ((b"stco", 4), (b"co64", 8))
+            for at in self._at(kind)
+        )
+        in_chunk = max((self._most_in_chunk(at) for at in self._at(b"stsc")), default=0)
+        pieces = chunks * -(-in_chunk // _PIECE) * _ENTRY
+        if self._is_plain_sound:
+            return pieces
+        edits = sum(
+            min(self._number(at + 4), (len(self.data) - at) // 12) for at in self._at(b"elst")
+        )
+        repeated = max(0, edits - _FREE_EDITS) * _ENTRY
+        return pieces + self.samples * (_SAMPLE + repeated)
+
+    @property
+    def _is_plain_sound(self) -> bool:
+        """Whether FFmpeg has no entry for each sample: all take equally long, and as many bytes."""
+        if not (self.is_whole and self.sounds and self._at(b"stsz")):
+            return False
+        (times,), (sizes,) = self._at(b"stts"), self._at(b"stsz")
+        return (
+            self._number(times + 4) == 1
+            and self._number(times + 12) == 1
+            and self._number(sizes + 4) > 0
+        )
+
+    def _groups(self, at: int) -> int:
+        later = self._number(at) >> 24 > 0  # a version with one more field before the number
+        return self._number(at + 12 if later else at + 8)
+
+    def _most_in_chunk(self, at: int) -> int:
+        entries = max(0, min(self._number(at + 4), (len(self.data) - at - 8) // 12))
+        said = np.frombuffer(self.data, ">u4", 3 * entries, at + 8) if entries else np.zeros(3)
+        return int(said[1::3].max())
+
+    def _at(self, kind: bytes) -> list[int]:
+        return self.tables.get(kind, [])
+
+    def _number(self, at: int) -> int:
+        return int.from_bytes(self.data[at : at + 4], "big")

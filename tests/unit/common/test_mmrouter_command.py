@@ -1,0 +1,137 @@
+"""``mmrouter``: what it starts, and the table of a fleet."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from common.cli.fleet_status import show_status
+from tests.unit.frontend.http.test_status import view
+
+KEY = "the-key-of-admins"
+
+
+def mmrouter(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "common.cli.mmrouter", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        ([], 0, "usage: mmrouter COMMAND"),
+        (["--version"], 0, "mmrouter 0."),
+        (["frontend", "--help"], 0, "usage: python -m frontend"),
+        (["worker", "--help"], 0, "usage: python -m backend_worker"),
+        (["worker", "model", "--max-model-le=1"], 2, "did you mean --max-model-len?"),
+        (["doctor", "--prot=1"], 2, "did you mean --port?"),
+        (["fleet-key", "--help"], 0, "Make the key"),
+        (["status", "--help"], 0, "--admin-key-file FILE"),
+        (["fronted"], 2, "there is no command 'fronted'"),
+    ],
+)
+def test_each_command_is_its_module(words: list[str], status: int, says: str) -> None:
+    done = mmrouter(*words)
+    assert done.returncode == status, done.stderr
+    assert says in done.stdout + done.stderr
+
+
+class Frontend(BaseHTTPRequestHandler):
+    """Answers with what the test has put there, for admins."""
+
+    answers: ClassVar[dict[str, object]] = {}
+
+    def do_GET(self) -> None:
+        allowed = self.headers["Authorization"] == f"Bearer {KEY}"
+        self.send_response(200 if allowed else 401)
+        self.end_headers()
+        body = self.answers[self.path] if allowed else {"error": "show a key\x1b[2J"}
+        self.wfile.write(json.dumps(body, ensure_ascii=False).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
+
+
+@pytest.fixture
+def frontend() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Frontend)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> str:
+    (tmp_path / "keys").write_text(f"# of admins\n{KEY}\n")
+    return str(tmp_path / "keys")
+
+
+def test_health_in_words(frontend: str, key_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    workers = [
+        view("w0", condition="serving", model="qwen"),
+        view("w1", condition="asleep"),
+        view("w2", condition="serving", circuit="open", circuit_reason="3 failures\n\x1b[31m"),
+        view("w3", condition="serving", circuit="half-open"),
+        view("w4", connected=False, transport=None, kv_usage=None, running=None),
+        view("w5", drained=True),
+        view("w6", condition=None),
+    ]
+    Frontend.answers = {
+        "/mmrouter/workers": [each.model_dump() for each in workers],
+        "/mmrouter/workers/refused": [{"worker_id": "w7", "reason": "another model"}],
+    }
+    assert show_status(["--url", frontend, "--admin-key-file", key_file]) == 0
+    out = capsys.readouterr().out
+    head, *lines = out.splitlines()
+    assert head.split()[:3] == ["WORKER", "MODEL", "HEALTH"]
+    health = ["healthy", "asleep", "ejected: 3 failures", "on trial", "lost", "drained", "joining"]
+    for line, each in zip(lines, health, strict=False):
+        assert each in line
+    assert lines[0].split() == ["w0", "qwen", "healthy", "3", "0", "50%", "0", "shm"]
+    assert lines[-1] == "refused: w7: another model"
+    assert out.replace("\n", "").isprintable()
+
+
+def test_none_is_healthy(frontend: str, key_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Frontend.answers = {"/mmrouter/workers": [], "/mmrouter/workers/refused": []}
+    assert show_status([f"--url={frontend}", f"--admin-key-file={key_file}"]) == 1
+    assert capsys.readouterr().out == "no workers\n"
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("{frontend}", "answers 401: {"),
+        ("http://127.0.0.1:9", "no frontend of mmrouter answers at http://127.0.0.1:9: "),
+        ("127.0.0.1:9", "a URL starts with http:// or https://"),
+        ("http://[", "no frontend of mmrouter answers"),
+    ],
+)
+def test_nobody_tells(
+    frontend: str, url: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert show_status(["--url", url.format(frontend=frontend)]) == 2
+    said = capsys.readouterr().err
+    assert says in said and "\x1b" not in said
+
+
+def test_another_program_is_no_frontend(
+    frontend: str, key_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Frontend.answers = {"/mmrouter/workers": {"hello": "world"}}
+    assert show_status([f"--url={frontend}", f"--admin-key-file={key_file}"]) == 2
+    assert "no frontend of mmrouter answers" in capsys.readouterr().err
+
+
+def test_a_key_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert show_status(["--admin-key-file=/nonexistent"]) == 2
+    assert "/nonexistent" in capsys.readouterr().err
