@@ -77,23 +77,14 @@ class DiscoveryError(MmRouterError):
 
 
 class CardError(MmRouterError):
-    """A card is malformed.
-
-    Attributes:
-        field: dotted name of what is wrong with it, for counters.
-    """
+    """A card is malformed; the dotted name of the field that is wrong is for counters."""
 
     field: str = "card"
 
 
 class CardIncompatibleError(CardError):
-    """A worker's card would make hashes or tokens differ from the fleet's.
-
-    Attributes:
-        field: dotted name of the first field that differs.
-        ours: value the frontend works with.
-        theirs: value on the refused card.
-    """
+    """A worker's card would make hashes or tokens differ from the fleet's: names the first field
+    that differs, dotted, with our value and theirs."""
 
     def __init__(self, worker_id: str, field: str, ours: object, theirs: object) -> None:
         self.field = field
@@ -142,11 +133,7 @@ class NoWorkerError(MmRouterError):
 
 
 class OverloadedError(MmRouterError):
-    """There is more to do than can be done; the same request may succeed later.
-
-    Attributes:
-        retry_after_s: when to try again, in whole seconds, at least 1.
-    """
+    """There is more to do than can be done; the same request may succeed in so many seconds."""
 
     status = HTTPStatus.TOO_MANY_REQUESTS
 
@@ -243,12 +230,8 @@ class TooManyStuckThreadsError(MmRouterError):
 
 
 class RetryBudgetError(MmRouterError):
-    """Another worker might have succeeded, but too many requests were tried again lately.
-
-    Attributes:
-        cause: why the last worker failed.
-        wait_s: seconds until there may be another try.
-    """
+    """Another worker might have succeeded, but too many requests were tried again lately: there may
+    be another try in so many seconds."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
 
@@ -259,11 +242,7 @@ class RetryBudgetError(MmRouterError):
 
 
 class EnginesDiedError(MmRouterError):
-    """Several engines died while they had the request, at one place of its answer.
-
-    Attributes:
-        cause: the last death.
-    """
+    """Several engines died while they had the request, at one place of its answer."""
 
     def __init__(self, cause: MmRouterError, count: int) -> None:
         self.cause = cause
@@ -274,11 +253,7 @@ class EnginesDiedError(MmRouterError):
 
 
 class NotResumableError(MmRouterError):
-    """The worker was lost after some output, and no other can go on from there.
-
-    Attributes:
-        reason: why not, as part of a sentence.
-    """
+    """The worker was lost after some output, and no other can go on from there, for a reason."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
 
@@ -374,12 +349,7 @@ class TransferTimeoutError(TransferError):
 
 
 class MediaMissingError(TransferError):
-    """The worker lacks media items and needs them sent.
-
-    Attributes:
-        missing: hashes of the items, each once.
-        reason: a short constant, for counters.
-    """
+    """The worker lacks media items and needs them sent, each once; the reason is for counters."""
 
     def __init__(self, missing: Iterable[MmHash], reason: str) -> None:
         self.missing = list(dict.fromkeys(missing))

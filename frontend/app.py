@@ -34,17 +34,21 @@ from frontend.args import FrontendArgs, parse
 from frontend.door import make_door
 from frontend.fetch import CONNECTOR_NAME, MediaLoader, register
 from frontend.http import (
+    History,
+    Management,
     PoolingLimits,
+    Queue,
     ReadinessGate,
     Server,
     graceful_shutdown,
+    operator_app,
     raise_file_limit,
     uvicorn_config,
 )
-from frontend.models import Models, Shared
+from frontend.models import Models, Shared, operator_routers
 from frontend.processes import Siblings
 from frontend.router import Router, ZmqFeeds
-from frontend.workers import Contract, Fleet, Gauges, MediaSender, follow
+from frontend.workers import Contract, Fleet, Fleets, Gauges, MediaSender, follow
 
 logger = logging.getLogger("frontend")
 
@@ -139,24 +143,45 @@ async def open_frontend(
         register(loader)
         models = _models(args, media_sender, key)
         closing.push_async_callback(models.close)
-        gate = ReadinessGate(models.fleets.check_available)
+        fleets = models.fleets
+        history = History(queues=partial(_queues, fleets))
+        management = Management(lambda: (fleet.router for fleet in fleets), siblings)
+        routers = operator_routers(
+            fleets, media_sender, siblings, history, models.forget_media, management
+        )
+        gate = ReadinessGate(
+            fleets.check_available, operator_app(routers, args.serve.root_path or "")
+        )
         server = Server(
             uvicorn_config(make_door(args, gate, siblings), args.serve, args.http),
             siblings,
             refresh_tls=args.serve.enable_ssl_refresh,
+            handshake_s=args.http.head_timeout_s,
         )
         pooling = PoolingLimits(args.http, several_keys=args.access.several)
         shared = Shared(
             args,
-            models.fleets,
-            models.forget_media,
+            fleets,
+            routers,
+            management,
             media_sender,
             loader,
             server,
             siblings,
             pooling,
+            history,
         )
         yield Frontend(shared, args.discovery.watcher(key), models, gate)
+
+
+def _queues(fleets: Fleets) -> dict[str, Queue]:
+    queues: dict[str, Queue] = {}
+    for member in fleets.available():
+        ranks = () if member.status is None else member.status.ranks
+        queues[member.card.worker_id] = Queue(
+            sum(each.running for each in ranks), sum(each.waiting for each in ranks)
+        )
+    return queues
 
 
 def _models(args: FrontendArgs, media_sender: MediaSender, key: FleetKey | None) -> Models:

@@ -31,7 +31,7 @@ from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.settings import NixlSettings, TransferSettings
 from common.transfer.transports import TransferMode
 from common.vllm_compat.features import server_arguments
-from frontend.fetch import MediaSettings
+from frontend.fetch import CONNECTOR_NAME, MediaSettings
 from frontend.http import AccessKeys, HttpSettings, KeySettings, check_parsers
 from frontend.processes import Plan, ProcessesSettings
 from frontend.processing import ArenaSettings, PreprocessSettings
@@ -237,7 +237,7 @@ def _serve_args(prog: str, line: CommandLine) -> tuple[Namespace, dict[str, Give
         given["api_key"] = Given("environment", "VLLM_API_KEY", envs.VLLM_API_KEY)
     server_arguments().validate_parsed_serve_args(serve)
     check_parsers(serve)
-    _refuse_stored_responses()
+    _refuse_variables()
     return serve, given
 
 
@@ -275,11 +275,18 @@ def _access(serve: Namespace, settings: KeySettings) -> AccessKeys:
     return access
 
 
-def _refuse_stored_responses() -> None:
-    """vLLM's store finds responses by an id that clients choose, whoever's they are."""
+def _refuse_variables() -> None:
+    """Of vLLM's store, which finds responses by an id that clients choose, whoever's they are, and
+    of another way to fetch media."""
     value = os.environ.get("VLLM_ENABLE_RESPONSES_API_STORE", "0")
     if value != "0":
         raise ConfigurationError(
             f"VLLM_ENABLE_RESPONSES_API_STORE={value!r} would let users read, continue and cancel "
             "each other's responses, and keep them without limit: unset it"
+        )
+    value = os.environ.get("VLLM_MEDIA_CONNECTOR", CONNECTOR_NAME)
+    if value != CONNECTOR_NAME:
+        raise ConfigurationError(
+            f"VLLM_MEDIA_CONNECTOR={value!r} would fetch what clients name without the limits of "
+            "--media-allow-private and its like: unset it"
         )

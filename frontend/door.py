@@ -16,6 +16,7 @@ from frontend.http import (
     hold_stream_heads,
     name_request,
     say_when_to_retry,
+    send_deferred_parts,
     shape_errors,
     trace,
 )
@@ -47,6 +48,8 @@ def make_door(args: FrontendArgs, gate: ReadinessGate, siblings: Siblings | None
         BodyGate(args.http.max_choices, runs_tools=bool(serve.tool_server)),
         # What the request's media may take, before vLLM's app begins to fetch them.
         partial(allow_media, policy=args.media),
+        # Large parts of an answer are made while it is sent.
+        send_deferred_parts,
         # Closest to the app: it holds the first bytes of a stream back.
         hold_stream_heads,
     ]

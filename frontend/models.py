@@ -11,11 +11,11 @@ import logging
 from argparse import Namespace
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.routing import Match
 
 from common.aio.supervised import once
@@ -43,6 +43,7 @@ from frontend.http import (
     history_routes,
     limit_pooling,
     list_together,
+    live_routes,
     manage_routes,
     operate_routes,
     page_routes,
@@ -65,13 +66,14 @@ logger = logging.getLogger(__name__)
 class Shared:
     args: FrontendArgs
     fleets: Fleets
-    forget_media: Callable[[], Awaitable[None]]
+    operator_routers: list[APIRouter]
+    management: Management
     media_sender: MediaSender
     loader: MediaLoader
     server: Server
     siblings: Siblings | None
     pooling: PoolingLimits
-    history: History = field(default_factory=History)
+    history: History
 
 
 @dataclass(frozen=True)
@@ -138,20 +140,33 @@ def _client(preprocessor: Preprocessor, fleet: Fleet, shared: Shared) -> RoutedE
     return RoutedEngineClient(preprocessor, fleet, fleet.router, runner, shared.siblings)
 
 
+def operator_routers(
+    fleets: Fleets,
+    media_sender: MediaSender,
+    siblings: Siblings | None,
+    history: History,
+    forget_media: Callable[[], Awaitable[None]],
+    management: Management,
+) -> list[APIRouter]:
+    """Return what operators ask for, whichever model it is about."""
+    status = FleetStatus(Status(fleets, media_sender, [fleets.refusals]), siblings)
+    history.share(siblings)
+    return [
+        live_routes(),
+        page_routes(),
+        status_routes(status, several=siblings is not None),
+        history_routes(history),
+        worker_metrics_routes(fleets),
+        operate_routes(Operating(fleets), forget_media),
+        manage_routes(management),
+    ]
+
+
 async def _add_routes(app: FastAPI, shared: Shared) -> None:
-    fleets, siblings = shared.fleets, shared.siblings
-    status = FleetStatus(Status(fleets, shared.media_sender, [fleets.refusals]), siblings)
-    app.include_router(page_routes())
-    app.include_router(status_routes(status, several=siblings is not None))
-    shared.history.share(siblings)
-    app.include_router(history_routes(shared.history))
-    app.include_router(worker_metrics_routes(fleets))
-    operating = Operating(fleets)
-    replace_engine_routes(app, operating)
-    app.include_router(operate_routes(operating, shared.forget_media))
-    management = Management(lambda: (fleet.router for fleet in fleets), siblings)
-    await management.learn()
-    app.include_router(manage_routes(management))
+    for router in shared.operator_routers:
+        app.include_router(router)
+    replace_engine_routes(app, Operating(shared.fleets))
+    await shared.management.learn()
 
 
 LAST_WORDS_S = 30.0

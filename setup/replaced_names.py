@@ -70,6 +70,7 @@ PROCESS: Final = (
                 "image.ALLOWED_IMAGE_FORMATS",
                 "torch.load",
                 "torchcodec.VideoDecoder",
+                "vars(av)['AudioResampler']",
             ),
             "common/vllm_compat/features.py": ("OpenCVVideoBackendMixin.demux_count_frames",),
             "frontend/fetch/decoders.py": ("Image.MAX_IMAGE_PIXELS", "envs.VLLM_MAX_IMAGE_PIXELS"),

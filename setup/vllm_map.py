@@ -102,6 +102,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     "events of streams": {
         "frontend/http/streaming/token_streams.py": (
             "vllm.entrypoints.generate.base.protocol",
+            "vllm.entrypoints.openai.chat_completion.batch_serving",
             "vllm.entrypoints.openai.chat_completion.protocol",
             "vllm.entrypoints.openai.chat_completion.serving",
             "vllm.entrypoints.openai.completion.protocol",
@@ -111,6 +112,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         ),
         "frontend/http/streaming/stream_errors.py": (
             "vllm.entrypoints.anthropic.serving",
+            "vllm.entrypoints.openai.responses.protocol",
             "vllm.entrypoints.openai.responses.serving",
             "vllm.entrypoints.serve.engine.protocol",
         ),
@@ -187,7 +189,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.renderers.inputs",
             "vllm.renderers.params",
         ),
-        "frontend/processing/preprocessor.py": ("vllm.renderers.chat_utils",),
+        "frontend/processing/preprocessor.py": ("vllm.renderers.chat_utils", "vllm.renderers.hf"),
         "frontend/bounded/template_server.py": ("vllm.renderers.hf",),
     },
     "input processor": {

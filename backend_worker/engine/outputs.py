@@ -65,7 +65,9 @@ def install() -> None:
     vars(core_client)["make_zmq_socket"] = _make_zmq_socket
 
 
-def _make_zmq_socket(context: Any, path: str, kind: int, *args: Any, **options: Any) -> Any:
+def _make_zmq_socket(
+    context: object, path: str, kind: int, *args: object, **options: object
+) -> Any:
     if kind == zmq.PULL and isinstance(context, zmq.asyncio.Context):
         context = _Context(context)
     return make_zmq_socket(context, path, kind, *args, **options)
@@ -87,7 +89,7 @@ def take_outputs(take: Take) -> None:
 class DirectLLM(AsyncLLM):
     """An engine whose outputs are offered to whoever takes them."""
 
-    async def add_request(self, *args: Any, **options: Any) -> RequestOutputCollector:
+    async def add_request(self, *args: object, **options: object) -> RequestOutputCollector:
         """Return where vLLM leaves the outputs of a request, once the engine has been told."""
         collector = await super().add_request(*args, **options)
         if (take := _take.get()) is not None:
@@ -102,7 +104,7 @@ class DirectCollector(RequestOutputCollector):
 
     take: Take
 
-    def put(self, output: Any) -> None:
+    def put(self, output: object) -> None:
         """Called for each output, or for the error that ends all of them."""
         if (
             self.output is not None

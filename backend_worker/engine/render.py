@@ -54,7 +54,7 @@ class LocalRenderer:
         connector = MediaConnector(media_io_kwargs=source.media_io_kwargs)
         url = "data:application/octet-stream;base64," + base64.b64encode(source.encoded).decode()
         try:
-            medium: Any
+            medium: object
             match source.modality:
                 case "image":
                     medium = await connector.fetch_image_async(url)
@@ -94,7 +94,7 @@ class LocalRenderer:
 
 
 async def _place_for(
-    processor: BaseMultiModalProcessor[Any], modality: str, medium: Any
+    processor: BaseMultiModalProcessor[Any], modality: str, medium: object
 ) -> dict[str, str | list[int]]:
     """A prompt of one medium, in vLLM's words.
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from common.errors import (
+    ArenaUnavailableError,
     ConfigurationError,
     MediaMissingError,
     TransferError,
@@ -20,7 +21,6 @@ from common.observability.telemetry import TRANSFER_FALLBACKS
 from common.transfer.base import Attachment, MmKwargsReceiver, Received
 from common.transfer.handshake import TransferOffer, TransferReply, namespace
 from common.transfer.metadata import TransferMetadata, decode_metadata
-from common.transfer.transports import ReceiverSet
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +74,7 @@ class MediaReceiver:
 
     def __init__(self, receivers: Sequence[MmKwargsReceiver[Any]]) -> None:
         """Have one end of each transport, in the order in which offers are tried."""
-        self._ends = tuple(receivers)
-        self._receivers = ReceiverSet(receivers)
+        self._ends = {receiver.transport: receiver for receiver in receivers}
 
     def terms(self, offer: TransferOffer) -> TransferReply:
         """What to answer to an offer before anything of it was tried."""
@@ -83,7 +82,7 @@ class MediaReceiver:
             same_ipc=offer.ipc == namespace("ipc") != "",
             same_loopback=offer.loopback == namespace("net") != "",
         )
-        for end in self._ends:
+        for end in self._ends.values():
             reply = end.add_prospects(reply)
         return reply
 
@@ -97,7 +96,7 @@ class MediaReceiver:
         """
         terms = self.terms(offer)
         refusals: list[str] = []
-        for end in self._ends:
+        for end in self._ends.values():
             try:
                 accepted = await end.accept(offer, terms)
             except (TransferError, ConfigurationError) as error:
@@ -106,9 +105,9 @@ class MediaReceiver:
             if accepted is not None:
                 reply = accepted.reply.model_copy(update={"refusals": tuple(refusals)})
                 return reply, accepted.attachment
-        missing = [each for each in offer.transports if each not in self._receivers]
+        missing = [each for each in offer.transports if each not in self._ends]
         refusals += [f"this worker runs without {name.upper()}" for name in missing]
-        refusals += filter(None, (end.obstacle(terms) for end in self._ends))
+        refusals += filter(None, (end.obstacle(terms) for end in self._ends.values()))
         return terms.model_copy(update={"refusals": tuple(refusals)}), Attachment()
 
     async def receive(
@@ -126,7 +125,10 @@ class MediaReceiver:
 
         async def receive(metadata: TransferMetadata) -> None:
             try:
-                into.add(await self._receivers.receive(metadata, frames))
+                end = self._ends.get(metadata.transport)
+                if end is None:
+                    raise ArenaUnavailableError(f"this worker has no {metadata.transport}")
+                into.add(await end.receive(metadata, frames))
             except TransferError as error:
                 TRANSFER_FALLBACKS.labels(metadata.transport, type(error).__name__).inc()
                 logger.warning("media item not received: %s", error)
@@ -140,4 +142,5 @@ class MediaReceiver:
 
     async def close(self) -> None:
         """Unmap everything. Tensors still in use stay valid."""
-        await self._receivers.close()
+        for end in self._ends.values():
+            await end.close()

@@ -191,12 +191,8 @@ class WorkerService:
     async def drain(self) -> None:
         """Take no more requests, and wait until those that are here have ended."""
         self._draining = True
-        tasks = [
-            request.task
-            for session in self._sessions.values()
-            for request in session.requests.values()
-        ]
-        if tasks:
+        of = (each.requests.values() for each in self._sessions.values())
+        if tasks := [each.task for each in itertools.chain.from_iterable(of)]:
             await asyncio.wait(tasks)
 
     @property
@@ -206,7 +202,11 @@ class WorkerService:
 
     async def _receive(self) -> None:
         for count in itertools.count(1):
-            address, *parts = await self._socket.receive()
+            try:
+                address, *parts = await self._socket.receive()
+            except ProtocolError as error:
+                logger.warning("message of a frontend dropped: %s", error)
+                continue
             frames = [part.buffer for part in parts]
             session = self._sessions.get(address.bytes)
             if session is not None:
@@ -313,9 +313,9 @@ class WorkerService:
         return self._operations.state.refusal
 
     def _leave_to_others(self, reason: str) -> None:
-        for session in self._sessions.values():
-            for request in session.requests.values():
-                request.leave(reason)
+        sessions = self._sessions.values()
+        for request in [each for session in sessions for each in session.requests.values()]:
+            request.leave(reason)
 
     async def _refuse(self, session: Session, request_id: RequestId, reason: str) -> None:
         """Nothing of the request was touched, so another worker may have it."""

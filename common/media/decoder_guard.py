@@ -51,6 +51,7 @@ _OPENCV_LOGS: Final = "OPENCV_FFMPEG_LOGLEVEL"
 _QUIET: Final = "-8"  # FFmpeg's ``AV_LOG_QUIET``
 
 _PYAV_OPEN: Final[Any] = av.open
+_PYAV_RESAMPLER: Final[Any] = av.AudioResampler
 _OPENCV_OPEN: Final[Any] = cv2.VideoCapture
 
 MAX_FFMPEG_BYTES: Final = 320 << 20
@@ -64,6 +65,9 @@ _BYTES_PER_CALL: Final = 128
 """A film with its sound behind its pictures takes two calls a frame, others one for 4 KiB."""
 
 _UNCOUNTABLE_PLANES: Final = 8  # of a sound, which FFmpeg has a list of its own for beyond these
+
+SOUND_RATES: Final = range(1_000, 768_001)
+"""Hz. A sound of 600 samples at 1 Hz takes 430 MB while it is resampled."""
 
 _TORCH_LOAD: Final[Any] = torch.load
 
@@ -104,6 +108,7 @@ def guard_decoders() -> None:
     audio._torchcodec_import_exc = ImportError(_NO_TORCHCODEC)
     torchcodec.VideoDecoder = _Refusing
     av.open = _guarded_open
+    vars(av)["AudioResampler"] = _Resampler
     torch.load = _guarded_load
     ImageMediaIO.load_bytes = _load_deep
     cv2.VideoCapture = _guarded_capture  # type: ignore[assignment, misc] # its objects
@@ -306,6 +311,23 @@ class _Opened:
                 yield from map(_mean, packer.resample(frame))
             else:
                 yield frame
+
+
+class _Resampler:
+    """PyAV's, which is no base for a class, for sounds of rates that there are."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._resampler = _PYAV_RESAMPLER(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._resampler, name)
+
+    def resample(self, frame: av.AudioFrame | None) -> list[av.AudioFrame]:
+        """Return frames at the new rate. Raises ValueError for an old one that no sound has."""
+        if frame is not None and (rate := frame.sample_rate) not in SOUND_RATES:
+            raise ValueError(f"Its sample rate of {rate} Hz is none that sound has")
+        frames: list[av.AudioFrame] = self._resampler.resample(frame)
+        return frames
 
 
 def _mean(packed: av.AudioFrame) -> av.AudioFrame:

@@ -135,31 +135,40 @@ class Reserved(logging.Filter):
 
 class Paced(logging.Filter):
     """Lets each place in the code write so many warnings and errors a minute: requests that make
-    one need cost their client nothing. The first line of the next minute says how many are lost."""
+    one need cost their client nothing. The first line of the next minute says how many are lost.
+
+    Lines of the fleet (a worker joined, was lost or refused) have a limit of their own, since
+    hundreds of workers may leave at once.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._places: dict[tuple[str, int], _Minute] = {}
+        self._places: dict[tuple[str, int, bool], _Minute] = {}
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno < logging.WARNING:
             return True
         now = self._clock()
+        fleet = record.name.startswith(_FLEET) and not current_request.get()
+        most = _FLEET_LINES_A_MINUTE if fleet else _LINES_A_MINUTE
         with self._lock:
-            minute = self._places.setdefault((record.pathname, record.lineno), _Minute(now))
+            place = record.pathname, record.lineno, fleet
+            minute = self._places.setdefault(place, _Minute(now))
             lost = 0
             if now - minute.began >= _MINUTE_S:
-                lost = max(0, minute.lines - _LINES_A_MINUTE)
+                lost = max(0, minute.lines - most)
                 minute.began, minute.lines = now, 0
             minute.lines += 1
-            passes = minute.lines <= _LINES_A_MINUTE
+            passes = minute.lines <= most
         if lost:
             record.msg = f"{record.msg} [{lost} more such lines were left out]"
         return passes
 
 
+_FLEET: Final = ("common.discovery", "frontend.workers", "frontend.router")
+_FLEET_LINES_A_MINUTE: Final = 2000
 _LINES_A_MINUTE: Final = 60
 _MINUTE_S: Final = 60.0
 

@@ -22,7 +22,7 @@ from common.identity import Incarnation, WorkerId
 
 CARD_VERSION = 7
 
-MAX_RANKS = 4096
+MAX_RANKS = 1024
 
 MAX_ADAPTERS = 1024
 

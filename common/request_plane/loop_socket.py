@@ -5,6 +5,7 @@ message; with many engines, each of whose steps is a message, that was a fifth o
 """
 
 import asyncio
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
@@ -12,7 +13,14 @@ import zmq
 import zmq.asyncio
 
 from common.aio.cleanup import undo_on_error
+from common.errors import ProtocolError
 from common.request_plane.wire import Frame
+
+MAX_FRAMES: Final = 1 << 14
+"""Of one message: inline media of 5,000 pictures, or the outputs of one step. ZeroMQ limits the
+size of a frame and no number of them; each takes 10 µs of the event loop."""
+
+_DROPPED_AT_ONCE: Final = 1000
 
 
 class LoopReader:
@@ -49,7 +57,9 @@ class LoopReader:
         """The frames of the next message. Does not wait if there is one, so whoever receives many
         lets others have a turn now and then.
 
-        Raises zmq.ZMQError: it was stopped before.
+        Raises:
+            zmq.ZMQError: it was stopped before.
+            ProtocolError: the message had more than :data:`MAX_FRAMES`, and was dropped.
         """
         if self._stopped:
             # A shadow's pointer may be another socket's by now: ZMQ has freed what it was for.
@@ -58,9 +68,26 @@ class LoopReader:
             await self._wait()
         while True:
             try:
-                return self._plain.recv_multipart(zmq.NOBLOCK, copy=False)
+                frames = [self._plain.recv(zmq.NOBLOCK, copy=False)]
             except zmq.Again:  # ZMQ had news of another kind
                 await self._wait()
+                continue
+            while frames[-1].more and len(frames) < MAX_FRAMES:
+                frames.append(self._plain.recv(zmq.NOBLOCK, copy=False))
+            if frames[-1].more:
+                await self._drop()
+                raise ProtocolError(f"a message has more than {MAX_FRAMES} frames")
+            return frames
+
+    async def _drop(self) -> None:
+        """Receive the rest of a message, all of which ZeroMQ has, with turns for other tasks."""
+        for count in itertools.count(1):
+            if not self._plain.recv(zmq.NOBLOCK, copy=False).more:
+                return
+            if count % _DROPPED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+                if self._stopped:
+                    raise asyncio.CancelledError
 
     def stop(self) -> None:
         """Nothing is received any more. Whoever waits is cancelled, also if he was woken already,

@@ -263,13 +263,13 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     version: int
     worker_id: WorkerId
     incarnation: Incarnation
-    reply: bytes
+    reply: Annotated[bytes, msgspec.Meta(max_length=1 << 16)]
 
 
 class Terms(msgspec.Struct, frozen=True, tag="terms"):
     """The worker's answer to an :class:`Offer`, as in :class:`Welcome`."""
 
-    reply: bytes
+    reply: Annotated[bytes, msgspec.Meta(max_length=1 << 16)]
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):

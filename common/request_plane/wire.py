@@ -6,8 +6,10 @@ is used because vLLM's types ride in the messages; its pickle fallback is refuse
 in both directions, whatever the environment says.
 """
 
-from collections.abc import Sequence
-from typing import Any, Generic, TypeAlias, TypeVar
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 import torch
@@ -54,6 +56,22 @@ class _StrictDecoder(MsgpackDecoder):
 
 M = TypeVar("M")
 
+_LARGE: Final = 64 << 10
+"""Bytes of a message for which Python's collector waits: it looks through all that was decoded so
+far again and again. 790,000 log probabilities in 8.7 MB take 0.8 s without it and 7.5 s with it."""
+
+
+@contextmanager
+def _no_collection(nbytes: int) -> Iterator[None]:
+    if nbytes < _LARGE or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
 
 class Codec(Generic[M]):
     """Encodes any message and decodes those of one direction.
@@ -94,7 +112,8 @@ class Codec(Generic[M]):
         if not 1 <= count < len(frames):
             raise ProtocolError(f"a message of {count} frames came in {len(frames) - 1}")
         try:
-            message: M = self._decoder.decode(frames[1 : 1 + count])
+            with _no_collection(len(frames[1])):
+                message: M = self._decoder.decode(frames[1 : 1 + count])
         except (
             msgspec.DecodeError,  # includes ValidationError
             AssertionError,

@@ -26,7 +26,6 @@ from common.transfer.base import (
     MediaSource,
     MmKwargsReceiver,
     MmKwargsSender,
-    Received,
 )
 from common.transfer.handshake import TransferOffer, TransferReply
 from common.transfer.inline import (
@@ -36,7 +35,7 @@ from common.transfer.inline import (
     ReferenceSender,
     Render,
 )
-from common.transfer.metadata import TransferMetadata, Transport
+from common.transfer.metadata import Transport
 from common.transfer.nixl import LateNixl, NixlReceiver
 from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.shm import ShmReceiver, ShmSender
@@ -176,36 +175,6 @@ class SenderSet:
     def close(self) -> None:
         for sender in self._senders.values():
             sender.close()
-
-
-class ReceiverSet:
-    """A worker's receivers. Receives each item by the transport that its metadata names."""
-
-    def __init__(self, receivers: Sequence[MmKwargsReceiver[Any]]) -> None:
-        """
-        Args:
-            receivers: one of each transport in use.
-        """
-        self._receivers = {receiver.transport: receiver for receiver in receivers}
-
-    def __contains__(self, transport: str) -> bool:
-        return transport in self._receivers
-
-    async def receive(
-        self, metadata: TransferMetadata, frames: Sequence[memoryview] = ()
-    ) -> Received:
-        """As :meth:`MmKwargsReceiver.receive`.
-
-        Raises ArenaUnavailableError: this worker doesn't have that transport.
-        """
-        receiver = self._receivers.get(metadata.transport)
-        if receiver is None:
-            raise ArenaUnavailableError(f"this worker has no {metadata.transport} transport")
-        return await receiver.receive(metadata, frames)
-
-    async def close(self) -> None:
-        for receiver in self._receivers.values():
-            await receiver.close()
 
 
 def senders(arena: ArenaAccess | None, mode: TransferMode) -> list[MmKwargsSender]:

@@ -177,6 +177,12 @@ def check_arguments(args: AsyncEngineArgs) -> None:
         # This plug-in has two names.
         if getattr(args, name) or getattr(args.structured_outputs_config, name, None):
             raise _refusal(name, reason)
+    if getattr(args.structured_outputs_config, "backend", None) == "lm-format-enforcer":
+        raise _refusal(
+            "structured_outputs_config",
+            "nothing bounds what lm-format-enforcer takes of an engine for a structure of a "
+            'client\'s; set its "backend" to auto, xgrammar, guidance or outlines',
+        )
     if callable(args.hf_overrides):
         raise _refusal("hf_overrides", "a function can't be put on a card")
 

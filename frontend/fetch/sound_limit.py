@@ -8,6 +8,7 @@ import av
 import soundfile  # type: ignore[import-untyped] # it has no types
 from vllm import envs
 
+from common.media.decoder_guard import SOUND_RATES
 from frontend.media_limits import RefusedError
 
 _SAMPLE_BYTES: Final = 4
@@ -18,8 +19,6 @@ SLACK: Final = 1 << 20
 READABLE_SOUNDS: Final = "WAV, FLAC, MP3, Ogg, WebM or M4A"
 """Formats that every installation decodes, for error messages."""
 
-_LOWEST_RATE: Final = 1_000
-_HIGHEST_RATE: Final = 768_000
 PROCESSOR_RATE: Final = 48_000
 """Hz. The most that models ask for; which rate a model's processor resamples to isn't known
 where sound is decoded."""
@@ -62,10 +61,9 @@ def resampled_bytes(decoded: int, rate: float) -> int:
 
 
 def _checked_rate(rate: int) -> int:
-    if not _LOWEST_RATE <= rate <= _HIGHEST_RATE:
-        raise RefusedError(
-            f"its sample rate is {rate} Hz, which is not between {_LOWEST_RATE} and {_HIGHEST_RATE}"
-        )
+    if rate not in SOUND_RATES:
+        between = f"between {SOUND_RATES[0]} and {SOUND_RATES[-1]}"
+        raise RefusedError(f"its sample rate is {rate} Hz, which is not {between}")
     return rate
 
 

@@ -52,6 +52,10 @@ MAX_SHARED: Final = 1 << 22
 """Weight of what the prompts of a request share, times these. vLLM reads all of it again for each
 prompt, on the event loop: 0.7 MB of ``logit_bias`` for 1,024 prompts kept it for 26 seconds."""
 
+MAX_BEAM_CANDIDATES: Final = 1 << 17
+"""Log probabilities that a beam search looks at: twice as many as beams, for each token of each.
+More would be refused later as log probabilities are, after half a minute."""
+
 VALUE_WEIGHT: Final = 16
 """Of a value, in characters: one of a JSON schema takes as long as so many."""
 
@@ -158,6 +162,11 @@ def _judge_cost(body: Body, max_choices: int, shared: int) -> None:
             f"tools or structures) has more than {MAX_SHARED} characters when each of them is "
             f"counted with it, and a value as {VALUE_WEIGHT}: send several requests"
         )
+    if body.get("use_beam_search") and _beam_candidates(body) > MAX_BEAM_CANDIDATES:
+        raise RequestRejectedError(
+            f"`use_beam_search` with this `n` and `max_tokens` has more than {MAX_BEAM_CANDIDATES} "
+            "log probabilities: ask for fewer choices or tokens"
+        )
     labels, items = body.get("label_token_ids"), body.get("items")
     if not isinstance(labels, list) or not isinstance(items, list):
         return
@@ -165,6 +174,12 @@ def _judge_cost(body: Body, max_choices: int, shared: int) -> None:
         raise RequestRejectedError(
             f"`label_token_ids` times `items` is more than {MAX_LABELS}: send several requests"
         )
+
+
+def _beam_candidates(body: Body) -> int:
+    beams = _number(body.get("n"))
+    tokens = _number(body.get("max_completion_tokens") or body.get("max_tokens"))
+    return _prompts(body) * tokens * beams * (2 * beams + 1)
 
 
 def _prompts(body: Body) -> int:

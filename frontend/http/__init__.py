@@ -6,7 +6,8 @@ from frontend.http.error_shapes import shape_errors
 from frontend.http.limits.admission import Admission
 from frontend.http.limits.file_limit import attainable_files, files_needed, raise_file_limit
 from frontend.http.limits.retry_after import say_when_to_retry
-from frontend.http.operator.history import History, history_routes
+from frontend.http.operator.app import live_routes, operator_app
+from frontend.http.operator.history import History, Queue, history_routes
 from frontend.http.operator.manage import Management, manage_routes
 from frontend.http.operator.merged_metrics import MergedMetrics
 from frontend.http.operator.operate import Operating, operate_routes
@@ -31,6 +32,7 @@ from frontend.http.server.vllm_server import (
 )
 from frontend.http.settings import HttpSettings, KeySettings
 from frontend.http.streaming.early_stream_errors import hold_stream_heads
+from frontend.http.streaming.whole_answers import send_deferred_parts
 
 __all__ = [
     "AccessKeys",
@@ -46,6 +48,7 @@ __all__ = [
     "ModelChoice",
     "Operating",
     "PoolingLimits",
+    "Queue",
     "ReadinessGate",
     "Server",
     "Status",
@@ -58,13 +61,16 @@ __all__ = [
     "hold_stream_heads",
     "limit_pooling",
     "list_together",
+    "live_routes",
     "manage_routes",
     "name_request",
     "operate_routes",
+    "operator_app",
     "page_routes",
     "raise_file_limit",
     "replace_engine_routes",
     "say_when_to_retry",
+    "send_deferred_parts",
     "shape_errors",
     "share_adapters",
     "status_routes",

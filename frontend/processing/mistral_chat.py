@@ -3,7 +3,8 @@
 vLLM passes such a chat to mistral_common with its addresses in it. mistral_common fetches each of
 them by itself, with no limit, follows redirects, and opens ``file:``. Only the size of a medium
 decides which tokens stand for it, so mistral_common gets the size of the decoded medium instead
-of an address. Its encoders refuse any other reference.
+of an address. Its encoders refuse any other reference. It makes tokens at once, on the thread of
+all prompts, so a chat that is too long is refused before.
 """
 
 import asyncio
@@ -36,6 +37,7 @@ from frontend.asgi import as_vllm_error
 from frontend.fetch import DeferredMedium, for_user, seconds_to_process
 from frontend.media_limits import MediaError
 from frontend.processing.backends import Decodes
+from frontend.processing.tokenizing import Tokenizing, texts_in
 
 _SIZE: Final = "mmrouter size "
 """How a size begins that stands for a medium: neither base64 nor an address."""
@@ -49,17 +51,25 @@ _TEXTS: Final = ("text", "thinking")
 class MistralChat:
     """Renders the chats of one renderer. For one event loop."""
 
-    def __init__(self, renderer: BaseRenderer, decode: Decodes, threads: Executor) -> None:
+    def __init__(
+        self,
+        renderer: BaseRenderer,
+        tokenizing: Tokenizing,
+        decode: Decodes,
+        threads: Executor,
+    ) -> None:
         """Change nothing yet: :meth:`take_over` does.
 
         Args:
             renderer: of any model with such a tokenizer: parts that vLLM passes over may have
                 addresses too.
+            tokenizing: knows how long a text may be.
             decode: decodes a medium whose size is needed.
             threads: in which decoded media are measured.
         """
         assert isinstance(renderer, MistralRenderer), "a Mistral tokenizer with another renderer"
         self._renderer = renderer
+        self._tokenizing = tokenizing
         self._decode = decode
         self._threads = threads
         self._by_vllm = renderer.render_messages
@@ -78,9 +88,10 @@ class MistralChat:
     ) -> tuple[list[Any], DictPrompt]:
         """Do the same for vLLM's synchronous callers, which can't wait for media.
 
-        Raises VLLMValidationError if the chat has media; 400.
+        Raises VLLMValidationError if the chat has media, VLLMError if it is too long; 400.
         """
         texts = _with_sizes([_listed(message) for message in messages], {})
+        self._check_length(texts, params)
         return self._by_vllm(texts, params)
 
     async def render(
@@ -107,9 +118,11 @@ class MistralChat:
             }
         except ThreadStuckError as error:
             raise as_vllm_error(error) from error
+        written = _with_sizes(messages, sizes)
+        self._check_length(written, params)
         tokens = await self._renderer._apply_chat_template_async(
             self._renderer.get_tokenizer(),
-            _with_sizes(messages, sizes),
+            written,
             **params.get_apply_chat_template_kwargs(),
         )
         prompt = parse_dec_only_prompt(tokens)
@@ -118,6 +131,10 @@ class MistralChat:
         if mm_uuids is not None:
             prompt["multi_modal_uuids"] = mm_uuids
         return conversation, prompt
+
+    def _check_length(self, messages: object, params: ChatParams) -> None:
+        tools = params.get_apply_chat_template_kwargs().get("tools")
+        self._tokenizing.check_length(*texts_in([messages, tools]))
 
     async def _size(self, modality: str, medium: Any) -> str:
         """Return what stands for a medium in the chat."""

@@ -21,6 +21,7 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem
 from vllm.pooling_params import PoolingParams
 from vllm.renderers import BaseRenderer, renderer_from_config
 from vllm.renderers.chat_utils import load_chat_template
+from vllm.renderers.hf import HfRenderer
 from vllm.sampling_params import SamplingParams
 from vllm.tasks import SupportedTask
 from vllm.tokenizers import TokenizerLike
@@ -41,7 +42,12 @@ from common.request_plane.transfer_params import drop_transfer_params, names_enc
 from common.transfer.arena import ArenaAccess
 from common.transfer.base import MediaSource
 from common.vllm_compat.engine_settings import embeds_width
-from common.vllm_compat.renderer_patches import HfProcessorRuns, replace_threads, replace_tokenizing
+from common.vllm_compat.renderer_patches import (
+    HfProcessorRuns,
+    replace_template,
+    replace_threads,
+    replace_tokenizing,
+)
 from frontend.fetch import MediaLoader
 from frontend.media_processes import StartUp
 from frontend.processing.backends import Backend, OwnBackend, PoolBackend
@@ -170,7 +176,9 @@ class Preprocessor:
             self.input_processor = InputProcessor(self.vllm_config, self.renderer)
             self._structures = StructureTrials(self.vllm_config, self.renderer.tokenizer)
             if is_mistral_tokenizer(self.renderer.tokenizer):
-                _take_over_mistral(self.renderer, loader)
+                _take_over_mistral(self.renderer, self.tokenizing, loader)
+            elif isinstance(self.renderer, HfRenderer):
+                replace_template(self.renderer, self.tokenizing.apply_template)
             if self.renderer.mm_processor is not None:
                 self._take_over_media(serve_args, loader, arena, settings)
             if serve_args.trust_request_chat_template:  # last: it starts a process
@@ -350,11 +358,11 @@ class Preprocessor:
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
 
 
-def _take_over_mistral(renderer: BaseRenderer, loader: MediaLoader) -> None:
+def _take_over_mistral(renderer: BaseRenderer, tokenizing: Tokenizing, loader: MediaLoader) -> None:
     # Here, since mistral_common takes a second to be imported, and most models do without.
     from frontend.processing.mistral_chat import MistralChat
 
-    MistralChat(renderer, loader.decode, loader.pool).take_over()
+    MistralChat(renderer, tokenizing, loader.decode, loader.pool).take_over()
 
 
 def _said_to_the_decoder(prompt: EngineInput) -> EngineInput:

@@ -5,7 +5,7 @@ refused for its length, or cut to ten tokens, afterwards.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any, Final, TypeVar
@@ -45,12 +45,14 @@ class Tokenizing:
         """
         self._renderer = renderer
         self._others = renderer._tokenize_prompt_async
+        self._apply: Any = getattr(renderer, "_apply_chat_template_async", None)
         # One at a time: a megabyte of text takes 200 MB meanwhile.
         self._own = WatchedThreads("long texts", 1, limit_s)
         shared = isinstance(renderer.tokenizer, ThreadSafeHFTokenizerMixin)
         self._thread: Executor = self._own if shared else renderer._executor
         self._long = make_async(renderer._tokenize_prompt, executor=self._thread)
-        self._limit = max(MIN_LIMIT, renderer.model_config.max_model_len * CHARACTERS_A_TOKEN)
+        self._context = renderer.model_config.max_model_len
+        self._limit = max(MIN_LIMIT, self._context * CHARACTERS_A_TOKEN)
 
     def close(self) -> None:
         """Let the thread go; what it works on ends unseen."""
@@ -93,6 +95,17 @@ class Tokenizing:
             size *= 4
         return await self._long(prompt, params)
 
+    async def apply_template(self, config: Any, tokenizer: Any, chat: Any, **options: Any) -> Any:
+        """Render a chat as vLLM does. Where that makes tokens, on the thread of all prompts, the
+        chat is measured before.
+
+        Raises:
+            VLLMError: it is too long.
+        """
+        if options.get("tokenize"):
+            self.check_length(*texts_in([chat, options]))
+        return await self._apply(config, tokenizer, chat, **options)
+
     def check_length(self, *texts: str) -> None:
         """Return if texts are short enough to be tokenized as a whole.
 
@@ -101,9 +114,20 @@ class Tokenizing:
         """
         if (length := sum(map(len, texts))) > self._limit:
             error = RequestRejectedError(
-                f"the text has {length} characters, more than {self._limit}: send parts of it"
+                f"the text has {length} characters, more than {self._limit} (the maximum context "
+                f"length is {self._context} tokens): send parts of it"
             )
             raise as_vllm_error(error) from error
+
+
+def texts_in(value: object) -> Iterator[str]:
+    """Yield all strings within lists and objects, names of fields left out."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | Sequence):
+        inner: Iterable[object] = value.values() if isinstance(value, Mapping) else value
+        for each in inner:
+            yield from texts_in(each)
 
 
 def _wanted(params: TokenizeParams) -> int | None:

@@ -1,5 +1,7 @@
 """What a worker says went wrong, as one of our errors."""
 
+from typing import Final
+
 from common.errors import (
     DeadlineExceededError,
     EngineFailedError,
@@ -14,13 +16,17 @@ from common.errors import (
 from common.identity import WorkerId
 from common.request_plane.protocol import Failed, FailureKind
 
+LONGEST_MESSAGE: Final = 16_384
+"""Characters that a client and the log get of what a worker says."""
+
 
 def failure(worker_id: WorkerId, failed: Failed) -> MmRouterError:
     """The error of a failed request, which says whether another worker may succeed."""
-    message = f"worker {worker_id}: {failed.message}"
+    said = failed.message[:LONGEST_MESSAGE]
+    message = f"worker {worker_id}: {said}"
     match failed.kind:
         case FailureKind.INVALID:
-            return RequestRejectedError(failed.message)
+            return RequestRejectedError(said)
         case FailureKind.BUSY:
             return WorkerBusyError(message)
         case FailureKind.MEDIA:

@@ -16,7 +16,7 @@ from frontend.request_context import current_context
 MAX_LOGPROBS: Final = 1 << 17
 """Of all calls of a request: 20 candidates for 6,000 tokens, or 130,000 tokens alone."""
 
-_OF_VOCABULARY: Final = 1 << 17
+_OF_VOCABULARY: Final = 1 << 19
 _ENDLESS: Final = 1 << 20
 
 
@@ -34,8 +34,8 @@ def check_logprobs(params: object, prompt_tokens: int) -> None:
     """
     if not isinstance(params, SamplingParams):
         return
-    of_prompt = _candidates(params.prompt_logprobs) * prompt_tokens
-    wanted = _candidates(params.logprobs, params.logprob_token_ids)
+    of_prompt = candidates(params.prompt_logprobs) * prompt_tokens
+    wanted = candidates(params.logprobs, params.logprob_token_ids)
     of_answer = wanted * params.n * (params.max_tokens or _ENDLESS)
     batch = current_context().find(Batch)
     before = batch.logprobs if batch is not None else 0
@@ -51,8 +51,8 @@ def check_logprobs(params: object, prompt_tokens: int) -> None:
         )
 
 
-def _candidates(count: int | None, tokens: list[int] | None = None) -> int:
-    """For each token, itself included."""
+def candidates(count: int | None, tokens: list[int] | None = None) -> int:
+    """Return how many are asked for of each token, itself included."""
     if count is None and not tokens:
         return 0
     most = _OF_VOCABULARY if count == -1 else count or 0

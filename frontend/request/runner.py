@@ -27,6 +27,7 @@ from common.errors import (
     ProtocolError,
     RequestRejectedError,
     RetryBudgetError,
+    TransferError,
     WorkerGarbledError,
 )
 from common.identity import MmHash, RequestId, WorkerId
@@ -60,6 +61,14 @@ HASH_INLINE_TOKENS = 4096
 
 LOOK_S = 0.5
 """A request that waits for a worker looks so often whether one may be had."""
+
+MOST_ASKED = 8
+"""Times that a worker may ask for one medium. An honest one gives up before that."""
+
+_REASONS = {"not_held", "evicted", "engine_evicted"} | {
+    each.__name__ for each in TransferError.__subclasses__()
+}
+"""Why workers ask for media: a label of metrics, so it is of a closed list."""
 
 LONGEST_ID = 1024
 """Characters of what a client calls its request. Every event of a stream repeats it: one of
@@ -407,7 +416,9 @@ class RequestRunner:
                                     return
                             case Ack():
                                 state.lifecycle.on(Event.ACK)
-                                self._router.media.acked(worker_id, answer.held)
+                                items = state.prompt.items()
+                                held = [each for each in answer.held if each in items]
+                                self._router.media.acked(worker_id, held)
                             case Nack():
                                 state.lifecycle.on(Event.NACK)
                                 await self._supply(state, decision, link, answer, asked)
@@ -426,16 +437,17 @@ class RequestRunner:
     ) -> None:
         """Give the worker what it lacks: as before, or inline if that was no use."""
         worker_id = decision.worker_id
-        self._router.media.nacked(worker_id, nack.missing)
         items = state.prompt.items()
-        unknown = [mm_hash for mm_hash in nack.missing if mm_hash not in items]
-        if unknown:
-            raise ProtocolError("it asks for media that the prompt doesn't have")
+        if not nack.missing or not items.keys() >= {*nack.missing}:
+            raise ProtocolError("it asks for media that the prompt doesn't have, or for none")
         asked.update(nack.missing)
+        if max(asked.values()) > MOST_ASKED:
+            raise ProtocolError(f"it asks for a medium more than {MOST_ASKED} times")
+        self._router.media.nacked(worker_id, nack.missing)
         again = any(asked[mm_hash] > 1 for mm_hash in nack.missing)
         lacking = [items[mm_hash] for mm_hash in nack.missing]
         handles = await self._media_sender.send(worker_id, lacking, inline=again)
-        _record(decision, handles, nack.reason)
+        _record(decision, handles, nack.reason if nack.reason in _REASONS else "other")
         await link.supply(nack.request_id, handles)
 
 

@@ -24,6 +24,7 @@ from common.observability.telemetry import (
 from common.request_plane.lifecycle import Event, Lifecycle, State
 from common.request_plane.protocol import MOST_POOLED_BYTES, Output, Submit
 from frontend.processing import ProcessedPrompt
+from frontend.request.answer_check import AnswerCheck
 from frontend.request.deadlines import Deadlines
 from frontend.request.direct_events import DirectEvents
 from frontend.request.gathering import GatheredAnswer
@@ -78,6 +79,7 @@ class RequestState:
         self.resume: Resume = Beginning(submit)
         self._original = submit
         self._pools = params is None
+        self._check = AnswerCheck(params)
         self._choices = 0 if params is None else params.n
         self._alone = self._choices == 1
         self._blank = vars(
@@ -112,6 +114,7 @@ class RequestState:
             MmRouterError: it may not.
         """
         place, self._place = self._place, 0
+        self._check = AnswerCheck(self._original.sampling_params)
         self._waits = False
         self.attempts.failed(worker_id, error, place=place)
         self.lifecycle.on(Event.WORKER_FAILED)
@@ -182,6 +185,7 @@ class RequestState:
         if output.finished and not output.outputs:
             raise WorkerGarbledError("a worker ended a request without a word")
         self._place += tokens
+        self._check.check(output, self._place)
         state = self.lifecycle.state
         first = state is not State.STREAMING and not self.lifecycle.answered
         outputs = self.resume.join(output.outputs)
@@ -242,6 +246,7 @@ class RequestState:
         ):
             return False
         tokens = len(one.token_ids)
+        self._check.check(output, self._place + tokens)
         if not events.send(one.text, self._place + tokens):
             return False
         now = time.perf_counter()

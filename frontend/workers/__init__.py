@@ -10,6 +10,7 @@ from frontend.workers.link import WorkerLink
 from frontend.workers.media_sender import MediaSender
 from frontend.workers.members import Member, Members, Roll
 from frontend.workers.operations import Performed, WorkerPage, ask_for_pages, perform, those_called
+from frontend.workers.partial_decode import Logprobs
 
 __all__ = [
     "Adapters",
@@ -18,6 +19,7 @@ __all__ = [
     "Fleet",
     "Fleets",
     "Gauges",
+    "Logprobs",
     "MediaSender",
     "Member",
     "Members",

@@ -3,8 +3,6 @@ contract, and who is refused and why.
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import Final
 
 from common.errors import CardCodeError, CardError, CardIncompatibleError, NoWorkerError
 from common.fleet_key import FleetKey
@@ -65,17 +63,14 @@ class Contract:
             self._card.set_result(card)
 
 
-REASONS: Final = 3
-"""Refused workers of which a user is told why: there may be thousands, of one kind."""
-
-
-def nobody(reasons: Sequence[str]) -> NoWorkerError:
-    """Return what to say if there is no worker, and why some are refused, a sentence each."""
-    if not reasons:
+def nobody(refused: int) -> NoWorkerError:
+    """Return what to say to users if there is no worker. Why some are refused is not for them."""
+    if not refused:
         return NoWorkerError("no worker is available: none has registered yet, or all are gone")
-    more = len(reasons) - REASONS
-    said = [*reasons[:REASONS], *([f"and {more} more are refused"] if more > 0 else [])]
-    return NoWorkerError("no worker is available: " + "; ".join(said))
+    return NoWorkerError(
+        f"no worker is available: {refused} refused, and operators see why at "
+        "/mmrouter/workers/refused"
+    )
 
 
 class Refusals:

@@ -97,12 +97,12 @@ class Fleet:
         return holder.link
 
     def check_available(self) -> None:
-        """Raises NoWorkerError, with what is known of the reason, if nobody is there."""
+        """Raises NoWorkerError if nobody is there."""
         if self.connected:
             return
         if self._closed:
             raise NoWorkerError("this frontend is shutting down")
-        raise nobody(self.refusals.reasons())
+        raise nobody(len(self.refusals.reasons()))
 
     def joined_since(self, worker_id: WorkerId, moment: float) -> bool:
         """Return whether a worker came, or came back, after a monotonic moment."""

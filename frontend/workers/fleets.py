@@ -84,11 +84,11 @@ class Fleets:
         return [member for fleet in self for member in fleet.members.shown()]
 
     def check_available(self) -> None:
-        """Raises NoWorkerError, with what is known of the reason, if nobody is there."""
+        """Raises NoWorkerError if nobody is there."""
         if any(fleet.connected for fleet in self._here):
             return
         everybody = (self.refusals, *(fleet.refusals for fleet in self._here))
-        raise nobody([reason for each in everybody for reason in each.reasons()])
+        raise nobody(sum(len(each.reasons()) for each in everybody))
 
     def apply(self, change: CardChange) -> None:
         match change:

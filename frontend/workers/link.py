@@ -39,7 +39,7 @@ from common.identity import Incarnation, RequestId
 from common.observability.telemetry import UNDECODABLE_MESSAGES
 from common.request_plane.card import WorkerCard
 from common.request_plane.loop_socket import LoopSocket
-from common.request_plane.operations import Operation
+from common.request_plane.operations import LONGEST_MESSAGE, Operation
 from common.request_plane.protocol import (
     MOST_OPERATIONS,
     MOST_POOLED_BYTES,
@@ -85,6 +85,10 @@ RECEIVE_QUEUE = 1000
 MAX_FRAME_BYTES = MOST_POOLED_BYTES + (1 << 20)
 """Of a message of a worker. A larger one ends the connection before it is in memory: the largest
 that a worker sends holds a pooled answer."""
+
+MAX_MESSAGE_BYTES = 16 << 20
+"""Of the frame that is decoded, beside which tensors have frames of their own: 131,072 log
+probabilities, the most of one output that is honest, take 10 MB."""
 
 SEND_BYTES = 256 << 20
 """Bytes of media that may wait for it; beyond, media go to another worker."""
@@ -173,7 +177,8 @@ class WorkerLink:
                 f"worker {self.card.worker_id} did not answer at {self.card.request_endpoint}"
             ) from error
         if isinstance(answer, Goodbye):
-            raise ProtocolVersionError(f"worker {self.card.worker_id}: {answer.reason}")
+            reason = answer.reason[:LONGEST_MESSAGE]
+            raise ProtocolVersionError(f"worker {self.card.worker_id}: {reason}")
         if not isinstance(answer, Welcome) or answer.incarnation != self.card.incarnation:
             raise WorkerLostError(
                 f"{self.card.request_endpoint} is no longer worker {self.card.worker_id}"
@@ -317,7 +322,12 @@ class WorkerLink:
         for count in itertools.count(1):
             if count % YIELD_EVERY == 0:
                 await asyncio.sleep(0)
-            frames = await self._receive_frames()
+            try:
+                frames = await self._receive_frames()
+            except ProtocolError as error:
+                UNDECODABLE_MESSAGES.labels("frontend").inc()
+                self._lose(f"its messages can't be taken: {error}", WorkerGarbledError)
+                return
             try:
                 message = self._codec.decode(frames)[0]
             except ProtocolError as error:
@@ -334,7 +344,7 @@ class WorkerLink:
                 case Operated():
                     self._operations.answered(message.number, message)
                 case Goodbye():
-                    self._lose(message.reason, WorkerLeftError)
+                    self._lose(message.reason[:LONGEST_MESSAGE], WorkerLeftError)
                 case Outputs(outputs):
                     await self._deliver(outputs)
                     await asyncio.sleep(0)  # a turn for those that wait for them
@@ -451,6 +461,8 @@ class WorkerLink:
     async def _receive_frames(self) -> list[memoryview]:
         frames = await self._socket.receive()
         self._last_heard = time.monotonic()
+        if len(frames) > 1 and len(frames[1]) > MAX_MESSAGE_BYTES:
+            raise ProtocolError(f"one has {len(frames[1])} bytes beside its tensors")
         return [frame.buffer for frame in frames]
 
     async def _send(self, message: ToWorker, media: Sequence[Frame] = ()) -> None:

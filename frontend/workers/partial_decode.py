@@ -1,10 +1,13 @@
 """Checks of a worker's answers: a bad output ends one request, not the link."""
 
+import json
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
+import torch
 from vllm.logprobs import FlatLogprobs, Logprob
 
 from common.errors import ProtocolError
@@ -67,8 +70,29 @@ def _read(codec: Codec[Output], frames: Sequence[memoryview]) -> Output | Missin
         return Missing(head.request_id, head.finished)
 
 
+_LONGEST_REASON: Final = 64
+_MAX_TOKEN: Final = 1 << 32
+"""No tokenizer has so many; a larger number is an OverflowError in that of Hugging Face."""
+
+_MOST_DIMENSIONS: Final = 4
+"""Of what is pooled. PyTorch makes lists of a tensor by recursion: 200,000 dimensions of size one,
+in four bytes, end the process."""
+
+_POOLED: Final = frozenset(
+    {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64}
+)
+
+
 def flaw_of(output: Output) -> str:
     """Return what is wrong with an output, in words; empty if nothing is."""
+    if output.pooled is not None and (
+        output.pooled.dtype not in _POOLED
+        or output.pooled.ndim > _MOST_DIMENSIONS
+        or not output.pooled.numel()  # in no bytes it may have a billion rows
+    ):
+        return "what it pooled is no list of numbers"
+    if output.kv_transfer_params is not None and not _is_json(output.kv_transfer_params):
+        return "its kv_transfer_params are no JSON"
     for name in ("num_cached_tokens", "num_cache_creation_tokens"):
         if (getattr(output, name) or 0) < 0:
             return f"{name} is negative"
@@ -77,14 +101,42 @@ def flaw_of(output: Output) -> str:
     for one in output.outputs:
         if one.index < 0 or min(one.token_ids, default=0) < 0:
             return "an index or a token is negative"
+        if max(one.token_ids, default=0) >= _MAX_TOKEN:
+            return "a token is of no vocabulary"
+        if len(one.finish_reason or "") > _LONGEST_REASON:
+            return "it ended for no known reason"
         if one.logprobs is not None and not _are_numbers(one.logprobs):
             return "a log probability is no number"
     return ""
 
 
+def _is_json(value: object) -> bool:
+    try:
+        json.dumps(value, allow_nan=False, default=str)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
 def _are_numbers(logprobs: Logprobs) -> bool:
     """Return whether all are; minus infinity is one, of a token that can't be."""
+    if isinstance(logprobs, FlatLogprobs) and not _follow_each_other(logprobs):
+        return False
     return all(value < math.inf for value in _values(logprobs))  # false for NaN too
+
+
+def _follow_each_other(flat: FlatLogprobs) -> bool:
+    """Return whether each position has what follows that of the one before it. Each of 3,000 with
+    all of them would be 9 million."""
+    count = len(flat.logprobs)
+    lists = (flat.token_ids, flat.ranks, flat.decoded_tokens)
+    return (
+        all(len(each) == count for each in lists)
+        and len(flat.start_indices) == len(flat.end_indices)
+        and flat.start_indices == [0, *flat.end_indices][: len(flat.end_indices)]
+        and all(map(operator.le, flat.start_indices, flat.end_indices))
+        and (flat.end_indices or [0])[-1] == count
+    )
 
 
 def _values(logprobs: Logprobs) -> Iterable[float]:

@@ -9,17 +9,16 @@ import shlex
 from collections.abc import Iterator
 from functools import cache
 
-import backend_worker.args
-import frontend.args
+from common.cli.known_flags import KnownFlags
 from setup.links import ROOT, pages
 
 FENCE = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PYTHON = {"python", "python3", ".venv/bin/python"}
 OF_A_PROCESS = {
-    "frontend": frontend.args.completion,
-    "backend_worker": backend_worker.args.completion,
-    "mmrouter-frontend": frontend.args.completion,
-    "mmrouter-worker": backend_worker.args.completion,
+    "frontend": "frontend",
+    "backend_worker": "worker",
+    "mmrouter-frontend": "frontend",
+    "mmrouter-worker": "worker",
 }
 
 
@@ -43,8 +42,10 @@ def targets() -> set[str]:
 
 
 @cache
-def flags(process: str) -> set[str]:
-    return set(re.findall(r"--[a-z][a-z0-9-]+", OF_A_PROCESS[process]("bash")))
+def flags(process: str) -> frozenset[str]:
+    known = KnownFlags.of(OF_A_PROCESS[process])
+    assert known is not None
+    return known.flags
 
 
 def test_each_target_of_make_exists() -> None:

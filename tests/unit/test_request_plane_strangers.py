@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 import zmq
 import zmq.asyncio
-from vllm.logprobs import Logprob
+from vllm.logprobs import FlatLogprobs, Logprob
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
@@ -28,6 +29,7 @@ from common.errors import (
     WorkerLostError,
 )
 from common.identity import Incarnation, MmHash, RequestId, WorkerId
+from common.request_plane import loop_socket
 from common.request_plane.protocol import (
     MOST_OUTPUTS,
     PROTOCOL_VERSION,
@@ -433,7 +435,27 @@ FLAWS: dict[str, Callable[[Output], Output]] = {
     ),
     "negative token": lambda good: with_choice(good, token_ids=[-1]),
     "negative index": lambda good: with_choice(good, index=-1),
+    "a token of no vocabulary": lambda good: with_choice(good, token_ids=[1 << 62]),
+    "an endless reason": lambda good: with_choice(good, finish_reason="stop" * 100),
+    "each position with all": lambda good: with_choice(good, logprobs=flat([0] * 3, [3] * 3)),
+    "positions apart": lambda good: with_choice(good, logprobs=flat([0, 2], [1, 3])),
+    "positions beyond": lambda good: with_choice(good, logprobs=flat([0], [10**9])),
+    "lists of several lengths": lambda good: with_choice(
+        good, logprobs=dataclasses.replace(flat([0], [3]), ranks=[])
+    ),
+    "no JSON": lambda good: msgspec.structs.replace(good, kv_transfer_params={"a": math.nan}),
+    "many dimensions": lambda good: pooled(good, torch.zeros(1).view([1] * 200_000)),
+    "rows of nothing": lambda good: pooled(good, torch.zeros(10**9, 0)),
+    "odd numbers": lambda good: pooled(good, torch.zeros(1, dtype=torch.complex64)),
 }
+
+
+def flat(starts: list[int], ends: list[int]) -> FlatLogprobs:
+    return FlatLogprobs(starts, ends, [1, 2, 3], [-1.0] * 3, [1, 2, 3], ["a", "b", "c"])
+
+
+def pooled(good: Output, tensor: torch.Tensor) -> Output:
+    return msgspec.structs.replace(good, pooled=tensor)
 
 
 def with_choice(good: Output, **fields: Any) -> Output:
@@ -449,10 +471,43 @@ async def test_what_no_engine_says_is_its_workers_fault(fake: FakeWorker, flaw: 
     odd = FLAWS[flaw](an_output("bad", finished=True))
     fine = with_choice(an_output("good", finished=True), logprobs=logprob(-math.inf))
     await fake.say(Outputs([odd, fine]))
-    with pytest.raises(WorkerGarbledError, match=r"negative|no number"):
+    with pytest.raises(WorkerGarbledError, match="worker w0: "):
         await asking[0]
     assert len(await asking[1]) == 1
     assert fake.link.active_requests == 0
+
+
+async def test_log_probabilities_that_lie_flat_are_taken(fake: FakeWorker) -> None:
+    asking = asyncio.create_task(collect(fake.link.dispatch(submit("r"), [])))
+    await fake.hear(Submit)
+    fine = with_choice(an_output("r", finished=True), logprobs=flat([0, 2], [2, 3]))
+    await fake.say(Outputs([fine]))
+    assert len(await asking) == 1
+
+
+@pytest.mark.parametrize("module", [link, loop_socket])
+async def test_a_message_that_is_too_large_ends_the_link(
+    monkeypatch: pytest.MonkeyPatch, fake: FakeWorker, module: Any
+) -> None:
+    monkeypatch.setattr(link, "MAX_MESSAGE_BYTES", 1 << 10)
+    monkeypatch.setattr(loop_socket, "MAX_FRAMES", 64)
+    asking = asyncio.create_task(collect(fake.link.dispatch(submit("r"), [])))
+    await fake.hear(Submit)
+    frames = [b"x" * 2000] if module is link else [b"x"] * 3000
+    await fake.say_frames([(1).to_bytes(4, "little"), *frames])
+    with pytest.raises(WorkerGarbledError, match="2000 bytes" if module is link else "64 frames"):
+        await asking
+
+
+@only_shm
+async def test_a_worker_drops_a_message_of_too_many_frames(
+    monkeypatch: pytest.MonkeyPatch, plane: Plane, raw: Raw
+) -> None:
+    monkeypatch.setattr(loop_socket, "MAX_FRAMES", 64)
+    await raw.say_frames([b"x"] * 3000)
+    plane.engine.script = never
+    await raw.say(submit("r"))
+    await until(lambda: plane.engine.running == 1)
 
 
 async def test_a_frame_that_is_too_large_ends_the_link(
@@ -608,7 +663,8 @@ async def test_hellos_that_overlap_leave_one_session_and_one_hold(plane: Plane) 
     await twice.hear(Welcome)
     await twice.hear(Welcome)
     await until(lambda: len(plane.service._sessions) == 2 and not plane.service._ending)
-    (shm,) = [end for end in plane.service._media_receiver._ends if isinstance(end, ShmReceiver)]
+    shm = plane.service._media_receiver._ends["shm"]
+    assert isinstance(shm, ShmReceiver)
     holds = shm._attachments._holds
     assert list(holds.values()) == [2], "ours and theirs"
     twice.close()

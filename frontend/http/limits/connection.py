@@ -115,6 +115,7 @@ class Connection(HttpToolsProtocol):
             )
         else:
             self._expect_head()
+            self._idle[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go of everything, also of a request that others wait behind."""
@@ -133,7 +134,6 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse, unless nothing is read any more."""
-        self._idle.pop(self, None)
         if self._lingering or self.transport.is_closing():
             return
         if self._busy() and self._running is not None and not self._running.more_body:
@@ -190,6 +190,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head is here."""
         self._in_head, self._in_body, self._aimless = False, True, 0
+        self._idle.pop(self, None)
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
@@ -236,7 +237,7 @@ class Connection(HttpToolsProtocol):
         if self._ahead:
             data, self._ahead = self._ahead, bytearray()
             self.data_received(bytes(data))
-        elif self.timeout_keep_alive_task is not None and not self._in_head:
+        elif self.timeout_keep_alive_task is not None:
             self._idle[self] = None
 
     def send_400_response(self, msg: str) -> None:
@@ -263,7 +264,7 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _close_an_idle_one(self) -> bool:
-        """Make room by closing the one that has been idle for longest, if there is any. At once, so
+        """Make room by closing the one that has waited for longest, if there is any. At once, so
         that connections that are closing don't add up.
         """
         longest = next(iter(self._idle), None)
@@ -361,7 +362,8 @@ class Connection(HttpToolsProtocol):
 
 
 Idle: TypeAlias = dict[Connection, None]
-"""Connections that were used and wait for a next request, those first that have for longest."""
+"""Connections that wait for the head of a request, the first or another one. First those that have
+for longest: an honest client's is there in milliseconds, also while strangers open thousands."""
 
 
 def connections(

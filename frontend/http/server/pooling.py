@@ -5,11 +5,15 @@ which all prompts become tokens, and fetch media there, or on the event loop.
 """
 
 import asyncio
+import random
 from collections.abc import Awaitable, Iterable, Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from copy import copy
+from functools import partial
 from typing import Any, Final, TypeAlias
 
+import torch
 from fastapi import FastAPI, Request, Response
 from vllm.entrypoints.pooling.base.serving import PoolingBaseServing
 
@@ -18,6 +22,11 @@ from frontend.asgi import as_vllm_error
 from frontend.http.limits.call_places import CallPlaces
 from frontend.http.limits.tenant_quota import TenantQuota
 from frontend.http.settings import HttpSettings
+from frontend.http.streaming.whole_answers import (
+    DeferredParts,
+    Pieces,
+    entries,
+)
 from frontend.request_context import current_context
 
 Vllms: TypeAlias = Any
@@ -34,6 +43,11 @@ _INPUTS: Final = (
     ("texts", "images", "inputs"),
 )
 """The fields in which vLLM's requests have their inputs, those of one request together."""
+
+MANY_NUMBERS: Final = 1 << 16
+"""Numbers of a pooled answer from which they are written in JSON as it is sent."""
+
+NUMBERS_AT_ONCE: Final = 1 << 13
 
 _NO_ROOM: Final = "Truncation error"
 """How the tokenizer's error begins where a document can't be cut by as much as is too much."""
@@ -102,10 +116,15 @@ class _LimitedServing(PoolingBaseServing):
         Raises:
             VLLMError: it is refused.
         """
+        parts = current_context().find(DeferredParts)
         try:
-            with self._limits.admitted(inputs_of(request)):
+            with ExitStack() as admitted:
+                admitted.enter_context(self._limits.admitted(inputs_of(request)))
                 self.engine_client.check_admission()
-                return await super().__call__(request, raw_request)
+                answer = await super().__call__(request, raw_request)
+                if parts:  # its numbers are there until they are sent
+                    parts.held.enter_context(admitted.pop_all())
+                return answer
         except (OverloadedError, RequestRejectedError) as error:
             raise as_vllm_error(error) from error
 
@@ -117,6 +136,45 @@ class _LimitedServing(PoolingBaseServing):
         if not asked:
             raise ValueError("You must pass at least one prompt")
         ctx.engine_inputs = await _together(_render(io_processor, executor, each) for each in asked)
+
+    def _build_response(self, ctx: Vllms) -> Response:
+        parts = current_context().find(DeferredParts)
+        if parts is not None and _has_many_floats(ctx):
+            ctx.final_res_batch = [_deferred(each, parts) for each in ctx.final_res_batch]
+        return super()._build_response(ctx)
+
+
+def _has_many_floats(ctx: Vllms) -> bool:
+    """Whether an answer has the outputs as they are, as numbers of JSON, and they are many."""
+    kinds = [getattr(ctx.request, "encoding_format", None)]
+    if hasattr(ctx.request, "embedding_types"):
+        kinds = ctx.request.embedding_types or ["float"]
+    if ctx.response is not None or set(kinds) != {"float"}:
+        return False
+    return sum(each.outputs.data.numel() for each in ctx.final_res_batch) > MANY_NUMBERS
+
+
+def _deferred(output: Vllms, parts: DeferredParts) -> Vllms:
+    """An output with one number in the place of all, which follow as the answer is sent."""
+    data = output.outputs.data
+    if not data.isfinite().all():
+        raise ValueError("the model gives numbers that are not finite, which JSON does not have")
+    stand_in = random.random()
+    parts.add([stand_in], _rows(data))
+    short = copy(output)
+    short.outputs = copy(output.outputs)
+    short.outputs.data = torch.tensor([stand_in], dtype=torch.float64)
+    return short
+
+
+def _rows(data: torch.Tensor) -> Pieces:
+    """The numbers of a vector or a matrix, as lists in JSON."""
+    rows = torch.atleast_2d(data)
+    step = max(1, NUMBERS_AT_ONCE // max(1, rows.shape[1]))
+    outer = (b"[", b"]") if data.dim() > 1 else (b"", b"")
+    yield outer[0]
+    yield from entries(len(rows), lambda part: rows[part].tolist(), step)
+    yield outer[1]
 
 
 def limit_pooling(app: FastAPI, limits: PoolingLimits) -> None:
@@ -132,7 +190,9 @@ def limit_pooling(app: FastAPI, limits: PoolingLimits) -> None:
 def _limited(serving: PoolingBaseServing, limits: PoolingLimits) -> PoolingBaseServing:
     kind = type(serving)
     made: PoolingBaseServing = object.__new__(type(kind.__name__, (_LimitedServing, kind), {}))
-    vars(made).update(vars(serving), _limits=limits)
+    # Not on the thread of the tokenizer, which all prompts need.
+    finish = partial(asyncio.to_thread, made._postprocessing)
+    vars(made).update(vars(serving), _limits=limits, _postprocessing_async=finish)
     return made
 
 

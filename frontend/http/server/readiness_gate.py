@@ -2,7 +2,7 @@
 
 Until a worker has registered nobody knows the model, so vLLM's app can't exist; the
 readiness gate answers 503 in vLLM's error shape. Afterwards it lets everything in, until
-the frontend is about to leave.
+the frontend is about to leave. Operators are let in at any time.
 """
 
 from collections.abc import Callable
@@ -10,17 +10,20 @@ from http import HTTPStatus
 
 from common.errors import NoWorkerError
 from frontend.asgi import App, Arrival, error_answer, unanswered
+from frontend.http.operator.app import is_for_operators
 
 
 class ReadinessGate:
     """503 until :meth:`let_in`, then vLLM's app, then 503 again."""
 
-    def __init__(self, reason: Callable[[], None]) -> None:
+    def __init__(self, reason: Callable[[], None], operators: App = unanswered) -> None:
         """
         Args:
-            reason: raises NoWorkerError with what is known of why nobody is there.
+            reason: raises NoWorkerError if nobody is there.
+            operators: an app for them, for when there is no other.
         """
         self._reason = reason
+        self._operators = operators
         self._app: App | None = None
         self._leaving = False
 
@@ -36,6 +39,9 @@ class ReadinessGate:
         """Say where a request goes, or return a 503."""
         if self._app is not None and not self._leaving:
             arrival.app = self._app
+            return None
+        if arrival.scope["type"] == "http" and is_for_operators(arrival.path):
+            arrival.app = self._operators
             return None
         return self._closed(arrival) if arrival.scope["type"] == "http" else unanswered
 

@@ -3,21 +3,24 @@
 import asyncio
 import contextlib
 import logging
+import os
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from socket import socket
 from typing import Final
 
 import uvicorn
 
 from common.aio.supervised import supervise
+from common.observability.telemetry import CONNECTIONS_CUT
 from frontend.http.server.tls_refresh import TlsRefresh
 from frontend.processes import Siblings
 
 logger = logging.getLogger(__name__)
 
-TLS_HANDSHAKE_S: Final = 60.0
-"""asyncio's own."""
+MOST_HANDSHAKES: Final = 1024
+"""TLS handshakes at once. With one more the oldest is given up: an honest one takes milliseconds.
+Each takes a file handle and 60 kB, and --max-connections counts it only once it has ended."""
 
 DEFERENCE_S: Final = 0.003
 """How long a process with more connections than another leaves the next one to that."""
@@ -32,14 +35,17 @@ class Server(uvicorn.Server):
         siblings: Siblings | None = None,
         *,
         refresh_tls: bool = False,
+        handshake_s: float = 10.0,
     ) -> None:
         """
         Args:
+            handshake_s: how long a handshake of TLS may take.
             siblings: accept from their sockets, in fairness to them; None to listen as configured.
             refresh_tls: follow changes of the certificate's files.
         """
         super().__init__(config)
         self._refresh_tls = refresh_tls
+        self._handshake_s = handshake_s
         self._refreshing: asyncio.Task[None] | None = None
         self._siblings = siblings
         self._shared: list[SharedListener] = []
@@ -58,13 +64,11 @@ class Server(uvicorn.Server):
         siblings = self._siblings
         if siblings is None:
             await super().startup(sockets)
+            if self.config.ssl is not None and self.config.uds is None:
+                self._accept_instead()
             return
         await super().startup(sockets=[])
-        self._shared = [
-            SharedListener(each, self._connection, self.config.ssl, siblings.another_has_fewer)
-            for each in siblings.listeners
-        ]
-        self.servers.extend(self._shared)  # type: ignore[arg-type] # closed and waited for only
+        self._share(siblings.listeners, siblings.another_has_fewer)
         if siblings.alone:  # or when there is somebody to serve them
             self.accept()
 
@@ -89,6 +93,26 @@ class Server(uvicorn.Server):
             self._siblings.has(None if ending else len(self.server_state.connections))
         return ending
 
+    def _accept_instead(self) -> None:
+        """Accept by ourselves: asyncio and uvloop have no limit on handshakes."""
+        listeners = [
+            socket(fileno=os.dup(each.fileno()))
+            for server in self.servers
+            for each in server.sockets
+        ]
+        for server in self.servers:
+            server.close()  # its handles; what waits to be accepted goes on to wait
+        self.servers.clear()
+        self._share(listeners, lambda: False)
+        self.accept()
+
+    def _share(self, listeners: Sequence[socket], defers: Callable[[], bool]) -> None:
+        settings = self.config.ssl, self._handshake_s
+        self._shared = [
+            SharedListener(each, self._connection, *settings, defers) for each in listeners
+        ]
+        self.servers.extend(self._shared)  # type: ignore[arg-type] # closed and waited for only
+
     def _connection(self) -> asyncio.Protocol:
         if self._siblings is not None:
             self._siblings.has(len(self.server_state.connections) + 1)
@@ -109,6 +133,7 @@ class SharedListener:
         listener: socket,
         make: Callable[[], asyncio.Protocol],
         tls: ssl.SSLContext | None,
+        handshake_s: float,
         defers: Callable[[], bool],
     ) -> None:
         """
@@ -116,15 +141,22 @@ class SharedListener:
             listener: closed with this.
             make: what serves a connection.
             tls: None for plain HTTP.
+            handshake_s: how long a handshake may take.
             defers: whether another process had better take the next one.
         """
         self._defers = defers
         self._listener = listener
         self._make = make
         self._tls = tls
+        self._handshake_s = handshake_s
         self._loop = asyncio.get_running_loop()
-        self._opening: set[asyncio.Task[None]] = set()
+        self._opening: dict[asyncio.Task[None], None] = {}
         self._started = False
+
+    @property
+    def sockets(self) -> list[socket]:
+        """As asyncio's servers have it."""
+        return [self._listener]
 
     def start(self) -> None:
         """Accept from now on."""
@@ -166,8 +198,16 @@ class SharedListener:
             return
         connection.setblocking(False)
         task = self._loop.create_task(self._open(connection))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+        self._opening[task] = None
+        task.add_done_callback(self._opened)
+        if self._tls and len(self._opening) > MOST_HANDSHAKES:
+            oldest = next(iter(self._opening))
+            del self._opening[oldest]
+            oldest.cancel()
+            CONNECTIONS_CUT.labels("handshake").inc()
+
+    def _opened(self, task: asyncio.Task[None]) -> None:
+        self._opening.pop(task, None)
 
     def _pause(self, seconds: float) -> None:
         self._loop.remove_reader(self._listener.fileno())
@@ -185,7 +225,7 @@ class SharedListener:
                 self._make,
                 connection,
                 ssl=self._tls,
-                ssl_handshake_timeout=TLS_HANDSHAKE_S if self._tls else None,
+                ssl_handshake_timeout=self._handshake_s if self._tls else None,
             )
         except OSError as error:  # a handshake failed, or the client has gone
             logger.debug("a connection came to nothing: %s", error)

@@ -7,22 +7,37 @@ later one is the event that clients of the route know.
 """
 
 import json
-from collections.abc import AsyncGenerator
+import secrets
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from fastapi import FastAPI
-from openai.types.responses import ResponseErrorEvent
+from openai.types.responses import ResponseErrorEvent, ResponseOutputText
+from openai.types.responses.response_output_text import Logprob
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import GenerationError, VLLMError
 
 from frontend.http.error_shapes import as_anthropics
+from frontend.http.streaming.whole_answers import (
+    SLICE,
+    DeferredParts,
+    begin_whole_answer,
+    deferring,
+    entries,
+)
+from frontend.request_context import current_context
 
 EARLY: Final = "data: "
 """Before an error that comes first: no event has a name then."""
 
+_REPEATING: Final = frozenset(
+    {"response.content_part.done", "response.output_item.done", "response.completed"}
+)
 _BEFORE_OUTPUT: Final = frozenset({"response.created", "response.in_progress"})
 
 
@@ -73,9 +88,11 @@ class Responses(OpenAIServingResponses):
         """See vLLM."""
         held: list[Any] = []
         number = -1
+        logprobs = _Logprobs()
         try:
             async for event in super().responses_stream_generator(*args, **options):
                 number = event.sequence_number
+                logprobs.defer(event)
                 if event.type in _BEFORE_OUTPUT:
                     held.append(event)
                     continue
@@ -87,9 +104,76 @@ class Responses(OpenAIServingResponses):
             failed = self.create_error_response(error)
             yield failed if held else _said(failed, number + 1)
 
+    async def responses_full_generator(
+        self, request: ResponsesRequest, *args: Any, **options: Any
+    ) -> Any:
+        """See vLLM."""
+        if not request.stream:
+            begin_whole_answer()
+        return await super().responses_full_generator(request, *args, **options)
+
+    def _create_response_logprobs(
+        self, token_ids: Sequence[int], logprobs: Any, *args: Any, **options: Any
+    ) -> list[Logprob]:
+        make = super()._create_response_logprobs
+        if (parts := deferring(logprobs)) is None:
+            return make(token_ids, logprobs, *args, **options)
+
+        def some(part: slice) -> list[Any]:
+            return _dumped(make(token_ids[part], logprobs[part], *args, **options))
+
+        stand_in = _stand_in()
+        parts.add(_dumped([stand_in])[0], entries(len(token_ids), some))
+        return [stand_in]
+
     def _convert_generation_error_to_streaming_response(self, e: GenerationError) -> NoReturn:
         # vLLM makes an event of it that does not validate.
         raise e
+
+
+class _Logprobs:
+    """The log probabilities of all tokens of a stream, which its last events repeat."""
+
+    def __init__(self) -> None:
+        self._parts = current_context().find(DeferredParts)
+        self._deferred: dict[str, list[Logprob]] = {}
+
+    def defer(self, event: Any) -> None:
+        """Have those of one of the last events be written piece by piece."""
+        if self._parts is not None and event.type in _REPEATING:
+            for text in _texts_of(event):
+                if text.logprobs and len(text.logprobs) > SLICE:
+                    stand_in = _stand_in()
+                    self._deferred[stand_in.token] = text.logprobs
+                    text.logprobs = [stand_in]
+                self._put(text.logprobs or (), self._parts)
+
+    def _put(self, logprobs: Iterable[Logprob], parts: DeferredParts) -> None:
+        for each in logprobs:
+            if (every := self._deferred.get(each.token)) is not None:
+                some = partial(_some_of, every)
+                parts.add(_dumped([each])[0], entries(len(every), some))
+
+
+def _some_of(logprobs: list[Logprob], part: slice) -> list[Any]:
+    return _dumped(logprobs[part])
+
+
+def _dumped(logprobs: list[Logprob]) -> list[Any]:
+    return [each.model_dump(mode="json", by_alias=True) for each in logprobs]
+
+
+def _stand_in() -> Logprob:
+    return Logprob(token=secrets.token_hex(16), bytes=[], logprob=0.0, top_logprobs=[])
+
+
+def _texts_of(event: Any) -> Iterator[ResponseOutputText]:
+    """Yield the texts within an event, which are the same objects in all events."""
+    items = event.response.output if event.type == "response.completed" else [event]
+    for item in items:
+        item = getattr(item, "item", item)
+        parts = getattr(item, "content", None) or [getattr(item, "part", None)]
+        yield from (part for part in parts if isinstance(part, ResponseOutputText))
 
 
 _SERVING: Final = {

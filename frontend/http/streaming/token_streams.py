@@ -7,9 +7,10 @@ plain stream pass by vLLM's server as well: see :mod:`frontend.request.direct_ev
 """
 
 import asyncio
+import secrets
 import time
 from argparse import Namespace
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -17,9 +18,14 @@ from typing import Any, Final, TypeVar
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from vllm.entrypoints.generate.base.protocol import DeltaMessage
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.chat_completion.batch_serving import OpenAIServingChatBatch
+from vllm.entrypoints.openai.chat_completion.protocol import (
+    ChatCompletionLogProbs,
+    ChatCompletionLogProbsContent,
+    ChatCompletionRequest,
+)
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
-from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionLogProbs, CompletionRequest
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.serve.utils.sse_keep_alive import (
     SSE_KEEP_ALIVE_COMMENT,
@@ -27,7 +33,12 @@ from vllm.entrypoints.serve.utils.sse_keep_alive import (
 )
 from vllm.parser.abstract_parser import DelegatingParser, Parser
 
-from frontend.http.streaming.whole_answers import made_aside
+from frontend.http.streaming.whole_answers import (
+    begin_whole_answer,
+    columns,
+    deferring,
+    entries,
+)
 from frontend.request import DirectEvents
 from frontend.request_context import current_context
 
@@ -118,7 +129,35 @@ class _Streaming:
         )
 
 
-class Chats(_Streaming, OpenAIServingChat):
+class _Chats(OpenAIServingChat):
+    """vLLM's chats, alone and in batches: many log probabilities are made while they are sent."""
+
+    def _create_chat_logprobs(
+        self, token_ids: Sequence[int], top_logprobs: Sequence[Any], *args: Any, **options: Any
+    ) -> ChatCompletionLogProbs:
+        make = super()._create_chat_logprobs
+        if (parts := deferring(top_logprobs)) is None:
+            return make(token_ids, top_logprobs, *args, **options)
+
+        def some(part: slice) -> list[Any]:
+            made = make(token_ids[part], top_logprobs[part], *args, **options)
+            return [each.model_dump() for each in made.content or ()]
+
+        stand_in = ChatCompletionLogProbsContent(token=secrets.token_hex(16))
+        parts.add(stand_in.model_dump(), entries(len(token_ids), some))
+        return ChatCompletionLogProbs(content=[stand_in])
+
+
+class Batches(_Streaming, _Chats, OpenAIServingChatBatch):
+    """vLLM's batches of chats."""
+
+    async def chat_completion_full_generator_batch(self, *args: Any, **options: Any) -> Any:
+        """See vLLM."""
+        begin_whole_answer()
+        return await super().chat_completion_full_generator_batch(*args, **options)
+
+
+class Chats(_Streaming, _Chats):
     """vLLM's chats. ``echo`` gives the last message as a string, as OpenAI's API has it: templates
     of some models get contents as lists of parts, and vLLM's streams would send such a list."""
 
@@ -153,12 +192,10 @@ class Chats(_Streaming, OpenAIServingChat):
         """See vLLM."""
         if request.echo:
             conversation = _with_text(conversation)
-        whole = super().chat_completion_full_generator
-
-        def make(outputs: AsyncIterator[Any]) -> Awaitable[Any]:
-            return whole(request, outputs, request_id, model_name, conversation, *args, **options)
-
-        return await made_aside(make, result_generator)
+        begin_whole_answer()
+        return await super().chat_completion_full_generator(
+            request, result_generator, request_id, model_name, conversation, *args, **options
+        )
 
     def _make_parser(self, request: ChatCompletionRequest, *args: Any, **options: Any) -> Parser:
         parser = super()._make_parser(request, *args, **options)
@@ -181,9 +218,39 @@ class Completions(_Streaming, OpenAIServingCompletion):
         # vLLM reads several prompts in tasks, and so before it has written their events.
         return self._send(stream, plain=len(engine_inputs) == 1 and self._is_plain(request))
 
+    def request_output_to_completion_response(
+        self, final_res_batch: list[Any], request: CompletionRequest, *args: Any, **options: Any
+    ) -> Any:
+        """See vLLM."""
+        if not request.stream:  # or all of it is one event
+            begin_whole_answer()
+        return super().request_output_to_completion_response(
+            final_res_batch, request, *args, **options
+        )
+
+    def _create_completion_logprobs(
+        self, token_ids: Sequence[int], top_logprobs: Sequence[Any], *args: Any, **options: Any
+    ) -> CompletionLogProbs:
+        make = super()._create_completion_logprobs
+        if (parts := deferring(top_logprobs)) is None:
+            return make(token_ids, top_logprobs, *args, **options)
+        offset = options.pop("initial_text_offset", 0)
+
+        def some(part: slice) -> dict[str, list[Any]]:
+            nonlocal offset
+            options["initial_text_offset"] = offset
+            made = make(token_ids[part], top_logprobs[part], *args, **options)
+            offset = made.text_offset[-1] + len(made.tokens[-1])
+            return made.model_dump()
+
+        stand_in = CompletionLogProbs(tokens=[secrets.token_hex(16)])
+        parts.add(stand_in.model_dump(), columns(len(token_ids), some))
+        return stand_in
+
 
 _SERVING: Final[Mapping[str, type[_Streaming]]] = {
     "openai_serving_chat": Chats,
+    "openai_serving_chat_batch": Batches,
     "openai_serving_completion": Completions,
 }
 

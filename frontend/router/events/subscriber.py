@@ -9,9 +9,10 @@ event, then a sequence of -1 (``vllm.distributed.kv_events.ZmqEventPublisher``).
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 import zmq
 import zmq.asyncio
@@ -19,10 +20,12 @@ from zmq.utils.monitor import recv_monitor_message
 
 from common.aio.supervised import CALM_S, FIRST_PAUSE_S, LONGEST_PAUSE_S
 from common.backoff import Backoff
+from common.errors import ProtocolError
 from common.fleet_key import FleetKey
 from common.identity import Target
 from common.observability.telemetry import TASK_FAILURES
 from common.request_plane.fleet_sockets import frontend_context
+from common.request_plane.loop_socket import LoopReader
 from frontend.router.event_wire import END_OF_REPLAY, SEQUENCE_BYTES
 from frontend.router.events.event_stream import EventStream
 from frontend.router.events.progress import SILENCE_S, StreamStatistics
@@ -224,16 +227,16 @@ class _Line:
 
     async def _listen(self) -> None:
         await self._turns.come()
-        with self._socket(zmq.SUB) as socket:
+        with self._socket(zmq.SUB) as (socket, reader):
             socket.setsockopt(zmq.SUBSCRIBE, self._topic)
-            monitor = socket.get_monitor_socket(
+            monitor: Any = socket.get_monitor_socket(
                 zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
             )
             watching = self._spawn(self._watch(monitor), "watch")
             try:
                 socket.connect(self._source.endpoint)
                 while True:
-                    frames = await socket.recv_multipart()
+                    frames = await self._receive(reader)
                     async with self._turns:
                         if len(frames) != 3 or frames[0] != self._topic:
                             self.stream.on_foreign("frames", f"{len(frames)} frames")
@@ -261,15 +264,14 @@ class _Line:
         assert endpoint is not None
         loop = asyncio.get_running_loop()
         await self._turns.come()
-        with self._socket(zmq.DEALER) as socket:
+        with self._socket(zmq.DEALER) as (socket, reader):
             try:
                 async with asyncio.timeout(self._feeds.replay_timeout_s) as limit:
                     socket.connect(endpoint)
-                    await socket.send_multipart(
-                        [b"", command.start.to_bytes(SEQUENCE_BYTES, "big")]
-                    )
+                    question = [b"", command.start.to_bytes(SEQUENCE_BYTES, "big")]
+                    socket.send_multipart(question, zmq.NOBLOCK)
                     while True:
-                        frames = await socket.recv_multipart()
+                        frames = await self._receive(reader)
                         limit.reschedule(None)  # what we ourselves take is not the worker's
                         async with self._turns:
                             over = self._pass_on(command.attempt, frames)
@@ -297,16 +299,29 @@ class _Line:
         self.obey(commands)
         return frames[2] == END_OF_REPLAY or any(isinstance(one, Replay) for one in commands)
 
-    def _socket(self, kind: int) -> zmq.asyncio.Socket:
-        socket = self._feeds.context.socket(kind)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.IPV6, 1)
-        socket.setsockopt(zmq.RCVHWM, _RECEIVE_LIMIT)
-        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE)
-        # A dead host is noticed though it closed nothing.
-        socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15_000)
-        return socket
+    async def _receive(self, reader: LoopReader) -> list[bytes]:
+        """The frames of the next message; none if they are too many."""
+        try:
+            return [frame.bytes for frame in await reader.receive()]
+        except ProtocolError:
+            return []
+
+    @contextmanager
+    def _socket(self, kind: int) -> Iterator[tuple[zmq.Socket[bytes], LoopReader]]:
+        made: Any = self._feeds.context.socket(kind, socket_class=cast(Any, zmq.Socket))
+        with made as socket:
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.IPV6, 1)
+            socket.setsockopt(zmq.RCVHWM, _RECEIVE_LIMIT)
+            socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE)
+            # A dead host is noticed though it closed nothing.
+            socket.setsockopt(zmq.HEARTBEAT_IVL, 5_000)
+            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15_000)
+            reader = LoopReader(socket)
+            try:
+                yield socket, reader
+            finally:
+                reader.stop()
 
     def _spawn(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=f"KV events {name}")

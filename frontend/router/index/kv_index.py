@@ -46,7 +46,7 @@ class KvIndex:
         self._held: dict[int, _Slot] = {}
         self._retired: deque[tuple[int, _Slot]] = deque()
         self._suspended: set[Target] = set()
-        self._hidden = 0
+        self._hidden: int | None = 0  # None until somebody asks, after a change
 
     def store(
         self,
@@ -71,7 +71,7 @@ class KvIndex:
             self._slots.open(target)
         slot = self._slots.slot(target, group)
         if target in self._suspended:
-            self._hide()
+            self._hidden = None
         self.store_slot(slot, hashes, parent=parent, chained=chained)
 
     def remove(self, target: Target, hashes: Iterable[BlockHash], group: int = 0) -> None:
@@ -134,23 +134,23 @@ class KvIndex:
     def clear(self, target: Target) -> None:
         """Forget all blocks of a target. Takes no time; see :meth:`sweep`."""
         self._slots.renew(target)
-        self._hide()
+        self._hidden = None
 
     def drop(self, worker_id: WorkerId) -> None:
         for target in self._slots.targets():
             if target.worker_id == worker_id:
                 self._slots.close(target)
         self._suspended = {one for one in self._suspended if one.worker_id != worker_id}
-        self._hide()
+        self._hidden = None
 
     def suspend(self, target: Target) -> None:
         """Match none of a target's blocks until :meth:`resume`, but keep them."""
         self._suspended.add(target)
-        self._hide()
+        self._hidden = None
 
     def resume(self, target: Target) -> None:
         self._suspended.discard(target)
-        self._hide()
+        self._hidden = None
 
     def match(
         self, hashes: Sequence[BlockHash], predicted: "KvIndex | None" = None
@@ -170,7 +170,7 @@ class KvIndex:
         slots = self._slots
         alive = slots.live
         blocks = hashes if isinstance(hashes, list) else list(hashes)
-        shown, grouped = ~self._hidden, slots.grouped
+        shown, grouped = ~self._hide(), slots.grouped
         known = _Walk(self._chunks, blocks)
         guessed = None if predicted is None else _Walk(predicted._chunks, blocks)
         groups: list[tuple[int, tuple[Target, ...]]] = []
@@ -325,11 +325,15 @@ class KvIndex:
             return next(held for retired, held in self._retired if retired == slot)
         return held
 
-    def _hide(self) -> None:
-        hidden = 0
-        for target in self._suspended:
-            hidden |= self._slots.mask(target)
-        self._hidden = hidden
+    def _hide(self) -> int:
+        """Return the slots of suspended targets. All of a worker are suspended in a row, so this is
+        not done for each.
+        """
+        if self._hidden is None:
+            self._hidden = 0
+            for target in self._suspended:
+                self._hidden |= self._slots.mask(target)
+        return self._hidden
 
 
 class _Walk:

@@ -125,7 +125,7 @@ def test_a_wrong_command_line_is_a_sentence(
 
 @pytest.mark.parametrize(
     "variable",
-    ["WORKER_PORT", "MAX_REQUESTS", "NIXL_MEMORY_MB", "NIXL_DEADLINE"],
+    ["WORKER_PORT", "ENCODER_CACHE_TOKENS", "NIXL_MEMORY_MB"],
 )
 def test_a_wrong_value_in_the_environment_is_a_sentence(
     variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 from transformers import PretrainedConfig
 from vllm import AsyncEngineArgs
-from vllm.config import VllmConfig
+from vllm.config import StructuredOutputsConfig, VllmConfig
 from vllm.entrypoints.cli import serve
 from vllm.entrypoints.launchers.api_server import entry
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from backend_worker.engine.config import ON_PURPOSE, prepare_environment
+from common.errors import ConfigurationError
+from common.vllm_compat.engine_arguments import check_arguments
 from common.vllm_compat.features import server_arguments
 from tests.unit.backend_worker.configured import ours
 
@@ -217,3 +219,10 @@ def test_engines_are_spawned_as_by_vllms_command(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
     prepare_environment("127.0.0.1")
     assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "fork", "the user's"
+
+
+def test_what_no_frontend_takes_is_refused_at_the_start() -> None:
+    config = StructuredOutputsConfig(backend="lm-format-enforcer")
+    args = AsyncEngineArgs(model="m", structured_outputs_config=config)
+    with pytest.raises(ConfigurationError, match=r"--structured-outputs-config .* to auto"):
+        check_arguments(args)

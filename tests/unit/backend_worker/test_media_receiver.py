@@ -6,11 +6,13 @@ import pytest
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from backend_worker.plane.media_receiver import MediaReceiver, ReceivedMedia
-from common.errors import CorruptSegmentError
+from common.errors import CorruptSegmentError, MediaMissingError
 from common.transfer.base import Received
+from common.transfer.inline import InlineSender
+from common.transfer.metadata import encode_metadata
 from common.transfer.transports import receivers
 from tests.fakes.engine import no_rendering
-from tests.unit.common.transfer.items import image_hash
+from tests.unit.common.transfer.items import image, image_hash
 
 MIB = 1 << 20
 
@@ -52,3 +54,9 @@ async def test_metadata_that_names_no_item_is_an_error_with_a_kind() -> None:
     with pytest.raises(CorruptSegmentError):
         await media_receiver.receive([b"garbage"], (), ReceivedMedia())
     await media_receiver.close()
+
+
+async def test_a_transport_that_a_worker_lacks_brings_nothing() -> None:
+    handle = InlineSender().send(image_hash(1), image(1))
+    with pytest.raises(MediaMissingError, match="ArenaUnavailableError"):
+        await MediaReceiver([]).receive([encode_metadata(handle.metadata)], (), ReceivedMedia())

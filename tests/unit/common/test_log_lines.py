@@ -282,3 +282,18 @@ def test_each_place_writes_so_many_warnings_a_minute() -> None:
     assert written[-1] == "client x sent nonsense of 100% [940 more such lines were left out]"
     warn()
     assert written[-1] == "client x sent nonsense of 100%"
+
+
+def test_lines_of_the_fleet_have_a_limit_of_their_own() -> None:
+    paced = Paced(lambda: 100.0)
+
+    def passes(name: str) -> bool:
+        record = logging.LogRecord(name, logging.WARNING, f"{name}.py", 7, "lost", (), None)
+        return paced.filter(record)
+
+    token = current_request.set("one of a client")
+    noise = [passes("frontend.workers.serving") for _ in range(1000)]
+    current_request.reset(token)
+    assert sum(noise) == 60
+    assert all(passes("frontend.workers.serving") for _ in range(1000)), "workers, all at once"
+    assert sum(passes("frontend.http.server") for _ in range(1000)) == 60

@@ -9,6 +9,8 @@ import uvloop
 import zmq
 import zmq.asyncio
 
+from common.errors import ProtocolError
+from common.request_plane import loop_socket
 from common.request_plane.loop_socket import LoopReader, LoopSocket
 from tests.waiting import until
 
@@ -63,6 +65,24 @@ def test_messages_come_whole_and_in_order(run: Callable[[Awaitable[None]], None]
             assert await other.recv_multipart() == [b"your turn"]
             await other.send(b"late")
             assert await waiting == [b"late"]
+
+    run(check())
+
+
+def test_a_message_of_too_many_frames_is_dropped(
+    run: Callable[[Awaitable[None]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_socket, "MAX_FRAMES", 8)
+
+    async def check() -> None:
+        async with pair() as (socket, other):
+            for number in (8, 9, 5_000, 8):
+                await other.send_multipart([b"x"] * number)
+            assert len(await received(socket)) == 8
+            for _ in range(2):
+                with pytest.raises(ProtocolError, match="more than 8 frames"):
+                    await received(socket)
+            assert len(await received(socket)) == 8
 
     run(check())
 

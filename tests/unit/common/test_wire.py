@@ -1,4 +1,5 @@
 import contextlib
+import gc
 
 import msgspec
 import pytest
@@ -192,3 +193,23 @@ def test_what_has_no_encoding_is_refused(text: object) -> None:
     with pytest.raises(ProtocolError, match="Goodbye can't be sent"):
         codec.encode(Goodbye(text))  # type: ignore[arg-type]
     assert codec.encode(Goodbye("fine"))
+
+
+def test_a_large_message_is_not_looked_through_by_the_collector() -> None:
+    codec: Codec[ToFrontend] = Codec(ToFrontend)
+    many = [{token: Logprob(-1.0) for token in range(20)} for _ in range(1_000)]
+    output = Output(R, [], finished=False, prompt_logprobs=[None, *many])
+    frames = views(list(codec.encode(Outputs([output]))))
+    collections: list[object] = []
+    gc.collect()
+    gc.callbacks.append(lambda *told: collections.append(told))
+    try:
+        message, _ = codec.decode(frames)
+        during = len(collections)
+    finally:
+        gc.callbacks.pop()
+    assert isinstance(message, Outputs) and gc.isenabled()
+    assert during <= 2, "one at its end, which begins and ends"
+    with pytest.raises(ProtocolError):
+        codec.decode([frames[0], memoryview(b"\xc1" * (1 << 20))])
+    assert gc.isenabled()

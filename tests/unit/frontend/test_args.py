@@ -5,7 +5,7 @@ import pytest
 
 from common.errors import ConfigurationError
 from frontend.args import parse
-from frontend.fetch import MediaSettings
+from frontend.fetch import CONNECTOR_NAME, MediaSettings
 from frontend.http import HttpSettings
 from frontend.processing import PreprocessSettings
 from frontend.processing.renderer import build_config
@@ -40,6 +40,19 @@ def test_vllms_store_of_responses_is_refused(
         parse([])
     assert "each other's responses" in " ".join(capsys.readouterr().err.split())
     monkeypatch.setenv("VLLM_ENABLE_RESPONSES_API_STORE", "0")
+    parse([])
+
+
+def test_no_other_way_to_fetch_media_is_taken(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """vLLM's own follows redirects and knows no private addresses."""
+    monkeypatch.setenv("VLLM_MEDIA_CONNECTOR", "http")
+    with pytest.raises(SystemExit):
+        parse([])
+    said = " ".join(capsys.readouterr().err.split())
+    assert "without the limits of --media-allow-private" in said
+    monkeypatch.setenv("VLLM_MEDIA_CONNECTOR", CONNECTOR_NAME)
     parse([])
 
 

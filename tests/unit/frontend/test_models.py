@@ -19,8 +19,8 @@ from common.request_plane.card import WorkerCard
 from common.transfer.transports import TransferMode
 from frontend.args import parse
 from frontend.asgi import Door, unanswered
-from frontend.http import PoolingLimits, ReadinessGate
-from frontend.models import Model, Models, Shared
+from frontend.http import History, Management, PoolingLimits, ReadinessGate, operator_app
+from frontend.models import Model, Models, Shared, operator_routers
 from frontend.router import Router, RouterSettings
 from frontend.workers import Contract, Fleet, Gauges, MediaSender, follow
 from tests.fakes.fleet import Announcements, Worker, gone
@@ -115,19 +115,26 @@ class Frontend:
 
         args = parse(list(flags))
         self.models = Models(make, Contract("0.32.0"), gauges, args.models, root_path="")
-        self.gate = ReadinessGate(self.models.fleets.check_available)
+        fleets = self.models.fleets
+        history, management = History(), Management(lambda: (), None)
+        routers = operator_routers(
+            fleets, self.media_sender, None, history, self.models.forget_media, management
+        )
+        self.gate = ReadinessGate(fleets.check_available, operator_app(routers, ""))
         server: Any = SimpleNamespace(accept=lambda: None)
         loader: Any = None
         pooling = PoolingLimits(args.http, several_keys=False)
         shared = Shared(
             args,
-            self.models.fleets,
-            self.models.forget_media,
+            fleets,
+            routers,
+            management,
             self.media_sender,
             loader,
             server,
             None,
             pooling,
+            history,
         )
         self.opening = asyncio.create_task(self.models.open(shared, self.gate))
         self.following = asyncio.create_task(follow(self.news, self.models.fleets.apply))
@@ -227,6 +234,18 @@ async def test_models_are_served_while_they_have_workers(loads: Loads, frontend:
     assert (await frontend.ask("beta")).json() == {"model": "beta"}
 
 
+async def test_operators_are_answered_while_nobody_is_there(frontend: Frontend) -> None:
+    async with frontend.http() as http:
+        for path in ("/livez", "/metrics", "/status", "/mmrouter/workers", "/mmrouter/history"):
+            assert (await http.get(path)).status_code == 200, path
+        for path in ("/health", "/v1/models", "/version", "/metricsx", "/mmrouters"):
+            answer = await http.get(path)
+            assert answer.status_code == 503, path
+            assert "none has registered yet" in answer.json()["error"]["message"]
+        assert "mmrouter_workers" in (await http.get("/metrics")).text
+        assert (await http.post("/mmrouter/workers/w0/drain")).status_code == 404
+
+
 async def test_one_is_loaded_after_the_other_and_keeps_nobody_waiting(
     loads: Loads, frontend: Frontend
 ) -> None:
@@ -256,7 +275,10 @@ async def test_a_model_that_can_not_be_loaded_is_refused_and_keeps_no_place(
     await until(lambda: not list(frontend.models.fleets))
     assert str(error) in refusals.by_worker()[card.worker_id]
     answer = await frontend.ask("alpha")
-    assert answer.status_code == 503 and str(error) in answer.json()["error"]["message"]
+    assert answer.status_code == 503 and "1 refused" in answer.json()["error"]["message"]
+    async with frontend.http() as http:
+        (refused,) = (await http.get("/mmrouter/workers/refused")).json()
+    assert refused["worker_id"] == card.worker_id and str(error) in refused["reason"]
     frontend.news.say(CardPresent(card))
     loads.error = None
     for name in ("beta", "gamma"):  # both places are free

@@ -1,6 +1,7 @@
 """Texts that name files and addresses are no media, and nothing that they name is opened."""
 
 import io
+import re
 import subprocess
 import sys
 import wave
@@ -12,6 +13,8 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+import soundfile  # type: ignore[import-untyped] # it has no types
+import vllm
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMediaIO
 from vllm.multimodal.media.audio import load_audio
 from vllm.multimodal.video_decoders import torchcodec
@@ -22,6 +25,7 @@ from frontend.fetch.content import Content
 from frontend.fetch.decoders import decode
 from frontend.media_limits.errors import RefusedError
 from frontend.media_limits.policy import FetchPolicy
+from setup.replaced_names import PACKAGES, ROOT
 from tests.clips import film, sound
 from tests.fakes.budget import anything
 from tests.hostile_media import (
@@ -37,6 +41,8 @@ from tests.opens import Opens, opens_of
 from tests.unit.frontend.fetch.videos import video
 
 KINDS = list(naming("x"))
+PYAV = re.compile(r"^\s*(import|from) av\b", re.MULTILINE)
+DECODES = re.compile(r"[\w()]+\.decode\([^)]*\)")
 READERS: dict[str, MediaIO[object]] = {
     "sound": AudioMediaIO(),
     "sound by PyAV": AudioMediaIO(audio_backend="pyav"),
@@ -306,6 +312,26 @@ def test_sounds_of_eight_channels() -> None:
     """One ended the process: PyAV reads behind the pointers of its frames."""
     ran = subprocess.run([sys.executable, "-c", SURROUND], capture_output=True, text=True)
     assert ran.stdout == "survived\n", ran.stderr[-3000:]
+
+
+@pytest.mark.parametrize("rate", [1, 999, 768_001])
+def test_the_route_for_transcriptions_resamples_no_rate_that_no_sound_has(rate: int) -> None:
+    """1,300 bytes of 1 Hz took 430 MB and 3 s of a core."""
+    data = io.BytesIO()
+    soundfile.write(data, np.zeros(600), rate, format="WAV", subtype="PCM_U8")
+    with pytest.raises(ValueError, match=f"sample rate of {rate} Hz"):
+        load_audio(data, sr=16_000)
+
+
+def test_nobody_decodes_packet_by_packet() -> None:
+    """The frames of ``packet.decode()`` and ``stream.decode()`` pass by the guard of
+    ``av.open``: of nine channels they end the process."""
+    places = [Path(vllm.__file__).parent, *(ROOT / each for each in PACKAGES)]
+    files = (file for place in places for file in place.rglob("*.py"))
+    users = [text for file in files if PYAV.search(text := file.read_text())]
+    calls = {call for text in users for call in DECODES.findall(text)}
+    guarded = {"container.decode(stream)", "_container.decode(*args, **kwargs)"}
+    assert calls == guarded | {'b64encode(data).decode("utf-8")', "name.decode()"}  # of bytes
 
 
 def test_names_in_another_alphabet_are_no_reason_to_refuse_a_sound() -> None:

@@ -137,6 +137,14 @@ def test_what_clients_send_passes(body: Any) -> None:
         ({"n": 9, "prompt": [[1], [2]]}, "asks for 18 choices"),
         ({"messages": [[{"role": "user", "content": "x"}]] * 17}, "asks for 17 choices"),
         ({"label_token_ids": [1], "items": ["x"] * 17}, "asks for 17 choices"),
+        (
+            {"use_beam_search": True, "n": 10, "max_tokens": 4000},
+            "`use_beam_search` with this `n` and `max_tokens`",
+        ),
+        (
+            {"use_beam_search": True, "n": "16", "max_completion_tokens": 300},
+            "`use_beam_search` with this `n` and `max_tokens`",
+        ),
         ({"label_token_ids": [1] * 8000, "items": ["x"] * 16}, "`label_token_ids` times `items`"),
         *[
             ({"prompt": ["a"] * 16, **shared}, "what the 16 prompts or conversations share")

@@ -3,13 +3,19 @@
 import asyncio
 import contextlib
 import datetime
+import io
 import itertools
+import shutil
 import socket
 import ssl
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import httpx
 import pytest
+import requests
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -20,6 +26,7 @@ from frontend.asgi import Door, Message, Receive, Scope, Send
 from frontend.http.limits import connection
 from frontend.http.limits.admission import Admission
 from frontend.http.limits.retry_after import say_when_to_retry
+from frontend.http.server import uvicorn_server
 from frontend.http.server.tls_refresh import TlsRefresh
 from frontend.http.settings import HttpSettings
 from frontend.request_context import current_context
@@ -245,6 +252,69 @@ async def test_a_body_that_becomes_too_large_is_cut_off() -> None:
         await client.until_closed()
         await server.until_nothing_is_left()
     assert (shop.got, shop.memory) == ([], 0)
+
+
+async def by_aiohttp(url: str, bodies: list[bytes]) -> list[int]:
+    async with aiohttp.ClientSession() as session:
+        return [await _asked(session.post(url, data=io.BytesIO(body))) for body in bodies]
+
+
+async def _asked(request: Any) -> int:
+    async with request as reply:
+        await reply.read()
+        return int(reply.status)
+
+
+async def by_httpx(url: str, bodies: list[bytes]) -> list[int]:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        return [(await client.post(url, content=body)).status_code for body in bodies]
+
+
+async def by_requests(url: str, bodies: list[bytes]) -> list[int]:
+    def ask() -> list[int]:
+        with requests.Session() as session:
+            session.trust_env = False
+            return [session.post(url, data=body).status_code for body in bodies]
+
+    return await asyncio.to_thread(ask)
+
+
+async def by_node(url: str, bodies: list[bytes]) -> list[int]:
+    """``fetch`` of Node.js, and so undici, which browsers' pages and most of JavaScript's SDKs are
+    tested with."""
+    if (node := shutil.which("node")) is None:
+        pytest.skip("needs node")
+    script = (
+        "const [url, ...sizes] = process.argv.slice(1);"
+        "for (const size of sizes) {"
+        "  const reply = await fetch(url, {method: 'POST', body: new Uint8Array(Number(size))});"
+        "  await reply.text(); console.log(reply.status) }"
+    )
+    command = [node, "--input-type=module", "--eval", script, url, *(str(len(b)) for b in bodies)]
+    running = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    told, _ = await running.communicate()
+    assert running.returncode == 0
+    return [int(line) for line in told.split()]
+
+
+@pytest.mark.parametrize("ask", [by_aiohttp, by_httpx, by_requests, by_node])
+async def test_clients_that_keep_connections_go_on_after_a_refusal(
+    ask: Callable[[str, list[bytes]], Awaitable[list[int]]],
+) -> None:
+    """The body of a refused request is not read: what of it is still on its way is no request."""
+    shop = Workshop(HttpSettings(max_inflight=1))
+    async with shop.serving() as server:
+        client = await server.connect()
+        await client.send(with_body(b"1", path="/wait"))
+        await until(lambda: shop.waiting)
+        url = f"http://127.0.0.1:{server.port}"
+        large = bytes(4 * MB)
+        refused = await ask(f"{url}/work", [b"1", large, b"1", large, large])
+        assert refused == [429] * 5
+        shop.go_on.set()
+        assert (await client.reply()).status == 200
+        assert await ask(f"{url}/work", [b"1", large, b"1"]) == [200] * 3
+    assert (shop.places, shop.memory) == (0, 0)
 
 
 async def test_who_sends_more_than_is_read_still_gets_the_answer() -> None:
@@ -476,17 +546,34 @@ async def test_who_has_caught_up_is_not_watched_any_more() -> None:
 
 
 async def test_one_connection_too_many_is_told_so() -> None:
-    async with Workshop(HttpSettings(max_connections=2)).serving() as server:
-        first, _ = await server.connect(), await server.connect()
-        await until(lambda: len(server.state.connections) == 2)
+    shop = Workshop(HttpSettings(max_connections=2))
+    async with shop.serving() as server:
+        busy = [await server.connect() for _ in range(2)]
+        for client in busy:
+            await client.send(with_body(b"one", path="/wait"))
+        await until(lambda: shop.waiting == 2)
         third = await server.connect()
         reply = await third.reply()
         assert (reply.status, reply.headers["retry-after"]) == (503, "1")
         assert "too many connections" in reply.error()
         assert await third.until_closed() == b""
-        await first.close()
-        await until(lambda: len(server.state.connections) == 1)
+        shop.go_on.set()
+        for client in busy:
+            assert (await client.reply()).body == b"3"
         assert (await server.ask(with_body(b"one"))).body == b"3"
+
+
+async def test_strangers_who_send_nothing_lock_nobody_out() -> None:
+    async with Workshop(HttpSettings(max_connections=2)).serving() as server:
+        begun = await server.connect()
+        await begun.send(b"POST /work HT")
+        await until(lambda: any(each._in_head for each in server.state.connections))
+        silent = [await server.connect() for _ in range(5)]
+        assert (await server.ask(with_body(b"one"))).body == b"3"
+        assert await begun.until_closed() == b"", "it has waited for longest"
+        assert await silent[0].until_closed() == b""
+        await silent[-1].send(with_body(b"four"))
+        assert (await silent[-1].reply()).body == b"4"
 
 
 async def test_an_idle_connection_makes_room_for_a_new_one() -> None:
@@ -505,23 +592,6 @@ async def test_an_idle_connection_makes_room_for_a_new_one() -> None:
         assert (await idle[1].reply()).body == b"4"
         await unused.send(with_body(b"first"))
         assert (await unused.reply()).body == b"5"
-
-
-async def test_connections_that_are_used_make_no_room() -> None:
-    shop = Workshop(HttpSettings(max_connections=2))
-    async with shop.serving() as server:
-        busy, begun = await server.connect(), await server.connect()
-        for client in (busy, begun):
-            await client.send(with_body(b"one"))
-            await client.reply()
-        await busy.send(with_body(b"one", path="/wait"))
-        await begun.send(b"POST /work HT")
-        await until(lambda: shop.waiting == 1)
-        await until(lambda: any(each._in_head for each in server.state.connections))
-        refused = await server.connect()
-        assert (await refused.reply()).status == 503
-        shop.go_on.set()
-        assert (await busy.reply()).body == b"3"
 
 
 async def test_nothing_is_kept_of_idle_connections_that_are_gone() -> None:
@@ -569,6 +639,20 @@ def trusting() -> ssl.SSLContext:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
+
+
+async def test_handshakes_that_never_end_lock_nobody_out(
+    tls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uvicorn_server, "MOST_HANDSHAKES", 3)
+    shop = Workshop(HttpSettings())
+    async with serving(shop.app, shop.settings, *tls) as server:
+        begun = [await server.connect() for _ in range(6)]
+        for client in begun[:3]:
+            assert await client.until_closed() == b""
+        client = await server.connect(ssl=trusting())
+        await client.send(with_body(b"one"))
+        assert (await client.reply()).body == b"3"
 
 
 async def test_all_of_this_holds_with_tls(tls: list[str]) -> None:

@@ -1,51 +1,207 @@
-"""Whole answers with many log probabilities are made in a thread, and are the same."""
+"""Large parts of answers are made while these are sent, in threads, and are vLLM's."""
 
-import asyncio
+import json
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
+from openai.types.responses import ResponseOutputText
+from openai.types.responses.response_output_text import Logprob as ResponseLogprob
+from starlette.responses import JSONResponse
+from vllm.entrypoints.openai.chat_completion.batch_serving import OpenAIServingChatBatch
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
+from vllm.logprobs import Logprob
 
-from frontend.http.streaming.whole_answers import MANY, made_aside
+from frontend.asgi import Door, Receive, Scope, Send
+from frontend.http.streaming.stream_errors import Responses
+from frontend.http.streaming.token_streams import Batches, Chats, Completions
+from frontend.http.streaming.whole_answers import (
+    MANY,
+    SLICE,
+    DeferredParts,
+    begin_whole_answer,
+    columns,
+    entries,
+    send_deferred_parts,
+)
+from frontend.request_context import current_context
 
-
-async def given(*outputs: Any, error: BaseException | None = None) -> AsyncIterator[Any]:
-    for each in outputs:
-        yield each
-    if error is not None:
-        raise error
-
-
-def an_output(logprobs: int) -> Any:
-    return SimpleNamespace(outputs=[SimpleNamespace(logprobs=[{}] * logprobs or None)])
-
-
-async def make(outputs: AsyncIterator[Any]) -> Any:
-    """As vLLM's method begins."""
-    last = None
-    try:
-        async for output in outputs:
-            last = output
-    except asyncio.CancelledError:
-        return "client disconnected"
-    return last, threading.current_thread()
-
-
-@pytest.mark.parametrize("size", [0, MANY, MANY + 1])
-async def test_only_large_ones_go_aside(size: int) -> None:
-    last = an_output(size)
-    found, thread = await made_aside(make, given(an_output(1), last))
-    assert found is last
-    assert (thread is threading.main_thread()) == (size <= MANY)
-
-
-async def test_without_outputs_vllm_says_so() -> None:
-    assert (await made_aside(make, given()))[0] is None
+CANDIDATES = 5
+TOKENS = [*range(MANY // CANDIDATES + 2)]
+LOGPROBS = [
+    {
+        token + n: Logprob(-0.5 * n, n, f'"{token + n}"é' if token != 3 else "")
+        for n in range(CANDIDATES)
+    }
+    for token in TOKENS
+]
+ASKED: dict[str, Any] = {"token_ids": TOKENS, "tokenizer": None}
 
 
-async def test_errors_are_vllms_to_answer() -> None:
-    assert await made_aside(make, given(error=asyncio.CancelledError())) == ("client disconnected")
-    with pytest.raises(ValueError, match="lost"):
-        await made_aside(make, given(an_output(1), error=ValueError("lost")))
+def of_chats(kind: type) -> Callable[[], Any]:
+    def make() -> Any:
+        return serving(kind)._create_chat_logprobs(
+            top_logprobs=LOGPROBS, num_output_top_logprobs=3, **ASKED
+        )
+
+    return make
+
+
+def of_completions(kind: type) -> Callable[[], Any]:
+    def make() -> Any:
+        return serving(kind)._create_completion_logprobs(
+            top_logprobs=LOGPROBS, num_output_top_logprobs=3, initial_text_offset=7, **ASKED
+        )
+
+    return make
+
+
+def of_responses(kind: type) -> Callable[[], Any]:
+    def make() -> Any:
+        return serving(kind)._create_response_logprobs(logprobs=LOGPROBS, top_logprobs=3, **ASKED)
+
+    return make
+
+
+def serving(kind: type) -> Any:
+    made: Any = object.__new__(kind)
+    made.return_tokens_as_token_ids = False
+    return made
+
+
+def dumped(value: Any) -> Any:
+    values = value if isinstance(value, list) else [value]
+    return [each.model_dump(mode="json") for each in values]
+
+
+async def answer_of(make: Callable[[], Any], *, whole: bool = True) -> httpx.Response:
+    """What a client gets of an app that answers with what is made."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if whole:
+            begin_whole_answer()
+        answer = JSONResponse({"before": "é", "made": dumped(make()), "after": 1})
+        await answer(scope, receive, send)
+
+    transport = httpx.ASGITransport(Door(app, [send_deferred_parts]))
+    async with httpx.AsyncClient(transport=transport, base_url="http://f") as http:
+        return await http.get("/")
+
+
+@pytest.mark.parametrize(
+    ("ours", "vllms"),
+    [
+        (of_chats(Chats), of_chats(OpenAIServingChat)),
+        (of_chats(Batches), of_chats(OpenAIServingChatBatch)),
+        (of_completions(Completions), of_completions(OpenAIServingCompletion)),
+        (of_responses(Responses), of_responses(OpenAIServingResponses)),
+    ],
+    ids=["chats", "batches", "completions", "responses"],
+)
+async def test_log_probabilities_are_vllms(
+    ours: Callable[[], Any], vllms: Callable[[], Any]
+) -> None:
+    expected = await answer_of(vllms, whole=False)
+    assert "content-length" in expected.headers
+    deferred = await answer_of(ours)
+    assert deferred.content == expected.content
+    assert "content-length" not in deferred.headers
+    in_a_stream = await answer_of(ours, whole=False)
+    assert in_a_stream.headers == expected.headers
+
+
+async def test_pieces_are_few_and_made_in_threads() -> None:
+    made_in: list[threading.Thread] = []
+    sizes: list[int] = []
+
+    def some(part: slice) -> list[Any]:
+        made_in.append(threading.current_thread())
+        sizes.append(len(range(300)[part]))
+        return [*range(300)[part]]
+
+    def make() -> Any:
+        parts = current_context().find(DeferredParts)
+        assert parts is not None
+        parts.add("instead", entries(300, some))
+        return [SimpleNamespace(model_dump=lambda **_: "instead")]
+
+    assert (await answer_of(make)).json()["made"] == [*range(300)]
+    assert threading.main_thread() not in made_in
+    assert sum(sizes) == 300 and max(sizes) <= SLICE
+
+
+@pytest.mark.parametrize("count", [1, SLICE, SLICE + 1, 3 * SLICE])
+def test_lists_and_columns_are_as_in_one_piece(count: int) -> None:
+    values = [{"é": each} for each in range(count)]
+    assert json.loads(b"[" + b"".join(entries(count, lambda part: values[part])) + b"]") == values
+    made = columns(count, lambda part: {"a": values[part], "b": [*range(count)][part]})
+    assert json.loads(b"".join(made)) == {"a": values, "b": [*range(count)]}
+
+
+def test_an_error_in_the_place_of_an_answer_is_sent_as_it_is() -> None:
+    parts = DeferredParts()
+    parts.add("instead", iter([b"never"]))
+    assert b"".join(parts.spliced(b'{"error":1}')) == b'{"error":1}'
+    assert not parts
+
+
+async def test_the_last_events_of_a_response_repeat_all_log_probabilities(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logprobs = [
+        ResponseLogprob(token=f"{n}", bytes=[n], logprob=-1.0, top_logprobs=[])
+        for n in range(2 * SLICE)
+    ]
+    text = ResponseOutputText(type="output_text", text="x", annotations=[], logprobs=logprobs)
+    expected = text.model_dump(mode="json")["logprobs"]
+    item = SimpleNamespace(content=[text])
+    last = [
+        SimpleNamespace(type="response.content_part.done", part=text),
+        SimpleNamespace(type="response.output_item.done", item=item),
+        SimpleNamespace(type="response.completed", response=SimpleNamespace(output=[item])),
+    ]
+
+    async def original(*_: Any) -> Any:
+        for number, event in enumerate(last):
+            event.sequence_number = number
+            yield event
+
+    monkeypatch.setattr(OpenAIServingResponses, "responses_stream_generator", original)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        async for _ in Responses.__new__(Responses).responses_stream_generator():
+            assert text.logprobs is not None
+            (stand_in,) = text.logprobs
+            body = text.model_dump_json().encode() + b"\n"
+            assert len(body) < 300 and stand_in.token not in {each["token"] for each in expected}
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    transport = httpx.ASGITransport(Door(app, [send_deferred_parts]))
+    async with httpx.AsyncClient(transport=transport, base_url="http://f") as http:
+        lines = (await http.get("/")).text.splitlines()
+    assert [json.loads(line)["logprobs"] for line in lines] == [expected] * len(last)
+
+
+async def test_what_is_held_is_let_go_at_the_end_of_the_request() -> None:
+    let_go: list[bool] = []
+
+    def some(part: slice) -> list[Any]:
+        assert not let_go
+        return [0][part]
+
+    def make() -> Any:
+        parts = current_context().find(DeferredParts)
+        assert parts is not None
+        parts.held.callback(let_go.append, True)
+        parts.add("instead", entries(1, some))
+        return [SimpleNamespace(model_dump=lambda **_: "instead")]
+
+    assert (await answer_of(make)).json()["made"] == [0]
+    assert let_go == [True]

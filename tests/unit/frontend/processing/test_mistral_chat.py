@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import math
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -25,6 +26,7 @@ from frontend.media_limits.policy import FetchPolicy
 from frontend.processing.preprocessor import Preprocessor
 from frontend.processing.renderer import build_renderer
 from frontend.processing.settings import PreprocessSettings
+from frontend.processing.tokenizing import MIN_LIMIT
 from tests.clips import sound
 from tests.fakes.cards import make_card
 from tests.fakes.hanging import Hanging
@@ -249,6 +251,31 @@ async def test_what_vllm_and_mistral_common_take_for_different_things_is_refused
 ) -> None:
     with pytest.raises((ValueError, VLLMValidationError, VLLMUnprocessableEntityError)):
         await pixtral.tokens(pixtral.ours.renderer, asked(part))
+
+
+@pytest.mark.parametrize("where", ["content", "part", "tool call", "tools"])
+async def test_a_chat_is_measured_before_it_is_tokenized(
+    pixtral: Both, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """4 MB of one took 2 s of the thread that all prompts need, cut to ten tokens or not."""
+    long, messages, tools = "a" * (4 * MIN_LIMIT), asked(), []
+    match where:
+        case "content":
+            messages[0] = {"role": "user", "content": long}
+        case "part":
+            messages = asked({"type": "text", "text": long})
+        case "tool call":
+            function = {"name": "f", "arguments": json.dumps({"a": long})}
+            messages[1]["tool_calls"] = [{"function": function}]
+        case "tools":
+            tools = [{"type": "function", "function": {"name": "f", "description": long}}]
+    renderer = pixtral.ours.renderer
+    monkeypatch.setattr(renderer, "_apply_chat_template_async", None)
+    params = ChatParams(chat_template_kwargs={"tools": tools})
+    with pytest.raises(VLLMError, match=r"characters, more than .* maximum context length"):
+        await renderer.render_messages_async(messages, params)
+    with pytest.raises(VLLMError, match="characters, more than"):
+        renderer.render_messages(messages, params)
 
 
 async def test_the_encoders_take_no_address_by_themselves(

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
+import torch
 import uvicorn
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -25,9 +26,10 @@ from frontend.args import parse
 from frontend.asgi import Door
 from frontend.fetch.connector import CONNECTOR_NAME, register
 from frontend.fetch.loader import MediaLoader
-from frontend.http.server.pooling import PoolingLimits, inputs_of, limit_pooling
+from frontend.http.server.pooling import PoolingLimits, _rows, inputs_of, limit_pooling
 from frontend.http.server.vllm_server import build_vllm_app
 from frontend.http.settings import HttpSettings
+from frontend.http.streaming.whole_answers import send_deferred_parts
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing.preprocessor import Preprocessor
 from frontend.processing.settings import PreprocessSettings
@@ -67,7 +69,7 @@ class Pooling:
         self.app: FastAPI = await build_vllm_app(self.client, args, self.preprocessor.tasks, server)
         limit_pooling(self.app, PoolingLimits(settings, several_keys=False))
         self.preprocessor.hf_runs.reset()
-        transport = httpx.ASGITransport(Door(self.app, []))
+        transport = httpx.ASGITransport(Door(self.app, [send_deferred_parts]))
         self.http = httpx.AsyncClient(transport=transport, base_url="http://f", timeout=60)
         for name, engine in self.lab.engines.items():
             engine.script = self.answering(name)
@@ -156,6 +158,34 @@ async def test_each_input_gets_its_own_vector(pooling: Pooling) -> None:
     for _, submit, _ in pooling.asked:
         assert submit.sampling_params is None and submit.pooling_params is not None
         assert submit.pooling_params.task == "embed"
+
+
+@pytest.mark.parametrize(
+    ("path", "key"), [("/v1/embeddings", "embedding"), ("/pooling", "data"), ("/v2/embed", "")]
+)
+async def test_many_numbers_are_the_same_and_need_no_thread_that_others_need(
+    pooling: Pooling, monkeypatch: pytest.MonkeyPatch, path: str, key: str
+) -> None:
+    asked: dict[str, Any] = {"input": ["one", "two three"]} if key else {"texts": ["one", "two"]}
+    few = await pooling.post(path, **asked)
+    monkeypatch.setattr("frontend.http.server.pooling.MANY_NUMBERS", 3)
+    monkeypatch.setattr("frontend.http.server.pooling.NUMBERS_AT_ONCE", 1)
+    many = await pooling.post(path, **asked)
+    assert "content-length" in few.headers and "content-length" not in many.headers
+    if key:
+        first, second = few.json()["data"], many.json()["data"]
+        assert [each[key] for each in first] == [each[key] for each in second]
+        assert set(few.json()) == set(many.json())
+    else:
+        assert few.json()["embeddings"] == many.json()["embeddings"]
+
+
+@pytest.mark.parametrize(
+    "shape", [(4,), (1, 4), (3, 4), (5000, 2), (0, 4)], ids=lambda shape: "x".join(map(str, shape))
+)
+def test_numbers_are_written_as_lists(shape: tuple[int, ...]) -> None:
+    data = torch.rand(shape)
+    assert json.loads(b"".join(_rows(data))) == data.tolist()
 
 
 async def test_scores_and_ranks(pooling: Pooling) -> None:

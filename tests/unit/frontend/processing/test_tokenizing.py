@@ -131,3 +131,27 @@ async def test_long_texts_keep_no_short_one_waiting(renderer: PlainRenderer) -> 
         release.set()
     await long
     tokenizing.close()
+
+
+@pytest.mark.parametrize("tokenize", [True, False])
+async def test_a_chat_that_becomes_tokens_at_once_is_measured_before(
+    renderer: PlainRenderer, tokenize: bool
+) -> None:
+    """As with ``--enable-prompt-embeds``: 4 MB kept all other prompts waiting for 8 s."""
+    chat = [{"role": "user", "content": [{"type": "text", "text": "a" * (MIN_LIMIT + 1)}]}]
+    asked: list[Any] = []
+
+    async def apply(*args: Any, **options: Any) -> None:
+        asked.append((args, options))
+
+    vars(renderer)["_apply_chat_template_async"] = apply
+    tokenizing = Tokenizing(renderer, 120.0)
+    try:
+        if tokenize:
+            with pytest.raises(VLLMError, match="characters, more than"):
+                await tokenizing.apply_template(None, None, chat, tokenize=tokenize)
+        else:
+            await tokenizing.apply_template(None, None, chat, tokenize=tokenize)
+    finally:
+        tokenizing.close()
+    assert bool(asked) != tokenize

@@ -15,6 +15,7 @@ from prometheus_client import REGISTRY
 from vllm.distributed.kv_events import KVCacheEvent, KVEventBatch, ZmqEventPublisher
 
 from common.observability.telemetry import TASK_FAILURES
+from common.request_plane import loop_socket
 from frontend.router.events import subscriber as events
 from frontend.router.events.event_stream import EventStream
 from frontend.router.events.replays import Command
@@ -273,6 +274,7 @@ async def test_a_large_event_is_applied_to_its_end(
 
 async def test_hostile_messages(feeds: ZmqFeeds, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "_MAX_MESSAGE", 10_000)
+    monkeypatch.setattr(loop_socket, "MAX_FRAMES", 100)
     context = zmq.asyncio.Context()
     publisher = context.socket(zmq.PUB)
     port = publisher.bind_to_random_port("tcp://127.0.0.1")
@@ -296,6 +298,7 @@ async def test_hostile_messages(feeds: ZmqFeeds, monkeypatch: pytest.MonkeyPatch
     await send(b"")
     await send(b"", frame(good))
     await send(b"topic", frame(good), b"")
+    await send(*[b""] * 5_000)
     await send(b"", b"short", b"")
     await send(b"", frame(good), b"\xff" * 100)
     await send(b"", frame(good), b"\x93" + b"\x91" * 5_000)
@@ -304,7 +307,7 @@ async def test_hostile_messages(feeds: ZmqFeeds, monkeypatch: pytest.MonkeyPatch
     await listener.until(lambda: listener.held(last) == 1)
     assert listener.exact()
     malformed = listener.subscriber.statistics()[0].malformed
-    assert malformed == {"frames": 3, "sequence": 1, "payload": 2}
+    assert malformed == {"frames": 4, "sequence": 1, "payload": 2}
     # Beyond the size limit ZMQ drops the connection: without replay, all is forgotten.
     await send(b"", frame(good), b"x" * 20_000)
     await listener.until(lambda: not listener.exact())
@@ -345,7 +348,7 @@ async def test_too_many_open_files_are_survived(
         listener = Listener(feeds, worker.source)
         with monkeypatch.context() as patch:
 
-            def fails(*_: object) -> zmq.asyncio.Socket:
+            def fails(*_: object, **__: object) -> zmq.asyncio.Socket:
                 raise full
 
             patch.setattr(zmq.asyncio.Context, "socket", fails)
@@ -380,7 +383,7 @@ async def test_closing_between_two_tries_leaves_no_task(
         listener = Listener(feeds, worker.source)
         with monkeypatch.context() as patch:
 
-            def fails(*_: object) -> zmq.asyncio.Socket:
+            def fails(*_: object, **__: object) -> zmq.asyncio.Socket:
                 raise zmq.ZMQError(errno.EMFILE)
 
             patch.setattr(zmq.asyncio.Context, "socket", fails)

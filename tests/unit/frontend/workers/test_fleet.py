@@ -126,7 +126,7 @@ async def test_another_version_of_vllm_never_becomes_the_contract(town: Town) ->
     town.news.say(CardPresent(town.card("old", vllm_version="0.31.0")))
     await until(lambda: bool(town.fleet.refusals.by_worker()))
     assert "vllm_version" in town.fleet.refusals.by_worker()[WorkerId("old")]
-    with pytest.raises(NoWorkerError, match=r"0\.31\.0"):
+    with pytest.raises(NoWorkerError, match=r"1 refused"):
         town.fleet.check_available()
     town.news.say(CardPresent(town.card()))
     await until(lambda: town.fleet.connected)
@@ -301,19 +301,19 @@ async def test_code_of_a_model_runs_here_only_if_this_frontend_says_so(town: Tow
 async def test_a_card_that_can_not_be_read_is_named_until_it_is_gone(town: Town) -> None:
     town.news.say(CardRefused(WorkerId("odd"), Incarnation("i0"), CardError("malformed card: x")))
     await until(town.fleet.refusals.by_worker)
-    with pytest.raises(NoWorkerError, match="malformed card: x"):
+    with pytest.raises(NoWorkerError, match="1 refused"):
         town.fleet.check_available()
     town.news.say(CardGone(WorkerId("odd"), Incarnation("i0")))
     await until(lambda: not town.fleet.refusals.by_worker())
 
 
-async def test_of_many_that_are_refused_a_user_hears_of_some(town: Town) -> None:
+async def test_of_those_that_are_refused_a_user_hears_how_many(town: Town) -> None:
     for number in range(100):
         town.news.say(CardPresent(town.card(f"w{number}", vllm_version="0.31.0")))
     await until(lambda: len(town.fleet.refusals.by_worker()) == 100)
-    with pytest.raises(NoWorkerError, match=r"0\.31\.0.*and 97 more are refused") as caught:
+    with pytest.raises(NoWorkerError, match=r"100 refused") as caught:
         town.fleet.check_available()
-    assert len(str(caught.value)) < 1000
+    assert "0.31.0" not in str(caught.value), "that is for operators"
 
 
 async def test_a_card_that_is_right_again_is_refused_no_more(town: Town) -> None:

@@ -1,0 +1,73 @@
+"""Whether a worker says no more than it was asked for, nor less.
+
+vLLM's server believes an engine: an answer that never ends fills its memory, 300,000 candidates for
+a token hold the event loop, and a token without the log probability that was asked for is a 500.
+"""
+
+from typing import Final
+
+from vllm.logprobs import FlatLogprobs
+from vllm.sampling_params import SamplingParams
+
+from common.errors import WorkerGarbledError
+from common.request_plane.protocol import Output
+from frontend.request.logprob_limit import candidates
+from frontend.workers import Logprobs
+
+MAX_TOKEN_TEXT: Final = 4096
+"""Characters of a token, on average of an answer; the longest of vocabularies have hundreds."""
+
+
+class AnswerCheck:
+    """Of one request to one worker."""
+
+    def __init__(self, params: SamplingParams | None) -> None:
+        """
+        Args:
+            params: None if something is pooled, of which nothing is checked here.
+        """
+        params = params or SamplingParams()
+        self._most_tokens = params.n * params.max_tokens if params.max_tokens else None
+        self._asked = params.num_logprobs is not None
+        self._candidates = candidates(params.logprobs, params.logprob_token_ids)
+        # Given by tokens (vLLM 0.33), each place of a prompt has its own.
+        by_tokens = getattr(params, "prompt_logprob_token_ids", None) is not None
+        self._of_prompt = None if by_tokens else candidates(params.prompt_logprobs)
+        self._characters = 0
+
+    def check(self, output: Output, tokens: int) -> None:
+        """Return if the output may be one.
+
+        Args:
+            tokens: of all choices of the answer, with those of this output.
+
+        Raises:
+            WorkerGarbledError: it may not.
+        """
+        if self._most_tokens is not None and tokens > self._most_tokens:
+            raise WorkerGarbledError("a worker said more tokens than were asked for")
+        for one in output.outputs:
+            self._characters += len(one.text)
+            if not self._asked:
+                if one.logprobs:
+                    raise WorkerGarbledError(
+                        "a worker gave log probabilities that nobody asked for"
+                    )
+            elif len(one.logprobs or ()) < len(one.token_ids):
+                raise WorkerGarbledError("a worker left out log probabilities that were asked for")
+            _check_width(one.logprobs, self._candidates)
+        if self._characters > MAX_TOKEN_TEXT * (tokens + 1):
+            raise WorkerGarbledError("a worker said more text than its tokens can have")
+        if self._of_prompt is not None:
+            _check_width(output.prompt_logprobs, self._of_prompt)
+
+
+def _check_width(logprobs: Logprobs | None, most: int) -> None:
+    if not logprobs:
+        return
+    if isinstance(logprobs, FlatLogprobs):
+        there = len(logprobs.logprobs)
+    else:
+        there = max(len(position or ()) for position in logprobs) * len(logprobs)
+    if there > most * len(logprobs):
+        raise WorkerGarbledError("a worker gave more log probabilities than were asked for")
