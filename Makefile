@@ -171,7 +171,7 @@ check: $(ENVIRONMENT) $(DOCS_ENVIRONMENT) ## locks, lint, format, imports betwee
 	$(VENV_PYTHON) -m mypy
 	$(VENV_PYTHON) -m pylint backend_worker common frontend setup
 	$(VENV_PYTHON) setup/links.py
-	$(VENV_PYTHON) -m mkdocs build
+	NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs build
 
 fix: $(ENVIRONMENT) ## format, and mend what the linter can mend
 	$(VENV_PYTHON) -m ruff check --fix
@@ -193,7 +193,7 @@ $(DOCS_ENVIRONMENT): $(ENVIRONMENT) locks/docs.txt
 	@touch $@
 
 site: $(DOCS_ENVIRONMENT) ## make the pages a site in .site; any warning is an error
-	@$(VENV_PYTHON) -m mkdocs build
+	@NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs build
 
 locks: $(ENVIRONMENT) ## make the lists of packages again, from pyproject.toml
 	$(VENV_PYTHON) setup/locks.py --make

@@ -1,7 +1,7 @@
-"""``python setup/limits_page.py FILE``: writes the page on the limits of a request."""
+"""``python setup/limits_page.py FILE``: writes the page on routes, fields and their limits."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -18,11 +18,33 @@ from frontend.gate.judge import (
     VALUE_WEIGHT,
 )
 from frontend.gate.read import MAX_BRACKETS, MAX_COMMAS
+from frontend.http.operator.vllm_routes import ADAPTERS, PROFILER, REFUSED, SERVED
 from frontend.request.logprob_limit import MAX_LOGPROBS
 
 _TEXT: Final = """\
-<!-- Made by `make docs` from frontend/gate/fields.py: change that. -->
-# Limits of a request
+<!-- Made by `make docs` from frontend/gate/fields.py and frontend/http/operator/vllm_routes.py: \
+change those. -->
+# Routes, fields, and their limits
+
+Clients find vLLM's API: its routes, with the fields that it documents.
+[What differs](clients.md#what-differs-from-a-plain-vllm) is listed, and so are fields
+[refused or ignored](clients.md#fields-that-are-refused-and-fields-that-are-ignored).
+
+## Routes of vLLM
+
+| routes | are served |
+|---|---|
+{served}
+
+These answer 501 and say why:
+
+| routes | because |
+|---|---|
+{refused}
+
+Ours are `/status` and what is below `/mmrouter/`: [operations](operations.md#what-to-watch).
+
+## Limits of a request
 
 A frontend judges the body of each request before vLLM validates it. A body beyond one of these
 limits gets 400 with the name of the field. The flag `--max-body-mb` bounds its bytes.
@@ -38,6 +60,8 @@ limits gets 400 with the name of the field. The flag `--max-body-mb` bounds its 
 a value counts as {value_weight} | {shared} |
 | log probabilities: candidates of all tokens of several prompts or choices | {logprobs} |
 | parts of a form; bytes of the headers of each, and of each that is no file | {form} |
+
+## Fields
 
 Each field is of a kind. It has the same limit on all routes.
 
@@ -67,7 +91,15 @@ def page() -> str:
         f"- **{kind}**: {_names(name for name in FIELDS if FIELDS[name] is limit)}"
         for kind, limit in KINDS.items()
     ]
+    of_workers = {
+        **dict.fromkeys(sorted(PROFILER), "by all workers, for admins"),
+        **dict.fromkeys(
+            sorted(ADAPTERS), "by all workers, for admins, with VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+        ),
+    }
     return _TEXT.format(
+        served=_by_words({**SERVED, **of_workers}),
+        refused=_by_words(dict(sorted(REFUSED.items()))),
         fields=MAX_FIELDS,
         brackets=f"{MAX_BRACKETS:,}",
         commas=f"{MAX_COMMAS:,}",
@@ -83,6 +115,14 @@ def page() -> str:
         renderer=_names(RENDERER_OPTIONS),
         processor=_names(PROCESSOR_INPUTS),
     )
+
+
+def _by_words(table: Mapping[str, str]) -> str:
+    """Rows of a table of routes: those together of which the same is said."""
+    routes: dict[str, list[str]] = {}
+    for path, words in table.items():
+        routes.setdefault(words.replace(path, "/NAME"), []).append(path)
+    return "\n".join(f"| {_names(paths)} | {words} |" for words, paths in routes.items())
 
 
 def _row(name: str, limit: Limit) -> str:

@@ -5,6 +5,9 @@ plain vLLM gives to the same request.
 """
 
 import base64
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -227,6 +230,29 @@ def said(clip: bytes, format: recordings.Format) -> dict[str, Any]:
 
 def linked(clip: bytes, format: recordings.Format) -> dict[str, Any]:
     return {"type": "audio_url", "audio_url": {"url": data_url(format.media_type, clip)}}
+
+
+@of((OMNI, "shm"))
+def test_the_example_of_the_docs(lab: FamilyLab, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "films-and-sounds.md").read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    mp3 = recordings.recording("docs", recordings.FORMATS["MP3"], 44_100, 1)
+    for name, data in {
+        "clip.mp4": film("docs"),
+        "talk.mp3": mp3,
+        "talk.wav": sound("docs"),
+    }.items():
+        (tmp_path / name).write_bytes(data)
+    model = lab.router.openai.models.list().data[0].id
+    example = example.replace("http://127.0.0.1:8000", lab.router.url).replace(
+        '"demo"', repr(model)
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
 
 
 @of((OMNI, "shm"))

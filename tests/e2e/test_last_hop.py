@@ -71,7 +71,7 @@ def test_images_reach_the_model(hop: Hop) -> None:
 
 
 def test_no_process_of_the_engine_maps_the_arena(hop: Hop) -> None:
-    """So registering the arena with CUDA would speed nothing up: docs/last-hop.md."""
+    """So registering the arena with CUDA would speed nothing up: docs/transfer.md."""
     name, lab, cards = hop
     lab.ask(lab.drawn(f"{name}-mapped"), WHAT)
     worker = psutil.Process(worker_pid(cards, name))

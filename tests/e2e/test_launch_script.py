@@ -134,8 +134,9 @@ def test_it_serves_until_ctrl_c_and_leaves_nothing(model: Path, tmp_path: Path) 
 
         over_tls(model, tmp_path, cards)
 
-        said = [run_as_pasted(lines, url_of(printed)) for lines in quickstart()]
-        assert len(said) == 3
+        said = [run_as_pasted(lines, url_of(printed)) for lines in (*quickstart(), readme())]
+        assert len(said) == 4
+        assert '"candidates"' in said[3]
         assert "worker-0" in said[1], "the table of send_pictures.py"
 
         pids = set(living(mark))
@@ -189,6 +190,12 @@ def quickstart() -> list[str]:
     page = (ROOT / "docs" / "quickstart.md").read_text()
     running = page.partition("## Ask")[2].partition("## By hand")[0]
     return re.findall(r"^```sh\n(.*?)^```", running, re.M | re.S)
+
+
+def readme() -> str:
+    """What it has one paste into a second terminal."""
+    page = (ROOT / "README.md").read_text().partition("In a second terminal")[2]
+    return re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S)[0]
 
 
 def run_as_pasted(lines: str, url: str) -> str:

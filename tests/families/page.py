@@ -7,9 +7,10 @@ from tests.families.catalog import registry
 from tests.families.questions import BY_MEDIUM, Medium
 from tests.families.results import Result, summary
 
-HEAD = """# Families of models
+HEAD = """<!-- Made by `make families`; tests/families/page.py has the words. -->
+# Families of models
 
-Made by `make families`. For each architecture of vLLM's multimodal registry of
+For each architecture of vLLM's multimodal registry of
 which a tiny random model can be made without a model hub, a worker, three frontends and a plain
 vLLM with the same flags are started, and both sides are asked the same: text, an image, the same
 again, two in both orders, one twice in one prompt, videos, sound. Media travel by shared memory,

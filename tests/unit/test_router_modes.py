@@ -14,7 +14,7 @@ MODES = {mode.value for mode in RouterMode}
 _NAMES = r"([a-z][a-z, -]+)"
 
 LISTS = {
-    "README.md": r"^\| `--router-mode` \|(.*)\|$",
+    "docs/your-model.md": r"^\| `--router-mode` \|(.*)\|$",
     "Makefile": rf"ROUTER_MODE\W+\({_NAMES}\)",
     **{
         str(script.relative_to(ROOT)): rf"^# +ROUTER_MODE +{_NAMES} \({RouterSettings().mode}\)$"

@@ -16,5 +16,5 @@
     charts      draws it, by itself
     dataset     the same traffic for vLLM's own benchmark
 
-docs/benchmarks.md says what the figures mean. ``python -m tests.benchmarks.serving --help``.
+tests/benchmarks/README.md says what the figures mean; ``python -m tests.benchmarks.serving -h``.
 """

@@ -1,4 +1,4 @@
-"""``python -m tests.benchmarks.serving``: see the package and docs/benchmarks.md."""
+"""``python -m tests.benchmarks.serving``: see the package and tests/benchmarks/README.md."""
 
 import argparse
 import asyncio

@@ -64,7 +64,7 @@ def arguments() -> argparse.Namespace:
         "--loads",
         nargs="+",
         default=LOADS,
-        help="KIND@CLIENTS, KIND@RATE/s or KIND@PERCENT%%; docs/benchmarks.md has the kinds",
+        help="KIND@CLIENTS, KIND@RATE/s or KIND@PERCENT%%; see tests/benchmarks/README.md",
     )
     parser.add_argument("--engines", type=positive, default=4, help="of each contender")
     parser.add_argument("--speed", type=float, default=0.5, help="of the GPUs; 1 is an H100's")

@@ -77,6 +77,12 @@ def alerts() -> Iterator[Expression]:
 ALL = [*panels(), *alerts()]
 
 
+def test_each_alert_has_a_runbook_and_no_other() -> None:
+    page = PAGE.with_name("troubleshooting.md").read_text().partition("\n## Runbooks\n")[2]
+    described = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert sorted(described) == sorted(rule["alert"] for rule in rules() if "alert" in rule)
+
+
 def names(expression: str) -> set[str]:
     return set(re.findall(r"\b(?:mmrouter|vllm)[_:][a-zA-Z0-9_:]*", expression))
 
