@@ -39,6 +39,7 @@ THROUGH: Final[Mapping[str, str]] = {
     "frontend/workers/operations.py": "test_operations_flow.py",
     "common/cli/early_flags.py": "test_packaging.py",
     "common/cli/flag_table.py": "common/test_known_flags.py",
+    "common/cli/mmrouter.py": "common/test_mmrouter_command.py",
     "common/aio/ipc.py": "common/transfer/shared_arena/test_keeper.py",
     "common/cli/process_settings.py": "test_settings.py",
     "common/aio/cleanup.py": "common/transfer/arena/test_arena.py",

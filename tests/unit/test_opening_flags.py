@@ -39,9 +39,9 @@ OPEN_NOTHING = {
         --mm-arena-gb --mm-processor-cache-gb --nvtx --output-timeout --pooling-inputs
         --pooling-memory-mb --port --preprocess-queue --preprocess-workers --processes
         --reasoning-effort-map --reasoning-parser --renderer-num-workers --request-timeout
-        --response-role --retry-budget --return-tokens-as-token-ids --router-approximate-ttl
+        --response-role --retry-budget --return-tokens-as-token-ids 
         --router-busy-blocks-fraction --router-busy-prefill-tokens --router-eject-base
-        --router-eject-failures --router-mode --router-stall --send-timeout --served-model-name
+        --router-mode --router-stall --send-timeout --served-model-name
         --shutdown-timeout --sse-keep-alive-interval --ssl-ca-certs --ssl-cert-reqs --ssl-certfile
         --ssl-ciphers --ssl-keyfile --tool-call-parser --tool-strict-level --uvicorn-log-level
         --worker-wait
@@ -85,13 +85,13 @@ OPEN_NOTHING = {
         --max-cudagraph-capture-size --max-logprobs --max-lora-cls-labels --max-lora-rank
         --max-loras --max-model-len --max-num-active-seqs --max-num-batched-tokens
         --max-num-queued-reqs --max-num-queued-tokens --max-num-scheduled-tokens --max-num-seqs
-        --max-parallel-loading-workers --max-requests --media-io-kwargs --mm-device-do-normalize
+        --max-parallel-loading-workers --media-io-kwargs --mm-device-do-normalize
         --mm-encoder-attn-backend --mm-encoder-attn-dtype --mm-encoder-fp8-scale-path
         --mm-encoder-fp8-scale-save-margin --mm-encoder-fp8-scale-save-path --mm-encoder-tp-mode
         --mm-hasher-algorithm --mm-ipc-gpu-memory-gb --mm-processor-cache-gb
         --mm-processor-cache-type --mm-processor-device --mm-processor-kwargs
         --mm-shm-cache-max-object-size-mb --mm-tensor-ipc --model --model-impl
-        --model-loader-extra-config --model-weights --moe-backend --monokernel --nixl-deadline
+        --model-loader-extra-config --model-weights --moe-backend --monokernel
         --nixl-memory-mb --nnodes --node-rank --num-gpu-blocks-override --numa-bind --numa-bind-cpus
         --numa-bind-nodes --nvtx --offload-backend --offload-group-size --offload-num-in-group
         --offload-params --offload-prefetch-step --optimization-level --override-generation-config

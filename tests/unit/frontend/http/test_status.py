@@ -1,50 +1,7 @@
 """What several processes say of one worker, as one view."""
 
-from typing import Any
-
-from common.identity import WorkerId
-from frontend.http.operator.status import RankView, ShareView, WorkerView, merged_workers
-
-
-def share(number: int) -> ShareView:
-    return ShareView(requests=number, prefill_tokens=number, decode_tokens=number)
-
-
-def rank_view(**fields: Any) -> RankView:
-    plain: dict[str, Any] = {
-        "rank": 0,
-        "busy": False,
-        "index": "exact",
-        "reason": "",
-        "blocks": 7,
-        "own": share(3),
-        "others": share(5),
-        "running": 3,
-        "waiting": 0,
-        "kv_usage": 0.5,
-    }
-    return RankView(**plain | fields)
-
-
-def view(name: str = "w0", **fields: Any) -> WorkerView:
-    rank = rank_view()
-    plain: dict[str, Any] = {
-        "worker_id": WorkerId(name),
-        "incarnation": "i",
-        "state": "ready",
-        "connected": True,
-        "request_endpoint": "tcp://w",
-        "transport": "shm",
-        "circuit": "closed",
-        "circuit_reason": "",
-        "ranks": [rank],
-        "active_requests": 1,
-        "running": 3,
-        "waiting": 0,
-        "kv_usage": 0.5,
-        "hf_processor_runs": 0,
-    }
-    return WorkerView(**plain | fields)
+from frontend.http.operator.status import merged_workers
+from tests.unit.frontend.http.views import rank_view, share, view
 
 
 def test_requests_are_added_and_the_worst_is_said() -> None:
