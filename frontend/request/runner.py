@@ -232,7 +232,8 @@ class RequestRunner:
         lifecycle: Lifecycle,
         spans: CallSpans,
     ) -> RequestState:
-        spans.submitted(self._model, len(prompt.token_ids or ()), request.params)
+        tokens, media = len(prompt.token_ids or ()), len(prompt.media)
+        spans.submitted(self._model, tokens, media, request.params)
         return RequestState(
             Submit(
                 request_id=own_id,

@@ -1,10 +1,11 @@
-"""What the trace of a request says of one ``generate`` or ``encode`` call: who answered, why there,
+"""What the trace and the log say of one ``generate`` or ``encode`` call: who answered, why there,
 how much.
 
 The names are vLLM's where it has the same figure; a test compares them. Nothing here is what the
 user wrote.
 """
 
+import logging
 import secrets
 import time
 from collections.abc import Mapping
@@ -22,6 +23,8 @@ from common.observability.log_lines import current_request
 from common.observability.tracing import Kind, Span, Value
 from frontend.request_context import current_context
 from frontend.router import Decision
+
+logger = logging.getLogger(__name__)
 
 PROMPT_TOKENS: Final = "gen_ai.usage.prompt_tokens"
 COMPLETION_TOKENS: Final = "gen_ai.usage.completion_tokens"
@@ -49,7 +52,7 @@ def new_request_id() -> RequestId:
 
 class CallSpans:
     """The spans of one ``generate`` call: what it adds to that of its HTTP request, and a child for
-    each worker that it is given to. Without a trace it does nothing.
+    each worker that it is given to. Without a trace there is its line of the log only.
     """
 
     def __init__(self, request_id: RequestId, given: Mapping[str, str] | None) -> None:
@@ -63,12 +66,17 @@ class CallSpans:
         self._root = tracing.current()
         self._attempt: Span | None = None
         self._workers: list[WorkerId] = []
-        self._begun = current_context().arrived or time.perf_counter()
+        context = current_context()
+        self._tenant = context.tenant
+        self._begun = context.arrived or time.perf_counter()
+        self._prompt_tokens = self._media = self._cached_tokens = 0
+        self._first_output_s: float | None = None
 
     def submitted(
-        self, model: str, prompt_tokens: int, params: SamplingParams | PoolingParams
+        self, model: str, prompt_tokens: int, media: int, params: SamplingParams | PoolingParams
     ) -> None:
         """The prompt is ready to be routed."""
+        self._prompt_tokens, self._media = prompt_tokens, media
         if (root := self._root) is None or not root.recording:
             return
         said = {name: getattr(params, field, None) for name, field in PARAMETERS.items()}
@@ -78,9 +86,9 @@ class CallSpans:
 
     def attempt(self, decision: Decision) -> AbstractContextManager[object]:
         """A worker's part of it. Not the current span: this is left in the middle of a stream."""
+        self._workers.append(decision.worker_id)
         if self._root is None:
             return nullcontext()
-        self._workers.append(decision.worker_id)
         attributes: dict[str, Value] = {
             "mmrouter.worker_id": decision.worker_id,
             "mmrouter.rank": decision.rank,
@@ -101,6 +109,9 @@ class CallSpans:
 
     def first_output(self, cached_tokens: int) -> None:
         """A worker has begun to answer."""
+        if self._first_output_s is None:
+            self._first_output_s = time.perf_counter() - self._begun
+            self._cached_tokens = cached_tokens
         if self._root is None or self._attempt is None:
             return
         said: dict[str, Value] = {
@@ -124,12 +135,26 @@ class CallSpans:
 
     def ended(self, outcome: str, completion_tokens: int) -> None:
         """It is over."""
+        whole_s = time.perf_counter() - self._begun
+        first = self._first_output_s
+        logger.info(
+            "%s at %s: %d prompt tokens, %d cached, %d media; %d output tokens; %sin all %.3f s%s",
+            outcome,
+            ", ".join(dict.fromkeys(self._workers)) or "no worker",
+            self._prompt_tokens,
+            self._cached_tokens,
+            self._media,
+            completion_tokens,
+            "" if first is None else f"first output after {first:.3f} s, ",
+            whole_s,
+            f"; tenant {self._tenant[:8]}" if self._tenant else "",
+        )
         if self._root is None or not self._root.recording:
             return
         self._root.add(COMPLETION_TOKENS, completion_tokens)
         self._root.set(
             {
-                WHOLE: time.perf_counter() - self._begun,
+                WHOLE: whole_s,
                 "mmrouter.outcome": outcome,
                 "mmrouter.workers": tuple(dict.fromkeys(self._workers)),
             }

@@ -39,7 +39,7 @@ OPEN_NOTHING = {
         --mm-arena-gb --mm-processor-cache-gb --nvtx --output-timeout --pooling-inputs
         --pooling-memory-mb --port --preprocess-queue --preprocess-workers --processes
         --reasoning-effort-map --reasoning-parser --renderer-num-workers --request-timeout
-        --response-role --retry-budget --return-tokens-as-token-ids 
+        --response-role --retry-budget --return-tokens-as-token-ids
         --router-busy-blocks-fraction --router-busy-prefill-tokens --router-eject-base
         --router-mode --router-stall --send-timeout --served-model-name
         --shutdown-timeout --sse-keep-alive-interval --ssl-ca-certs --ssl-cert-reqs --ssl-certfile

@@ -2,6 +2,7 @@
 own beneath, over real sockets and whatever happens."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tracing import SpanAttributes
 
 from backend_worker.plane.request import WorkerRequest
-from common.errors import EngineFailedError, EngineGoneError
+from common.errors import EngineFailedError, EngineGoneError, NoWorkerError
 from common.identity import RequestId, WorkerId
 from common.observability.log_lines import current_request
 from common.observability.tracing import span_of_request
@@ -20,6 +21,7 @@ from common.request_plane.protocol import Submit
 from frontend.request import spans as names
 from frontend.request.settings import FaultSettings
 from frontend.request.spans import new_request_id
+from frontend.request_context import Tenant, begin
 from tests.fakes.engine import never
 from tests.fakes.model import ScriptedModel
 from tests.fakes.plane import collect
@@ -60,6 +62,37 @@ def test_names_are_vllms() -> None:
     ours = [value for name, value in vars(names).items() if name.isupper() and name != "PARAMETERS"]
     vllms = {value for name, value in vars(SpanAttributes).items() if name.isupper()}
     assert len(ours) == 6 and {*ours, *names.PARAMETERS} <= vllms
+
+
+async def test_each_request_is_a_line_of_the_log(
+    lab: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    lab.model = ScriptedModel(ANSWER)
+    caplog.set_level("INFO", "frontend.request.spans")
+    begin().tenant = Tenant("0123456789abcdef")
+    await lab.ask(output_kind=WHOLE)
+    (line,) = (one for one in caplog.messages if " in all " in one)
+    told = re.fullmatch(
+        r"ok at w[01]: (\d+) prompt tokens, 0 cached, \d+ media; (\d+) output tokens; "
+        r"first output after \d\.\d{3} s, in all \d\.\d{3} s; tenant 01234567",
+        line,
+    )
+    assert told and int(told[1]) > 0 and int(told[2]) >= len(ANSWER)
+
+
+async def test_a_request_that_no_worker_has_had_is_a_line_too(
+    lab: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "frontend.request.spans")
+    lab.fleet.check = nobody
+    with pytest.raises(GracefulHTTPError):
+        await lab.ask()
+    (line,) = (one for one in caplog.messages if " in all " in one)
+    assert line.startswith("NoWorkerError at no worker: ") and "tenant" not in line
+
+
+def nobody() -> None:
+    raise NoWorkerError("no worker is available")
 
 
 async def test_one_request(lab: Lab) -> None:
