@@ -9,7 +9,9 @@ from enum import Enum
 from typing import Final
 
 from common.cli.flag_settings import FlagSettings, Given, unit_of
+from common.cli.known_flags import version_line
 from common.cli.vllm_command_line import SECRETS
+from common.vllm_compat.preflight import platform_name
 
 _HOLDS_SECRET: Final = re.compile(r"key|token|secret|password|credential|auth", re.IGNORECASE)
 """In the names of fields of structured arguments, if their values are text."""
@@ -20,6 +22,8 @@ LONGEST: Final = 300  # characters of a value of vLLM's
 
 
 def log_settings(logger: logging.Logger, lines: Iterable[str]) -> None:
+    """Log what runs here, and what is in force."""
+    logger.info("%s, platform of vLLM: %s", version_line(), platform_name())
     for line in lines:
         logger.info("in force, %s", line)
 

@@ -47,6 +47,13 @@ def use_cpu_only() -> None:
     os.environ.update(CPU_ONLY)
 
 
+def platform_name() -> str:
+    """Return what vLLM computes on in this process, ``cpu`` at a frontend."""
+    from vllm.platforms import current_platform
+
+    return str(current_platform.device_type or "none")
+
+
 def check_device() -> None:
     """Check that an engine of the installed build could start here.
 

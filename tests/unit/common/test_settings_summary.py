@@ -1,3 +1,5 @@
+import logging
+import re
 from argparse import ArgumentParser
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +9,7 @@ import pytest
 from common.cli.command_line import FRONTEND, ConfigSettings, read_command_line
 from common.cli.flag_settings import Given
 from common.cli.process_settings import ProcessSettings
-from common.cli.settings_summary import shown, summary
+from common.cli.settings_summary import log_settings, shown, summary
 from common.discovery.settings import DiscoverySettings
 
 
@@ -60,3 +62,11 @@ def test_values_look_as_somebody_would_write_them() -> None:
     assert [shown(value) for value in values] == [
         "on", "0.5", "60", "1e-07", "123456789.5", "[1, a]", "None", "/a",
     ]  # fmt: skip
+
+
+def test_what_runs_here_comes_first(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    log_settings(logging.getLogger("frontend"), ["routing: by default router-mode=kv"])
+    first, second = caplog.messages
+    assert re.fullmatch(r"mmrouter \S+ \(vLLM \S+\), platform of vLLM: \w+", first)
+    assert second == "in force, routing: by default router-mode=kv"
