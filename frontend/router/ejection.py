@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Final
 
 from common.identity import Incarnation, RequestId, WorkerId
+from common.observability.fleet_events import What, note
 from common.observability.telemetry import EJECTIONS
 
 FAILURES: Final = 3
@@ -171,3 +172,4 @@ class Ejection:
         record.reason = reason
         record.on_trial = None
         EJECTIONS.labels(worker_id, reason).inc()
+        note(What.EJECTED, worker_id, reason)

@@ -7,6 +7,7 @@ import asyncio
 from common.errors import CardCodeError, CardError, CardIncompatibleError, NoWorkerError
 from common.fleet_key import FleetKey
 from common.identity import WorkerId
+from common.observability.fleet_events import What, note
 from common.observability.telemetry import REFUSED_CARDS
 from common.request_plane.card import WorkerCard, check_compatible
 from common.request_plane.fleet_sockets import check_card
@@ -81,6 +82,8 @@ class Refusals:
 
     def add(self, run: Run, error: CardError) -> None:
         """Refuse a run, and no longer for another reason."""
+        if self._reasons.get(run) != str(error):
+            note(What.REFUSED, run[0], str(error))
         self._reasons[run] = str(error)
         REFUSED_CARDS.labels(error.field).inc()
 

@@ -25,6 +25,7 @@ from common.errors import (
 )
 from common.fleet_key import FleetKey
 from common.identity import Incarnation, WorkerId
+from common.observability.fleet_events import What, note
 from common.request_plane.card import WorkerCard, WorkerState
 from common.request_plane.fleet_sockets import frontend_context
 from frontend.router import Router
@@ -240,6 +241,7 @@ class Keeper:
         if not self._members.remove(member):
             return
         logger.info("worker %s removed: %s", member.card.worker_id, reason)
+        note(What.REMOVED, member.card.worker_id, reason)
         member.leaving = reason
         if member.keeper is not None and member.keeper is not asyncio.current_task():
             member.keeper.cancel()

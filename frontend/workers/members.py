@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, Protocol
 
 from common.errors import WorkerLostError
 from common.identity import Incarnation, Target, WorkerId
+from common.observability.fleet_events import What, note
 from common.observability.telemetry import HF_PROCESSOR_RUNS, forget_worker
 from common.request_plane.card import Adapter, WorkerCard, WorkerState
 from common.request_plane.operations import Condition
@@ -188,6 +189,7 @@ class Serving:
         self.arrival.set()
         self.arrival = asyncio.Event()
         logger.info("worker %s joined, media travel by %s", card.worker_id, choice.transport)
+        note(What.JOINED, card.worker_id, f"media travel by {choice.transport}")
 
     async def give_up_name(self, member: Member) -> None:
         """Serve no longer, if it does; a link that it has stays."""
@@ -278,6 +280,7 @@ class Serving:
     def lost(self, member: Member, lost: WorkerLostError) -> None:
         """Eject a worker whose link was lost by its own fault."""
         logger.warning("%s", lost)
+        note(What.LOST, member.card.worker_id, str(lost))
         if lost.blames_worker and self._members.serves(member):
             run = member.run
             self._router.ejection.eject(run.worker_id, run.incarnation, type(lost).__name__)

@@ -177,7 +177,11 @@ async def test_a_frontend_without_the_key_is_told_so(locked: Locked) -> None:
     try:
         stranger.wait_for_status(503)
         # A card counts once it was renewed while the frontend looks on.
-        await until(lambda: "--fleet-key-file" in httpx.get(stranger.url + "/v1/models").text)
+        refused = f"{stranger.url}/mmrouter/workers/refused"
+        await until(lambda: "--fleet-key-file" in httpx.get(refused).text)
+        answer = httpx.get(stranger.url + "/v1/models")
+        assert answer.status_code == 503 and "1 refused" in answer.text
+        assert "fleet" not in answer.text, "that is for operators"
     finally:
         stranger.stop()
 

@@ -9,6 +9,7 @@ from fastapi import APIRouter, HTTPException
 from pydantic import BaseModel
 
 from common.identity import Incarnation, WorkerId
+from common.observability.fleet_events import What, note
 from frontend.processes import Siblings
 from frontend.router import Router
 
@@ -110,11 +111,13 @@ def _obey(router: Router, order: Order) -> None:
     match order.action:
         case Action.DRAIN:
             drained[order.worker_id] = order.incarnation
+            note(What.DRAINED, order.worker_id, "by an operator")
         case Action.EJECT:
             ejection.eject(order.worker_id, order.incarnation, "an operator")
         case Action.REINSTATE:
             drained.pop(order.worker_id, None)
             ejection.forget(order.worker_id)
+            note(What.REINSTATED, order.worker_id, "by an operator")
 
 
 def manage_routes(management: Management) -> APIRouter:

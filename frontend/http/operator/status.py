@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, TypeAdapter
 
 from common.identity import Target, WorkerId
+from common.observability.fleet_events import recent
 from common.request_plane.protocol import RankStatus
 from frontend.processes import Siblings
 from frontend.router import Knowledge, Roster, Router, TargetLoad
@@ -286,6 +287,7 @@ class FleetStatus:
             siblings.tell("workers", lambda _: _workers.dump_json(own.workers()))
             siblings.tell("refused", lambda _: _refused.dump_json(own.refused()))
             siblings.tell("index", lambda _: _index.dump_json(own.index()))
+            siblings.tell("events", lambda _: msgspec.json.encode(recent()))
             wanted = msgspec.json.Decoder(Wanted)
             siblings.tell(
                 "decisions", lambda said: msgspec.json.encode(own.decisions(wanted.decode(said)))
@@ -314,6 +316,20 @@ class FleetStatus:
         if self._siblings is not None:
             told += [_index.validate_json(body) for _, body in await self._siblings.ask("index")]
         return min(told, key=lambda one: one.exact_share)
+
+    async def events(self) -> list[dict[str, Any]]:
+        """Return the last events, newest first, each with its process where there are several."""
+        if self._siblings is None:
+            found = [msgspec.to_builtins(each) for each in recent()]
+        else:
+            told = [(self._siblings.name, msgspec.json.encode(recent()))]
+            told += await self._siblings.ask("events")
+            found = [
+                each | {"process": name}
+                for name, body in told
+                for each in msgspec.json.decode(body)
+            ]
+        return sorted(found, key=lambda each: -each["at"])
 
     async def decisions(self, wanted: Wanted) -> list[dict[str, Any]]:
         """Routing decisions, each with the process that made it where there are several."""
@@ -422,6 +438,12 @@ def status_routes(status: FleetStatus, *, several: bool) -> APIRouter:
     async def index() -> IndexView:
         """How much of the fleet's caches is known."""
         return await status.index()
+
+    @api.get("/events")
+    async def events() -> list[dict[str, Any]]:
+        """What happened to workers lately: joined, lost, removed, refused, ejected, drained; with
+        reasons, newest first. Workers that are gone are named here alone."""
+        return await status.events()
 
     @api.get("/decisions")
     async def decisions(

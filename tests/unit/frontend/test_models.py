@@ -246,6 +246,21 @@ async def test_operators_are_answered_while_nobody_is_there(frontend: Frontend) 
         assert (await http.post("/mmrouter/workers/w0/drain")).status_code == 404
 
 
+async def test_a_worker_that_has_left_stays_among_the_events(
+    loads: Loads, frontend: Frontend
+) -> None:
+    card = frontend.come("alpha")
+    await until(lambda: frontend.serving() == ["alpha"])
+    await frontend.leave(card)
+    await until(lambda: loads.closed == ["alpha"])
+    async with frontend.http() as http:
+        assert (await http.get("/mmrouter/workers")).json() == []
+        events = (await http.get("/mmrouter/events")).json()
+    mine = [each for each in events if each["worker_id"] == card.worker_id]
+    assert {"joined", "removed"} <= {each["what"] for each in mine}
+    assert [each["at"] for each in events] == sorted((each["at"] for each in events), reverse=True)
+
+
 async def test_one_is_loaded_after_the_other_and_keeps_nobody_waiting(
     loads: Loads, frontend: Frontend
 ) -> None:

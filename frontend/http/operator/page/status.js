@@ -309,6 +309,15 @@ function drawDecisions(decisions) {
   );
 }
 
+function drawEvents(events) {
+  find("events").tBodies[0].replaceChildren(
+    ...events.slice(0, SHOWN).map((one) => row([
+      new Date(one.at * 1000).toLocaleString(), one.worker_id, one.what, one.reason,
+      one.process === undefined ? "" : `process ${one.process}`,
+    ])),
+  );
+}
+
 function say(text, bad) {
   find("state").textContent = text;
   find("state").className = bad ? "bad" : "";
@@ -324,12 +333,14 @@ function hold(text) {
 
 async function update() {
   try {
-    const [workers, refused, known, history, decisions, metrics] = await Promise.all([
+    const [workers, refused, known, events, history, decisions, metrics] = await Promise.all([
       json("mmrouter/workers"), json("mmrouter/workers/refused"), json("mmrouter/index"),
+      json("mmrouter/events"),
       json("mmrouter/history"), json("mmrouter/decisions?last=30"),
       get("metrics").then((answer) => answer.text()),
     ]);
     drawWorkers(workers, refused);
+    drawEvents(events);
     drawPlots(history);
     drawMedia(metrics);
     drawDecisions(decisions);
@@ -348,6 +359,7 @@ async function update() {
         find(place).replaceChildren();
       }
       find("workers").tBodies[0].replaceChildren();
+      find("events").tBodies[0].replaceChildren();
       say("This needs a key of --admin-key-file.", true);
     } else {
       say(`No answer: ${error.message}. What is shown is old.`, true);

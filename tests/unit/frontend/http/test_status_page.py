@@ -74,7 +74,7 @@ async def test_it_needs_nothing_from_elsewhere_and_works_behind_a_prefix() -> No
     named = re.findall(r'(?:src|href)="([^"]*)"', html)
     assert {f"/{one}" for one in named} == PAGE - {"/status"}
     urls = re.findall(r'(?:json|get)\("([^"]*)"\)', js)
-    assert len(urls) == 6 and not any(url.startswith(("/", "http")) for url in urls)
+    assert len(urls) == 7 and not any(url.startswith(("/", "http")) for url in urls)
     assert "url(" not in css and "@import" not in css
 
 

@@ -22,6 +22,7 @@ from common.errors import (
     WorkerLostError,
 )
 from common.identity import BlockHash, Incarnation, MmHash, RequestId, Target, WorkerId
+from common.observability.fleet_events import What, recent
 from common.observability.telemetry import INTERNAL_ERRORS, REFUSED_CARDS, TASK_FAILURES
 from common.request_plane.card import Adapter, HostIdentity, WorkerCard, WorkerState
 from common.request_plane.protocol import Coming, Output, RankStatus, Status, Submit, Terms
@@ -305,6 +306,16 @@ async def test_a_card_that_can_not_be_read_is_named_until_it_is_gone(town: Town)
         town.fleet.check_available()
     town.news.say(CardGone(WorkerId("odd"), Incarnation("i0")))
     await until(lambda: not town.fleet.refusals.by_worker())
+
+
+async def test_a_card_that_is_refused_again_and_again_is_one_event(town: Town) -> None:
+    for _ in range(3):
+        town.news.say(CardPresent(town.card("odd-one", vllm_version="0.31.0")))
+    town.news.say(CardPresent(town.card("odd-two", vllm_version="0.31.0")))
+    await until(lambda: len(town.fleet.refusals.by_worker()) == 2)
+    events = [each for each in recent() if each.worker_id == "odd-one"]
+    assert [each.what for each in events] == [What.REFUSED]
+    assert "0.31.0" in events[0].reason
 
 
 async def test_of_those_that_are_refused_a_user_hears_how_many(town: Town) -> None:
