@@ -124,13 +124,3 @@ def test_a_url_and_a_directory_contradict_each_other(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("MMROUTER_DISCOVERY_DIR", "/a")
     with pytest.raises(ConfigurationError, match=r"^MMROUTER_DISCOVERY and MMROUTER_DISCOVERY_DIR"):
         discovered()
-
-
-def test_a_percent_sign_in_a_directory_does_not_end_the_help(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (odd := temporary / "100%s").mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(odd))
-    parser = argparse.ArgumentParser()
-    DiscoverySettings.add_arguments(parser)
-    assert "100%s" in "".join(parser.format_help().split())
