@@ -179,7 +179,8 @@ async def test_a_frontend_without_the_key_is_told_so(locked: Locked) -> None:
         # A card counts once it was renewed while the frontend looks on.
         refused = f"{stranger.url}/mmrouter/workers/refused"
         await until(lambda: "--fleet-key-file" in httpx.get(refused).text)
-        answer = httpx.get(stranger.url + "/v1/models")
+        async with httpx.AsyncClient() as http:
+            answer = await http.get(stranger.url + "/v1/models")
         assert answer.status_code == 503 and "1 refused" in answer.text
         assert "fleet" not in answer.text, "that is for operators"
     finally:
