@@ -32,11 +32,10 @@ from common.media.tensor_files import TensorFileError
 from common.observability.telemetry import MEDIA_HELD_BYTES, MEDIA_HELD_PIXELS
 from frontend.asgi import as_vllm_error
 from frontend.fetch.allowance import HeldBytes, current_allowance
+from frontend.fetch.content import DeferredMedium, PendingMedium, check_video_backend
 from frontend.fetch.data_url import has_scheme, is_data_url
 from frontend.fetch.decoders import MISLED_DECODER_ERRORS, limit_decoders
-from frontend.fetch.deferred import DeferredMedium, PendingMedium
 from frontend.fetch.loader import MediaLoader
-from frontend.fetch.mode import check_video_backend
 from frontend.media_limits import (
     MediaError,
     RefusedError,
