@@ -222,7 +222,10 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.multimodal.cache.base",
             "vllm.multimodal.processing.processor",
         ),
-        "frontend/processing/vllm_cache.py": ("vllm.multimodal.cache.base", "vllm.utils.cache"),
+        "frontend/processing/renderer_processing.py": (
+            "vllm.multimodal.cache.base",
+            "vllm.utils.cache",
+        ),
     },
     "fetching and decoding of media": {
         "frontend/fetch/connector.py": ("vllm.multimodal.media", "vllm.multimodal.media.video"),
