@@ -71,7 +71,7 @@ class FrontendMediaConnector(MediaConnector):
         self.media_io_kwargs = media_io_kwargs or {}
         # From vLLM 0.33 on each request has budgets of vLLM's own, which hold locks. In their place
         # stand the policy's, of a request's allowance: with vLLM's, no two requests would decode
-        # a medium in the same way (mode.py), and none could leave this process.
+        # a medium in the same way (content.py), and none could leave this process.
         self.decoded_budget = self.download_budget = None
         self._loader = loader
 
