@@ -7,6 +7,7 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from frontend.gate.body_gate import MAX_BRACKETS, MAX_COMMAS
 from frontend.gate.fields import FIELDS, KINDS, MAX_FIELDS, NESTED, UNKNOWN, Limit
 from frontend.gate.forms import MAX_HEAD_BYTES, MAX_PARTS, MAX_TEXT_BYTES
 from frontend.gate.judge import (
@@ -17,9 +18,8 @@ from frontend.gate.judge import (
     RENDERER_OPTIONS,
     VALUE_WEIGHT,
 )
-from frontend.gate.read import MAX_BRACKETS, MAX_COMMAS
 from frontend.http.operator.vllm_routes import ADAPTERS, PROFILER, REFUSED, SERVED
-from frontend.request.logprob_limit import MAX_LOGPROBS
+from frontend.request.answer_limits import MAX_LOGPROBS
 
 _TEXT: Final = """\
 <!-- Made by `make docs` from frontend/gate/fields.py and frontend/http/operator/vllm_routes.py: \

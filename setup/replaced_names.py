@@ -147,8 +147,8 @@ OBJECTS: Final = (
                 "setattr(app.state, name)",
                 "vars(made).update(vars(serving))",
             ),
-            "frontend/http/server/scoring.py": ("serving._build_prompts",),
-            "frontend/http/server/speech_threads.py": (
+            "frontend/http/server/serving_threads.py": (
+                "serving._build_prompts",
                 "serving._decode_and_chunk_speech_async",
                 "serving._preprocess_executor",
             ),

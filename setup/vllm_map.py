@@ -72,7 +72,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.serve.middleware.x_request_id",
             "vllm.envs",
         ),
-        "frontend/http/server/speech_threads.py": ("vllm.envs", "vllm.utils.async_utils"),
+        "frontend/http/server/serving_threads.py": ("vllm.envs", "vllm.utils.async_utils"),
         "frontend/http/server/tools.py": ("vllm.reasoning", "vllm.tool_parsers"),
     },
     "command line": {
@@ -222,7 +222,10 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.multimodal.cache.base",
             "vllm.multimodal.processing.processor",
         ),
-        "frontend/processing/vllm_cache.py": ("vllm.multimodal.cache.base", "vllm.utils.cache"),
+        "frontend/processing/renderer_processing.py": (
+            "vllm.multimodal.cache.base",
+            "vllm.utils.cache",
+        ),
     },
     "fetching and decoding of media": {
         "frontend/fetch/connector.py": ("vllm.multimodal.media", "vllm.multimodal.media.video"),
@@ -234,7 +237,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         ),
         "frontend/fetch/loader.py": ("vllm.envs", "vllm.multimodal.media"),
         "frontend/fetch/format_probe.py": ("vllm.multimodal.media",),
-        "frontend/fetch/mode.py": ("vllm.multimodal.video",),
+        "frontend/fetch/content.py": ("vllm.multimodal.video",),
         "frontend/fetch/sound_limit.py": ("vllm.envs",),
         "frontend/fetch/video_limit.py": (
             "vllm.envs",

@@ -7,7 +7,7 @@ from outlines_core import json_schema
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.structured_output.backend_outlines import validate_regex_is_buildable
 
-from frontend.bounded.structure_orders import COMPILES, READ_S, REFUSED, Structure
+from frontend.bounded.orders import COMPILES, READ_S, REFUSED, Structure
 
 
 def compile_by_outlines(vocabulary: outlines_core.Vocabulary, order: Structure) -> bytes:

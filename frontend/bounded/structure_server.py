@@ -21,7 +21,7 @@ import numpy as np
 import xgrammar
 
 from frontend.bounded.forks import serve
-from frontend.bounded.structure_orders import (
+from frontend.bounded.orders import (
     COMPILES,
     READ_S,
     REFUSED,

@@ -13,12 +13,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from frontend.bounded.forks import serve
-from frontend.bounded.template_orders import (
-    BOUNDS,
+from frontend.bounded.orders import (
     MAX_REASON,
     MAX_TEXT,
     OK,
     REFUSED,
+    TEMPLATE_BOUNDS,
     Order,
 )
 
@@ -96,7 +96,7 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the frontend
     logging.disable()  # vLLM logs templates and what is wrong with them
     connection: Connection[bytes, Order] = Connection(descriptor)
-    serve(connection, answer, BOUNDS)
+    serve(connection, answer, TEMPLATE_BOUNDS)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,11 @@
 
 from frontend.fetch.allowance import RequestAllowance, allow_media, current_allowance
 from frontend.fetch.connector import CONNECTOR_NAME, for_user, register
-from frontend.fetch.content import Content
+from frontend.fetch.content import Content, DeferredMedium, arrived, decoding_mode, freeze
 from frontend.fetch.decoded import seconds_to_process
 from frontend.fetch.decoders import MISLED_DECODER_ERRORS, decode, limit_decoders
-from frontend.fetch.deferred import DeferredMedium, PendingMedium, arrived
 from frontend.fetch.format_probe import FILM, PICTURE, SOUND, ProbedFormat, probe_formats
 from frontend.fetch.loader import MediaLoader
-from frontend.fetch.mode import decoding_mode, freeze
-from frontend.fetch.picture_limit import picture_pixels
 from frontend.fetch.settings import MediaSettings
 
 __all__ = [
@@ -22,7 +19,6 @@ __all__ = [
     "DeferredMedium",
     "MediaLoader",
     "MediaSettings",
-    "PendingMedium",
     "ProbedFormat",
     "RequestAllowance",
     "allow_media",
@@ -33,7 +29,6 @@ __all__ = [
     "for_user",
     "freeze",
     "limit_decoders",
-    "picture_pixels",
     "probe_formats",
     "register",
     "seconds_to_process",

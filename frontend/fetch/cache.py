@@ -13,9 +13,8 @@ from yarl import URL
 from common.lru import Lru
 from common.media.cache_partition import SHARED, Partition
 from common.observability.telemetry import MEDIA_CACHE_BYTES
-from frontend.fetch.content import Content, Digest
+from frontend.fetch.content import Content, Digest, Mode
 from frontend.fetch.decoded import weight
-from frontend.fetch.mode import Mode
 
 MAX_URLS: Final = 10_000
 """URLs whose entity tag is remembered."""

@@ -32,11 +32,10 @@ from common.media.tensor_files import TensorFileError
 from common.observability.telemetry import MEDIA_HELD_BYTES, MEDIA_HELD_PIXELS
 from frontend.asgi import as_vllm_error
 from frontend.fetch.allowance import HeldBytes, current_allowance
+from frontend.fetch.content import DeferredMedium, PendingMedium, check_video_backend
 from frontend.fetch.data_url import has_scheme, is_data_url
 from frontend.fetch.decoders import MISLED_DECODER_ERRORS, limit_decoders
-from frontend.fetch.deferred import DeferredMedium, PendingMedium
 from frontend.fetch.loader import MediaLoader
-from frontend.fetch.mode import check_video_backend
 from frontend.media_limits import (
     MediaError,
     RefusedError,
@@ -72,7 +71,7 @@ class FrontendMediaConnector(MediaConnector):
         self.media_io_kwargs = media_io_kwargs or {}
         # From vLLM 0.33 on each request has budgets of vLLM's own, which hold locks. In their place
         # stand the policy's, of a request's allowance: with vLLM's, no two requests would decode
-        # a medium in the same way (mode.py), and none could leave this process.
+        # a medium in the same way (content.py), and none could leave this process.
         self.decoded_budget = self.download_budget = None
         self._loader = loader
 

@@ -25,13 +25,12 @@ from common.observability.telemetry import MEDIA_DECODES, MEDIA_FETCHED_BYTES, M
 from common.observability.watchdog import allow
 from frontend.fetch.allowance import HeldBytes, RequestAllowance, current_allowance
 from frontend.fetch.cache import CacheStatistics, EntityTags, MediaCache
-from frontend.fetch.content import Content
+from frontend.fetch.content import Content, decoding_mode
 from frontend.fetch.data_url import has_scheme, is_data_url, read_data_url
 from frontend.fetch.decoded import holder, own_copy, processing_weight
 from frontend.fetch.decoders import PIXEL_BYTES, decode
 from frontend.fetch.http import HttpFetcher, Unchanged
 from frontend.fetch.local_file import read_local_file
-from frontend.fetch.mode import decoding_mode
 from frontend.fetch.single_flight import SingleFlight
 from frontend.media_limits import (
     FetchPolicy,

@@ -2,7 +2,8 @@
 
 vLLM translates the errors of its own Anthropic route alone; those of its schemas, of its other
 layers and of ours come in OpenAI's shape, of which Anthropic's clients show nothing. And what
-clients look for in a prompt that is too long, vLLM says in no field.
+clients look for in a prompt that is too long, vLLM says in no field. Every 429 and 503 says when to
+try again, wherever in the server it comes from.
 """
 
 import json
@@ -13,7 +14,7 @@ from typing import Final
 
 from starlette.datastructures import MutableHeaders
 
-from frontend.asgi import Arrival, Message, Send
+from frontend.asgi import RETRY_AFTER_S, Arrival, Message, Send
 
 MESSAGES: Final = "/v1/messages"
 
@@ -30,6 +31,8 @@ _ANTHROPICS: Final = {
     HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
 }
 _TOO_LONG: Final = re.compile(r"maximum context length|longer than the maximum model length")
+
+_RETRYABLE = (429, 503)
 
 
 async def shape_errors(arrival: Arrival) -> None:
@@ -101,3 +104,18 @@ def _read(body: bytes) -> dict[str, object]:
     except ValueError:
         return {}
     return answer if isinstance(answer, dict) else {}
+
+
+async def say_when_to_retry(arrival: Arrival) -> None:
+    """Add the header ``Retry-After`` to the answer where it is missing."""
+    send = arrival.send
+
+    async def say_when(message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] in _RETRYABLE:
+            headers = list(message.get("headers", ()))
+            if all(name.lower() != b"retry-after" for name, _ in headers):
+                headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
+                message = {**message, "headers": headers}
+        await send(message)
+
+    arrival.send = say_when

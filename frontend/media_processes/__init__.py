@@ -3,7 +3,6 @@
 Without vLLM, so that it is imported at once. ``processing/child.py`` is what they run.
 """
 
-from frontend.media_processes.deadline import Deadline
 from frontend.media_processes.memory_limit import MemoryLimit, is_out_of_memory, private_bytes
 from frontend.media_processes.messages import (
     FORK,
@@ -24,7 +23,6 @@ __all__ = [
     "FORK",
     "Answer",
     "BatchFailed",
-    "Deadline",
     "Fault",
     "MemoryLimit",
     "NoRoom",

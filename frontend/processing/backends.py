@@ -1,19 +1,211 @@
 """Where batches of media are processed: in this process, or in others."""
 
 import asyncio
+import logging
+import queue
+import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final, Protocol
 
 from vllm.multimodal.media import MediaIO
 from vllm.renderers import BaseRenderer
 
+from common.errors import ConfigurationError
+from common.observability.telemetry import CHILD_RESTARTS
 from common.observability.watchdog import allow
-from frontend.fetch import Content, current_allowance, seconds_to_process
-from frontend.media_limits import FetchPolicy
+from common.vllm_compat.renderer_patches import HfProcessorRuns
+from frontend.fetch import Content, RequestAllowance, current_allowance, seconds_to_process
+from frontend.media_limits import Budget, FetchPolicy
+from frontend.media_processes import StartUp
 from frontend.processing.batch import Batch, Processed, process
-from frontend.processing.errors import AbandonedError
-from frontend.processing.pool import ProcessPool
+from frontend.processing.child_process import LOST, ChildProcess
+from frontend.processing.errors import (
+    AbandonedError,
+    ProcessHungError,
+    ProcessingFailedError,
+    ProcessLostError,
+)
+from frontend.processing.exchange import Exchange
+from frontend.processing.forks import Forks
 from frontend.processing.store import ProcessedStore
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS: Final = 2
+"""So often a batch may see a process die before the batch is taken to be the reason."""
+
+
+class _Job:
+    def __init__(
+        self, batch: Batch, abandoned: Callable[[], bool], allowance: RequestAllowance
+    ) -> None:
+        self.batch = batch
+        self.abandoned = abandoned
+        self.allowance = allowance
+        self.outcome: Future[list[Processed]] = Future()
+
+
+class ProcessPool:
+    """Runs batches in as many processes as it is told.
+
+    Batches are taken in the order in which they come. A process that dies is replaced, and
+    its batch is given to another one, once. One that hangs is killed, which is the same.
+    """
+
+    def __init__(
+        self,
+        order: StartUp,
+        count: int,
+        store: ProcessedStore,
+        hf_runs: HfProcessorRuns,
+        decoding: Budget,
+    ) -> None:
+        """Start the processes. Takes seconds: not on the event loop.
+
+        Args:
+            order: what each of them gets.
+            count: how many.
+            store: keeps what they make; the arena in ``order`` is its own.
+            hf_runs: counts their runs of the HF processor.
+            decoding: budget of the pixels that they decode.
+
+        Raises:
+            ConfigurationError: they don't start.
+        """
+        self._order = order
+        self._exchange = Exchange(store, hf_runs, decoding, order.policy.decode_timeout_s)
+        self._replacing = threading.Lock()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._closed = False
+        self._forks = Forks()
+        self._processes = dict(enumerate(_start(order, count, self._forks)))
+        logger.info("media are processed by processes %s", ", ".join(map(str, self.pids)))
+        self._threads = [
+            threading.Thread(target=self._serve, args=(index,), name=f"media-{index}", daemon=True)
+            for index in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def count(self) -> int:
+        """How many processes there are."""
+        return len(self._threads)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes."""
+        return [each.pid for each in self._processes.values()]
+
+    def submit(
+        self, batch: Batch, abandoned: Callable[[], bool], allowance: RequestAllowance
+    ) -> Future[list[Processed]]:
+        """Process a batch; the result has one item for each medium, in order.
+
+        Args:
+            abandoned: asked, in a thread, before it begins: whether nobody wants it now.
+            allowance: of the request whose batch it is.
+
+        The future raises:
+            MediaError: a limit or a decoder refuses a medium.
+            OverloadedError: there is no room for what it decodes to at this moment.
+            ValueError: vLLM refuses it.
+            AbandonedError: nobody wanted it.
+            ProcessingFailedError: an error of ours, or processes die of it or hang.
+        """
+        job = _Job(batch, abandoned, allowance)
+        self._jobs.put(job)
+        return job.outcome
+
+    def close(self) -> None:
+        """End all processes. Batches under way fail."""
+        self._forks.refuse()  # so that nobody waits for a replacement
+        with self._replacing:
+            self._closed = True
+        for _ in self._threads:
+            self._jobs.put(None)
+        with ThreadPoolExecutor(self.count) as threads:
+            list(threads.map(ChildProcess.end, self._processes.values()))
+        for thread in self._threads:
+            thread.join()
+        for each in self._processes.values():
+            each.close()
+        self._forks.close()
+        while not self._jobs.empty():
+            job = self._jobs.get()
+            if job is not None and job.outcome.set_running_or_notify_cancel():
+                job.outcome.set_exception(ProcessingFailedError("the frontend is shutting down"))
+
+    def _serve(self, index: int) -> None:
+        while (job := self._jobs.get()) is not None:
+            if not job.outcome.set_running_or_notify_cancel():
+                pass  # the frontend is closing
+            elif job.abandoned():
+                job.outcome.set_exception(AbandonedError("nobody waits for it"))
+            else:
+                try:
+                    job.outcome.set_result(self._run(index, job))
+                except Exception as error:  # noqa: BLE001 # raised where the future is waited for
+                    job.outcome.set_exception(error)
+            del job  # or it would hold the items until the next one comes
+
+    def _run(self, index: int, job: _Job) -> list[Processed]:
+        hung = False
+        for _ in range(ATTEMPTS):
+            try:
+                return self._exchange.run(self._processes[index], job.batch, job.allowance)
+            except ProcessHungError as error:
+                hung = True
+                self._replace(index, str(error))
+                if len(job.batch.media) > 1:
+                    break  # its media are tried one by one
+            except LOST:
+                self._replace(index, "died")
+        raise ProcessingFailedError(
+            f"a process hung in processing this {job.batch.modality}"
+            if hung
+            else f"a process died of processing this {job.batch.modality}, and so did the next"
+        )
+
+    def _replace(self, index: int, why: str) -> None:
+        lost = self._processes[index]
+        lost.end()
+        lost.close()
+        with self._replacing:
+            if self._closed:
+                raise ProcessingFailedError("the frontend is shutting down")
+            CHILD_RESTARTS.labels("media").inc()
+            logger.warning("process %d, which processes media, %s: replacing it", lost.pid, why)
+            try:
+                fresh = self._processes[index] = ChildProcess(self._order, self._forks)
+            except ProcessLostError as error:
+                # The next batch finds the lost one closed and tries again.
+                raise ProcessingFailedError(str(error)) from error
+        try:
+            fresh.wait_until_ready()
+        except ProcessLostError as error:
+            # The next batch finds it dead and tries again.
+            raise ProcessingFailedError(str(error)) from error
+
+
+def _start(order: StartUp, count: int, forks: Forks) -> list[ChildProcess]:
+    """Processes that are ready. Raises ConfigurationError if they don't start."""
+    processes: list[ChildProcess] = []
+    try:
+        for _ in range(count):
+            processes.append(ChildProcess(order, forks))
+        with ThreadPoolExecutor(count) as threads:
+            for ready in [threads.submit(each.wait_until_ready) for each in processes]:
+                ready.result()
+    except ProcessLostError as error:
+        forks.refuse()
+        for each in processes:
+            each.end()
+            each.close()
+        forks.close()
+        raise ConfigurationError(f"{error}: see its messages above") from error
+    return processes
 
 
 class Decodes(Protocol):

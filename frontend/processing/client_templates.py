@@ -18,7 +18,7 @@ from common.errors import OverloadedError, RequestRejectedError
 from common.lru import Lru
 from common.vllm_compat.renderer_patches import replace_messages, replace_template
 from frontend.asgi import as_vllm_error
-from frontend.bounded.template_orders import BOUNDS, OK, Order
+from frontend.bounded.orders import OK, TEMPLATE_BOUNDS, Order
 from frontend.bounded.work import BoundedWork
 
 COMMAND: Final = python_command("frontend.bounded.template_server")
@@ -136,8 +136,8 @@ class ClientTemplates:
             raise as_vllm_error(busy) from busy
         if not said:
             costly = RequestRejectedError(
-                f"the chat template of the request takes more than {BOUNDS.cpu_s} s or "
-                f"{BOUNDS.memory_bytes >> 20} MiB to render"
+                f"the chat template of the request takes more than {TEMPLATE_BOUNDS.cpu_s} s or "
+                f"{TEMPLATE_BOUNDS.memory_bytes >> 20} MiB to render"
             )
             raise as_vllm_error(costly) from costly
         text = said[1:].decode("utf-8", "surrogatepass")

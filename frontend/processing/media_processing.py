@@ -30,9 +30,18 @@ from frontend.processing.errors import (
     ProcessingFailedError,
     missing_package,
 )
-from frontend.processing.named_media import NamedMedia, Namespace, Uuids, check_uuids
 from frontend.processing.processed_once import ProcessedOnce
-from frontend.processing.prompt_media import Kept, MediaData, Shown, listed, media_apart
+from frontend.processing.prompt_media import (
+    Kept,
+    MediaData,
+    NamedMedia,
+    Namespace,
+    Shown,
+    Uuids,
+    check_uuids,
+    listed,
+    media_apart,
+)
 from frontend.processing.renderer_processing import RendererProcessing
 from frontend.processing.store import ProcessedStore
 from frontend.request_context import current_context, current_partition

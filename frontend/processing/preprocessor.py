@@ -50,11 +50,10 @@ from common.vllm_compat.renderer_patches import (
 )
 from frontend.fetch import MediaLoader
 from frontend.media_processes import StartUp
-from frontend.processing.backends import Backend, OwnBackend, PoolBackend
+from frontend.processing.backends import Backend, OwnBackend, PoolBackend, ProcessPool
 from frontend.processing.client_templates import ClientTemplates, take_templates
 from frontend.processing.client_tensors import are_embeds, check_embeds, content_hash
 from frontend.processing.media_processing import MediaProcessing, MediaSources
-from frontend.processing.pool import ProcessPool
 from frontend.processing.renderer import build_config
 from frontend.processing.settings import PreprocessSettings
 from frontend.processing.store import ArenaStore, PrivateStore, ProcessedStore

@@ -37,7 +37,7 @@ from common.aio.processes import python_command
 from common.errors import OverloadedError, RequestRejectedError
 from common.lru import Lru
 from frontend.bounded.forks import Bounds
-from frontend.bounded.structure_orders import BOUNDS, REFUSED, Structure, Vocabulary
+from frontend.bounded.orders import REFUSED, STRUCTURE_BOUNDS, Structure, Vocabulary
 from frontend.bounded.work import BoundedWork
 from frontend.request_context import Tenant, current_context
 
@@ -66,7 +66,7 @@ class StructureTrials:
     """Tries each structure once. For one model and one event loop."""
 
     def __init__(
-        self, config: VllmConfig, tokenizer: TokenizerLike | None, bounds: Bounds = BOUNDS
+        self, config: VllmConfig, tokenizer: TokenizerLike | None, bounds: Bounds = STRUCTURE_BOUNDS
     ) -> None:
         """
         Args:

@@ -11,7 +11,7 @@ from vllm.sampling_params import SamplingParams
 
 from common.errors import WorkerGarbledError
 from common.request_plane.protocol import Output
-from frontend.request.logprob_limit import candidates
+from frontend.request.answer_limits import candidates
 from frontend.workers import Logprobs
 
 MAX_TOKEN_TEXT: Final = 4096

@@ -1,4 +1,4 @@
-"""Who may try again, and how often. Says nothing on how a request goes on elsewhere.
+"""Which failures of workers let a request try again, and how often.
 
 One request is given to another worker a limited number of times. All requests
 together share a budget: a worker that dies takes many requests with it, so retries stay a
@@ -12,17 +12,25 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from common.errors import (
+    DeadlineExceededError,
+    EngineFailedError,
+    EngineGoneError,
     EnginesDiedError,
+    MediaUnavailableError,
     MmRouterError,
+    ProtocolError,
+    RequestRejectedError,
     RetryBudgetError,
     WorkerBusyError,
+    WorkerLostError,
     causes,
 )
 from common.identity import WorkerId
 from common.observability.telemetry import RETRY_BUDGET_EXHAUSTED
+from common.request_plane.protocol import Failed, FailureKind
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +54,9 @@ FLOOR = 10.0
 BUSY_S = 1.0
 """For so long a request leaves a worker alone that refused it for what it had to do, or because it
 was paused: unlike one that failed, it may take the request soon."""
+
+LONGEST_MESSAGE: Final = 16_384
+"""Characters that a client and the log get of what a worker says."""
 
 
 class RetryBudget:
@@ -235,3 +246,26 @@ def _without_traces(error: MmRouterError) -> MmRouterError:
     for each in causes(error):
         each.__traceback__ = None
     return error
+
+
+def failure(worker_id: WorkerId, failed: Failed) -> MmRouterError:
+    """The error of a failed request, which says whether another worker may succeed."""
+    said = failed.message[:LONGEST_MESSAGE]
+    message = f"worker {worker_id}: {said}"
+    match failed.kind:
+        case FailureKind.INVALID:
+            return RequestRejectedError(said)
+        case FailureKind.BUSY:
+            return WorkerBusyError(message)
+        case FailureKind.MEDIA:
+            return MediaUnavailableError(message)
+        case FailureKind.ENGINE_DEAD:
+            return EngineGoneError(message)
+        case FailureKind.ENGINE:
+            return EngineFailedError(message)
+        case FailureKind.ABORTED:
+            return WorkerLostError(message)
+        case FailureKind.LATE:
+            return DeadlineExceededError(message)
+        case FailureKind.PROTOCOL:
+            return ProtocolError(message)

@@ -36,15 +36,13 @@ from common.request_plane.lifecycle import Event, Lifecycle
 from common.request_plane.protocol import MOST_NEW_BLOCKS, Ack, Failed, Nack, Output, Submit
 from common.transfer.base import MediaHandle
 from frontend.processing import MediaItem, ProcessedPrompt
+from frontend.request.answer_limits import check_logprobs, check_structure
 from frontend.request.deadlines import Deadlines
 from frontend.request.embedded import hashed_embeds, hashed_tokens
-from frontend.request.failures import failure
-from frontend.request.logprob_limit import check_logprobs
-from frontend.request.retry import DEADLY, DEADLY_TENSORS, Attempts, RetryBudget
+from frontend.request.retry import DEADLY, DEADLY_TENSORS, Attempts, RetryBudget, failure
 from frontend.request.settings import FaultSettings
 from frontend.request.spans import CallSpans, new_request_id
 from frontend.request.state import AnyOutput, RequestState
-from frontend.request.structure_limit import check_structure
 from frontend.router import (
     Decision,
     LoraKey,

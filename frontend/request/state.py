@@ -27,7 +27,6 @@ from frontend.processing import ProcessedPrompt
 from frontend.request.answer_check import AnswerCheck
 from frontend.request.deadlines import Deadlines
 from frontend.request.direct_events import DirectEvents
-from frontend.request.gathering import GatheredAnswer
 from frontend.request.resume import Beginning, Continuation, GeneratedSoFar, Resume, plan_resume
 from frontend.request.retry import Attempts
 from frontend.request.spans import CallSpans
@@ -287,3 +286,47 @@ def _streaming(params: SamplingParams) -> SamplingParams:
     changed.output_kind = RequestOutputKind.DELTA
     changed.stream_interval = max(GATHER_INTERVAL, params.stream_interval or 1)
     return changed
+
+
+class GatheredAnswer:
+    """All choices of a request. Each piece costs as much as it is long, however many choices there
+    are: vLLM merges pieces, but looks through all choices of an output for each, so each choice is
+    kept in an output of its own.
+    """
+
+    def __init__(self) -> None:
+        self._whole: RequestOutput | None = None
+        self._choices: dict[int, RequestOutput] = {}
+
+    def add(self, piece: RequestOutput) -> RequestOutput | None:
+        """Add a piece, which is taken apart.
+
+        Returns:
+            The answer with its choices in order, once a piece has said that it is the last.
+        """
+        outputs, piece.outputs = piece.outputs, []
+        if self._whole is None:
+            self._whole = piece
+        else:
+            self._whole.add(piece, aggregate=True)
+            self._whole.metrics = piece.metrics
+        for output in outputs:
+            choice = _only(output)
+            known = self._choices.setdefault(output.index, choice)
+            if known is not choice:
+                known.add(choice, aggregate=True)
+        if not self._whole.finished:
+            return None
+        self._whole.outputs = [choice.outputs[0] for _, choice in sorted(self._choices.items())]
+        return self._whole
+
+
+def _only(output: CompletionOutput) -> RequestOutput:
+    return RequestOutput(
+        request_id="",
+        prompt=None,
+        prompt_token_ids=None,
+        prompt_logprobs=None,
+        outputs=[output],
+        finished=False,
+    )

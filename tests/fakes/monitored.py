@@ -17,7 +17,7 @@ from common.discovery.base import CardPresent
 from common.identity import WorkerId
 from common.observability.telemetry import FIRST_TOKEN_S, STAGE_S
 from common.observability.watchdog import measure_loop_delay
-from frontend.http.operator.worker_metrics import worker_metrics_routes
+from frontend.http.operator.merged_metrics import worker_metrics_routes
 from frontend.processing.preprocessor import ProcessedPrompt
 from frontend.request.runner import GenerateRequest, RequestRunner
 from frontend.request.settings import FaultSettings

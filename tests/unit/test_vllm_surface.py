@@ -61,10 +61,10 @@ from common.vllm_compat.features import INSTALLED, SUPPORTED
 from frontend.args import parse
 from frontend.fetch import MediaLoader
 from frontend.fetch.connector import FrontendMediaConnector
-from frontend.fetch.mode import decoding_mode
+from frontend.fetch.content import decoding_mode
 from frontend.http.access.admin import is_for_admins
 from frontend.http.operator.vllm_routes import MANAGEMENT
-from frontend.processing.vllm_cache import StoreCache
+from frontend.processing.renderer_processing import StoreCache
 from frontend.request.engine_client import RoutedEngineClient
 from tests.by_version import since_033
 

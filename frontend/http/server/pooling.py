@@ -19,8 +19,7 @@ from vllm.entrypoints.pooling.base.serving import PoolingBaseServing
 
 from common.errors import OverloadedError, RequestRejectedError
 from frontend.asgi import as_vllm_error
-from frontend.http.limits.call_places import CallPlaces
-from frontend.http.limits.tenant_quota import TenantQuota
+from frontend.http.limits.tenant_limits import CallLimit, TenantQuota
 from frontend.http.settings import HttpSettings
 from frontend.http.streaming.whole_answers import (
     DeferredParts,
@@ -65,7 +64,7 @@ class PoolingLimits:
             several_keys: there is more than one API key, so none may take everything.
         """
         self._most = settings.max_pooling_inputs
-        self._calls = CallPlaces(settings.max_inflight, settings.max_inflight)
+        self._calls = CallLimit(settings.max_inflight, settings.max_inflight)
         share = settings.key_share if several_keys else 1.0
         inputs = max(self._most, settings.pooling_inputs)
         self._inputs = TenantQuota(

@@ -1,22 +1,31 @@
-"""uvicorn's server, but for signals, and for sockets that several processes listen on."""
+"""uvicorn's server: signals, sockets that several processes share, TLS files, open files."""
 
 import asyncio
 import contextlib
 import logging
 import os
+import resource
 import ssl
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from socket import socket
 from typing import Final
 
 import uvicorn
+from uvicorn.config import create_ssl_context
 
 from common.aio.supervised import supervise
 from common.observability.telemetry import CONNECTIONS_CUT
-from frontend.http.server.tls_refresh import TlsRefresh
+from frontend.http.access.api_keys import FollowedFiles
 from frontend.processes import Siblings
 
 logger = logging.getLogger(__name__)
+
+ENOUGH: Final = 65_536
+"""More is not asked for: some libraries do something for every file that could be open."""
+
+OTHERS: Final = 1024
+"""What is needed beside clients' connections: workers, fetches, shared memory, libraries."""
 
 MOST_HANDSHAKES: Final = 1024
 """TLS handshakes at once. With one more the oldest is given up: an honest one takes milliseconds.
@@ -24,6 +33,79 @@ Each takes a file handle and 60 kB, and --max-connections counts it only once it
 
 DEFERENCE_S: Final = 0.003
 """How long a process with more connections than another leaves the next one to that."""
+
+
+class TlsRefresh(FollowedFiles):
+    """Gives new connections the certificate that is in the files by then."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        """
+        Args:
+            config: loaded, and with TLS.
+        """
+        self._config = config
+        names = (config.ssl_certfile, config.ssl_keyfile, config.ssl_ca_certs)
+        super().__init__(Path(name) for name in names if name is not None)
+
+    async def changed(self) -> None:
+        """Take what is in the files for new connections."""
+        try:
+            self._load()
+        except OSError as error:  # that of TLS is one
+            logger.warning("the TLS files have changed and can't be used as yet: %s", error)
+        else:
+            logger.info("the TLS files have changed: new connections get what is in them")
+
+    def _load(self) -> None:
+        """On the event loop, between handshakes. Errors leave the server what it has."""
+        config = self._config
+        context = config.ssl
+        if context is None or config.ssl_certfile is None:
+            return
+        # What fits together by itself may be loaded; half of it would break all handshakes.
+        create_ssl_context(
+            certfile=config.ssl_certfile,
+            keyfile=config.ssl_keyfile,
+            password=config.ssl_keyfile_password,
+            ssl_version=config.ssl_version,
+            cert_reqs=config.ssl_cert_reqs,
+            ca_certs=config.ssl_ca_certs,
+            ciphers=config.ssl_ciphers,
+        )
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+        if config.ssl_ca_certs is not None:
+            context.load_verify_locations(config.ssl_ca_certs)
+
+
+def attainable_files() -> int:
+    """Return the highest soft limit on open files that this process can set for itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= ENOUGH:
+        return soft
+    return ENOUGH if hard == resource.RLIM_INFINITY else min(ENOUGH, hard)
+
+
+def files_needed(connections: int) -> int:
+    """Return the open files that so many client connections need."""
+    return connections + OTHERS
+
+
+def raise_file_limit(connections: int) -> None:
+    """Raise the soft limit as far as it goes, and warn if it is too low all the same.
+
+    Args:
+        connections: of clients, at most.
+    """
+    soft = attainable_files()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft != resource.RLIM_INFINITY and soft < files_needed(connections):
+        logger.warning(
+            "only %d files may be open (ulimit -n), too few for --max-connections=%d: lower one "
+            "or raise the other",
+            soft,
+            connections,
+        )
 
 
 class Server(uvicorn.Server):

@@ -44,7 +44,7 @@ from frontend.http.limits.connection import HeadLimits, connections
 from frontend.http.operator.operate import Operating, vllms_routes
 from frontend.http.operator.vllm_routes import REPLACED
 from frontend.http.server.adapter_routes import adapter_routes
-from frontend.http.server.lookups import (
+from frontend.http.server.not_found import (
     STORED,
     look_up_models,
     look_up_responses,

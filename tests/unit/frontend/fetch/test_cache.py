@@ -8,9 +8,8 @@ from vllm.multimodal.media import ImageMediaIO, MediaWithBytes, VideoMediaIO
 from yarl import URL
 
 from frontend.fetch.cache import EntityTags, MediaCache
-from frontend.fetch.content import Content
+from frontend.fetch.content import Content, Mode, decoding_mode
 from frontend.fetch.decoded import own_copy, weight
-from frontend.fetch.mode import Mode, decoding_mode
 from tests.unit.frontend.fetch.sites import PUBLIC
 
 RGB, GREY = Mode(("rgb",)), Mode(("grey",))

@@ -22,7 +22,7 @@ from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY, MediaConnector, Medi
 from common.media.decoder_guard import guard_decoders
 from frontend.fetch.allowance import RequestAllowance
 from frontend.fetch.connector import CONNECTOR_NAME, FrontendMediaConnector, register
-from frontend.fetch.deferred import arrived
+from frontend.fetch.content import arrived
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.policy import FetchPolicy
 from frontend.request_context import begin

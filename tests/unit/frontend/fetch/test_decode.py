@@ -20,10 +20,9 @@ from vllm import envs
 from vllm.multimodal.media import AudioMediaIO, ImageMediaIO, MediaIO, VideoMediaIO
 
 from frontend.fetch import decoders
-from frontend.fetch.content import Content
+from frontend.fetch.content import Content, decoding_mode
 from frontend.fetch.data_url import read_data_url
 from frontend.fetch.decoders import decode, limit_decoders
-from frontend.fetch.mode import decoding_mode
 from frontend.fetch.picture_limit import picture_pixels
 from frontend.fetch.video_limit import count_frames
 from frontend.media_limits.errors import MediaError, RefusedError

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from common.errors import RequestRejectedError
 from frontend.asgi import Door
 from frontend.gate import BodyGate, take_parsed_bodies
-from frontend.gate.read import DECODER, MAX_BRACKETS, MAX_COMMAS, read
+from frontend.gate.body_gate import DECODER, MAX_BRACKETS, MAX_COMMAS, read
 from frontend.http.limits.admission import Admission
 from frontend.http.settings import HttpSettings
 from frontend.request_context import current_context

@@ -8,8 +8,7 @@ from vllm.entrypoints.anthropic.protocol import AnthropicContentBlock
 
 from frontend.asgi import Door, Receive, Scope, Send, Step
 from frontend.gate import BodyGate
-from frontend.gate.message_blocks import _OF_RESULTS, _OF_SYSTEM, _TAKEN
-from frontend.gate.refused_fields import RefusedFieldError, check
+from frontend.gate.refused_fields import _OF_RESULTS, _OF_SYSTEM, _TAKEN, RefusedFieldError, check
 from frontend.http.limits.admission import Admission
 from frontend.http.settings import HttpSettings
 

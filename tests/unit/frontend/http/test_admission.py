@@ -8,8 +8,8 @@ import pytest
 from common.errors import OverloadedError
 from frontend.asgi import Arrival, Door, Message, Receive, Scope, Send
 from frontend.http.limits.admission import Admission
-from frontend.http.limits.file_limit import raise_file_limit
-from frontend.http.limits.tenant_quota import TenantQuota
+from frontend.http.limits.tenant_limits import TenantQuota
+from frontend.http.server.uvicorn_server import raise_file_limit
 from frontend.http.settings import HttpSettings
 from frontend.request_context import EVERYBODY, Tenant
 from tests.waiting import until

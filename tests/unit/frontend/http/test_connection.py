@@ -23,11 +23,11 @@ from cryptography.x509.oid import NameOID
 
 from common.errors import ConfigurationError
 from frontend.asgi import Door, Message, Receive, Scope, Send
+from frontend.http.error_shapes import say_when_to_retry
 from frontend.http.limits import connection
 from frontend.http.limits.admission import Admission
-from frontend.http.limits.retry_after import say_when_to_retry
 from frontend.http.server import uvicorn_server
-from frontend.http.server.tls_refresh import TlsRefresh
+from frontend.http.server.uvicorn_server import TlsRefresh
 from frontend.http.settings import HttpSettings
 from frontend.request_context import current_context
 from tests.unit.frontend.http.serving import post, serving, with_body

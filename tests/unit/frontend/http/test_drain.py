@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from frontend.asgi import Receive, Scope, Send
-from frontend.http.server import drain
+from frontend.http.server import readiness_gate
 from frontend.http.server.readiness_gate import ReadinessGate
 from frontend.http.settings import HttpSettings
 from tests.unit.frontend.http.serving import serving, with_body
@@ -31,7 +31,7 @@ async def test_a_client_that_does_not_read_keeps_nobody_from_leaving(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What it asked for next waits for it, and waits again to say that it was cancelled."""
-    monkeypatch.setattr(drain, "LAST_WORDS_S", 0.05)
+    monkeypatch.setattr(readiness_gate, "LAST_WORDS_S", 0.05)
     size = 64 << 20
     paths: list[str] = []
 
@@ -47,7 +47,7 @@ async def test_a_client_that_does_not_read_keeps_nobody_from_leaving(
         await client.send(with_body(b"1", path="/first") + with_body(b"2", path="/second"))
         await until(lambda: "/second" in paths)
         async with asyncio.timeout(30):
-            await drain.graceful_shutdown(
+            await readiness_gate.graceful_shutdown(
                 TwoSignals(),  # type: ignore[arg-type]
                 server.server,
                 ReadinessGate(lambda: None),

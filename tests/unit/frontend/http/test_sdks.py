@@ -14,8 +14,8 @@ from fastapi import FastAPI
 from common.errors import NoWorkerError
 from frontend.asgi import App, Door, Message, Receive, Scope, Send, unanswered
 from frontend.http.access.api_keys import ApiKeyGuard, Keys
+from frontend.http.error_shapes import say_when_to_retry
 from frontend.http.limits.admission import Admission
-from frontend.http.limits.retry_after import say_when_to_retry
 from frontend.http.server.readiness_gate import ReadinessGate
 from frontend.http.settings import HttpSettings
 from tests.unit.frontend.http.serving import serving

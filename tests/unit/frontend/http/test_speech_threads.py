@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from common.errors import ThreadStuckError
 from common.observability.watchdog import WATCHDOG
-from frontend.http.server.speech_threads import watch_speech
+from frontend.http.server.serving_threads import watch_speech
 from tests.fakes.hanging import Hanging
 from tests.waiting import until
 

@@ -15,9 +15,9 @@ from fastapi import FastAPI
 from frontend.asgi import Door
 from frontend.http import AdminGuard, page_routes
 from frontend.http.access.api_keys import Keys
-from frontend.http.operator import status_page
+from frontend.http.operator import app as operator_app
+from frontend.http.operator.app import PAGE
 from frontend.http.operator.history import STEP_S, STEPS
-from frontend.http.operator.status_page import PAGE
 from frontend.router.selection.costs import Costs
 
 NODE = shutil.which("node")
@@ -106,7 +106,7 @@ def test_plots_end_with_the_servers_last_step_whatever_the_browsers_clock_says(
         # One was lost between the two, as where a process hung.
         for at, requests in ((end - 2 * STEP_S, 20), (end, 50))
     ]
-    script = Path(status_page.__file__).with_name("page") / "status.js"
+    script = Path(operator_app.__file__).with_name("page") / "status.js"
     given = json.dumps([script.read_text(), 1000 * (end + wrong_by), history])
     done = subprocess.run(
         [str(NODE), "-e", DRAW], input=given, capture_output=True, text=True, check=True

@@ -5,8 +5,7 @@ from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.multimodal.media import ImageMediaIO
 
 from common.identity import MmHash
-from frontend.fetch.content import Content
-from frontend.fetch.deferred import DeferredMedium
+from frontend.fetch.content import Content, DeferredMedium
 from frontend.processing.batch import Batch, MediaOptions, Medium, Processed
 from tests.pictures import picture
 

@@ -19,12 +19,12 @@ from frontend.fetch.allowance import RequestAllowance
 from frontend.media_limits.budget import Budget
 from frontend.media_limits.errors import RefusedError, RequestLimitError
 from frontend.media_limits.policy import FetchPolicy
-from frontend.media_processes.deadline import Deadline
 from frontend.media_processes.messages import StartUp
 from frontend.processing import child_process, forks
+from frontend.processing.backends import ProcessPool
 from frontend.processing.batch import Batch
+from frontend.processing.child_process import Deadline
 from frontend.processing.errors import ProcessingFailedError
-from frontend.processing.pool import ProcessPool
 from frontend.processing.store import PrivateStore
 from tests.fakes.cards import make_card
 from tests.unit.frontend.processing.stand_in import Told

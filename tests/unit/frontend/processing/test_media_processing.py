@@ -25,7 +25,7 @@ from common.lru import Lru
 from common.request_plane.card import WorkerCard
 from common.transfer.arena.arena import Arena
 from common.vllm_compat.renderer_patches import HfProcessorRuns, patch_renderer
-from frontend.fetch.deferred import DeferredMedium
+from frontend.fetch.content import DeferredMedium
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.errors import RefusedError, RequestLimitError
 from frontend.media_limits.policy import FetchPolicy

@@ -18,9 +18,9 @@ from frontend.media_limits.policy import FetchPolicy
 from frontend.media_processes.memory_limit import MemoryLimit, is_out_of_memory, private_bytes
 from frontend.media_processes.messages import StartUp
 from frontend.processing import forks
+from frontend.processing.backends import ProcessPool
 from frontend.processing.batch import Batch, Processed
 from frontend.processing.errors import MediumTooCostlyError
-from frontend.processing.pool import ProcessPool
 from frontend.processing.store import ArenaStore
 from tests.unit.frontend.processing.hungry_child import GREEDY, LEAKING
 from tests.unit.frontend.processing.media import batch_of, image

@@ -33,10 +33,10 @@ from frontend.media_limits.budget import Budget, MediaBudgets
 from frontend.media_limits.errors import RefusedError, RequestLimitError
 from frontend.media_limits.policy import FetchPolicy
 from frontend.media_processes.messages import BatchFailed, Fault, StartUp
+from frontend.processing.backends import ProcessPool
 from frontend.processing.batch import Batch, MediaOptions, Medium, Processed, process
 from frontend.processing.child import Child
 from frontend.processing.errors import AbandonedError, ProcessingFailedError
-from frontend.processing.pool import ProcessPool
 from frontend.processing.store import ArenaStore, PrivateStore
 from tests.pictures import blank_picture
 from tests.unit.frontend.processing.media import batch_of, broken_image, image, made_up, same

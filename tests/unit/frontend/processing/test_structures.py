@@ -17,7 +17,7 @@ from vllm.v1.structured_output import backend_xgrammar
 from common.errors import OverloadedError, RequestRejectedError
 from common.request_plane.card import WorkerCard
 from frontend.bounded.forks import Bounds
-from frontend.bounded.structure_orders import Structure
+from frontend.bounded.orders import Structure
 from frontend.bounded.work import BoundedWork
 from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.policy import FetchPolicy

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from common.media.cache_partition import SHARED, Partition, partition_of
-from frontend.processing import named_media
+from frontend.processing import prompt_media
 from frontend.processing.batch import MediaOptions
-from frontend.processing.named_media import NamedMedia, Namespace, check_uuids
+from frontend.processing.prompt_media import NamedMedia, Namespace, check_uuids
 from frontend.processing.store import PrivateStore
 from frontend.request_context import Tenant
 from tests.unit.frontend.processing.media import made_up
@@ -102,7 +102,7 @@ def test_nothing_else_is_a_name(uuid: Any) -> None:
 
 
 async def test_one_tenants_names_push_out_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(named_media, "NAMES_PER_TENANT", 3)
+    monkeypatch.setattr(prompt_media, "NAMES_PER_TENANT", 3)
     names = Names()
     greedy = replace(MINE, tenant=Tenant("greedy"))
     await names.remember(MINE, "image", "logo", H)

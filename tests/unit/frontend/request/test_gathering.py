@@ -8,7 +8,7 @@ import pytest
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 
-from frontend.request.gathering import GatheredAnswer
+from frontend.request.state import GatheredAnswer
 
 
 def piece(*outputs: CompletionOutput, last: bool = False, **more: Any) -> RequestOutput:

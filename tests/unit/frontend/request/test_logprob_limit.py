@@ -7,8 +7,8 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 
 from common.errors import RequestRejectedError
+from frontend.request.answer_limits import MAX_LOGPROBS, check_logprobs
 from frontend.request.batches import Batch
-from frontend.request.logprob_limit import MAX_LOGPROBS, check_logprobs
 from frontend.request_context import current_context
 from tests.unit.frontend.http.asking import asking
 

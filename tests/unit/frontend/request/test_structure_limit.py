@@ -8,7 +8,7 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from common.errors import RequestRejectedError
-from frontend.request.structure_limit import MOST_BYTES, check_structure
+from frontend.request.answer_limits import MOST_BYTES, check_structure
 
 LONG = "x" * MOST_BYTES
 

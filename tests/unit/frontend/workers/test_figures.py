@@ -14,7 +14,7 @@ from common.errors import WorkerBusyError
 from common.identity import WorkerId
 from common.observability.telemetry import DECISIONS, WORKER_PAGES_MISSING
 from common.request_plane.protocol import MOST_FIGURES_BYTES, AskFigures, Figures
-from frontend.http.operator.worker_metrics import joined_pages
+from frontend.http.operator.merged_metrics import joined_pages
 from frontend.workers import members, operations
 from frontend.workers.members import Members
 from tests.fakes.fleet import Town, gone

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from frontend.http.limits.call_places import CallPlaces
+from frontend.http.limits.tenant_limits import CallLimit
 from frontend.request import FaultSettings, batches
 from frontend.request.deadlines import Deadlines
 from frontend.request_context import EVERYBODY, Tenant, begin
@@ -23,7 +23,7 @@ class Workers:
             self.at_work[whose] = self.at_work.get(whose, 0) + 1
             await self.done.wait()
 
-    async def request(self, places: CallPlaces, whose: str, calls: int, tenant: Tenant) -> None:
+    async def request(self, places: CallLimit, whose: str, calls: int, tenant: Tenant) -> None:
         context = begin()
         context.tenant = tenant
         with places.of_request(context):
@@ -31,7 +31,7 @@ class Workers:
 
 
 async def test_a_request_has_a_quarter_of_the_places_and_others_get_theirs() -> None:
-    places, workers = CallPlaces(16, 16), Workers()
+    places, workers = CallLimit(16, 16), Workers()
     many = asyncio.create_task(workers.request(places, "many", 100, EVERYBODY))
     await until(lambda: workers.at_work.get("many") == 4)
     others = [
@@ -50,7 +50,7 @@ async def test_a_request_has_a_quarter_of_the_places_and_others_get_theirs() -> 
 
 
 async def test_all_requests_of_a_tenant_have_its_share() -> None:
-    places, workers = CallPlaces(16, 6), Workers()
+    places, workers = CallLimit(16, 6), Workers()
     tasks = [
         asyncio.create_task(workers.request(places, "theirs", 50, Tenant("them"))) for _ in range(3)
     ]
@@ -64,7 +64,7 @@ async def test_all_requests_of_a_tenant_have_its_share() -> None:
 
 
 async def test_who_leaves_gives_its_places_back() -> None:
-    places, workers = CallPlaces(4, 4), Workers()
+    places, workers = CallLimit(4, 4), Workers()
     leaving = asyncio.create_task(workers.request(places, "leaving", 3, EVERYBODY))
     await until(lambda: workers.at_work.get("leaving") == 1)
     leaving.cancel()

@@ -1,10 +1,10 @@
-"""What a frontend asks of the process that tries clients' structures, and its limits."""
+"""What a frontend asks of the processes that try structures and render templates, and limits."""
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from frontend.bounded.forks import Bounds
 
-BOUNDS: Final = Bounds(cpu_s=10, memory_bytes=1 << 30, alarm_s=60)
+STRUCTURE_BOUNDS: Final = Bounds(cpu_s=10, memory_bytes=1 << 30, alarm_s=60)
 """For one structure. With 130,000 tokens a schema with ``maxLength: 500`` takes 5 s of a core, 128
 tools of 6 parameters 0.2 s."""
 
@@ -20,17 +20,30 @@ requests. With 130,000 tokens, schemas of 128 tools or of 300
 optional fields take 7 ms."""
 
 COMPILES: Final = b"+"
+"""The backend takes the structure, at no more cost than it may."""
 
 REFUSED: Final = b"-"
-"""The backend refuses the structure, at no cost."""
+"""A backend refuses the structure, at no cost; a template raised something, which follows."""
 
 READ_S: Final = 1.0
 """Seconds of a core to read a structure for guidance or outlines. vLLM reads it in the one thread
 of a frontend in which prompts become tokens, and on the event loop of a worker."""
 
+OK: Final = b"+"
+"""The template was rendered; the prompt, or the format of contents, follows."""
+
+MAX_REASON: Final = 1024
+"""Bytes of what a template raises."""
+
+MAX_TEXT: Final = 64 << 20
+"""Bytes of a prompt; the frontend keeps it."""
+
+TEMPLATE_BOUNDS: Final = Bounds(cpu_s=2, memory_bytes=256 << 20, alarm_s=10)
+"""For one template. Templates of models take milliseconds."""
+
 
 class Vocabulary(NamedTuple):
-    """What the process is sent first.
+    """What the process that tries structures is sent first.
 
     Attributes:
         backend: of engines: ``auto``, ``xgrammar``, ``guidance`` or ``outlines``.
@@ -56,3 +69,18 @@ class Structure(NamedTuple):
 
     kind: str
     text: str
+
+
+class Order(NamedTuple):
+    """A template that is to be rendered.
+
+    Attributes:
+        conversation: as vLLM has parsed it; None if only the format of its contents is asked for.
+        options: of ``apply_chat_template`` and of the template.
+        tokens: the tokenizer's special ones, which are variables of each template.
+    """
+
+    template: str
+    conversation: list[Any] | None
+    options: dict[str, Any]
+    tokens: dict[str, Any]

@@ -8,7 +8,7 @@ import pytest
 from vllm.entrypoints.launchers.app import build_app
 
 from frontend.args import parse
-from frontend.http.server.lookups import STORED, look_up_models, look_up_responses
+from frontend.http.server.not_found import STORED, look_up_models, look_up_responses
 from frontend.http.server.vllm_server import _handle_errors
 
 CARDS = {"object": "list", "data": [{"id": "demo", "object": "model"}, {"id": "org/other"}]}

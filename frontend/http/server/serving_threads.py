@@ -1,0 +1,47 @@
+"""Give vLLM's serving objects threads of ours: to decode speech, and to tokenize for scores."""
+
+import asyncio
+from typing import Any, Final, TypeAlias
+
+from fastapi import FastAPI
+from vllm import envs
+from vllm.utils.async_utils import make_async
+
+from common.aio.watched_threads import WatchedThreads
+from frontend.processing import Tokenizing
+
+_SERVINGS: Final = ("openai_serving_transcription", "openai_serving_translation")
+
+Vllms: TypeAlias = Any
+"""An object of vLLM's: a request, its tokenizer, a prompt."""
+
+
+def watch_speech(app: FastAPI, limit_s: float) -> None:
+    """Decode speech in threads that are watched, and replaced if they do not return.
+
+    Args:
+        limit_s: seconds that one file may take.
+    """
+    for name in _SERVINGS:
+        if (serving := getattr(app.state, name, None)) is None:
+            continue
+        serving._preprocess_executor.shutdown(wait=False)
+        threads = WatchedThreads("speech", envs.VLLM_MAX_AUDIO_PREPROCESS_WORKERS, limit_s)
+        serving._preprocess_executor = threads
+        decode = make_async(serving._decode_and_chunk_speech, executor=threads)
+        serving._decode_and_chunk_speech_async = decode
+
+
+def tokenize_scores_aside(app: FastAPI, tokenizing: Tokenizing) -> None:
+    """Tokenize for scores by a model that generates in a thread, not on the event loop."""
+    serving = getattr(app.state, "serving_generative_scoring", None)
+    if serving is None:
+        return
+    build = serving._build_prompts
+
+    async def build_aside(asked: Vllms, tokenizer: Vllms, max_model_len: int) -> Vllms:
+        texts = (asked.query, *asked.items)
+        tokenizing.check_length(*(text for text in texts if isinstance(text, str)))
+        return await tokenizing.aside(lambda: asyncio.run(build(asked, tokenizer, max_model_len)))
+
+    serving._build_prompts = build_aside
