@@ -3,7 +3,7 @@
 from frontend.fetch.allowance import RequestAllowance, allow_media, current_allowance
 from frontend.fetch.connector import CONNECTOR_NAME, for_user, register
 from frontend.fetch.content import Content
-from frontend.fetch.decoded import seconds_to_process
+from frontend.fetch.decoded import processing_weight, seconds_to_process
 from frontend.fetch.decoders import MISLED_DECODER_ERRORS, decode, limit_decoders
 from frontend.fetch.deferred import DeferredMedium, PendingMedium, arrived
 from frontend.fetch.format_probe import FILM, PICTURE, SOUND, ProbedFormat, probe_formats
@@ -35,6 +35,7 @@ __all__ = [
     "limit_decoders",
     "picture_pixels",
     "probe_formats",
+    "processing_weight",
     "register",
     "seconds_to_process",
 ]
