@@ -49,6 +49,7 @@ class Arrival:
         self.send = send
         self.app = app
         self.context = begin()
+        self.context.peer = (scope.get("client") or ("",))[0]
         self.body: bytes | None = None
         self.held = ExitStack()
         self._prefix = prefix

@@ -28,6 +28,7 @@ class RequestContext:
 
     Attributes:
         tenant: whose it is: every API key is a tenant of its own.
+        peer: address of the host that sent it, a proxy perhaps.
         isolated: whether each tenant's salts are its own, and having none is a salt
             (``--isolate-api-keys``).
         salt: ``cache_salt`` of its body, None if it says nothing.
@@ -38,6 +39,7 @@ class RequestContext:
     """
 
     tenant: Tenant = EVERYBODY
+    peer: str = ""
     isolated: bool = False
     salt: str | None = None
     arrived: float | None = None

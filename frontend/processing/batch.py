@@ -3,9 +3,9 @@
 Works on one renderer's processor, in whichever process that lives.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.multimodal.media import MediaIO
@@ -16,11 +16,15 @@ from vllm.utils.torch_utils import set_default_torch_num_threads
 from common.identity import MmHash
 from common.media.cache_partition import SHARED, Partition, hash_within
 from common.observability.log_lines import current_request
-from frontend.fetch import Content
+from frontend.fetch import Content, processing_weight
 from frontend.processing.errors import said_by_processor
 
 Processor: TypeAlias = BaseMultiModalProcessor[Any]
 """vLLM's, of any model."""
+
+RUN_BYTES: Final = 64 << 20
+"""Decoded media of one run of the HF processor: 16 megapixels, or five minutes of sound, of which
+it takes 3 times as much, and floats of pictures 10 times. A larger medium has a run to itself."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,11 @@ class Processed:
     item: MultiModalKwargsItem
     prompt_updates: Sequence[ResolvedPromptUpdate]
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens that it takes in a prompt, at the least: vLLM makes one of the updates."""
+        return min((len(each.content.full) for each in self.prompt_updates), default=0)
+
 
 def may_defer(processor: Processor) -> bool:
     """Whether a model's media may stay undecoded until they are processed, each by itself.
@@ -115,7 +124,8 @@ def inputs_of(
 
 
 def process(processor: Processor, batch: Batch, decoded: Sequence[Any]) -> list[Processed]:
-    """Run the HF processor: tens of milliseconds for each megapixel.
+    """Run the HF processor, on few media at once if they are large: tens of milliseconds for each
+    megapixel.
 
     Args:
         decoded: the batch's media as their ``media_io`` gives them.
@@ -123,6 +133,20 @@ def process(processor: Processor, batch: Batch, decoded: Sequence[Any]) -> list[
     Raises:
         RefusedError, ValueError: the processor refuses them.
     """
+    return [made for some in _runs(decoded) for made in _run(processor, batch, some)]
+
+
+def _runs(decoded: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    start = taken = 0
+    for index, medium in enumerate(decoded):
+        taken += (weight := processing_weight(medium))
+        if taken > RUN_BYTES and index > start:
+            yield decoded[start:index]
+            start, taken = index, weight
+    yield decoded[start:]
+
+
+def _run(processor: Processor, batch: Batch, decoded: Sequence[Any]) -> list[Processed]:
     inputs = inputs_of(processor, batch.modality, decoded, batch.options)
     with set_default_torch_num_threads(), said_by_processor():
         result = processor._apply_hf_processor(inputs, TimingContext(enabled=False))

@@ -88,7 +88,10 @@ class MediaProcessing:
         self._sources = sources
         self._waiting = 0
         self._named = NamedMedia(store)
-        self._once = ProcessedOnce(store, backend)
+        config = renderer.model_config
+        # Media of encoders apart (Whisper) take no place in the prompt.
+        longest = None if config.is_encoder_decoder else config.max_model_len
+        self._once = ProcessedOnce(store, backend, longest)
         self._by_renderer = RendererProcessing(renderer, store)
         self.hashed = HashedItems()
         """The items of all rendered prompts that are still about."""

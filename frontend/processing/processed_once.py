@@ -15,13 +15,14 @@ Why this is not the ``SingleFlight`` of ``frontend/fetch/``, whose calls are a c
 import asyncio
 import dataclasses
 import logging
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Final
 
 from vllm.exceptions import VLLMClientError
 
 from common.aio.cleanup import Released
-from common.errors import MmRouterError, OverloadedError
+from common.errors import MmRouterError, OverloadedError, RequestRejectedError
 from common.identity import MmHash
 from common.lru import Lru
 from common.media.cache_partition import Partition
@@ -133,9 +134,13 @@ class Flights:
             seats.take(key, flight)
         return seats
 
-    def begin(self, batch: Batch, keys: Sequence[Hashable]) -> None:
-        """Process a batch of media whose flights wait for it, in their order."""
-        task = asyncio.create_task(self._run(batch, keys))
+    def begin(self, batch: Batch, keys: Sequence[Hashable], turns: asyncio.Semaphore) -> None:
+        """Process a batch of media whose flights wait for it, in their order.
+
+        Args:
+            turns: of the request's batches, so that few of many are decoded ahead of the rest.
+        """
+        task = asyncio.create_task(self._in_turn(batch, keys, turns))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
@@ -145,6 +150,12 @@ class Flights:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
+    async def _in_turn(
+        self, batch: Batch, keys: Sequence[Hashable], turns: asyncio.Semaphore
+    ) -> None:
+        async with turns:
+            await self._run(batch, keys)
+
     async def _run(self, batch: Batch, keys: Sequence[Hashable], *, again: bool = False) -> None:
         """Process a batch and land its flights, whatever happens."""
         flights = [self._flights[key] for key in keys]
@@ -153,6 +164,8 @@ class Flights:
             return not any(flight.waiters for flight in flights)
 
         try:
+            if abandoned():  # before anything of it is decoded
+                raise AbandonedError("nobody waits for it")
             found = await self._elsewhere(keys)
             left = [index for index, key in enumerate(keys) if key not in found]
             if not again:
@@ -243,13 +256,15 @@ def _forget_frames(error: BaseException | None) -> None:
 class ProcessedOnce:
     """What was processed, is, or will be. For one event loop."""
 
-    def __init__(self, store: ProcessedStore, backend: Backend) -> None:
+    def __init__(self, store: ProcessedStore, backend: Backend, max_tokens: int | None) -> None:
         """
         Args:
             store: where the backend keeps what it makes.
             backend: does the work.
+            max_tokens: the longest prompt; None if media do not count.
         """
         self._store = store
+        self._max_tokens = max_tokens
         self._backend = backend
         self._hashes: Lru[Hashable, MmHash] = Lru(HASHES_KEPT)
         shared = None
@@ -265,8 +280,19 @@ class ProcessedOnce:
         Raises:
             VLLMClientError: a medium is refused; says which.
             ValueError: a medium is no good; a 400.
+            RequestRejectedError: the media are longer than a prompt; what is left is not begun.
             MmRouterError: other errors.
         """
+        times = Counter(each.key for each in shown)
+        tokens = 0
+
+        def count(key: Hashable, processed: Processed) -> Processed:
+            nonlocal tokens
+            tokens += times[key] * processed.prompt_tokens
+            if self._max_tokens is not None and tokens > self._max_tokens:
+                raise _too_long(tokens, self._max_tokens)
+            return processed
+
         found: dict[Hashable, Processed] = {}
         missing: dict[Hashable, Shown] = {}
         for each in shown:
@@ -275,15 +301,16 @@ class ProcessedOnce:
             if (kept := self._kept(each.key)) is None:
                 missing[each.key] = each
             else:
-                found[each.key] = kept
+                found[each.key] = count(each.key, kept)
         PREPROCESSED.labels("kept").inc(len(found))
         with self._flights.board(missing) as seats:
             fresh = [missing[key] for key in seats.fresh]
+            turns = asyncio.Semaphore(self._backend.width + _AHEAD)
             for some in _spread(fresh, self._backend.width):
                 batch = Batch(some[0].modality, [each.medium for each in some], options, partition)
-                self._flights.begin(batch, [each.key for each in some])
+                self._flights.begin(batch, [each.key for each in some], turns)
             for key, each in missing.items():
-                found[key] = await self._landed(seats, each, options, partition)
+                found[key] = count(key, await self._landed(seats, each, options, partition))
         return [found[each.key] for each in shown]
 
     async def close(self) -> None:
@@ -313,11 +340,24 @@ class ProcessedOnce:
         return again
 
 
-_MOST_AT_ONCE = 4
-"""Media of a batch. The first of a long document are processed while the others are decoded, and
-media of other requests come in between. All at once would take longer too: the processor puts their
-tensors together, in memory that is new each time.
+_MOST_AT_ONCE = {"image": 4}
+"""Media of a batch, by modality. The first of a long document are processed while the others are
+decoded, and media of other requests come in between. All at once would take longer too: the
+processor puts their tensors together, in memory that is new each time.
+
+A sound or a film is a batch by itself, since only its processing tells how many tokens it has: if
+they are too many for a prompt, those after it are not begun.
 """
+
+_AHEAD = 2
+"""Batches of a request that are decoded, or are being decoded, beyond those that are processed."""
+
+
+def _too_long(tokens: int, max_tokens: int) -> RequestRejectedError:
+    return RequestRejectedError(
+        f"the maximum context length is {max_tokens} tokens, and media of this request have "
+        f"{tokens} at least: send fewer, or shorter ones"
+    )
 
 
 def _spread(shown: Sequence[Shown], width: int) -> Iterator[list[Shown]]:
@@ -325,7 +365,7 @@ def _spread(shown: Sequence[Shown], width: int) -> Iterator[list[Shown]]:
     by_modality: dict[str, list[Shown]] = {}
     for each in shown:
         by_modality.setdefault(each.modality, []).append(each)
-    for members in by_modality.values():
-        size = min(-(-len(members) // width), _MOST_AT_ONCE)
+    for modality, members in by_modality.items():
+        size = min(-(-len(members) // width), _MOST_AT_ONCE.get(modality, 1))
         for start in range(0, len(members), size):
             yield members[start : start + size]

@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from functools import partial
+from ipaddress import IPv6Address
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -39,7 +40,7 @@ from common.lru import Lru
 from frontend.bounded.forks import Bounds
 from frontend.bounded.orders import REFUSED, STRUCTURE_BOUNDS, Structure, Vocabulary
 from frontend.bounded.work import BoundedWork
-from frontend.request_context import Tenant, current_context
+from frontend.request_context import current_context
 
 COMMAND: Final = python_command("frontend.bounded.structure_server")
 
@@ -80,8 +81,8 @@ class StructureTrials:
         self._work = BoundedWork(COMMAND, "structures of answers", WAIT_S, self._vocabulary)
         self._outcomes: Lru[_Key, bytes] = Lru(KEPT)
         self._running: dict[_Key, asyncio.Task[bytes]] = {}
-        # One at a time of each API key, so that one key's keep no other waiting for more than one.
-        self._of_tenants: WeakValueDictionary[Tenant, asyncio.Lock] = WeakValueDictionary()
+        # One at a time of each client, so that one's keep no other waiting for more than one.
+        self._of_clients: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def check(self, params: SamplingParams | PoolingParams) -> None:
         """Return if the structure that an answer is to have, if any, may reach vLLM.
@@ -152,13 +153,13 @@ class StructureTrials:
             running.exception()  # those who waited may have left
 
     async def _try(self, key: _Key, structure: Structure) -> bytes:
-        lock = self._of_tenants.setdefault(current_context().tenant, asyncio.Lock())
+        lock = self._of_clients.setdefault(_client(), asyncio.Lock())
         try:
             async with asyncio.timeout(WAIT_S):
                 await lock.acquire()
         except TimeoutError as error:
             raise OverloadedError(
-                "too many structures of answers of this API key are being tried"
+                "too many structures of answers of this client are being tried"
             ) from error
         try:
             said = await self._work.ask(structure)
@@ -182,6 +183,18 @@ class StructureTrials:
             info = grammar.tokenizer_info.serialize_json()
         compact = self._config.structured_outputs_config.disable_any_whitespace
         return Vocabulary(self._backend, info, outlines, compact, self._bounds)
+
+
+def _client() -> str:
+    """Return the API key's tenant; without keys the host, or the network that an IPv6 host has."""
+    context = current_context()
+    if context.tenant:
+        return context.tenant
+    try:
+        address = IPv6Address(context.peer)
+    except ValueError:  # of IPv4, or none
+        return context.peer
+    return str(address.ipv4_mapped or IPv6Address(int(address) >> 64 << 64))
 
 
 def leave_structures_to_trials() -> None:

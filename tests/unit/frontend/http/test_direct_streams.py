@@ -475,12 +475,14 @@ async def test_each_of_many_tokens_is_counted(lab: Lab, direct: list[bool]) -> N
 
 async def test_a_client_that_reads_slowly_gets_all_of_it(lab: Lab, direct: list[bool]) -> None:
     """What can't be written at once waits for the task, and nothing overtakes it."""
-    texts = [f"{number:05}" + "x" * 4000 for number in range(4000)]
+    texts = [f"{number:05}" + "x" * 100_000 for number in range(200)]
+    tokens = [1] * 25  # of one text: no worker says more than a token can have
 
     async def script(submit: Submit, items: Items) -> AsyncGenerator[RequestOutput]:
         for number, text in enumerate(texts):
             last = number == len(texts) - 1
-            one = CompletionOutput(0, text, [1], None, None, finish_reason="stop" if last else None)
+            reason = "stop" if last else None
+            one = CompletionOutput(0, text, tokens, None, None, finish_reason=reason)
             yield RequestOutput("r", None, [1], None, [one], last)
             if number < 5:
                 await gone(lab, direct, number)
@@ -488,7 +490,7 @@ async def test_a_client_that_reads_slowly_gets_all_of_it(lab: Lab, direct: list[
     for engine in lab.engines.values():
         engine.script = script
     async with serving(Front(lab, direct=True), HttpSettings()) as served:
-        client = await ask(served, "chat")
+        client = await ask(served, "chat", max_tokens=len(tokens) * len(texts))
         await until(lambda: len(direct) == len(texts))
         assert any(direct) and not all(direct[1:-1])
         assert content(await pieces(client)) == "".join(texts)

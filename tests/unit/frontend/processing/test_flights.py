@@ -53,7 +53,7 @@ class Airport:
         with self.flights.board(names) as seats:
             if seats.fresh:
                 batch = batch_of(*(broken_image(str(name).encode()) for name in seats.fresh))
-                self.flights.begin(batch, seats.fresh)
+                self.flights.begin(batch, seats.fresh, asyncio.Semaphore(9))
             return [(await seats.landed(name)).mm_hash for name in names]
 
     async def waiting(self, *names: str) -> asyncio.Task[list[str]]:

@@ -30,6 +30,7 @@ from frontend.fetch.loader import MediaLoader
 from frontend.media_limits.errors import RefusedError, RequestLimitError
 from frontend.media_limits.policy import FetchPolicy
 from frontend.processing import backends, processed_once
+from frontend.processing import batch as batches
 from frontend.processing.backends import OwnBackend
 from frontend.processing.batch import Batch, Processed, process
 from frontend.processing.errors import AbandonedError
@@ -210,11 +211,42 @@ async def test_a_long_document_is_processed_in_parts(
     setting: Setting, vllm_renderer: BaseRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that media of other requests have their turn in between."""
-    monkeypatch.setattr(processed_once, "_MOST_AT_ONCE", 1)
+    monkeypatch.setattr(processed_once, "_MOST_AT_ONCE", {"image": 1})
     pages = [image(f"page {number}") for number in range(4)]
     result = await setting.show(*pages)
     assert setting.backend.batches == [1, 1, 1, 1]
     assert_equal(result, by_vllm(vllm_renderer, *pages))
+
+
+async def test_large_media_of_a_batch_are_processed_one_by_one(
+    setting: Setting, vllm_renderer: BaseRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A processor has copies of what it works on, and pads sounds to the longest."""
+    setting.backend.width = 1
+    monkeypatch.setattr(batches, "RUN_BYTES", 2 * 112 * 112 * 4)
+    pages = [image(f"page {number}") for number in range(3)]
+    result = await setting.show(*pages)
+    assert (setting.backend.batches, setting.runs.total) == ([3], 2)
+    assert_equal(result, by_vllm(vllm_renderer, *pages))
+
+
+async def test_what_follows_media_longer_than_a_prompt_is_not_processed(
+    card: WorkerCard, arena: Arena, our_renderer: BaseRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(our_renderer.model_config, "max_model_len", 3 * 16 - 1)
+    monkeypatch.setattr(processed_once, "_MOST_AT_ONCE", {})
+    setting = Setting(our_renderer, arena)
+    setting.backend.width = 1
+    pages = [image(f"page {number}") for number in range(20)]
+    with pytest.raises(VLLMValidationError, match="maximum context length is 47 tokens"):
+        await setting.show(*pages)
+    await until(lambda: setting.backend.ended == len(setting.backend.batches))
+    assert len(setting.backend.batches) < 10
+    with pytest.raises(VLLMValidationError, match="maximum context length is 47 tokens"):
+        await setting.show(*pages[:1] * 3)  # processed already
+    assert len((await setting.show(*pages[:1] * 2))["mm_hashes"]["image"]) == 2
+    await setting.processing.close()
+    await setting.loader.close()
 
 
 async def test_one_bad_image_fails_its_request_and_no_other(setting: Setting) -> None:

@@ -43,7 +43,7 @@ class Frontend:
         with self.flights.board(names) as seats:
             if seats.fresh:
                 batch = batch_of(*(broken_image(str(name).encode()) for name in seats.fresh))
-                self.flights.begin(batch, seats.fresh)
+                self.flights.begin(batch, seats.fresh, asyncio.Semaphore(9))
             return [await seats.landed(name) for name in names]
 
 

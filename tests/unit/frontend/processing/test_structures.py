@@ -137,13 +137,23 @@ async def test_equal_ones_are_tried_once(trials: StructureTrials) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_key_with_many_keeps_no_other_waiting_for_more_than_one(
-    trials: StructureTrials,
+@pytest.mark.parametrize(
+    ("many", "one"),
+    [
+        (("many", "10.0.0.1"), ("one", "10.0.0.1")),
+        (("", "10.0.0.2"), ("", "10.0.0.3")),
+        (("", "2001:db8:1::1"), ("", "2001:db8:2::1%eth0")),
+    ],
+    ids=["API keys", "hosts without keys", "networks"],
+)
+async def test_a_client_with_many_keeps_no_other_waiting_for_more_than_one(
+    trials: StructureTrials, many: tuple[str, str], one: tuple[str, str]
 ) -> None:
     done = []
 
-    async def of(key: str, name: str, grammar: str) -> None:
-        begin().tenant = Tenant(key)
+    async def of(client: tuple[str, str], name: str, grammar: str) -> None:
+        context = begin()
+        context.tenant, context.peer = Tenant(client[0]), client[1]
         try:
             await trials.check(asked(grammar=grammar))
         except RequestRejectedError:
@@ -151,8 +161,9 @@ async def test_a_key_with_many_keeps_no_other_waiting_for_more_than_one(
         else:
             done.append(name)
 
-    first = [of("many", f"slow {n}", SLOW.format(n)) for n in range(2)]
-    await asyncio.gather(*first, of("one", "quick", 'root ::= "q"'))
+    trials._outcomes.clear()
+    first = [of(many, f"slow {n}", SLOW.format(n)) for n in range(2)]
+    await asyncio.gather(*first, of(one, "quick", 'root ::= "q"'))
     assert done == ["slow 0 refused", "quick", "slow 1 refused"]
 
 
