@@ -79,6 +79,7 @@ OUR_OWN_WORDS = (
     "unreachable URL",
     "not found",
     "image too large",
+    "images too long",
     "grammar that ends nowhere",
     "schema of itself",
     "schema that needs too much",
