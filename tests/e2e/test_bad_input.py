@@ -64,7 +64,7 @@ BAD = {
 }  # fmt: skip
 NEEDS_TOO_MUCH = {
     "schema that needs too much": (
-        chat(structured_outputs={"json": {"type": "array", "minItems": 100_000}}),
+        chat(structured_outputs={"json": {"type": "array", "minItems": 1_000_000}}),
         r"structured outputs",
     )
 }
