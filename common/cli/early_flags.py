@@ -10,8 +10,6 @@ from common.cli.command_line import Names
 from common.cli.known_flags import KnownFlags, version_line
 from common.errors import ConfigurationError
 
-CHECK_FLAGS = "--check-flags"
-
 
 def leave_early(argv: Sequence[str], command: str, names: Names) -> None:
     """End the process if it was asked for what needs no vLLM, or asked wrongly; else return.
@@ -45,7 +43,7 @@ def leave_early(argv: Sequence[str], command: str, names: Names) -> None:
         usage = known.help.partition("\n")[0]
         print(f"{usage}\n{known.prog}: error: {error}", file=sys.stderr)
         sys.exit(2)
-    if CHECK_FLAGS in argv:
+    if "--check-flags" in argv:
         print("flags, keys of the file and choices are known; other values are checked at start")
         sys.exit()
 
@@ -53,11 +51,10 @@ def leave_early(argv: Sequence[str], command: str, names: Names) -> None:
 def _answer(argv: Sequence[str], known: KnownFlags) -> None:
     if {"-h", "--help"} & set(argv):
         _print(known.help)
-    for word in argv:
-        if word.startswith("--help="):
-            if word != "--help=all":
-                raise ConfigurationError("--help takes nothing, or all")
-            _print(known.help_all)
+    if "--help=all" in argv:
+        _print(known.help_all)
+    if any(word.startswith("--help=") for word in argv):
+        raise ConfigurationError("--help takes nothing, or all")
     if argv[:1] == ["--completion"]:
         if len(argv) != 2 or argv[1] not in known.scripts:
             raise ConfigurationError(f"--completion takes one of {', '.join(known.scripts)}")

@@ -78,12 +78,12 @@ def make_table(
     for action in taken:  # the rest stands in vLLM's own help
         action.help = " ".join((action.help or "").split()).partition(". ")[0].removesuffix(".")
     by_flag = {flag: action for action in (*taken, *ours.actions) for flag in action.option_strings}
-    choices = {
-        group.flag(name): [str(each) for each in type(field.default)]
+    chosen = [
+        (group.flag(name), group.variable(name), type(field.default))
         for group in groups
         for name, field in group.declared().items()
         if isinstance(field.default, StrEnum)
-    }
+    ]
     first = [("needed first", [by_flag[flag] for flag in command.first])]
     return KnownFlags(
         prog=command.prog,
@@ -91,24 +91,10 @@ def make_table(
         help_all=_help(command, _by_group(groups, ours, taken), own),
         flags=frozenset({*by_flag, *own, "-h"}),
         refused={name: reason for name in sorted(NAMES) if (reason := refusal(name))},
-        choices=choices,
-        variables={
-            group.flag(name): group.variable(name)
-            for group in groups
-            for name in group.declared()
-            if group.flag(name) in choices
-        },
+        choices={flag: [str(each) for each in kind] for flag, _, kind in chosen},
+        variables={flag: variable for flag, variable, _ in chosen},
         scripts={shell: _script(command, (*ours.actions, *taken), own, shell) for shell in SHELLS},
     )
-
-
-def _own_choices(groups: Iterable[type[FlagSettings]]) -> dict[str, list[str]]:
-    return {
-        group.flag(name): [str(each) for each in type(field.default)]
-        for group in groups
-        for name, field in group.declared().items()
-        if isinstance(field.default, StrEnum)
-    }
 
 
 def _by_group(

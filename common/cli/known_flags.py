@@ -7,16 +7,15 @@ says how.
 
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, entry_points, version
+from itertools import takewhile
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
 import msgspec
 
 from common.cli.command_line import ConfigSettings, Names
 from common.cli.flag_settings import ConfigFile, is_empty, unknown
 from common.errors import ConfigurationError
-
-FOLDER: Final = Path(__file__).with_name("tables")
 
 
 class KnownFlags(msgspec.Struct, frozen=True):
@@ -56,23 +55,19 @@ class KnownFlags(msgspec.Struct, frozen=True):
     def check(self, argv: Sequence[str], names: Names, environ: Mapping[str, str]) -> None:
         """Raise ConfigurationError for a flag or a key that does not exist, or a value that is
         none of its choices. Other values are left to whoever reads them."""
-        words = list(argv)
-        if "--" in words:
-            words = words[: words.index("--")]
-        words = names.in_arguments(words)
+        words = names.in_arguments(takewhile(lambda word: word != "--", argv))
         for word in words:
             flag = word.partition("=")[0]
             if flag.startswith("--") and (fault := self._fault_of(flag)):
                 raise ConfigurationError(fault)
         for flag, choices in self.choices.items():
-            for where, value in (
-                (flag, _value_of(flag, words)),
-                (self.variables[flag], environ.get(self.variables[flag])),
-            ):
-                if value and value.lower() not in choices:
-                    raise ConfigurationError(
-                        f"{where}={value!r} is unusable: it is one of {', '.join(choices)}"
-                    )
+            where, value = flag, _value_of(flag, words)
+            if value is None:  # a flag beats its variable
+                where, value = self.variables[flag], environ.get(self.variables[flag])
+            if value and value.lower() not in choices:
+                raise ConfigurationError(
+                    f"{where}={value!r} is unusable: it is one of {', '.join(choices)}"
+                )
         path = _value_of(ConfigSettings.flag("config"), words)
         path = path or environ.get(ConfigSettings.variable("config"))
         if path and not is_empty(path):
@@ -100,7 +95,8 @@ class KnownFlags(msgspec.Struct, frozen=True):
 
 
 def file_of(command: str) -> Path:
-    return FOLDER / f"{command}-{installed_vllm().partition('+')[0]}.json"
+    folder = Path(__file__).with_name("tables")
+    return folder / f"{command}-{installed_vllm().partition('+')[0]}.json"
 
 
 def installed_vllm() -> str:

@@ -121,6 +121,7 @@ def test_a_choice_in_the_environment() -> None:
     sentence = "MMROUTER_ROUTER_MODE='kvv' is unusable: it is one of kv, round-robin"
     assert fault("frontend", MMROUTER_ROUTER_MODE="kvv") == sentence
     assert fault("frontend", MMROUTER_ROUTER_MODE="") is None
+    assert fault("frontend", "--router-mode=kv", MMROUTER_ROUTER_MODE="kvv") is None
 
 
 @pytest.mark.parametrize(
