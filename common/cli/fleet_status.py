@@ -9,7 +9,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Final, TypeVar
 from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
 import msgspec
 
@@ -93,12 +93,20 @@ def show_status(argv: Sequence[str]) -> int:
         return 2
     except (OSError, HTTPException, ValueError, msgspec.DecodeError) as error:
         reason = error.reason if isinstance(error, URLError) else error
-        print(f"no frontend of mmrouter answers at {found.url}: {reason}", file=sys.stderr)
+        said = f"no frontend of mmrouter answers at {found.url}: {reason}"
+        print(_printable(said), file=sys.stderr)
         return 2
     print(_table([_COLUMNS, *(each.row for each in workers)]) if workers else "no workers")
     for each in refused:
         print(_printable(f"refused: {each.worker_id}: {each.reason}"))
     return 0 if any(each.health == "healthy" for each in workers) else 1
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """An admin key goes to the frontend that was named alone; urllib would take it elsewhere."""
+
+    def redirect_request(self, *_: object) -> None:
+        """See urllib."""
 
 
 class _Asking:
@@ -109,18 +117,18 @@ class _Asking:
             raise ValueError("a URL starts with http:// or https://")
         self._url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._tls = ssl.create_default_context(cafile=ca_file) if url.startswith("https") else None
+        tls = ssl.create_default_context(cafile=ca_file)
+        self._opener = build_opener(HTTPSHandler(context=tls), _NoRedirects())
 
     def get(self, path: str, kind: type[_Answer]) -> _Answer:
-        request = Request(self._url + path, headers=self._headers)
-        with urlopen(request, timeout=_TIMEOUT_S, context=self._tls) as answer:
+        asked = Request(self._url + path, headers=self._headers)
+        with self._opener.open(asked, timeout=_TIMEOUT_S) as answer:
             return msgspec.json.decode(answer.read(), type=kind)
 
 
 def _first_key(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    lines = (line.strip() for line in Path(path).read_text().splitlines())
+    text = "" if path is None else path.read_text()
+    lines = map(str.strip, text.splitlines())
     return next((line for line in lines if line and not line.startswith("#")), None)
 
 

@@ -1,6 +1,7 @@
 """``mmrouter``: what it starts, and the table of a fleet."""
 
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -46,9 +47,16 @@ class Frontend(BaseHTTPRequestHandler):
     """Answers with what the test has put there, for admins."""
 
     answers: ClassVar[dict[str, object]] = {}
+    asked: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
         allowed = self.headers["Authorization"] == f"Bearer {KEY}"
+        if (place := self.answers.get("elsewhere")) is not None:
+            self.send_response(302)
+            self.send_header("Location", str(place))
+            self.end_headers()
+            self.asked.append(self.path)
+            return
         self.send_response(200 if allowed else 401)
         self.end_headers()
         body = self.answers[self.path] if allowed else {"error": "show a key\x1b[2J"}
@@ -130,6 +138,33 @@ def test_another_program_is_no_frontend(
     Frontend.answers = {"/mmrouter/workers": {"hello": "world"}}
     assert show_status([f"--url={frontend}", f"--admin-key-file={key_file}"]) == 2
     assert "no frontend of mmrouter answers" in capsys.readouterr().err
+
+
+def test_a_key_goes_nowhere_else(
+    frontend: str, key_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Frontend.answers, Frontend.asked = {"elsewhere": f"{frontend}/elsewhere"}, []
+    assert show_status([f"--url={frontend}", f"--admin-key-file={key_file}"]) == 2
+    assert "answers 302" in capsys.readouterr().err
+    assert Frontend.asked == ["/mmrouter/workers"]
+
+
+def test_a_server_that_speaks_no_http_does_nothing_to_a_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"\x1b[2J hello\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert show_status([f"--url=http://127.0.0.1:{server.getsockname()[1]}"]) == 2
+        thread.join()
+    assert "\x1b" not in capsys.readouterr().err
 
 
 def test_a_key_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
