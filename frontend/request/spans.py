@@ -52,7 +52,8 @@ def new_request_id() -> RequestId:
 
 class CallSpans:
     """The spans of one ``generate`` call: what it adds to that of its HTTP request, and a child for
-    each worker that it is given to. Without a trace there is its line of the log only.
+    each worker that it is given to. Without a trace there is its line of the log only, which the
+    first call of a request alone has at ``info``.
     """
 
     def __init__(self, request_id: RequestId, given: Mapping[str, str] | None) -> None:
@@ -68,6 +69,7 @@ class CallSpans:
         self._workers: list[WorkerId] = []
         context = current_context()
         self._tenant = context.tenant
+        self._is_first = "." not in request_id
         self._begun = context.arrived or time.perf_counter()
         self._prompt_tokens = self._media = self._cached_tokens = 0
         self._first_output_s: float | None = None
@@ -137,7 +139,9 @@ class CallSpans:
         """It is over."""
         whole_s = time.perf_counter() - self._begun
         first = self._first_output_s
-        logger.info(
+        # How many calls a request makes is its client's choice: one line is enough.
+        logger.log(
+            logging.INFO if self._is_first else logging.DEBUG,
             "%s at %s: %d prompt tokens, %d cached, %d media; %d output tokens; %sin all %.3f s%s",
             outcome,
             ", ".join(dict.fromkeys(self._workers)) or "no worker",

@@ -80,6 +80,17 @@ async def test_each_request_is_a_line_of_the_log(
     assert told and int(told[1]) > 0 and int(told[2]) >= len(ANSWER)
 
 
+async def test_a_request_of_many_calls_is_one_line(
+    lab: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of prompts, or of inputs to pool, a client may send thousands."""
+    caplog.set_level("INFO", "frontend.request.spans")
+    begin()
+    for number in range(3):
+        await lab.ask(name=f"r{number}", output_kind=WHOLE)
+    assert len([one for one in caplog.messages if " in all " in one]) == 1
+
+
 async def test_a_request_that_no_worker_has_had_is_a_line_too(
     lab: Lab, caplog: pytest.LogCaptureFixture
 ) -> None:
