@@ -37,18 +37,18 @@ from frontend.http import (
     History,
     Management,
     PoolingLimits,
-    Queue,
     ReadinessGate,
     Server,
     graceful_shutdown,
     operator_app,
+    queues,
     raise_file_limit,
     uvicorn_config,
 )
 from frontend.models import Models, Shared, operator_routers
 from frontend.processes import Siblings
 from frontend.router import Router, ZmqFeeds
-from frontend.workers import Contract, Fleet, Fleets, Gauges, MediaSender, follow
+from frontend.workers import Contract, Fleet, Gauges, MediaSender, follow
 
 logger = logging.getLogger("frontend")
 
@@ -144,7 +144,7 @@ async def open_frontend(
         models = _models(args, media_sender, key)
         closing.push_async_callback(models.close)
         fleets = models.fleets
-        history = History(queues=partial(_queues, fleets))
+        history = History(queues=partial(queues, fleets))
         management = Management(lambda: (fleet.router for fleet in fleets), siblings)
         routers = operator_routers(
             fleets, media_sender, siblings, history, models.forget_media, management
@@ -172,16 +172,6 @@ async def open_frontend(
             history,
         )
         yield Frontend(shared, args.discovery.watcher(key), models, gate)
-
-
-def _queues(fleets: Fleets) -> dict[str, Queue]:
-    queues: dict[str, Queue] = {}
-    for member in fleets.available():
-        ranks = () if member.status is None else member.status.ranks
-        queues[member.card.worker_id] = Queue(
-            sum(each.running for each in ranks), sum(each.waiting for each in ranks)
-        )
-    return queues
 
 
 def _models(args: FrontendArgs, media_sender: MediaSender, key: FleetKey | None) -> Models:

@@ -5,11 +5,11 @@ from frontend.http.access.api_keys import AccessKeys
 from frontend.http.error_shapes import say_when_to_retry, shape_errors
 from frontend.http.limits.admission import Admission
 from frontend.http.operator.app import live_routes, operator_app, page_routes
-from frontend.http.operator.history import History, Queue, history_routes
+from frontend.http.operator.history import History, history_routes
 from frontend.http.operator.manage import Management, manage_routes
 from frontend.http.operator.merged_metrics import MergedMetrics, worker_metrics_routes
 from frontend.http.operator.operate import Operating, operate_routes
-from frontend.http.operator.status import FleetStatus, Status, status_routes
+from frontend.http.operator.status import FleetStatus, Status, queues, status_routes
 from frontend.http.server.model_choice import ModelApp, ModelChoice
 from frontend.http.server.pooling import PoolingLimits, limit_pooling
 from frontend.http.server.readiness_gate import ReadinessGate, graceful_shutdown
@@ -47,7 +47,6 @@ __all__ = [
     "ModelChoice",
     "Operating",
     "PoolingLimits",
-    "Queue",
     "ReadinessGate",
     "Server",
     "Status",
@@ -66,6 +65,7 @@ __all__ = [
     "operate_routes",
     "operator_app",
     "page_routes",
+    "queues",
     "raise_file_limit",
     "replace_engine_routes",
     "say_when_to_retry",

@@ -83,7 +83,7 @@ class Refusals:
     def add(self, run: Run, error: CardError) -> None:
         """Refuse a run, and no longer for another reason."""
         if self._reasons.get(run) != str(error):
-            note(What.REFUSED, run[0], str(error))
+            note(What.REFUSED, run.worker_id, str(error))
         self._reasons[run] = str(error)
         REFUSED_CARDS.labels(error.field).inc()
 

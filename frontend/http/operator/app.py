@@ -8,12 +8,15 @@ gives it, and says nothing by itself.
 import re
 from collections.abc import Iterable
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
 from fastapi import APIRouter, FastAPI, Request
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from frontend.asgi import error_answer
 from frontend.http.operator.exposition import TEXT_FORMAT
 from frontend.http.operator.merged_metrics import own_metrics
 
@@ -71,9 +74,18 @@ def live_routes() -> APIRouter:
     return api
 
 
+async def _refuse(_: Request, error: HTTPException) -> Response:
+    """Say it in the shape of all other errors."""
+    answer = error_answer(str(error.detail), HTTPStatus(error.status_code))
+    answer.headers.update(error.headers or {})
+    return answer
+
+
 def operator_app(routers: Iterable[APIRouter], root_path: str) -> FastAPI:
     """Return an app with some routes, and with the metrics of this process."""
-    app = FastAPI(openapi_url=None, root_path=root_path)
+    app = FastAPI(
+        openapi_url=None, root_path=root_path, exception_handlers={HTTPException: _refuse}
+    )
     for router in routers:
         app.include_router(router)
 

@@ -45,10 +45,6 @@ class Queue(NamedTuple):
     waiting: int
 
 
-def _no_queues() -> Mapping[str, Queue]:
-    return {}
-
-
 class Totals(NamedTuple):
     """What was counted.
 
@@ -94,7 +90,7 @@ class History:
         self,
         read: Callable[[], Totals] | None = None,
         clock: Callable[[], float] = time.time,
-        queues: Callable[[], Mapping[str, Queue]] = _no_queues,
+        queues: Callable[[], Mapping[str, Queue]] = dict,
     ) -> None:
         """
         Args:

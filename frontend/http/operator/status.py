@@ -11,9 +11,10 @@ from pydantic import BaseModel, TypeAdapter
 from common.identity import Target, WorkerId
 from common.observability.fleet_events import recent
 from common.request_plane.protocol import RankStatus
+from frontend.http.operator.history import Queue
 from frontend.processes import Siblings
 from frontend.router import Knowledge, Roster, Router, TargetLoad
-from frontend.workers import Fleet, MediaSender, Member, Refusals
+from frontend.workers import Fleet, Fleets, MediaSender, Member, Refusals
 
 
 class ShareView(BaseModel):
@@ -148,6 +149,16 @@ class RefusedView(BaseModel):
 
 def _reports(member: Member) -> list[RankStatus]:
     return [] if member.status is None else member.status.ranks
+
+
+def queues(fleets: Fleets) -> dict[str, Queue]:
+    return {
+        member.card.worker_id: Queue(
+            sum(one.running for one in _reports(member)),
+            sum(one.waiting for one in _reports(member)),
+        )
+        for member in fleets.available()
+    }
 
 
 def _share(load: TargetLoad) -> ShareView:
@@ -319,16 +330,11 @@ class FleetStatus:
 
     async def events(self) -> list[dict[str, Any]]:
         """Return the last events, newest first, each with its process where there are several."""
-        if self._siblings is None:
-            found = [msgspec.to_builtins(each) for each in recent()]
-        else:
-            told = [(self._siblings.name, msgspec.json.encode(recent()))]
-            told += await self._siblings.ask("events")
-            found = [
-                each | {"process": name}
-                for name, body in told
-                for each in msgspec.json.decode(body)
-            ]
+        found = [msgspec.to_builtins(each) for each in recent()]
+        if self._siblings is not None:
+            found = [one | {"process": self._siblings.name} for one in found]
+            for name, body in await self._siblings.ask("events"):
+                found += [one | {"process": name} for one in msgspec.json.decode(body)]
         return sorted(found, key=lambda each: -each["at"])
 
     async def decisions(self, wanted: Wanted) -> list[dict[str, Any]]:

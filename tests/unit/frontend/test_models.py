@@ -243,7 +243,9 @@ async def test_operators_are_answered_while_nobody_is_there(frontend: Frontend) 
             assert answer.status_code == 503, path
             assert "none has registered yet" in answer.json()["error"]["message"]
         assert "mmrouter_workers" in (await http.get("/metrics")).text
-        assert (await http.post("/mmrouter/workers/w0/drain")).status_code == 404
+        unknown = await http.post("/mmrouter/workers/w0/drain")
+        assert unknown.status_code == 404
+        assert "there is no worker 'w0'" in unknown.json()["error"]["message"]
 
 
 async def test_a_worker_that_has_left_stays_among_the_events(
