@@ -27,6 +27,7 @@ from common.cli.vllm_flags import refusal_at_frontend
 from common.discovery.base import Discovery
 from common.discovery.settings import DiscoverySettings
 from common.errors import ConfigurationError
+from common.extensions import MEDIA_RULES, names_of
 from common.transfer.nixl_processes import NixlNetwork
 from common.transfer.settings import NixlSettings, TransferSettings
 from common.transfer.transports import TransferMode
@@ -186,7 +187,10 @@ def parse(argv: list[str]) -> FrontendArgs:
             network=NixlSettings.from_args(ours).network(),
             models=_models(ours, serve),
             processes=ProcessesSettings.from_args(ours).processes,
-            summary=tuple(summary(ours, GROUPS, given, VLLMS_DEFAULTS)),
+            summary=(
+                *summary(ours, GROUPS, given, VLLMS_DEFAULTS),
+                *(f"media rule of a package: {name}" for name in names_of(MEDIA_RULES)),
+            ),
         )
     except (ConfigurationError, TypeError, ValueError, OSError, VLLMError) as error:
         parser.error(str(error))

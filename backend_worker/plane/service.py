@@ -34,7 +34,7 @@ from common.identity import Incarnation, RequestId, WorkerId
 from common.observability.telemetry import INTERNAL_ERRORS, UNDECODABLE_MESSAGES
 from common.observability.watchdog import measure_loop_delay
 from common.request_plane.fleet_sockets import REFUSALS, Gate, count_refusals
-from common.request_plane.loop_socket import LoopSocket
+from common.request_plane.loop_socket import Frame, LoopSocket
 from common.request_plane.protocol import (
     PING_INTERVAL_S,
     PROTOCOL_VERSION,
@@ -57,7 +57,7 @@ from common.request_plane.protocol import (
     ToWorker,
     Welcome,
 )
-from common.request_plane.wire import About, Codec, Frame
+from common.request_plane.wire import About, Codec
 from common.transfer.base import Attachment
 from common.transfer.handshake import TransferOffer, parse_offer
 

@@ -16,6 +16,7 @@ import msgspec
 from common.cli.command_line import ConfigSettings, Names
 from common.cli.flag_settings import ConfigFile, is_empty, unknown
 from common.errors import ConfigurationError
+from common.extensions import ROUTER_MODES, names_of
 
 
 class KnownFlags(msgspec.Struct, frozen=True):
@@ -64,6 +65,8 @@ class KnownFlags(msgspec.Struct, frozen=True):
             where, value = flag, _value_of(flag, words)
             if value is None:  # a flag beats its variable
                 where, value = self.variables[flag], environ.get(self.variables[flag])
+            if flag == "--router-mode":
+                choices = [*choices, *names_of(ROUTER_MODES)]
             if value and value.lower() not in choices:
                 raise ConfigurationError(
                     f"{where}={value!r} is unusable: it is one of {', '.join(choices)}"

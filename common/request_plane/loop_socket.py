@@ -7,14 +7,15 @@ message; with many engines, each of whose steps is a message, that was a fifth o
 import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 import zmq
 import zmq.asyncio
 
 from common.aio.cleanup import undo_on_error
 from common.errors import ProtocolError
-from common.request_plane.wire import Frame
+
+Frame: TypeAlias = bytes | bytearray | memoryview
 
 MAX_FRAMES: Final = 1 << 14
 """Of one message: inline media of 5,000 pictures, or the outputs of one step. ZeroMQ limits the

@@ -9,7 +9,7 @@ in both directions, whatever the environment says.
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 import torch
@@ -17,8 +17,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.v1.serial_utils import CUSTOM_TYPE_RAW_VIEW, MsgpackDecoder, MsgpackEncoder
 
 from common.errors import ProtocolError
-
-Frame: TypeAlias = bytes | bytearray | memoryview
+from common.request_plane.loop_socket import Frame
 
 
 class About(msgspec.Struct, frozen=True):

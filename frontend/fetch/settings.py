@@ -1,13 +1,14 @@
 """The flags of media loading; vLLM's own two on where media may come from hold as well."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, Self
 
 from pydantic import Field
 
 from common.cli.flag_settings import FlagSettings
-from frontend.media_limits import FetchPolicy
+from common.extensions import MEDIA_RULES, load, names_of
+from frontend.media_limits import FetchPolicy, MediaRule
 
 _FROM_VLLM = {
     "allowed_domains": "allowed_media_domains",
@@ -20,7 +21,7 @@ class MediaSettings(FetchPolicy, FlagSettings):
 
     flag_group: ClassVar[str] = "media"
     flag_prefix: ClassVar[str] = "media-"
-    not_flags: ClassVar[frozenset[str]] = frozenset(_FROM_VLLM)
+    not_flags: ClassVar[frozenset[str]] = frozenset({*_FROM_VLLM, "rules"})
 
     cache_mb: float = Field(
         256.0,
@@ -63,9 +64,15 @@ class MediaSettings(FetchPolicy, FlagSettings):
         Raises:
             ConfigurationError: a value is unusable; the message names where it stood.
         """
-        theirs = {
+        theirs: dict[str, tuple[str, object]] = {
             name: ("--" + attribute.replace("_", "-"), value)
             for name, attribute in _FROM_VLLM.items()
             if (value := getattr(serve, attribute))
         }
+        theirs["rules"] = (MEDIA_RULES, tuple(_installed_rules()))
         return cls.from_args(args, environ, theirs)
+
+
+def _installed_rules() -> Iterator[MediaRule]:
+    for name in names_of(MEDIA_RULES):
+        yield load(MEDIA_RULES, name, MediaRule)()  # type: ignore[type-abstract]

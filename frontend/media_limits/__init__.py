@@ -15,7 +15,7 @@ from frontend.media_limits.errors import (
     TooLargeError,
     UnfetchableError,
 )
-from frontend.media_limits.policy import FetchPolicy, parse_url
+from frontend.media_limits.policy import FetchPolicy, MediaRule, parse_url
 
 __all__ = [
     "MEGAPIXEL",
@@ -24,6 +24,7 @@ __all__ = [
     "FetchPolicy",
     "MediaBudgets",
     "MediaError",
+    "MediaRule",
     "RefusedError",
     "RequestLimitError",
     "Reservation",

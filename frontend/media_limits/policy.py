@@ -5,6 +5,7 @@ fetching, reading and decoding are elsewhere.
 """
 
 import re
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote, urljoin
@@ -31,15 +32,32 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 Positive = Annotated[float, Field(gt=0.0, le=1e9, allow_inf_nan=False)]
 
 
+class MediaRule(ABC):
+    """What an installed package says about where media are fetched from.
+
+    It holds beside the policy, and can't allow what that refuses. A package brings one by an entry
+    point of the group ``mmrouter.media_rules``. A frontend has one object of each.
+    """
+
+    @abstractmethod
+    def check(self, url: URL) -> None:
+        """Raise RefusedError, with a sentence for the user, if a URL may not be fetched.
+
+        It is called on the event loop for each http(s) URL of a request and each redirect, before
+        the host is looked up, so it may take microseconds.
+        """
+
+
 class FetchPolicy(BaseModel):
     """Limits on media that requests refer to.
 
     Attributes:
         allowed_domains: hosts, or ``*.example.com`` for all below one; empty for any.
         local_root: directory whose files may be read, with symbolic links resolved.
+        rules: further conditions, of installed packages.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     allow_private: bool = Field(
         False,
@@ -83,6 +101,7 @@ class FetchPolicy(BaseModel):
     )
     allowed_domains: tuple[str, ...] = ()
     local_root: Path | None = None
+    rules: tuple[MediaRule, ...] = ()
 
     @field_validator("allowed_domains")
     @classmethod
@@ -140,7 +159,7 @@ class FetchPolicy(BaseModel):
 
         Raises:
             RefusedError: it is malformed, of another scheme or of another domain, or
-                its host is an address that may not be connected to.
+                its host is an address that may not be connected to, or a rule refuses it.
         """
         if url.scheme not in ("http", "https"):
             raise RefusedError("only http, https and data URLs are fetched")
@@ -156,6 +175,8 @@ class FetchPolicy(BaseModel):
             raise RefusedError("its host is not among the allowed domains")
         if address is not None and not self.allows_address(host):
             raise RefusedError("its address is not public")
+        for rule in self.rules:
+            rule.check(url)
 
     def redirect(self, url: URL, location: str) -> URL:
         """Where a redirect leads.

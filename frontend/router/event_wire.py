@@ -11,7 +11,6 @@ from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
-from vllm.distributed.kv_events import MEDIUM_GPU
 
 from common.errors import MmRouterError
 from common.identity import BlockHash
@@ -23,6 +22,9 @@ END_OF_REPLAY = b"\xff" * SEQUENCE_BYTES
 _HASH_BYTES = 32
 _MAX_GROUPS = 64
 """Far more than any model has; a bound for hostile messages."""
+
+_ON_DEVICE: Final = "GPU"
+"""vLLM's ``MEDIUM_GPU``, by its value: importing it takes ten seconds."""
 
 _AT_ONCE: Final = 16_384
 """Events of a message, and blocks in them, that are decoded before any is applied: milliseconds of
@@ -198,14 +200,14 @@ def _changes(events: Iterator[msgspec.Raw]) -> Iterator[Change]:
         group = event.group_idx or 0
         if not 0 <= group < _MAX_GROUPS:
             raise MalformedEventError("group", f"cache group {group}")
-        offloaded = event.medium not in (None, MEDIUM_GPU)
+        offloaded = event.medium not in (None, _ON_DEVICE)
         if isinstance(event, _BlockStored):
             yield _stored(event, hashes, group, offloaded)
         else:
             yield Removed(hashes, group, offloaded)
 
 
-_LOCAL_MEDIA = frozenset({None, MEDIUM_GPU, "CPU"})
+_LOCAL_MEDIA = frozenset({None, _ON_DEVICE, "CPU"})
 
 
 def _stored(event: _BlockStored, hashes: list[BlockHash], group: int, offloaded: bool) -> Stored:

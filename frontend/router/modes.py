@@ -1,34 +1,39 @@
-"""The router's modes, one table of policies, and the choice of a target by one of them.
+"""How a worker is chosen: the base class of router modes, those that are built in, and the others.
 
-A mode is one entry: its name, one line for operators, and the policy. Flags, their help and the
-tests read the table. A policy may look at a :class:`Situation`, and need not know how costs and
-loads came to be known.
+A mode looks at a :class:`Situation`, and need not know how costs and loads came to be known. A
+package brings another by an entry point of the group ``mmrouter.router_modes``: its name is what
+``--router-mode`` takes, its class a subclass of :class:`RouterMode`. ``examples/extension`` is one.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
+from common.extensions import ROUTER_MODES, load
 from common.identity import Target
+from frontend.router.inputs import RoutingRequest
 from frontend.router.selection import TargetLoad
 
 
 class Situation(NamedTuple):
-    """What a policy chooses from: at least two candidates, in a stable order.
+    """What a mode chooses from: at least two candidates, in a stable order.
 
     Attributes:
-        costs: what the request would cost at each candidate, load included.
-        is_idle: whether the candidate at a position has no request at all.
-        would_wait: whether a request sent to the candidate at a position would wait for others.
-        turn: how many times this router has chosen before.
+        request: what is to run.
+        targets: the candidates: a worker and a data-parallel rank each.
+        costs: what the request would cost at each, in tokens of prefill, load included.
+        loads: what each has to do.
+        slots: how many requests each runs at once, 0 if unknown.
         random: the router's generator.
     """
 
+    request: RoutingRequest
+    targets: Sequence[Target]
     costs: Sequence[float]
-    is_idle: Callable[[int], bool]
-    would_wait: Callable[[int], bool]
-    turn: int
+    loads: Sequence[TargetLoad]
+    slots: Sequence[int]
     random: random.Random
 
     def least(self, costs: Sequence[float]) -> int:
@@ -40,6 +45,11 @@ class Situation(NamedTuple):
             return costs.index(least)
         return self.random.choice([one for one, cost in enumerate(costs) if cost == least])
 
+    def would_wait(self, position: int) -> bool:
+        """Return whether a request sent there now would wait for others to end."""
+        load = self.loads[position]
+        return load.waiting > 0 or 0 < self.slots[position] <= load.active
+
 
 class Choice(NamedTuple):
     """The position of the chosen candidate, and why: a constant word, or empty if the mode alone
@@ -50,73 +60,60 @@ class Choice(NamedTuple):
     reason: str = ""
 
 
-Policy: TypeAlias = Callable[[Situation], Choice]
+class RouterMode(ABC):
+    """Chooses a worker for each request. A router has one object of its mode.
+
+    It is called on the event loop, for each request, so it may take microseconds. What it raises
+    ends the request with 500.
+    """
+
+    @abstractmethod
+    def choose(self, situation: Situation) -> Choice:
+        """Choose one of the candidates. A single one is not asked about."""
 
 
-def _by_cost(situation: Situation) -> Choice:
-    costs = situation.costs
-    chosen = situation.least(costs)
-    if situation.would_wait(chosen):
-        idle = [one for one in range(len(costs)) if situation.is_idle(one)]
-        if idle:
-            return Choice(idle[situation.least([costs[one] for one in idle])], "spread")
-    return Choice(chosen, "cost")
+class LeastCost(RouterMode):
+    """The least cost; if a request would wait there, the least of those that have none."""
+
+    def choose(self, situation: Situation) -> Choice:
+        costs = situation.costs
+        chosen = situation.least(costs)
+        if situation.would_wait(chosen):
+            idle = [one for one, load in enumerate(situation.loads) if not load.active]
+            if idle:
+                return Choice(idle[situation.least([costs[one] for one in idle])], "spread")
+        return Choice(chosen, "cost")
 
 
-def _in_turn(situation: Situation) -> Choice:
-    return Choice(situation.turn % len(situation.costs))
+class InTurn(RouterMode):
+    def __init__(self) -> None:
+        self._turn = -1
+
+    def choose(self, situation: Situation) -> Choice:
+        self._turn += 1
+        return Choice(self._turn % len(situation.targets))
 
 
-class RouterMode(StrEnum):
-    """The table: how a worker is chosen, with one line for operators and the policy that does."""
+class BuiltInMode(StrEnum):
+    """The table: a name, one line for operators, and the class."""
 
     description: str
-    policy: Policy
+    policy: type[RouterMode]
 
-    def __new__(cls, name: str, description: str, policy: Policy) -> "RouterMode":
+    def __new__(cls, name: str, description: str, policy: type[RouterMode]) -> "BuiltInMode":
         mode = str.__new__(cls, name)
         mode._value_ = name
         mode.description = description
         mode.policy = policy
         return mode
 
-    KV = "kv", "where the request costs least: blocks and media held, and load", _by_cost
-    ROUND_ROBIN = "round-robin", "each worker in turn", _in_turn
+    KV = "kv", "where the request costs least: blocks and media held, and load", LeastCost
+    ROUND_ROBIN = "round-robin", "each worker in turn", InTurn
 
 
-class Selector:
-    """Chooses among candidates. Keeps only how many times it did, and a generator."""
-
-    def __init__(self, mode: RouterMode, seed: int | None = None) -> None:
-        self._mode = mode
-        self._random = random.Random(seed)
-        self._turn = 0
-
-    def choose(
-        self,
-        targets: Sequence[Target],
-        costs: Sequence[float],
-        loads: Sequence[TargetLoad],
-        slots: Sequence[int],
-    ) -> Choice:
-        """Choose one of at least one target, in a stable order, by the costs, loads and slots,
-        0 if unknown, of each.
-        """
-        if len(targets) == 1:
-            return Choice(0, "only-worker")
-        choice = self._mode.policy(
-            Situation(
-                costs=costs,
-                is_idle=lambda position: not loads[position].active,
-                would_wait=lambda position: _queues(loads[position], slots[position]),
-                turn=self._turn,
-                random=self._random,
-            )
-        )
-        self._turn += 1
-        return choice if choice.reason else Choice(choice.position, self._mode.value)
-
-
-def _queues(load: TargetLoad, slots: int) -> bool:
-    """Return whether a request sent there now would wait for others to end."""
-    return load.waiting > 0 or 0 < slots <= load.active
+def mode_named(name: str) -> RouterMode:
+    """Make the mode of a router. Raises ConfigurationError: a package's can't be imported."""
+    for mode in BuiltInMode:
+        if mode == name:
+            return mode.policy()
+    return load(ROUTER_MODES, name, RouterMode)()  # type: ignore[type-abstract]

@@ -4,6 +4,7 @@ It sends nothing to workers; it only listens to their KV events. Everything happ
 event loop. What it knows it learns through its parts, which others tell their news directly.
 """
 
+import random
 import time
 from collections.abc import Callable, Collection, Sequence, Set
 from typing import Final
@@ -17,7 +18,7 @@ from frontend.router.events import ZmqFeeds
 from frontend.router.hashing import HashMemo, HashScheme, LoraKey
 from frontend.router.in_flight import InFlight
 from frontend.router.inputs import RoutingRequest
-from frontend.router.modes import Choice, Selector
+from frontend.router.modes import Choice, Situation, mode_named
 from frontend.router.roster import FeedMaker, Roster
 from frontend.router.selection import Candidates, Estimate, cheapest, cost_of_work
 from frontend.router.settings import RouterSettings
@@ -58,7 +59,8 @@ class Router:
     ) -> None:
         self.settings = settings = RouterSettings() if settings is None else settings
         self._clock = clock
-        self._selector = Selector(settings.mode, seed)
+        self._mode = mode_named(settings.mode)
+        self._random = random.Random(seed)
         feeds = feeds or ZmqFeeds(clock=clock)
         self.roster = Roster(settings, clock, feeds)
         self.media = self.roster.media
@@ -110,9 +112,7 @@ class Router:
             estimate = self.roster.estimator.estimate(request, hashes, self._clock())
         costs = candidates.costs(estimate, cost_of_work)
         costs = self._with_loading(costs, candidates, request)
-        choice = self._selector.choose(
-            candidates.targets, costs, candidates.loads, candidates.slots
-        )
+        choice = self._choose(request, candidates, costs)
         decision = self._decision(request, candidates, costs, estimate, choice)
         self.in_flight.started(request, decision, hashes)
         self.decisions.add(decision)
@@ -141,6 +141,17 @@ class Router:
             cost if name in workers[target.worker_id].active_adapters else cost + LOADING_TOKENS
             for cost, target in zip(costs, candidates.targets, strict=True)
         ]
+
+    def _choose(
+        self, request: RoutingRequest, candidates: Candidates, costs: Sequence[float]
+    ) -> Choice:
+        targets = candidates.targets
+        if len(targets) == 1:
+            return Choice(0, "only-worker")
+        choice = self._mode.choose(
+            Situation(request, targets, costs, candidates.loads, candidates.slots, self._random)
+        )
+        return choice if choice.reason else Choice(choice.position, self.settings.mode)
 
     def check_room(self) -> None:
         """Raises what :meth:`route` would raise now, before there is a prompt."""
@@ -205,7 +216,7 @@ class Router:
             request_id=request.request_id,
             worker_id=target.worker_id,
             rank=target.rank,
-            mode=self.settings.mode.value,
+            mode=self.settings.mode,
             reason=estimate.advantage(target) if choice.reason == "cost" else choice.reason,
             index=self.roster.state(target).knowledge.value,
             time=time.time(),

@@ -2,10 +2,20 @@
 
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from common.cli.flag_settings import FlagSettings
-from frontend.router.modes import RouterMode
+from common.cli.flag_settings import FlagSettings, unknown
+from common.extensions import ROUTER_MODES, names_of
+from frontend.router.modes import BuiltInMode, mode_named
+
+
+def _known(mode: str) -> str:
+    known = [*BuiltInMode, *names_of(ROUTER_MODES)]
+    if mode not in known:
+        raise ValueError(unknown(mode, known))
+    mode_named(mode)  # a package that can't be imported is found at start
+    return str(mode)
+
 
 Seconds = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
@@ -14,10 +24,11 @@ class RouterSettings(FlagSettings):
     flag_group: ClassVar[str] = "routing"
     flag_prefix: ClassVar[str] = "router-"
 
-    mode: RouterMode = Field(
-        RouterMode.KV,
+    mode: Annotated[str, AfterValidator(_known)] = Field(
+        BuiltInMode.KV,
         description="how a worker is chosen for each request. "
-        + "; ".join(f"{mode}: {mode.description}" for mode in RouterMode),
+        + "; ".join(f"{mode}: {mode.description}" for mode in BuiltInMode)
+        + "; or the name of a mode of an installed package",
     )
     busy_blocks_fraction: float = Field(
         0.95,

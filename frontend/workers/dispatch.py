@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 import zmq
 
+from common.request_plane.loop_socket import Frame
 from common.request_plane.protocol import Ack, Failed, Nack, Output
-from common.request_plane.wire import Frame
 from common.transfer.base import MediaHandle, join_frames
 from common.transfer.metadata import encode_metadata
 

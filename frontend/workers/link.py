@@ -38,7 +38,7 @@ from common.errors import (
 from common.identity import Incarnation, RequestId
 from common.observability.telemetry import UNDECODABLE_MESSAGES
 from common.request_plane.card import WorkerCard
-from common.request_plane.loop_socket import LoopSocket
+from common.request_plane.loop_socket import Frame, LoopSocket
 from common.request_plane.operations import LONGEST_MESSAGE, Operation
 from common.request_plane.protocol import (
     MOST_OPERATIONS,
@@ -69,7 +69,7 @@ from common.request_plane.protocol import (
     ToWorker,
     Welcome,
 )
-from common.request_plane.wire import Codec, Frame
+from common.request_plane.wire import Codec
 from common.transfer.base import MediaHandle
 from frontend.workers.dispatch import Answer, Backlog, Dispatch, TakeOutput, is_last, ship
 from frontend.workers.partial_decode import Missing, flaw_of, legible

@@ -34,14 +34,14 @@ from frontend.router.events.progress import StreamStatistics
 from frontend.router.hashing.block_hasher import BlockHasher, MediaSpan
 from frontend.router.index.indexes import EXACT, BlockIndexes, IndexState, TargetBlocks
 from frontend.router.inputs import EventSource, MediaNeed, RoutableWorker, RoutingRequest
-from frontend.router.modes import RouterMode
+from frontend.router.modes import BuiltInMode
 from frontend.router.router import Router
 from frontend.router.selection import Reported
 from frontend.router.settings import RouterSettings
 from tests.benchmarks.telling import telling
 from tests.fakes.none_hash import none_hash_for
 
-MODES = (RouterMode.KV, RouterMode.ROUND_ROBIN)
+MODES = (BuiltInMode.KV, BuiltInMode.ROUND_ROBIN)
 ALGORITHM = "sha256_cbor"
 NONE_HASH = none_hash_for(ALGORITHM)
 BLOCK_SIZE = 16
@@ -204,7 +204,7 @@ class Simulation:
         seconds: of simulated arrivals.
     """
 
-    def __init__(self, size: int, mode: RouterMode, seconds: float) -> None:
+    def __init__(self, size: int, mode: BuiltInMode, seconds: float) -> None:
         self._size = size
         self._seconds = seconds
         self._random = random.Random(size)
@@ -337,7 +337,7 @@ def quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[int(len(values) * share)]
 
 
-async def simulate(size: int, mode: RouterMode, seconds: float) -> dict[str, float]:
+async def simulate(size: int, mode: BuiltInMode, seconds: float) -> dict[str, float]:
     """Run one fleet in one mode and return its figures."""
     simulation = Simulation(size, mode, seconds)
     await simulation.run()

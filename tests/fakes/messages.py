@@ -12,6 +12,7 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 
 from common.identity import BlockHash, Incarnation, MmHash, RequestId, WorkerId
+from common.request_plane.loop_socket import Frame
 from common.request_plane.operations import Outcome, Sleep
 from common.request_plane.protocol import (
     Abort,
@@ -39,7 +40,7 @@ from common.request_plane.protocol import (
     ToWorker,
     Welcome,
 )
-from common.request_plane.wire import Codec, Frame
+from common.request_plane.wire import Codec
 from common.transfer.arena.layout import ArenaOffer
 from common.transfer.handshake import NixlOffer, TransferOffer, TransferReply
 from common.transfer.metadata import (

@@ -27,8 +27,9 @@ from common.fleet_key import FleetKey, KeyPair, new
 from common.identity import Incarnation, WorkerId
 from common.observability.telemetry import REFUSED_CONNECTIONS
 from common.request_plane.fleet_sockets import frontend_context
+from common.request_plane.loop_socket import Frame
 from common.request_plane.protocol import PROTOCOL_VERSION, Hello, Ping, ToFrontend
-from common.request_plane.wire import Codec, Frame
+from common.request_plane.wire import Codec
 from common.transfer.transports import TransferMode, receivers
 from frontend.router.events.subscriber import ZmqFeeds
 from frontend.router.inputs import EventSource

@@ -1,4 +1,4 @@
-"""What child processes import before anything else does without the seconds of vLLM."""
+"""What child processes import first, and the routing library: without the seconds of vLLM."""
 
 import subprocess
 import sys
@@ -16,6 +16,7 @@ import pytest
         "frontend.__main__",
         "frontend.media_processes",
         "frontend.processes",
+        "frontend.router",
     ],
 )
 def test_neither_vllm_nor_pytorch_is_imported(module: str) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from frontend.router.modes import RouterMode
+from frontend.router.modes import BuiltInMode
 from frontend.router.settings import RouterSettings
 
 ROOT = Path(__file__).parents[2]
-MODES = {mode.value for mode in RouterMode}
+MODES = {mode.value for mode in BuiltInMode}
 _NAMES = r"([a-z][a-z, -]+)"
 
 LISTS = {
@@ -58,7 +58,7 @@ def test_the_launch_script_starts_every_mode_and_no_other() -> None:
 
 def test_the_page_on_routing_describes_the_table() -> None:
     section = read("docs/routing.md").partition("\n## Modes\n")[2].partition("\n## ")[0]
-    described = {mode.value: mode.description for mode in RouterMode}
+    described = {mode.value: mode.description for mode in BuiltInMode}
     found = dict(re.findall(r"^\| `(.+)` \| (.+) \|$", section, re.MULTILINE))
     assert found == described, "give each mode a row under `Modes` of docs/routing.md"
 
@@ -69,7 +69,7 @@ def test_the_help_describes_the_table() -> None:
     (choices,) = re.findall(r"--router-mode \{(.*?)\}", parser.format_usage())
     assert set(choices.split(",")) == MODES
     text = " ".join(parser.format_help().split())
-    for mode in RouterMode:
+    for mode in BuiltInMode:
         assert f"{mode}: {mode.description}" in text
 
 

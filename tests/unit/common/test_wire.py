@@ -13,6 +13,7 @@ from vllm.v1.metrics.stats import RequestStateStats
 
 from common.errors import ProtocolError
 from common.identity import Incarnation, MmHash, RequestId, WorkerId
+from common.request_plane.loop_socket import Frame
 from common.request_plane.protocol import (
     Abort,
     Ack,
@@ -34,7 +35,7 @@ from common.request_plane.protocol import (
     ToWorker,
     Welcome,
 )
-from common.request_plane.wire import Codec, Frame
+from common.request_plane.wire import Codec
 
 R = RequestId("r")
 H = MmHash("h")

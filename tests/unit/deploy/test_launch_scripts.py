@@ -19,7 +19,7 @@ from backend_worker.args import parse as parse_worker
 from common import fleet_key
 from frontend.args import FrontendArgs
 from frontend.args import parse as parse_frontend
-from frontend.router.modes import RouterMode
+from frontend.router.modes import BuiltInMode
 from tests.certificates import Authority
 from tests.e2e.processes import Process
 from tests.fakes.launched import calls, interpreter
@@ -337,7 +337,7 @@ def test_a_worker_that_ends_at_its_start_ends_the_script_with_what_it_said(tmp_p
 def test_the_script_knows_all_router_modes() -> None:
     named = re.search(r"^one_of ROUTER_MODE (.*)$", (SCRIPTS / ROUTER).read_text(), re.M)
     assert named is not None
-    assert named[1].split() == [mode.value for mode in RouterMode]
+    assert named[1].split() == [mode.value for mode in BuiltInMode]
 
 
 LISTED = """\

@@ -172,7 +172,7 @@ def test_a_file_has_both_kinds_of_flags(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("MMROUTER_MAX_INFLIGHT", "6")
     monkeypatch.setenv("MMROUTER_TRUST_REMOTE_CODE", "0")
     args = parse([f"--config={file}", "--cb-timeout-duration-secs", "2"])
-    assert (args.router.mode.value, args.serve.port, args.http.max_inflight) == (
+    assert (args.router.mode, args.serve.port, args.http.max_inflight) == (
         "round-robin",
         9000,
         6,

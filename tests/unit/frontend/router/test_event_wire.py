@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from vllm.distributed.kv_events import KVCacheEvent
+from vllm.distributed.kv_events import MEDIUM_GPU, KVCacheEvent
 
 from frontend.router.event_wire import (
     NOTHING,
@@ -45,6 +45,11 @@ def test_blocks_that_leave_others_out_are_not_chained() -> None:
         encode([stored(1, 3, token_ids=tokens), stored(1, medium="CPU"), stored(1)])
     ).changes
     assert [isinstance(one, Stored) and one.chained for one in changes] == [False, False, True]
+
+
+def test_what_vllm_calls_the_device_is_not_offloaded() -> None:
+    changes = decode_batch(encode([stored(1, medium=MEDIUM_GPU)])).changes
+    assert [isinstance(one, Stored) and one.offloaded for one in changes] == [False]
 
 
 def test_the_parent_is_passed_on() -> None:

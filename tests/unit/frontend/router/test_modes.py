@@ -1,11 +1,12 @@
 """Modes choose as their names say, and costs add up as documented."""
 
+import random
 from collections import Counter
 
 import pytest
 
 from common.identity import Target, WorkerId
-from frontend.router.modes import Choice, RouterMode, Selector
+from frontend.router.modes import Choice, InTurn, LeastCost, RouterMode, Situation
 from frontend.router.selection.costs import (
     Costs,
     Work,
@@ -14,24 +15,30 @@ from frontend.router.selection.costs import (
     parts_of_cost,
 )
 from frontend.router.selection.load import TargetLoad
+from tests.fakes.routing import prompt, request
 
 TARGETS = [Target(WorkerId(name), 0) for name in "abcd"]
 IDLE = TargetLoad(0, 0, 0, 0)
 BUSY = TargetLoad(5, 0, 1000, 0)
 
 
-def selector(mode: RouterMode = RouterMode.KV) -> Selector:
-    return Selector(mode, seed=1)
-
-
 def choose(
-    chooser: Selector,
+    mode: RouterMode,
     costs: list[float],
     loads: list[TargetLoad] | None = None,
     slots: list[int] | None = None,
+    randoms: random.Random | None = None,
 ) -> Choice:
     count = len(costs)
-    return chooser.choose(TARGETS[:count], costs, loads or [IDLE] * count, slots or [0] * count)
+    situation = Situation(
+        request(prompt(1)),
+        TARGETS[:count],
+        costs,
+        loads or [IDLE] * count,
+        slots or [0] * count,
+        randoms or random.Random(1),
+    )
+    return mode.choose(situation)
 
 
 def test_the_cost_of_work() -> None:
@@ -53,24 +60,20 @@ def test_the_parts_of_a_cost() -> None:
 
 
 def test_the_cheapest_is_chosen() -> None:
-    assert choose(selector(), [3.0, 1.0, 2.0]) == (1, "cost")
+    assert choose(LeastCost(), [3.0, 1.0, 2.0]) == (1, "cost")
 
 
 def test_ties_are_broken_at_random() -> None:
-    chooser = selector()
-    chosen = Counter(choose(chooser, [1.0, 2.0, 1.0]).position for _ in range(200))
+    randoms = random.Random(1)
+    mode = LeastCost()
+    chosen = Counter(choose(mode, [1.0, 2.0, 1.0], randoms=randoms).position for _ in range(200))
     assert chosen[1] == 0
     assert min(chosen[0], chosen[2]) > 50
 
 
-def test_a_single_candidate() -> None:
-    for mode in RouterMode:
-        assert choose(selector(mode), [9.0]) == (0, "only-worker")
-
-
 def test_round_robin() -> None:
-    chooser = selector(RouterMode.ROUND_ROBIN)
-    assert [choose(chooser, [9.0, 1.0, 1.0]).position for _ in range(5)] == [0, 1, 2, 0, 1]
+    mode = InTurn()
+    assert [choose(mode, [9.0, 1.0, 1.0]).position for _ in range(5)] == [0, 1, 2, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -80,10 +83,10 @@ def test_round_robin() -> None:
 )
 def test_an_idle_worker_is_preferred_to_a_queue(load: TargetLoad, slots: int) -> None:
     costs, loads = [1.0, 900.0, 500.0], [load, IDLE, IDLE]
-    assert choose(selector(), costs, loads, [slots] * 3) == (2, "spread")
+    assert choose(LeastCost(), costs, loads, [slots] * 3) == (2, "spread")
 
 
 def test_no_spreading_while_the_worker_has_room_or_nobody_is_idle() -> None:
     costs = [1.0, 900.0]
-    assert choose(selector(), costs, [TargetLoad(7, 0, 0, 0), IDLE], [8, 8]) == (0, "cost")
-    assert choose(selector(), costs, [TargetLoad(8, 2, 0, 0), BUSY], [8, 8]) == (0, "cost")
+    assert choose(LeastCost(), costs, [TargetLoad(7, 0, 0, 0), IDLE], [8, 8]) == (0, "cost")
+    assert choose(LeastCost(), costs, [TargetLoad(8, 2, 0, 0), BUSY], [8, 8]) == (0, "cost")

@@ -24,7 +24,7 @@ from frontend.router.hashing import LoraKey, PromptEmbeds
 from frontend.router.index import APPROXIMATE_TTL_S
 from frontend.router.index.indexes import Knowledge
 from frontend.router.inputs import EventSource, RoutableWorker, RoutingRequest
-from frontend.router.modes import RouterMode
+from frontend.router.modes import BuiltInMode
 from frontend.router.router import CANDIDATES, Router
 from frontend.router.selection import Reported
 from frontend.router.settings import RouterSettings
@@ -359,13 +359,13 @@ async def test_load_of_other_frontends_counts(fleet: MakeRouter) -> None:
         assert router.route(request(prompt(seed))).worker_id == "b"
 
 
-@pytest.mark.parametrize("mode", list(RouterMode))
-async def test_every_mode_routes_and_predicts(fleet: MakeRouter, mode: RouterMode) -> None:
+@pytest.mark.parametrize("mode", list(BuiltInMode))
+async def test_every_mode_routes_and_predicts(fleet: MakeRouter, mode: BuiltInMode) -> None:
     router = await fleet("a", "b", mode=mode)
     for _ in range(6):
         one = request(prompt(1))
         decision = router.route(one)
-        assert decision.mode == mode.value
+        assert decision.mode == mode
         router.in_flight.finished(one.request_id, 0)
     assert any(one.predicted_cached_tokens for one in router.decisions.last())
 

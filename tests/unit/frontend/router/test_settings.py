@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from common.errors import ConfigurationError
-from frontend.router.modes import RouterMode
+from frontend.router.modes import BuiltInMode
 from frontend.router.settings import RouterSettings
 
 
@@ -23,7 +23,7 @@ def test_flags_win_over_the_environment() -> None:
     settings = parse(
         "--router-mode", "round-robin", MMROUTER_ROUTER_MODE="kv", MMROUTER_ROUTER_STALL="7"
     )
-    assert settings.mode is RouterMode.ROUND_ROBIN
+    assert settings.mode == BuiltInMode.ROUND_ROBIN
     assert settings.stall_s == 7
 
 
