@@ -102,7 +102,7 @@ PER_REQUEST = {
     "max_pooling_inputs",
     "allow_private", "max_redirects", "timeout_s", "max_mb", "max_pixels", "max_video_pixels",
     "max_per_request", "max_request_mb", "max_request_megapixels", "decode_timeout_s",
-    "allowed_domains", "local_root",
+    "allowed_domains", "local_root", "rules",
 }  # fmt: skip
 """What is of one request, one connection or one medium, or a share itself."""
 
