@@ -1,0 +1,193 @@
+"""Install programs that people ask with, and drive each against a frontend with a real engine.
+
+Needs the package registries of Python and npm. What is installed stays in ``.clients``. Prints a
+line for each call, and one JSON line at the end. Not part of ``make test``: what registries give
+changes without us.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tests.demo_model import make_demo_model
+from tests.e2e.clients.programs.outcomes import Endpoint, Outcome
+from tests.e2e.processes import start_frontend, start_worker
+from tests.pictures import data_uri, picture, picture_server
+
+ROOT: Final = Path(__file__).parents[2]
+HERE: Final = Path(__file__).parent
+INSTALLED: Final = ROOT / ".clients"
+RUN_S: Final = 600
+OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "OPENAI_API_KEY": "none", "PYTHONPATH": str(ROOT)}
+"""What programs ask besides is not what is looked at."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """One that is installed apart from all others.
+
+    Attributes:
+        packages: what it needs, by names of its registry.
+        script: in this folder, or a command of the packages with its arguments.
+    """
+
+    packages: tuple[str, ...]
+    script: str | tuple[str, ...]
+
+    @property
+    def is_node(self) -> bool:
+        return isinstance(self.script, str) and self.script.endswith(".mjs")
+
+    def install(self, place: Path) -> None:
+        place.mkdir(parents=True, exist_ok=True)
+        if self.is_node:
+            call("npm", "install", "--no-audit", "--no-fund", *self.packages, cwd=place)
+            for each in HERE.glob("*.mjs"):
+                shutil.copy(each, place)
+            return
+        if not (place / "bin").exists():
+            call(sys.executable, "-m", "uv", "venv", "--quiet", str(place))
+        python = str(place / "bin" / "python")
+        call(
+            sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python,
+            *self.packages,
+        )  # fmt: skip
+
+    def drive(self, place: Path, at: Endpoint) -> "Report":
+        if isinstance(self.script, tuple):
+            return self._command(place, self.script, at)
+        module = f"tests.real_clients.{self.script.removesuffix('.py')}"
+        python = [str(place / "bin" / "python"), "-m", module]
+        done = subprocess.run(
+            ["node", self.script] if self.is_node else python,
+            input=json.dumps({"ours": asdict(at)}),
+            cwd=place if self.is_node else ROOT,
+            env=os.environ | OFFLINE,
+            capture_output=True,
+            text=True,
+            timeout=RUN_S,
+        )
+        if done.returncode:
+            return Report({}, {"start": {"raised": done.stderr[-2000:]}})
+        said = json.loads(done.stdout.splitlines()[-1])
+        return Report(said["versions"], said["outcomes"]["ours"])
+
+    def _command(self, place: Path, script: tuple[str, ...], at: Endpoint) -> "Report":
+        python = str(place / "bin" / "python")
+        command, *arguments = [each.format(url=at.url, model=at.model) for each in script]
+        with tempfile.TemporaryDirectory() as work:
+            done = subprocess.run(
+                [str(place / "bin" / command), *arguments],
+                cwd=work,
+                env=os.environ | OFFLINE,
+                capture_output=True,
+                text=True,
+                timeout=RUN_S,
+            )
+        said = (done.stdout + done.stderr)[-2000:]
+        ask = f"from importlib.metadata import version; print(version('{self.packages[0]}'))"
+        version = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True)
+        outcome: Outcome = {"raised": said} if done.returncode else {"answer": "done"}
+        return Report({self.packages[0]: version.stdout.strip()}, {"run": outcome})
+
+
+class Report(NamedTuple):
+    """Versions of what was installed, and what came of each call."""
+
+    versions: dict[str, str]
+    outcomes: dict[str, Outcome]
+
+
+PROGRAMS: Final = {
+    "ai-sdk": Program(("ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "zod"), "ai_sdk.mjs"),
+    "node-openai": Program(("openai", "zod"), "node_openai.mjs"),
+    "pydantic-ai": Program(("pydantic-ai-slim[openai]",), "with_pydantic_ai.py"),
+    "instructor": Program(("instructor",), "with_instructor.py"),
+    "llama-index": Program(("llama-index-llms-openai-like",), "with_llama_index.py"),
+    "openai-agents": Program(("openai-agents",), "with_openai_agents.py"),
+    "guidellm": Program(
+        ("guidellm",),
+        (
+            "guidellm",
+            "benchmark",
+            "run",
+            "--target",
+            "{url}",
+            "--model",
+            "{model}",
+            "--profile",
+            "concurrent",
+            "--rate",
+            "2",
+            "--max-requests",
+            "6",
+            "--data",
+            "prompt_tokens=32,output_tokens=8",
+        ),
+    ),
+}
+
+
+def call(*command: str, cwd: Path | None = None) -> None:
+    subprocess.run(command, cwd=cwd, check=True, stdout=subprocess.DEVNULL)
+
+
+@contextmanager
+def fleet() -> Iterator[str]:
+    """Start a worker with a real engine, and a frontend; give its address."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        model = make_demo_model(place / "model")
+        worker = start_worker("one", model, place / "cards", place)
+        flags = ("--tool-strict-level=parameter",)
+        frontend = start_frontend("frontend", place / "cards", place, *flags)
+        try:
+            frontend.wait_for_status(200, "/health")
+            yield frontend.url
+        finally:
+            frontend.stop()
+            worker.stop()
+
+
+def drive(program: Program, name: str, at: Endpoint) -> Report:
+    report = program.drive(INSTALLED / name, at)
+    for call_name, outcome in report.outcomes.items():
+        print(f"{name}, {call_name}: {json.dumps(outcome)[:300]}", flush=True)
+    return report
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make clients", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="PROGRAM", help=", ".join(PROGRAMS))
+    parser.add_argument("--url", help="of a frontend that serves `demo`; its own unless given")
+    args = parser.parse_args()
+    chosen = {name: PROGRAMS[name] for name in args.names or PROGRAMS}
+    for name, program in chosen.items():
+        print(f"installing {name}", flush=True)
+        program.install(INSTALLED / name)
+    serving = nullcontext(args.url) if args.url else fleet()
+    with picture_server() as pictures, serving as url:
+        at = Endpoint(url, "demo", data_uri(picture("one")), pictures)
+        reports = {name: drive(program, name, at) for name, program in chosen.items()}
+    failed = [
+        f"{name}, {call_name}"
+        for name, report in reports.items()
+        for call_name, outcome in report.outcomes.items()
+        if "raised" in outcome
+    ]
+    versions = {name: report.versions for name, report in reports.items()}
+    print(json.dumps({"versions": versions, "failed": failed}))
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
