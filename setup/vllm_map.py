@@ -248,6 +248,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     },
     "decoders, and what they may open": {
         "common/media/decoder_guard.py": (
+            "vllm.multimodal.audio",
             "vllm.multimodal.image",
             "vllm.multimodal.media",
             "vllm.multimodal.media.audio",

@@ -259,7 +259,9 @@ class _Answers(ResponseHandler):
         super().feed_data(data, size)
 
     def _has_too_much_framing(self) -> bool:
-        body = 0 if self._payload is None else self._payload.total_raw_bytes
+        # That of an interim answer, a chunk of its own, lacks some of the attributes.
+        none = self._payload is None or self._payload is aiohttp.EMPTY_PAYLOAD
+        body = 0 if none else self._payload.total_raw_bytes
         return self._received > body + body // FRAMING + FREE_FRAMING
 
     def _refuse(self) -> None:

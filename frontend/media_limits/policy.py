@@ -81,7 +81,7 @@ class FetchPolicy(BaseModel):
     max_request_megapixels: Positive = Field(
         1000.0,
         description="most pixels that are decoded for one request; a sample of sound counts as "
-        "one, for each channel",
+        "5 to 11, for each channel",
     )
     held_mb: Positive = Field(
         2048.0,
@@ -90,8 +90,8 @@ class FetchPolicy(BaseModel):
     )
     decoding_megapixels: Positive = Field(
         2000.0,
-        description="most pixels decoded and held for all requests together, each of up "
-        "to four bytes; what finds no room is answered with 429",
+        description="most pixels decoded and held for all requests together, each of up to four "
+        "bytes, and half as much for copies; what finds no room is answered with 429",
     )
     decode_timeout_s: Positive = Field(
         120.0,

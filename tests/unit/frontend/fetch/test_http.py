@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from frontend.fetch import http
-from frontend.fetch.http import Fetched, Unchanged
+from frontend.fetch.http import MAX_HEADS, Fetched, Unchanged
 from frontend.media_limits.errors import RefusedError, TooLargeError, UnfetchableError
 from tests.unit.frontend.fetch.conftest import MakeFetcher, Names
 from tests.unit.frontend.fetch.sites import (
@@ -357,6 +357,25 @@ async def test_a_few_interim_answers_are_passed_over(make_fetcher: MakeFetcher, 
 
     site.routes["/x.png"] = hints
     assert await body(make_fetcher, site.url()) == b"picture"
+
+
+@pytest.mark.parametrize("count", [3, MAX_HEADS + 1])
+async def test_interim_answers_that_come_one_by_one(
+    make_fetcher: MakeFetcher, site: Site, count: int
+) -> None:
+    async def hints(request: Request, writer: asyncio.StreamWriter) -> None:
+        for _ in range(count):
+            writer.write(b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n")
+            for _ in range(20):  # turns of the event loop, which the fetcher shares
+                await asyncio.sleep(0)
+        await answer(b"picture")(request, writer)
+
+    site.routes["/x.png"] = hints
+    if count > MAX_HEADS:
+        with pytest.raises(UnfetchableError, match="makes no sense"):
+            await body(make_fetcher, site.url())
+    else:
+        assert await body(make_fetcher, site.url()) == b"picture"
 
 
 @pytest.mark.parametrize("size", [1, 16])
