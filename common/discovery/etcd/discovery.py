@@ -25,7 +25,7 @@ from common.errors import ConfigurationError, DiscoveryError
 from common.fleet_key import FleetKey
 from common.identity import Incarnation, WorkerId
 from common.observability.telemetry import DISCOVERY_ERRORS
-from common.request_plane.card import WorkerCard
+from common.request_plane.card import CARD_LIMITS, WorkerCard
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,8 @@ def named_by(prefix: str, key: bytes) -> tuple[WorkerId, Incarnation] | None:
 
 
 MAX_ODD: Final = 1000  # keys that are no cards and are remembered, each to be said once
+
+_ENOUGH: Final = CARD_LIMITS.most_bytes + 1
 
 LEASE_S: Final = 10
 """After so long without a renewal etcd deletes a card. It may take longer, never less."""
@@ -205,12 +207,13 @@ class EtcdCardWatcher(StreamWatcher):
             self._note_odd(
                 stored.key, "name", f"it is not named {self._prefix}/WORKER_ID/INCARNATION"
             )
-        elif not self._room.take(stored.key, len(stored.value)):
+        # Of a value that is too large as much is kept as says so.
+        elif not self._room.take(stored.key, len(value := stored.value[:_ENOUGH])):
             self._note_odd(stored.key, "size", NO_ROOM)
         else:
             self._odd.discard(stored.key)
             known = self._known.setdefault(stored.key, KnownCard(*named))
-            self.tell(known.look(stored.value, self.key)[1])
+            self.tell(known.look(value, self.key)[1])
 
     def _note_odd(self, key: bytes, reason: str, what: str) -> None:
         if key not in self._odd and len(self._odd) < MAX_ODD:
