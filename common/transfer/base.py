@@ -315,6 +315,7 @@ class MmKwargsReceiver(ABC, Generic[_Metadata]):
             StaleSegmentError: the handle was released; ask the frontend for the item again.
             CorruptSegmentError: the bytes are not what the metadata promises.
             TransferTimeoutError: the bytes did not come in time.
+            ArenaFullError: there is no memory for it here.
 
         Cancelling it leaves nothing behind: memory taken for the item is given back, at
         once or when a read that can't be stopped has ended.

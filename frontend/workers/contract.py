@@ -3,6 +3,7 @@ contract, and who is refused and why.
 """
 
 import asyncio
+from collections import defaultdict
 
 from common.errors import CardCodeError, CardError, CardIncompatibleError, NoWorkerError
 from common.fleet_key import FleetKey
@@ -100,7 +101,7 @@ class Refusals:
 
     def by_worker(self) -> dict[WorkerId, str]:
         """Return the workers of which some run is refused, with the reasons."""
-        reasons: dict[WorkerId, str] = {}
+        reasons: defaultdict[WorkerId, list[str]] = defaultdict(list)
         for (worker_id, _), reason in self._reasons.items():
-            reasons[worker_id] = "; ".join(filter(None, [reasons.get(worker_id), reason]))
-        return reasons
+            reasons[worker_id].append(reason)
+        return {worker_id: "; ".join(each) for worker_id, each in reasons.items()}

@@ -28,6 +28,7 @@ from common.identity import Incarnation, WorkerId
 from common.observability.fleet_events import What, note
 from common.request_plane.card import WorkerCard, WorkerState
 from common.request_plane.fleet_sockets import frontend_context
+from common.transfer.base import Turns
 from frontend.router import Router
 from frontend.workers.adapters import Adapters
 from frontend.workers.contract import Contract, Refusals, nobody
@@ -37,6 +38,10 @@ from frontend.workers.media_sender import MediaSender
 from frontend.workers.members import Member, Members, Name, Run, Serving
 
 logger = logging.getLogger(__name__)
+
+
+_ONCE_MORE = WorkerState.DRAINING, WorkerState.READY
+"""No worker does that. Somebody else wrote that it drains, and it has put that right."""
 
 
 class Fleet:
@@ -167,6 +172,9 @@ class Fleet:
             if member is not None:
                 self._keeper.remove(member, str(error))
             return
+        if member is not None and (member.card.state, card.state) == _ONCE_MORE:
+            self._keeper.remove(member, "it takes requests again, over another link")
+            member = None
         if member is not None:
             member.card, member.present = card, True
             if member.link is not None:  # else it may be refused for its name
@@ -221,6 +229,7 @@ class Keeper:
         self._frontend_id = frontend_id
         self._stall_s = stall_s
         self._tasks: set[asyncio.Task[None]] = set()
+        self._turns = Turns()
         self._context = frontend_context(key)
 
     @property
@@ -279,6 +288,7 @@ class Keeper:
 
     @contextlib.asynccontextmanager
     async def _linked(self, member: Member) -> AsyncIterator[WorkerLink]:
+        await self._turns.mine()  # hundreds that don't answer are tried again at the same time
         link = WorkerLink(
             member.card,
             self._context,

@@ -23,6 +23,7 @@ from common.errors import (
 from common.identity import WorkerId
 from common.observability.telemetry import INTERNAL_ERRORS
 from common.request_plane.card import WorkerCard, WorkerState
+from common.transfer.base import Turns
 from frontend.workers.contract import Contract, Refusals, nobody
 from frontend.workers.fleet import Fleet
 from frontend.workers.gauges import Gauges
@@ -278,8 +279,11 @@ async def follow(watcher: CardWatcher, apply: Callable[[CardChange], None]) -> N
     be read or can't be trusted.
     """
 
+    turns = Turns()
+
     async def following() -> None:
         async for change in watcher.changes():
+            await turns.mine()  # thousands of cards may come at once
             try:
                 apply(change)
             except Exception:  # counted; a card that we stumble over keeps no other worker out

@@ -20,7 +20,7 @@ from urllib.parse import SplitResult, unquote_to_bytes
 from common.discovery.base import RENEW_S, CardChange, CardWatcher, Discovery
 from common.discovery.file.files import Entry, Odd, Version, named_by, opened, read
 from common.discovery.file.publisher import FileCardPublisher
-from common.discovery.sealed_cards import KnownCard
+from common.discovery.sealed_cards import NO_ROOM, CardRoom, KnownCard
 from common.errors import ConfigurationError, DiscoveryError
 from common.fleet_key import FleetKey
 from common.observability.telemetry import DISCOVERY_ERRORS
@@ -65,6 +65,8 @@ class FileCardWatcher(CardWatcher):
         self._key = key
         self._clock = clock
         self._files: dict[str, _Seen] = {}
+        self._room = CardRoom()
+        self._left_out = False
         self._pending: deque[CardChange] = deque()
         self._one_at_a_time = threading.Lock()  # a look goes on if its iteration is cancelled
         self._looked_at: float | None = None  # monotonic seconds; None before the first time
@@ -100,6 +102,7 @@ class FileCardWatcher(CardWatcher):
             return
         self._problem = ""
         self._looked_at = now
+        self._room.keep_only(found)
         for name in self._files.keys() - found.keys():
             self._end(self._files.pop(name))
         for name, entry in found.items():
@@ -120,13 +123,31 @@ class FileCardWatcher(CardWatcher):
         found: dict[str, Entry | Odd] = {}
         # Without the directory there are no cards; workers make it again.
         with contextlib.suppress(FileNotFoundError), opened(self._directory) as directory:
-            for name in os.listdir(directory):  # noqa: PTH208  # a descriptor
-                if name.startswith(".") or not name.endswith(".json"):
-                    continue
-                seen = self._files.get(name)
-                with contextlib.suppress(FileNotFoundError):  # withdrawn meanwhile
-                    found[name] = read(directory, name, None if seen is None else seen.version)
+            names = os.listdir(directory)  # noqa: PTH208  # a descriptor
+            # Those that are known first, so that no others take their room.
+            for name in sorted(names, key=lambda name: name not in self._files):
+                if not name.startswith(".") and name.endswith(".json"):
+                    with contextlib.suppress(FileNotFoundError):  # withdrawn meanwhile
+                        self._read_one(directory, name, found)
+        self._say_left_out()
         return found
+
+    def _read_one(self, directory: int, name: str, found: dict[str, Entry | Odd]) -> None:
+        seen = self._files.get(name)
+        if seen is None and self._room.is_full:
+            self._room.left_out = True
+            return
+        entry = read(directory, name, None if seen is None else seen.version)
+        size = entry.version.size if isinstance(entry, Entry) else 0
+        if self._room.take(name, size):
+            found[name] = entry
+
+    def _say_left_out(self) -> None:
+        left_out, self._room.left_out = self._room.left_out, False
+        if left_out and not self._left_out:
+            DISCOVERY_ERRORS.labels("size").inc()
+            logger.warning("files in %s are skipped: %s", self._directory, NO_ROOM)
+        self._left_out = left_out
 
     def _judge(self, name: str, seen: _Seen, entry: Entry | Odd) -> None:
         if isinstance(entry, Odd):

@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 SHARED_MEMORY: Final = Path("/dev/shm")
 
+_CAREFULLY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+"""Any user of the host can put something else under a name there. A pipe would be waited for."""
+
 
 def new_name() -> str:
     """A file name that tells who owns the arena: pid and start time of this process."""
@@ -73,7 +76,7 @@ def open_to_map(path: Path, *, writable: bool) -> int:
     """
     mode = os.O_RDWR if writable else os.O_RDONLY
     try:
-        return os.open(path, mode | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return os.open(path, mode | _CAREFULLY)
     except OSError as error:
         raise ArenaUnavailableError(f"can't open the arena: {error}") from error
 
@@ -111,7 +114,7 @@ def _remove_unlocked(path: Path) -> bool:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | _CAREFULLY)
     try:
         yield descriptor
     finally:
@@ -157,7 +160,7 @@ class ArenaMapping:
         path = directory / offer.name
         try:
             mode = os.O_RDWR if writable else os.O_RDONLY
-            descriptor = os.open(path, mode | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = os.open(path, mode | _CAREFULLY)
         except OSError as error:
             raise ArenaUnavailableError(f"can't open the arena {path}: {error}") from error
         try:

@@ -584,6 +584,20 @@ async def test_a_draining_worker_that_is_connected_again_still_gets_nothing(town
     assert town.router.roster.targets() == []
 
 
+async def test_a_worker_of_which_somebody_else_wrote_that_it_drains_serves_again(
+    town: Town,
+) -> None:
+    """It puts its card right, and goes on as if nothing had been."""
+    town.news.say(CardPresent(town.card()))
+    await until(lambda: town.fleet.connected)
+    town.news.say(CardPresent(town.card(state=WorkerState.DRAINING)))
+    await until(lambda: not town.fleet.connected)
+    town.news.say(CardPresent(town.card()))
+    await until(lambda: town.fleet.connected)
+    assert town.router.roster.targets()
+    assert len(town.fleet.members) == 1
+
+
 async def test_a_closed_fleet_says_that_it_is_closed(town: Town) -> None:
     town.news.say(CardPresent(town.card()))
     await until(lambda: town.fleet.connected)
