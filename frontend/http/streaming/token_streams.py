@@ -10,7 +10,7 @@ import asyncio
 import secrets
 import time
 from argparse import Namespace
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -27,6 +27,11 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.protocol import CompletionLogProbs, CompletionRequest
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+from vllm.entrypoints.scale_out.token_in_token_out.protocol import (
+    GenerateLogProbs,
+    GenerateLogProbsContent,
+)
+from vllm.entrypoints.scale_out.token_in_token_out.serving import ServingTokens
 from vllm.entrypoints.serve.utils.sse_keep_alive import (
     SSE_KEEP_ALIVE_COMMENT,
     with_sse_keep_alive,
@@ -36,6 +41,7 @@ from vllm.parser.abstract_parser import DelegatingParser, Parser
 from frontend.http.streaming.whole_answers import (
     begin_whole_answer,
     columns,
+    defer_prompt_logprobs,
     deferring,
     entries,
 )
@@ -43,6 +49,7 @@ from frontend.request import DirectEvents
 from frontend.request_context import current_context
 
 _Serving = TypeVar("_Serving", bound="_Streaming")
+_LogProbs = TypeVar("_LogProbs", ChatCompletionLogProbs, GenerateLogProbs)
 
 _HEADS_ONLY: Final = frozenset(
     {
@@ -136,16 +143,8 @@ class _Chats(OpenAIServingChat):
         self, token_ids: Sequence[int], top_logprobs: Sequence[Any], *args: Any, **options: Any
     ) -> ChatCompletionLogProbs:
         make = super()._create_chat_logprobs
-        if (parts := deferring(top_logprobs)) is None:
-            return make(token_ids, top_logprobs, *args, **options)
-
-        def some(part: slice) -> list[object]:
-            made = make(token_ids[part], top_logprobs[part], *args, **options)
-            return [each.model_dump() for each in made.content or ()]
-
         stand_in = ChatCompletionLogProbsContent(token=secrets.token_hex(16))
-        parts.add(stand_in.model_dump(), entries(len(token_ids), some))
-        return ChatCompletionLogProbs(content=[stand_in])
+        return _in_slices(make, stand_in, token_ids, top_logprobs, *args, **options)
 
 
 class Batches(_Streaming, _Chats, OpenAIServingChatBatch):
@@ -193,9 +192,11 @@ class Chats(_Streaming, _Chats):
         if request.echo:
             conversation = _with_text(conversation)
         begin_whole_answer()
-        return await super().chat_completion_full_generator(
+        answer = await super().chat_completion_full_generator(
             request, result_generator, request_id, model_name, conversation, *args, **options
         )
+        defer_prompt_logprobs(answer)
+        return answer
 
     def _make_parser(self, request: ChatCompletionRequest, *args: Any, **options: Any) -> Parser:
         parser = super()._make_parser(request, *args, **options)
@@ -224,9 +225,11 @@ class Completions(_Streaming, OpenAIServingCompletion):
         """See vLLM."""
         if not request.stream:  # or all of it is one event
             begin_whole_answer()
-        return super().request_output_to_completion_response(
+        answer = super().request_output_to_completion_response(
             final_res_batch, request, *args, **options
         )
+        defer_prompt_logprobs(*answer.choices)
+        return answer
 
     def _create_completion_logprobs(
         self, token_ids: Sequence[int], top_logprobs: Sequence[Any], *args: Any, **options: Any
@@ -248,11 +251,59 @@ class Completions(_Streaming, OpenAIServingCompletion):
         return stand_in
 
 
+class Tokens(_Streaming, ServingTokens):
+    """vLLM's answers in tokens."""
+
+    async def serve_tokens_full_generator(self, *args: Any, **options: Any) -> Any:
+        """See vLLM."""
+        begin_whole_answer()
+        answer = await super().serve_tokens_full_generator(*args, **options)
+        defer_prompt_logprobs(answer)
+        return answer
+
+    def _create_text_logprobs(
+        self, token_ids: Sequence[int], top_logprobs: Sequence[Any], *args: Any, **options: Any
+    ) -> ChatCompletionLogProbs:
+        make = super()._create_text_logprobs
+        stand_in = ChatCompletionLogProbsContent(token=secrets.token_hex(16))
+        return _in_slices(make, stand_in, token_ids, top_logprobs, *args, **options)
+
+    def _create_tokens_logprobs(
+        self, token_ids: Sequence[int], top_logprobs: Sequence[Any], *args: Any, **options: Any
+    ) -> GenerateLogProbs:
+        make = super()._create_tokens_logprobs
+        stand_in = GenerateLogProbsContent(token_id=secrets.randbits(62), logprob=0.0)
+        return _in_slices(make, stand_in, token_ids, top_logprobs, *args, **options)
+
+
 _SERVING: Final[Mapping[str, type[_Streaming]]] = {
     "openai_serving_chat": Chats,
     "openai_serving_chat_batch": Batches,
     "openai_serving_completion": Completions,
+    "serving_tokens": Tokens,
 }
+
+
+def _in_slices(
+    make: Callable[..., _LogProbs],
+    stand_in: ChatCompletionLogProbsContent | GenerateLogProbsContent,
+    token_ids: Sequence[int],
+    top_logprobs: Sequence[Any],
+    *args: Any,
+    **options: Any,
+) -> _LogProbs:
+    """Return the log probabilities of tokens as vLLM makes them: all, or one in their place."""
+    if (parts := deferring(top_logprobs)) is None:
+        return make(token_ids, top_logprobs, *args, **options)
+
+    def some(part: slice) -> list[object]:
+        made = make(token_ids[part], top_logprobs[part], *args, **options)
+        return [each.model_dump() for each in made.content or ()]
+
+    parts.add(stand_in.model_dump(), entries(len(token_ids), some))
+    made = make([], [], *args, **options)
+    made.content = [stand_in]
+    return made
 
 
 def _with_text(conversation: list[Any]) -> list[Any]:
