@@ -184,8 +184,10 @@ def _beam_candidates(body: Body) -> int:
 
 def _prompts(body: Body) -> int:
     """Prompts that are generated for: a list of them, a batch of conversations, or items."""
+    embeds = body.get("prompt_embeds")  # in a list they are prompts beside those of `prompt`
+    further = len(embeds) if isinstance(embeds, list) else 0
     several = (
-        _length_of(body.get("prompt"), (str, list)),
+        _length_of(body.get("prompt"), (str, list)) + further,
         _length_of(body.get("messages"), (list,)),
         _length_of(body.get("items"), (str, list)) if "label_token_ids" in body else 1,
     )

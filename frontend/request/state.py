@@ -79,7 +79,7 @@ class RequestState:
         self.resume: Resume = Beginning(submit)
         self._original = submit
         self._pools = params is None
-        self._check = AnswerCheck(params)
+        self._check = AnswerCheck(params, len(prompt.token_ids))
         self._choices = 0 if params is None else params.n
         self._alone = self._choices == 1
         self._blank = vars(
@@ -114,7 +114,7 @@ class RequestState:
             MmRouterError: it may not.
         """
         place, self._place = self._place, 0
-        self._check = AnswerCheck(self._original.sampling_params)
+        self._check = AnswerCheck(self._original.sampling_params, len(self.prompt.token_ids))
         self._waits = False
         self.attempts.failed(worker_id, error, place=place)
         self.lifecycle.on(Event.WORKER_FAILED)

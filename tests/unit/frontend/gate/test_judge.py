@@ -135,6 +135,7 @@ def test_what_clients_send_passes(body: Any) -> None:
         ({"n": 17.0}, "asks for 17 choices"),
         ({"n": 9, "prompt": ["a", "b"]}, "asks for 18 choices"),
         ({"n": 9, "prompt": [[1], [2]]}, "asks for 18 choices"),
+        ({"n": 9, "prompt": "a", "prompt_embeds": ["AA=="]}, "asks for 18 choices"),
         ({"messages": [[{"role": "user", "content": "x"}]] * 17}, "asks for 17 choices"),
         ({"label_token_ids": [1], "items": ["x"] * 17}, "asks for 17 choices"),
         (
