@@ -107,6 +107,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.openai.chat_completion.serving",
             "vllm.entrypoints.openai.completion.protocol",
             "vllm.entrypoints.openai.completion.serving",
+            "vllm.entrypoints.scale_out.token_in_token_out.mm_serde",
             "vllm.entrypoints.scale_out.token_in_token_out.protocol",
             "vllm.entrypoints.scale_out.token_in_token_out.serving",
             "vllm.entrypoints.serve.utils.sse_keep_alive",

@@ -9,12 +9,14 @@ plain stream pass by vLLM's server as well: see :mod:`frontend.request.direct_ev
 import asyncio
 import secrets
 import time
+import traceback
 from argparse import Namespace
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Final, TypeVar
 
+import msgspec
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from vllm.entrypoints.generate.base.protocol import DeltaMessage
@@ -27,6 +29,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.protocol import CompletionLogProbs, CompletionRequest
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+from vllm.entrypoints.scale_out.token_in_token_out.mm_serde import decode_mm_kwargs_item
 from vllm.entrypoints.scale_out.token_in_token_out.protocol import (
     GenerateLogProbs,
     GenerateLogProbsContent,
@@ -38,6 +41,8 @@ from vllm.entrypoints.serve.utils.sse_keep_alive import (
 )
 from vllm.parser.abstract_parser import DelegatingParser, Parser
 
+from common.errors import RequestRejectedError
+from frontend.asgi import as_vllm_error
 from frontend.http.streaming.whole_answers import (
     begin_whole_answer,
     columns,
@@ -60,6 +65,17 @@ _HEADS_ONLY: Final = frozenset(
     }
 )
 """Layers of the app that look at the head of an answer and at none of its events."""
+
+_UNREADABLE: Final = (
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    msgspec.MsgspecError,
+)
+"""Errors of vLLM where it reads a medium that is none."""
 
 _PARSING: Final = (
     "parse_delta",
@@ -253,6 +269,21 @@ class Completions(_Streaming, OpenAIServingCompletion):
 
 class Tokens(_Streaming, ServingTokens):
     """vLLM's answers in tokens."""
+
+    async def serve_tokens(self, *args: Any, **options: Any) -> Any:
+        """See vLLM, which takes tensors that it can't read for a fault of its own."""
+        try:
+            return await super().serve_tokens(*args, **options)
+        except _UNREADABLE as error:
+            frames = traceback.walk_tb(error.__traceback__)
+            if all(frame.f_code is not decode_mm_kwargs_item.__code__ for frame, _ in frames):
+                raise
+            raise as_vllm_error(
+                RequestRejectedError(
+                    "`kwargs_data` or `mm_metadata` of `features` has something that is no medium "
+                    "as `/v1/chat/completions/render` gives it"
+                )
+            ) from error
 
     async def serve_tokens_full_generator(self, *args: Any, **options: Any) -> Any:
         """See vLLM."""
