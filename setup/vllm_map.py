@@ -142,7 +142,11 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         ),
     },
     "how pooling requests are served": {
-        "frontend/http/server/pooling.py": ("vllm.entrypoints.pooling.base.serving",),
+        "frontend/http/server/pooling.py": (
+            "vllm.entrypoints.pooling.base.serving",
+            "vllm.entrypoints.pooling.classify.protocol",
+            "vllm.entrypoints.pooling.classify.serving",
+        ),
     },
     "`EngineClient`": {
         "frontend/http/server/vllm_server.py": ("vllm.engine.protocol",),
