@@ -14,7 +14,7 @@ from argparse import Namespace
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from fastapi import FastAPI
@@ -55,6 +55,9 @@ from frontend.request_context import current_context
 
 _Serving = TypeVar("_Serving", bound="_Streaming")
 _LogProbs = TypeVar("_LogProbs", ChatCompletionLogProbs, GenerateLogProbs)
+
+_Vllm: TypeAlias = Any
+"""An argument or an answer of a method of vLLM's."""
 
 _HEADS_ONLY: Final = frozenset(
     {
@@ -270,7 +273,7 @@ class Completions(_Streaming, OpenAIServingCompletion):
 class Tokens(_Streaming, ServingTokens):
     """vLLM's answers in tokens."""
 
-    async def serve_tokens(self, *args: Any, **options: Any) -> Any:
+    async def serve_tokens(self, *args: _Vllm, **options: _Vllm) -> _Vllm:
         """See vLLM, which takes tensors that it can't read for a fault of its own."""
         try:
             return await super().serve_tokens(*args, **options)
@@ -285,7 +288,7 @@ class Tokens(_Streaming, ServingTokens):
                 )
             ) from error
 
-    async def serve_tokens_full_generator(self, *args: Any, **options: Any) -> Any:
+    async def serve_tokens_full_generator(self, *args: _Vllm, **options: _Vllm) -> _Vllm:
         """See vLLM."""
         begin_whole_answer()
         answer = await super().serve_tokens_full_generator(*args, **options)
@@ -293,14 +296,22 @@ class Tokens(_Streaming, ServingTokens):
         return answer
 
     def _create_text_logprobs(
-        self, token_ids: Sequence[int], top_logprobs: Sequence[Any], *args: Any, **options: Any
+        self,
+        token_ids: Sequence[int],
+        top_logprobs: Sequence[_Vllm],
+        *args: _Vllm,
+        **options: _Vllm,
     ) -> ChatCompletionLogProbs:
         make = super()._create_text_logprobs
         stand_in = ChatCompletionLogProbsContent(token=secrets.token_hex(16))
         return _in_slices(make, stand_in, token_ids, top_logprobs, *args, **options)
 
     def _create_tokens_logprobs(
-        self, token_ids: Sequence[int], top_logprobs: Sequence[Any], *args: Any, **options: Any
+        self,
+        token_ids: Sequence[int],
+        top_logprobs: Sequence[_Vllm],
+        *args: _Vllm,
+        **options: _Vllm,
     ) -> GenerateLogProbs:
         make = super()._create_tokens_logprobs
         stand_in = GenerateLogProbsContent(token_id=secrets.randbits(62), logprob=0.0)
@@ -319,9 +330,9 @@ def _in_slices(
     make: Callable[..., _LogProbs],
     stand_in: ChatCompletionLogProbsContent | GenerateLogProbsContent,
     token_ids: Sequence[int],
-    top_logprobs: Sequence[Any],
-    *args: Any,
-    **options: Any,
+    top_logprobs: Sequence[_Vllm],
+    *args: _Vllm,
+    **options: _Vllm,
 ) -> _LogProbs:
     """Return the log probabilities of tokens as vLLM makes them: all, or one in their place."""
     if (parts := deferring(top_logprobs)) is None:
