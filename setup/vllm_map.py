@@ -107,6 +107,9 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.openai.chat_completion.serving",
             "vllm.entrypoints.openai.completion.protocol",
             "vllm.entrypoints.openai.completion.serving",
+            "vllm.entrypoints.scale_out.token_in_token_out.mm_serde",
+            "vllm.entrypoints.scale_out.token_in_token_out.protocol",
+            "vllm.entrypoints.scale_out.token_in_token_out.serving",
             "vllm.entrypoints.serve.utils.sse_keep_alive",
             "vllm.parser.abstract_parser",
         ),
@@ -139,7 +142,11 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         ),
     },
     "how pooling requests are served": {
-        "frontend/http/server/pooling.py": ("vllm.entrypoints.pooling.base.serving",),
+        "frontend/http/server/pooling.py": (
+            "vllm.entrypoints.pooling.base.serving",
+            "vllm.entrypoints.pooling.classify.protocol",
+            "vllm.entrypoints.pooling.classify.serving",
+        ),
     },
     "`EngineClient`": {
         "frontend/http/server/vllm_server.py": ("vllm.engine.protocol",),

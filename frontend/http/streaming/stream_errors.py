@@ -84,15 +84,18 @@ class Messages(AnthropicServingMessages):
 class Responses(OpenAIServingResponses):
     """vLLM's responses."""
 
-    async def responses_stream_generator(self, *args: Any, **options: Any) -> AsyncGenerator[Any]:
+    async def responses_stream_generator(
+        self, request: ResponsesRequest, *args: Any, **options: Any
+    ) -> AsyncGenerator[Any]:
         """See vLLM."""
         held: list[Any] = []
         number = -1
-        logprobs = _Logprobs()
+        logprobs = None if self._stores(request) else _Logprobs()
         try:
-            async for event in super().responses_stream_generator(*args, **options):
+            async for event in super().responses_stream_generator(request, *args, **options):
                 number = event.sequence_number
-                logprobs.defer(event)
+                if logprobs is not None:
+                    logprobs.defer(event)
                 if event.type in _BEFORE_OUTPUT:
                     held.append(event)
                     continue
@@ -107,10 +110,14 @@ class Responses(OpenAIServingResponses):
     async def responses_full_generator(
         self, request: ResponsesRequest, *args: Any, **options: Any
     ) -> Any:
-        """See vLLM."""
-        if not request.stream:
+        """See vLLM. Of a stream it is the last event, which has the whole answer once more."""
+        if not self._stores(request):
             begin_whole_answer()
         return await super().responses_full_generator(request, *args, **options)
+
+    def _stores(self, request: ResponsesRequest) -> bool:
+        """Return whether vLLM keeps the answer, which then has to have all its parts."""
+        return bool(self.enable_store and request.store)
 
     def _create_response_logprobs(
         self, token_ids: Sequence[int], logprobs: Any, *args: Any, **options: Any
