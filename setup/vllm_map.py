@@ -121,6 +121,7 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.openai.responses.protocol",
             "vllm.entrypoints.openai.responses.serving",
             "vllm.entrypoints.serve.engine.protocol",
+            "vllm.parser.abstract_parser",
         ),
     },
     "tokenizing of long texts": {

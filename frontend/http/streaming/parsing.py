@@ -108,6 +108,8 @@ async def these(*outputs: T) -> AsyncGenerator[T]:
 class ParsesAside(OpenAIServingChat):
     """vLLM's chats, whose parsers leave the event loop to others."""
 
+    parser_cls: type[Parser] | None = None
+
     async def chat_completion_full_generator(
         self, request: Any, result_generator: Any, *args: Any, **options: Any
     ) -> Any:

@@ -22,6 +22,7 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import GenerationError, VLLMError
+from vllm.parser.abstract_parser import Parser
 
 from frontend.http.error_shapes import as_anthropics
 from frontend.http.streaming.parsing import ParsesAside, aside, paced, these, timed
@@ -88,6 +89,8 @@ class Messages(ParsesAside, AnthropicServingMessages):
 
 class Responses(OpenAIServingResponses):
     """vLLM's responses."""
+
+    parser: type[Parser] | None = None
 
     async def responses_stream_generator(
         self, request: Any, params: Any, outputs: Any, *args: Any, **options: Any

@@ -101,7 +101,7 @@ def responses(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
         monkeypatch.setattr(OpenAIServingResponses, "responses_stream_generator", original)
         serving = Responses.__new__(Responses)  # nothing of it is used
-        return _as_vllm_writes_them(serving.responses_stream_generator())
+        return _as_vllm_writes_them(serving.responses_stream_generator(None, None, None))
 
     yield stream
 
