@@ -103,7 +103,7 @@ async def test_a_coroutine_that_would_wait_is_told() -> None:
 
 
 def serving(kind: type, **fields: object) -> Any:
-    made = object.__new__(kind)
+    made: Any = object.__new__(kind)
     vars(made).update(parser_cls=Slow, parser=Slow, **fields)
     return made
 
