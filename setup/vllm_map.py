@@ -113,11 +113,18 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.entrypoints.serve.utils.sse_keep_alive",
             "vllm.parser.abstract_parser",
         ),
+        "frontend/http/streaming/parsing.py": (
+            "vllm.entrypoints.generate.base.protocol",
+            "vllm.entrypoints.openai.chat_completion.serving",
+            "vllm.parser.abstract_parser",
+        ),
         "frontend/http/streaming/stream_errors.py": (
             "vllm.entrypoints.anthropic.serving",
+            "vllm.entrypoints.openai.responses.context",
             "vllm.entrypoints.openai.responses.protocol",
             "vllm.entrypoints.openai.responses.serving",
             "vllm.entrypoints.serve.engine.protocol",
+            "vllm.parser.abstract_parser",
         ),
     },
     "tokenizing of long texts": {

@@ -260,8 +260,10 @@ class _Answers(ResponseHandler):
 
     def _has_too_much_framing(self) -> bool:
         # That of an interim answer, a chunk of its own, lacks some of the attributes.
-        none = self._payload is None or self._payload is aiohttp.EMPTY_PAYLOAD
-        body = 0 if none else self._payload.total_raw_bytes
+        payload = self._payload
+        body = 0
+        if payload is not None and payload is not aiohttp.EMPTY_PAYLOAD:
+            body = payload.total_raw_bytes
         return self._received > body + body // FRAMING + FREE_FRAMING
 
     def _refuse(self) -> None:

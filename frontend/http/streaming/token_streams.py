@@ -43,6 +43,7 @@ from vllm.parser.abstract_parser import DelegatingParser, Parser
 
 from common.errors import RequestRejectedError
 from frontend.asgi import as_vllm_error
+from frontend.http.streaming.parsing import ParsesAside, timed
 from frontend.http.streaming.whole_answers import (
     begin_whole_answer,
     columns,
@@ -128,7 +129,7 @@ class _Streaming:
         """
         made = cls.__new__(cls)
         parses = getattr(serving, "parser_cls", None)
-        own = {} if parses is None else {"parser_cls": skipping(parses)}
+        own = {} if parses is None else {"parser_cls": timed(skipping(parses))}
         vars(made).update(vars(serving), **own)
         made._passes_layers, made._comment_interval = passes_layers, comment_interval
         return made
@@ -175,7 +176,7 @@ class Batches(_Streaming, _Chats, OpenAIServingChatBatch):
         return await super().chat_completion_full_generator_batch(*args, **options)
 
 
-class Chats(_Streaming, _Chats):
+class Chats(_Streaming, _Chats, ParsesAside):
     """vLLM's chats. ``echo`` gives the last message as a string, as OpenAI's API has it: templates
     of some models get contents as lists of parts, and vLLM's streams would send such a list."""
 

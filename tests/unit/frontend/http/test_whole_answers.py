@@ -248,7 +248,8 @@ async def test_the_last_events_of_a_response_repeat_all_log_probabilities(
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        async for _ in responses.responses_stream_generator(SimpleNamespace(store=False)):
+        request = SimpleNamespace(store=False)
+        async for _ in responses.responses_stream_generator(request, None, None):
             assert text.logprobs is not None
             (stand_in,) = text.logprobs
             body = text.model_dump_json().encode() + b"\n"
