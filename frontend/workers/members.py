@@ -295,14 +295,9 @@ def _routable(card: WorkerCard) -> RoutableWorker:
         hash_algorithm=card.cache.hash_algorithm,
         none_hash=bytes.fromhex(card.cache.none_hash),
         event_sources=tuple(
-            EventSource(
-                source.rank,
-                source.endpoint,
-                source.replay_endpoint,
-                source.topic,
-                source.buffer_steps,
-            )
+            EventSource(source.rank, source.endpoint, source.replay_endpoint, source.topic)
             for source in card.kv_event_sources
+            if source.replay_endpoint is not None
         ),
         kv_tokens=card.capacity.num_blocks * card.cache.block_size,
         max_num_seqs=card.capacity.max_num_seqs,

@@ -231,7 +231,7 @@ class Simulation:
                     block_size=BLOCK_SIZE,
                     hash_algorithm=ALGORITHM,
                     none_hash=NONE_HASH,
-                    event_sources=(EventSource(0, "unused"),),
+                    event_sources=(EventSource(0, "unused", "unused"),),
                     kv_tokens=CACHE_BLOCKS * BLOCK_SIZE,
                     max_num_seqs=SLOTS,
                 )

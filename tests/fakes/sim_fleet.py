@@ -165,7 +165,7 @@ class SimFleet:
             await self.router.roster.add(
                 worker(
                     name,
-                    event_sources=(EventSource(0, "unused"),),
+                    event_sources=(EventSource(0, "unused", "unused"),),
                     max_num_seqs=engine.slots,
                     kv_tokens=10_000_000,
                     encoder_tokens=engine.encoder_tokens,

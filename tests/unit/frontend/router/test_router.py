@@ -459,7 +459,7 @@ async def test_closing_stops_everything(fleet: MakeRouter) -> None:
     source = EventSource(0, "tcp://127.0.0.1:9", "tcp://127.0.0.1:9")
     router = await fleet(worker("a", event_sources=(source,)))
     state = partial(router.roster.state, Target(WorkerId("a"), 0))
-    await until(lambda: "replay under way" in state().reason)
+    await until(lambda: "no connection" in state().reason)
     before = len(asyncio.all_tasks())
     await router.close()
     assert len(asyncio.all_tasks()) < before

@@ -45,7 +45,7 @@ class Fleet:
                 block_size=BLOCK,
                 hash_algorithm="sha256_cbor",
                 none_hash=bytes(32),
-                event_sources=(EventSource(0, "unused"),),
+                event_sources=(EventSource(0, "unused", "unused"),),
             )
         )
 
