@@ -36,10 +36,10 @@ from frontend.router.index.indexes import EXACT, BlockIndexes, IndexState, Targe
 from frontend.router.inputs import EventSource, MediaNeed, RoutableWorker, RoutingRequest
 from frontend.router.modes import RouterMode
 from frontend.router.router import Router
-from frontend.router.selection import Reported
 from frontend.router.settings import RouterSettings
 from tests.benchmarks.telling import telling
 from tests.fakes.none_hash import none_hash_for
+from tests.fakes.reports import rank_report
 
 MODES = (RouterMode.KV, RouterMode.ROUND_ROBIN)
 ALGORITHM = "sha256_cbor"
@@ -319,7 +319,7 @@ class Simulation:
 
     def _report(self, worker: Worker) -> None:
         # One frontend: nobody else has anything there.
-        self.router.load.reported(worker.name, {0: Reported(waiting=len(worker.queue))})
+        self.router.load.reported(worker.name, [rank_report(waiting=len(worker.queue))])
 
 
 def index_bytes(indexes: BlockIndexes) -> int:

@@ -11,7 +11,7 @@ from frontend.router.selection.costs import (
     cost_of_work,
     parts_of_cost,
 )
-from frontend.router.selection.load import BusyThresholds, LoadTracker, Reported, TargetLoad
+from frontend.router.selection.load import BusyThresholds, LoadTracker, TargetLoad
 from frontend.router.selection.media_placement import EncodedMedia, MediaPlacement
 from frontend.router.selection.step_times import StepTimes
 
@@ -24,7 +24,6 @@ __all__ = [
     "Estimator",
     "LoadTracker",
     "MediaPlacement",
-    "Reported",
     "StepTimes",
     "TargetLoad",
     "Work",

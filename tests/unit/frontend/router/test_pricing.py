@@ -8,7 +8,7 @@ import pytest
 from common.identity import WorkerId
 from common.request_plane.step_sums import StepSums
 from frontend.router import Router, RouterSettings
-from frontend.router.selection import Reported
+from tests.fakes.reports import rank_report
 from tests.fakes.routing import Clock, image, prompt, request, worker
 
 A, B = WorkerId("a"), WorkerId("b")
@@ -106,7 +106,7 @@ async def test_first_tokens_at_odd_times_do_no_harm(after_s: float) -> None:
 async def test_the_terms_of_a_cost() -> None:
     router = await router_of(Clock(), learned=False)
     router.load.reported(
-        A, {0: Reported(active=2, waiting=1, prefill_tokens=100, decode_tokens=80)}
+        A, [rank_report(active=2, waiting=1, prefill_tokens=100, decode_tokens=80)]
     )
     decision = router.route(request(prompt(1)))
     assert decision.worker_id == "b"
@@ -118,7 +118,9 @@ async def test_the_terms_of_a_cost() -> None:
 async def test_the_pace_multiplies_all_terms() -> None:
     router = await router_of(Clock())
     for worker_id in (A, B):
-        router.load.reported(worker_id, {0: Reported(2, 1, 100, 80)})
+        router.load.reported(
+            worker_id, [rank_report(active=2, waiting=1, prefill_tokens=100, decode_tokens=80)]
+        )
     a, b = router.route(request(prompt(1), media=[image("x")])).candidates
     assert (a.worker_id, b.worker_id) == (A, B)
     assert b.cost == pytest.approx(2 * a.cost, rel=0.12)

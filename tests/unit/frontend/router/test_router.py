@@ -26,8 +26,8 @@ from frontend.router.index.indexes import Knowledge
 from frontend.router.inputs import EventSource, RoutableWorker, RoutingRequest
 from frontend.router.modes import RouterMode
 from frontend.router.router import CANDIDATES, Router
-from frontend.router.selection import Reported
 from frontend.router.settings import RouterSettings
+from tests.fakes.reports import rank_report
 from tests.fakes.routing import BLOCK, Clock, image, numbers, prompt, request, worker
 from tests.waiting import until
 
@@ -353,8 +353,8 @@ async def test_without_known_slots_load_alone_spreads_a_hot_prefix(fleet: MakeRo
 
 async def test_load_of_other_frontends_counts(fleet: MakeRouter) -> None:
     router = await fleet("a", "b")
-    others = Reported(active=12, waiting=4, prefill_tokens=5000, kv_usage=0.5)
-    router.load.reported(WorkerId("a"), {0: others})
+    others = rank_report(active=12, waiting=4, prefill_tokens=5000, kv_usage=0.5)
+    router.load.reported(WorkerId("a"), [others])
     for seed in range(5):
         assert router.route(request(prompt(seed))).worker_id == "b"
 
