@@ -2,7 +2,6 @@
 
 from frontend.router.selection.costs import (
     Candidates,
-    Costs,
     Estimate,
     Estimator,
     Work,
@@ -18,7 +17,6 @@ from frontend.router.selection.step_times import StepTimes
 __all__ = [
     "BusyThresholds",
     "Candidates",
-    "Costs",
     "EncodedMedia",
     "Estimate",
     "Estimator",

@@ -277,9 +277,9 @@ async def test_a_worker_that_holds_the_picture_is_cheaper(fleet: MakeRouter) -> 
         one = request(prompt(seed), media=[image("x", offset=40)])
         decision = router.route(one)
         assert (decision.worker_id, decision.reason) == ("b", "media")
-        chosen = decision.candidates[0]
+        chosen = decision.considered[0].work
         assert (chosen.media_tokens, chosen.ship_bytes) == (0, 0)
-        assert decision.candidates[1].ship_bytes == 6 << 20
+        assert decision.considered[1].work.ship_bytes == 6 << 20
         router.in_flight.finished(one.request_id, 0)
     router.media.nacked(WorkerId("b"), [MmHash("x")])
     assert not router.media.holds(WorkerId("b"), MmHash("x"))
@@ -301,10 +301,10 @@ async def test_a_picture_inside_the_cached_prefix_is_not_encoded(fleet: MakeRout
     router.media.nacked(WorkerId("a"), [MmHash("x"), MmHash("y")])
     again = replace(one, request_id=RequestId("again"), token_ids=one.token_ids[: 4 * BLOCK + 1])
     again = replace(again, media=[image("x", length=2 * BLOCK), image("z", 4 * BLOCK, 1)])
-    candidate = router.route(again).candidates[0]
-    assert candidate.overlap_blocks == 4
-    assert candidate.media_tokens == 1
-    assert candidate.ship_bytes == 2 * (6 << 20)
+    work = router.route(again).considered[0].work
+    assert work.overlap_blocks == 4
+    assert work.media_tokens == 1
+    assert work.ship_bytes == 2 * (6 << 20)
 
 
 async def test_acks_of_unknown_workers_are_not_kept(fleet: MakeRouter) -> None:
@@ -378,11 +378,11 @@ async def test_a_decision_shows_its_candidates_cheapest_first(fleet: MakeRouter)
     router = await fleet(*names)
     decision = router.route(request(prompt(1)))
     assert decision.candidates_total == 30
-    assert len(decision.candidates) == CANDIDATES
-    costs = [one.cost for one in decision.candidates]
+    assert len(decision.considered) == CANDIDATES
+    costs = [one.cost for one in decision.considered]
     assert costs == sorted(costs)
-    assert decision.candidates[0].cost == 8 * BLOCK
-    assert decision.worker_id in {one.worker_id for one in decision.candidates}
+    assert decision.considered[0].cost == 8 * BLOCK
+    assert decision.worker_id in {one.target.worker_id for one in decision.considered}
     assert decision.index == Knowledge.APPROXIMATE
     assert decision.micros > 0
 
