@@ -367,8 +367,7 @@ def event_rate(batches: int) -> tuple[float, float]:
     target = Target(WorkerId("w"), 0)
     indexes.slots.open(target)
     stream = EventStream(TargetBlocks(target, BLOCK_SIZE, 0, indexes), "w")
-    stream.on_connected(0.0)
-    question = stream.tick(1.0)
+    question = stream.on_connected(0.0)
     assert question is not None
     stream.on_replayed(question.attempt, END_OF_REPLAY, b"", 1.0)
     block_events = batches * 128 + (batches - 20) * 128

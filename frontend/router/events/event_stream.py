@@ -4,8 +4,8 @@ Messages and answers go in, :class:`Replay` questions come out, and :attr:`Event
 at any time how far the index can be trusted. The rules:
 
 * A connection leads to one run of a worker's publisher, whose numbers rise by one. When it is made,
-  forget everything, wait until the publisher surely knows the subscription, and ask for a replay
-  from the very first event.
+  ask for a replay from the very first event, and once more when the publisher surely knows the
+  subscription; when it breaks, forget everything.
 * Events are applied once each and in order. The next number is applied, a lower one is a duplicate,
   a higher one means loss: the blocks are *suspended*, and the worker is asked to replay.
 * A replay is whole up to the moment of the question: what came before that need not be kept, and
@@ -146,17 +146,22 @@ class EventStream:
 
     # The connection
 
-    def on_connected(self, now: float) -> None:
+    def on_connected(self, now: float) -> Replay | None:
         self._connected = True
         self._said = False
-        self._ask_at = now + SETTLE_S
+        if self._ignores():
+            return None
+        # What is sent before the publisher knows of us is missing. Unless a live event shows that,
+        # it is looked for as after a silence.
+        self._silent_since = now + SETTLE_S - self._silence_s
+        return self._ask()
 
     def on_disconnected(self) -> None:
         """Forget everything: the next connection may lead to another run."""
         self._connected = False
         if not self._ignores():
             self._attempt += 1  # the answer to an earlier question is of no use
-            self._ask_at = math.inf
+            self._ask_at = self._silent_since = math.inf
             self._failure = ""
             self._enter(Phase.REPAIRING, "the connection broke")
             self._progress.start_over()
@@ -227,7 +232,8 @@ class EventStream:
             return self._repair("more events came than could wait")
         self._backoff.reset()
         self._failure = ""
-        self._silent_since = math.inf
+        if self.phase is Phase.CHECKING:
+            self._silent_since = math.inf
         self._forget_emptied()  # what was replayed is older
         self._enter(Phase.FOLLOWING)
         for sequence, payload in self._waiting.empty():

@@ -250,7 +250,7 @@ class _Line:
         while True:
             event = await recv_monitor_message(monitor)
             if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.stream.on_connected(self._clock())
+                self.ask(self.stream.on_connected(self._clock()))
             elif event["event"] == zmq.EVENT_DISCONNECTED:
                 self.stream.on_disconnected()
 

@@ -61,12 +61,7 @@ class Follower:
         self.question = question or self.question
 
     def connect(self) -> None:
-        self.stream.on_connected(self.now)
-
-    def settle(self) -> None:
-        """Connect, and let the publisher know the subscription."""
-        self.connect()
-        self.wait(SETTLE_S)
+        self.ask(self.stream.on_connected(self.now))
 
     def receive(self, *messages: tuple[bytes, bytes]) -> None:
         for message in messages:
@@ -110,7 +105,9 @@ def following(*events_before: int, buffer_steps: int = 100) -> Follower:
     for number in events_before:
         publisher.publish(stored(number))
     follower = Follower(publisher)
-    follower.settle()
+    follower.connect()
+    follower.answer()
+    follower.wait(SETTLE_S)
     follower.answer()
     assert follower.stream.state == EXACT
     return follower
@@ -152,7 +149,7 @@ def test_a_newcomer_does_not_believe_what_is_replayed_from_before() -> None:
     publisher.publish(stored(1))
     follower = Follower(publisher)
     follower.emptied(1000.5)
-    follower.settle()
+    follower.connect()
     follower.answer()
     assert follower.lacks(1)
     follower.receive(publisher.publish(cleared(), stored(2)))
@@ -168,7 +165,7 @@ def test_what_was_stored_before_is_replayed_and_live_events_follow_without_a_sea
     publisher.publish(stored(2))
     follower = Follower(publisher)
     assert follower.is_(Knowledge.DEGRADED, "no connection")
-    follower.settle()
+    follower.connect()
     assert follower.is_(Knowledge.DEGRADED, "replay under way")
     follower.receive(publisher.publish(stored(3)))
     assert follower.lacks(1, 2, 3)
@@ -185,13 +182,16 @@ def test_an_event_lost_while_the_subscription_settles_is_found() -> None:
     publisher = Publisher()
     follower = Follower(publisher)
     follower.connect()
-    follower.wait(SETTLE_S / 2)
-    assert follower.question is None
-    publisher.publish(stored(1))
-    follower.wait(SETTLE_S)
     follower.answer()
+    publisher.publish(stored(1))
+    follower.wait(SETTLE_S / 2)
+    assert follower.question is None and follower.lacks(1)
+    follower.wait(SETTLE_S)
     assert follower.stream.state == EXACT
+    follower.answer()
     assert follower.holds(1)
+    follower.wait(60.0)
+    assert follower.question is None
 
 
 def test_what_the_worker_no_longer_has_leaves_the_state_degraded() -> None:
@@ -199,7 +199,7 @@ def test_what_the_worker_no_longer_has_leaves_the_state_degraded() -> None:
     for number in range(5):
         publisher.publish(stored(number))
     follower = Follower(publisher)
-    follower.settle()
+    follower.connect()
     follower.answer()
     assert follower.is_(Knowledge.DEGRADED, "before 3 are no longer replayed")
     assert follower.holds(3, 4)
@@ -217,7 +217,7 @@ def test_a_snapshot_brings_what_is_held_in_place_of_what_was_missed() -> None:
         publisher.publish(stored(number))
     publisher.publish(removed(2))
     follower = Follower(publisher)
-    follower.settle()
+    follower.connect()
     follower.answer()
     assert follower.stream.state == EXACT
     assert follower.holds(0, 1, 3, 4) and follower.lacks(2)
@@ -267,7 +267,7 @@ def test_an_answer_that_stops_coming_is_asked_for_again_where_it_stopped() -> No
     for number in range(4):
         publisher.publish(stored(number))
     follower = Follower(publisher)
-    follower.settle()
+    follower.connect()
     assert follower.question is not None
     for message in publisher.replay(0)[:2]:
         follower.stream.on_replayed(follower.question.attempt, *message, 0.0)
@@ -296,7 +296,7 @@ def test_answers_to_an_earlier_question_are_ignored() -> None:
 def test_so_many_live_events_during_a_replay_that_they_are_replayed_instead() -> None:
     publisher = Publisher()
     follower = Follower(publisher, waiting_bytes=500)
-    follower.settle()
+    follower.connect()
     assert follower.question is not None
     end = publisher.replay(0)[-1]
     follower.receive(*(publisher.publish(stored(number)) for number in range(20)))
@@ -310,7 +310,7 @@ def test_so_many_live_events_during_a_replay_that_they_are_replayed_instead() ->
 def test_a_gap_among_those_that_waited_is_replayed_too() -> None:
     publisher = Publisher()
     follower = Follower(publisher)
-    follower.settle()
+    follower.connect()
     assert follower.question is not None
     end = publisher.replay(0)[-1]
     messages = [publisher.publish(stored(number)) for number in range(4)]
@@ -328,7 +328,7 @@ def test_a_gap_among_those_that_waited_is_replayed_too() -> None:
 def reconnect(follower: Follower) -> None:
     follower.stream.on_disconnected()
     assert follower.is_(Knowledge.DEGRADED, "no connection")
-    follower.settle()
+    follower.connect()
 
 
 @pytest.mark.parametrize("numbers", [(), (7,), (7, 8), (7, 8, 9)])
@@ -460,7 +460,7 @@ def test_a_replay_endpoint_that_does_not_answer_is_asked_again_and_again() -> No
     publisher = Publisher()
     publisher.publish(stored(1))
     follower = Follower(publisher)
-    follower.settle()
+    follower.connect()
     for _ in range(3):
         follower.fail()
         assert follower.is_(Knowledge.APPROXIMATE, "no answer")
@@ -553,7 +553,7 @@ def test_hashes_cut_to_integers_make_the_worker_approximate() -> None:
 
 def test_more_blocks_than_the_cache_has_make_the_worker_approximate() -> None:
     follower = Follower(Publisher(), capacity_blocks=10)
-    follower.settle()
+    follower.connect()
     follower.answer()
     follower.receive(follower.publisher.publish(stored(*range(10))))
     assert follower.stream.state == EXACT
