@@ -85,7 +85,6 @@ THROUGH: Final[Mapping[str, str]] = {
     "frontend/workers/members.py": "frontend/workers/test_fleet.py",
     "frontend/router/events/progress.py": "frontend/router/test_event_stream.py",
     "frontend/router/events/event_stream.py": "frontend/router/test_event_stream.py",
-    "frontend/router/events/replays.py": "frontend/router/test_event_stream.py",
     "frontend/router/index/chunks.py": "frontend/router/test_kv_index.py",
     "frontend/router/in_flight.py": "frontend/router/test_router.py",
     "frontend/router/roster.py": "frontend/router/test_router.py",

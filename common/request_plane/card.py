@@ -287,14 +287,10 @@ _this_version: Final = TypeAdapter(WorkerCard)
 
 
 def check_compatible(ours: WorkerCard, theirs: WorkerCard) -> None:
-    """Refuse a card under which tokens or hashes would differ from ours.
+    """Refuse a card of our vLLM version under which tokens or hashes would differ from ours.
 
     Raises CardIncompatibleError: names the first differing field and both values.
     """
-    if theirs.vllm_version != ours.vllm_version:
-        raise CardIncompatibleError(
-            theirs.worker_id, "vllm_version", ours.vllm_version, theirs.vllm_version
-        )
     if theirs.served_model_names != ours.served_model_names:
         raise CardIncompatibleError(
             theirs.worker_id,

@@ -81,7 +81,7 @@ async def test_it_needs_nothing_from_elsewhere_and_works_behind_a_prefix() -> No
 async def test_every_part_of_a_cost_has_a_color_and_a_word() -> None:
     async with client() as http:
         html, css, _ = [(await http.get(path)).text for path in sorted(PAGE)]
-    for part in Costs.__struct_fields__:
+    for part in Costs._fields:
         assert css.count(f"--{part}: ") == 2, "light and dark"
         assert f"i.{part} " in css and f'<span class="{part}">' in html
 
