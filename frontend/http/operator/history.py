@@ -84,9 +84,10 @@ class Totals(msgspec.Struct, frozen=True):
     first_token_within: tuple[float, ...] = (0.0,) * (len(FIRST_TOKEN_S) + 1)
 
     def combined(self, other: "Totals", combine: Callable[[float, float], float]) -> "Totals":
-        *counts, within = msgspec.structs.astuple(self)
-        *others, more = msgspec.structs.astuple(other)
-        return Totals(*map(combine, counts, others), tuple(map(combine, within, more)))
+        mine, others = msgspec.structs.asdict(self), msgspec.structs.asdict(other)
+        within = map(combine, mine.pop("first_token_within"), others.pop("first_token_within"))
+        counts = {name: combine(count, others[name]) for name, count in mine.items()}
+        return Totals(**counts, first_token_within=tuple(within))
 
 
 class Step(NamedTuple):

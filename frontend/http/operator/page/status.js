@@ -6,7 +6,7 @@ const STEP_S = 10;
 const STEPS = 90;
 const MINUTE = 6; // steps
 const SHOWN = 30;
-const EVENTS = 6; // before more are asked for
+const FIRST = { events: 6, decisions: 10 }; // before more are asked for
 const CANDIDATES = 4;
 const HOLD_MS = 10000;
 const LOST_S = 900; // for how long a worker that is gone is shown
@@ -17,6 +17,7 @@ let key = sessionStorage.getItem("mmrouter-admin-key") || "";
 let timer = 0;
 let ahead = 0; // seconds that the server's clock is ahead of the browser's
 const open = new Set(); // rows that show more
+const drawnFrom = new WeakMap(); // of each row
 
 function make(name, text = "", className = "") {
   const element = document.createElement(name);
@@ -28,13 +29,13 @@ function make(name, text = "", className = "") {
 const number = (value) => (value === null ? "–" : value.toLocaleString("en"));
 const rounded = (value) => number(Math.round(value));
 const percent = (value) => `${Math.round(100 * value)} %`;
-const few = (value) => (value >= 100 ? rounded(value) : value.toFixed(1));
+const few = (value) => (value >= 100 ? rounded(value) : String(Number(value.toFixed(1))));
 const plural = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 const bytes = (value) =>
   value < 1e6 ? `${(value / 1e3).toFixed(1)} kB`
   : value < 1e9 ? `${(value / 1e6).toFixed(1)} MB` : `${(value / 1e9).toFixed(2)} GB`;
 const seconds = (value) =>
-  value === null ? "–" : value < 10 ? `${Math.round(1000 * value)} ms` : `${value.toFixed(1)} s`;
+  value === null ? "–" : value < 1 ? `${Math.round(1000 * value)} ms` : `${Number(value.toFixed(1))} s`;
 const clock = (at) => new Date(at * 1000).toLocaleTimeString();
 const now = () => Date.now() / 1000 + ahead;
 
@@ -101,10 +102,10 @@ function fill(table, rows) {
   rows.forEach(({ key: name, state, draw }, place) => {
     const signature = JSON.stringify(state);
     let line = known.get(name);
-    if (line?.dataset.signature !== signature) {
+    if (!line || drawnFrom.get(line) !== signature) {
       line = draw();
       line.dataset.key = name;
-      line.dataset.signature = signature;
+      drawnFrom.set(line, signature);
     }
     if (body.children[place] !== line) body.insertBefore(line, body.children[place] || null);
   });
@@ -123,11 +124,23 @@ function button(text, label, act, focus = label) {
   return made;
 }
 
+// The newest of a list, or all, with the button for that.
+function some(name, items) {
+  const all = open.has(name);
+  const more = find(`more-${name}`);
+  more.hidden = items.length <= FIRST[name];
+  more.textContent = `Show ${all ? "fewer" : "more"} ${name}`;
+  more.setAttribute("aria-expanded", all);
+  return items.slice(0, all ? SHOWN : FIRST[name]);
+}
+
+function turn(name) {
+  if (!open.delete(name)) open.add(name);
+  draw();
+}
+
 function toggle(name, what) {
-  const made = button(open.has(name) ? "less" : "more", `More of ${what}`, () => {
-    if (!open.delete(name)) open.add(name);
-    draw();
-  });
+  const made = button(open.has(name) ? "less" : "more", `More of ${what}`, () => turn(name));
   made.setAttribute("aria-expanded", open.has(name));
   return made;
 }
@@ -247,7 +260,8 @@ function drawWorkers({ workers, refused, lost }) {
     .map((worker) => ({ worker, rank: WORST[health(worker).kind] }))
     .sort((one, other) => one.rank - other.rank ||
       one.worker.worker_id.localeCompare(other.worker.worker_id, "en", { numeric: true }));
-  fill(table, [
+  const none = { key: "none", state: 0, draw: () => row(table, ["None yet.", ...Array(8).fill("")]) };
+  fill(table, others.length + sorted.length === 0 ? [none] : [
     ...others.map(([id, told], place) => ({
       key: `other ${place} ${id}`,
       state: told.textContent,
@@ -286,8 +300,8 @@ function verdict({ summary, workers, refused, lost, history }) {
   const names = named.slice(0, 3).join("; ") + (named.length > 3 ? `; and ${named.length - 3} more` : "");
   const taking = told.length - away.length;
   if (!taking) {
-    bad.push("no worker takes requests" +
-      (named.length ? ` (${names})` : refused.length ? "" : ", none has registered"));
+    bad.push(named.length ? `no worker takes requests (${names})`
+      : `no worker ${refused.length ? "takes requests" : "has registered"}: clients get 503`);
   } else {
     for (const model of summary.models) {
       if (!told.some(({ worker, well }) => well.takes && worker.model === model)) {
@@ -314,10 +328,11 @@ function verdict({ summary, workers, refused, lost, history }) {
   if (problems.length) {
     return { kind: bad.length ? "bad" : "warn", text: `${bad.length ? "Not well" : "Attention"}: ${problems.join(". ")}.` };
   }
+  const blamed = minute.status_4xx ? `, ${number(minute.status_4xx)} were refused for what they ask` : "";
   return {
     kind: "good",
     text: `Well: ${told.length === 1 ? "the worker takes" : `all ${told.length} workers take`} requests; ` +
-      (all ? `none of ${plural(all, "request")} failed in the last minute.` : "none came in the last minute."),
+      (all ? `none of ${plural(all, "request")} failed in the last minute${blamed}.` : "none came in the last minute."),
   };
 }
 
@@ -481,8 +496,7 @@ const EVENT_KINDS = {
 
 function drawEvents(events) {
   const table = find("events");
-  const all = open.has("events");
-  fill(table, events.slice(0, all ? SHOWN : EVENTS).map((one, place) => ({
+  fill(table, some("events", events).map((one, place) => ({
     key: `${place}`,
     state: [one, Math.floor((now() - one.at) / 10)],
     draw: () => row(table, [
@@ -491,10 +505,7 @@ function drawEvents(events) {
       one.reason + (one.processes[0] === undefined ? "" : ` (process ${one.processes.join(", ")})`),
     ]),
   })));
-  if (!events.length) fill(table, [{ key: "none", state: 0, draw: () => row(table, ["", "", "", "No events yet."]) }]);
-  find("more-events").hidden = events.length <= EVENTS;
-  find("more-events").textContent = all ? "Show fewer events" : "Show earlier events";
-  find("more-events").setAttribute("aria-expanded", all);
+  if (!events.length) fill(table, [{ key: "none", state: 0, draw: () => row(table, ["None yet.", "", "", ""]) }]);
 }
 
 // Decisions.
@@ -578,10 +589,9 @@ function decisionMore(table, decision) {
 
 function drawDecisions(decisions) {
   const table = find("decisions");
-  const rows = decisions.flatMap((one) => {
+  const rows = some("decisions", decisions).flatMap((one) => {
     const name = `decision ${one.time} ${one.request_id} ${one.process}`;
-    const cached = one.realised_cached_tokens === null ? "" : number(one.realised_cached_tokens);
-    const expected = one.predicted_first_token_s;
+    const { realised_cached_tokens: cached, predicted_first_token_s: expected } = one;
     return [{
       key: name,
       state: [one, open.has(name)],
@@ -589,10 +599,10 @@ function drawDecisions(decisions) {
         const why = make("span", one.reason);
         if (WHY[one.reason]) why.append(make("span", `: ${WHY[one.reason]}`, "quiet"));
         const line = row(table, [
-          clock(one.time), target(one), why, plural(one.prompt_tokens, "token") + (one.media.length ? `, ${one.media.length} media` : ""),
-          `${number(one.predicted_cached_tokens)} predicted${cached && `, ${cached} realised`}`,
-          (one.first_token_s === null ? "none yet" : seconds(one.first_token_s)) +
-            (expected === null ? "" : ` (${seconds(expected)} expected)`),
+          clock(one.time), target(one), why,
+          number(one.prompt_tokens) + (one.media.length ? ` + ${one.media.length} media` : ""),
+          `${number(cached)} (${number(one.predicted_cached_tokens)})`,
+          seconds(one.first_token_s) + (expected === null ? "" : ` (${seconds(expected)})`),
           costs(one), toggle(name, `decision at ${clock(one.time)} for ${one.request_id}`),
         ]);
         line.dataset.request = one.request_id;
@@ -601,7 +611,7 @@ function drawDecisions(decisions) {
     }, ...(open.has(name) ? [{ key: `${name} more`, state: one, draw: () => decisionMore(table, one) }] : [])];
   });
   fill(table, rows.length ? rows : [
-    { key: "none", state: 0, draw: () => row(table, ["", "", "No request has been routed yet.", "", "", "", "", ""]) },
+    { key: "none", state: 0, draw: () => row(table, ["None yet.", "", "", "", "", "", "", ""]) },
   ]);
 }
 
@@ -828,10 +838,7 @@ find("key-form").addEventListener("submit", (event) => {
 });
 find("forget-key").addEventListener("click", () => useKey(""));
 find("dialog-cancel").addEventListener("click", () => find("dialog").close());
-find("more-events").addEventListener("click", () => {
-  if (!open.delete("events")) open.add("events");
-  draw();
-});
+for (const name of Object.keys(FIRST)) find(`more-${name}`).addEventListener("click", () => turn(name));
 find("media").addEventListener("toggle", () => {
   nextSlow = 0;
   update();
