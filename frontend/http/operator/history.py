@@ -106,12 +106,7 @@ class History:
         clock: Callable[[], float] = time.time,
         queues: Callable[[], Mapping[str, Queue]] = dict,
     ) -> None:
-        """
-        Args:
-            read: what was counted since start; the metrics unless given.
-            clock: seconds since the epoch.
-            queues: by worker, for the log.
-        """
+        """Begin with what was counted until now; the log has the ``queues`` by worker."""
         self._queues = queues
         self._answers: Counter[str] = Counter()
         self._read = read or (lambda: read_totals(self._answers))
@@ -208,7 +203,6 @@ def summary(totals: Totals, queues: Mapping[str, Queue]) -> str:
 
 
 def history_routes(history: History) -> APIRouter:
-    """The route."""
     api = APIRouter(prefix="/mmrouter", tags=["mmrouter"])
 
     @api.get("/history")

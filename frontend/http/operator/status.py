@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from socket import gethostname
 from typing import Any
 
@@ -198,47 +199,35 @@ def _rank_view(router: Router, member: Member, rank: int) -> RankView:
     )
 
 
+@dataclass
 class Status:
-    """What this process knows."""
+    """What this process knows: of the fleets of all models, of the workers that no fleet looks at,
+    and of how workers are chosen.
+    """
 
-    def __init__(
-        self,
-        fleets: Iterable[Fleet],
-        media_sender: MediaSender,
-        refusals: Iterable[Refusals] = (),
-        mode: str = "",
-    ) -> None:
-        """
-        Args:
-            fleets: of all models, asked each time.
-            refusals: of workers that no fleet looks at.
-            mode: how the fleets' routers choose.
-        """
-        self._mode = mode
-        self._started = time.time()
-        self._fleets = fleets
-        self._media_sender = media_sender
-        self._refusals = refusals
+    fleets: Iterable[Fleet]
+    media_sender: MediaSender
+    refusals: Iterable[Refusals] = ()
+    mode: str = ""
+    started: float = field(default_factory=time.time)
 
     def workers(self) -> list[WorkerView]:
-        """Workers whose cards fit."""
         return [
             self._view(fleet.router, member)
-            for fleet in self._fleets
+            for fleet in self.fleets
             for member in fleet.members.shown()
         ]
 
     def refused(self) -> list[RefusedView]:
-        """Workers whose cards don't fit."""
         return [
             RefusedView(worker_id=worker_id, reason=reason)
-            for refusals in (*(fleet.refusals for fleet in self._fleets), *self._refusals)
+            for refusals in (*(fleet.refusals for fleet in self.fleets), *self.refusals)
             for worker_id, reason in refusals.by_worker().items()
         ]
 
     def decisions(self, wanted: "Wanted") -> list[dict[str, Any]]:
         """Routing decisions: those of one response, or the last ones, newest first."""
-        logs = [fleet.router.decisions for fleet in self._fleets]
+        logs = [fleet.router.decisions for fleet in self.fleets]
         if wanted.request_id is not None:
             found = [each for log in logs for each in log.find(wanted.request_id)]
             return [each.as_json(wanted.candidates) for each in found]
@@ -248,14 +237,13 @@ class Status:
         return [decision.as_json(wanted.candidates) for decision in found[: wanted.last]]
 
     def summary(self, processes: int) -> SummaryView:
-        """Return what this frontend is."""
         return SummaryView(
             host=gethostname(),
             version=version_line(),
-            mode=self._mode,
-            models=[fleet.names[0] for fleet in self._fleets if fleet.names],
+            mode=self.mode,
+            models=[fleet.names[0] for fleet in self.fleets if fleet.names],
             processes=processes,
-            started=self._started,
+            started=self.started,
             now=time.time(),
         )
 
@@ -269,7 +257,7 @@ class Status:
             state=card.state,
             connected=link is not None,
             request_endpoint=card.request_endpoint,
-            transport=self._media_sender.transport(card.worker_id),
+            transport=self.media_sender.transport(card.worker_id),
             circuit=circuit,
             circuit_reason=circuit_reason,
             ejected_for_s=router.ejection.remaining_s(card.worker_id),
@@ -309,14 +297,9 @@ _refused = TypeAdapter(list[RefusedView])
 
 
 class FleetStatus:
-    """What all processes of this frontend know."""
+    """What all processes of this frontend know: this one, and its siblings if it has any."""
 
     def __init__(self, own: Status, siblings: Siblings | None) -> None:
-        """
-        Args:
-            own: what this one knows; it is told to the others too.
-            siblings: the others, if there are any.
-        """
         self._own = own
         self._siblings = siblings
         if siblings is not None:
@@ -329,7 +312,6 @@ class FleetStatus:
             )
 
     async def workers(self) -> list[WorkerView]:
-        """Workers whose cards fit."""
         if self._siblings is None:
             return self._own.workers()
         told = {self._siblings.name: self._own.workers()}
@@ -338,7 +320,6 @@ class FleetStatus:
         return merged_workers(told)
 
     async def refused(self) -> list[RefusedView]:
-        """Workers whose cards don't fit."""
         found = self._own.refused()
         if self._siblings is not None:
             for _, body in await self._siblings.ask("refused"):
@@ -346,7 +327,6 @@ class FleetStatus:
         return found
 
     def summary(self) -> SummaryView:
-        """Return what this frontend is, as this process knows it."""
         return self._own.summary(1 if self._siblings is None else self._siblings.count)
 
     async def events(self) -> list[dict[str, Any]]:

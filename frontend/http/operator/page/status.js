@@ -36,7 +36,7 @@ const bytes = (value) =>
   : value < 1e9 ? `${(value / 1e6).toFixed(1)} MB` : `${(value / 1e9).toFixed(2)} GB`;
 const seconds = (value) =>
   value === null ? "–" : value < 1 ? `${Math.round(1000 * value)} ms` : `${Number(value.toFixed(1))} s`;
-const clock = (at) => new Date(at * 1000).toLocaleTimeString();
+const clock = (at) => new Date(at * 1000).toLocaleTimeString([], { hourCycle: "h23" });
 const now = () => Date.now() / 1000 + ahead;
 
 function duration(passed) {
@@ -244,15 +244,18 @@ function workerRows(table, worker) {
   return rows;
 }
 
+// A reason where the worker's name and what became of it stand already.
+const short = (one) => one.reason.replace(/^worker .*? (?:refused|was lost): /, "");
+
 const WORST = { bad: 0, warn: 1, good: 2 };
 
 function drawWorkers({ workers, refused, lost }) {
   const table = find("workers");
   const others = [
-    ...refused.map((one) => [one.worker_id, make("span", `refused: ${one.reason}`, "bad")]),
+    ...refused.map((one) => [one.worker_id, make("span", `refused: ${short(one)}`, "bad")]),
     ...lost.map((one) => [
       one.worker_id,
-      make("span", `${one.what === "lost" ? "lost" : "left"} ${duration(now() - one.at)} ago: ${one.reason}`,
+      make("span", `${one.what === "lost" ? "lost" : "left"} ${duration(now() - one.at)} ago: ${short(one)}`,
         one.what === "lost" ? "bad" : "quiet"),
     ]),
   ];
@@ -300,7 +303,10 @@ function verdict({ summary, workers, refused, lost, history }) {
   const names = named.slice(0, 3).join("; ") + (named.length > 3 ? `; and ${named.length - 3} more` : "");
   const taking = told.length - away.length;
   if (!taking) {
-    bad.push(named.length ? `no worker takes requests (${names})`
+    // Where all others are out, those that are ejected get requests all the same.
+    const ejected = told.some(({ worker, well }) => well.kind === "bad" && worker.connected);
+    bad.push(ejected ? `no worker is healthy, those that are ejected get all requests (${names})`
+      : named.length ? `no worker takes requests: clients get 503 (${names})`
       : `no worker ${refused.length ? "takes requests" : "has registered"}: clients get 503`);
   } else {
     for (const model of summary.models) {
@@ -424,7 +430,7 @@ function drawPlots(history, edges) {
   const minute = (read) => history.slice(-MINUTE).reduce((sum, step) => sum + read(step), 0);
   const passed = Math.max(1, Math.min(MINUTE, history.length)) * STEP_S;
   const perSecond = (name) => few(minute((step) => step[name]) / passed);
-  const ratio = (name) => (step) => (step.prompt_tokens ? step[name] / step.prompt_tokens : null);
+  const ratio = (name) => (step) => (step.prompt_tokens ? Math.min(1, step[name] / step.prompt_tokens) : null);
   const prompts = minute((step) => step.prompt_tokens);
   const share = (name) => (prompts ? percent(minute((step) => step[name]) / prompts) : "–");
   // Each over the minute that ends there: ten seconds have few requests.
