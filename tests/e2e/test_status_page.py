@@ -203,7 +203,7 @@ def test_it_follows_what_happens(watched: Watched, open_page: Open) -> None:
         "parts => parts.map(part => part.className)"
     )  # fmt: skip
     assert costs == ["prefill", "encode", "ship", "load", "decode", "queue", "step"]
-    page.wait_for_selector(f"{row} td[data-label^='First token']:text('ms')")
+    page.wait_for_selector(f"{row} td[data-label^='First token'] :text('ms')")
     page.click("#media summary")
     page.wait_for_selector("#media-facts dd:text('lease')")
     # What was before a page is opened is on it.

@@ -118,7 +118,7 @@ class Frontend:
         fleets = self.models.fleets
         history, management = History(), Management(lambda: (), None)
         routers = operator_routers(
-            fleets, self.media_sender, None, history, self.models.forget_media, management
+            fleets, self.media_sender, None, history, self.models.forget_media, management, "kv"
         )
         self.gate = ReadinessGate(fleets.check_available, operator_app(routers, ""))
         server: Any = SimpleNamespace(accept=lambda: None)
@@ -248,6 +248,18 @@ async def test_operators_are_answered_while_nobody_is_there(frontend: Frontend) 
         assert "there is no worker 'w0'" in unknown.json()["error"]["message"]
 
 
+async def test_the_frontend_says_what_it_is(loads: Loads, frontend: Frontend) -> None:
+    async with frontend.http() as http:
+        before = (await http.get("/mmrouter/summary")).json()
+        frontend.come("alpha")
+        await until(lambda: frontend.serving() == ["alpha"])
+        after = (await http.get("/mmrouter/summary")).json()
+    assert (before["models"], after["models"]) == ([], ["alpha"])
+    assert (after["mode"], after["processes"]) == ("kv", 1)
+    assert "vLLM" in after["version"] and after["host"]
+    assert before["started"] == after["started"] <= before["now"] <= after["now"]
+
+
 async def test_a_worker_that_has_left_stays_among_the_events(
     loads: Loads, frontend: Frontend
 ) -> None:
@@ -258,6 +270,7 @@ async def test_a_worker_that_has_left_stays_among_the_events(
     async with frontend.http() as http:
         assert (await http.get("/mmrouter/workers")).json() == []
         events = (await http.get("/mmrouter/events")).json()
+        assert (await http.get("/mmrouter/events?last=1")).json() == events[:1]
     mine = [each for each in events if each["worker_id"] == card.worker_id]
     assert {"joined", "removed"} <= {each["what"] for each in mine}
     assert [each["at"] for each in events] == sorted((each["at"] for each in events), reverse=True)
