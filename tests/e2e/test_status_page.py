@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: insta
 SCREENSHOT = Path(__file__).parents[2] / "setup" / "screenshot.py"
 ADMIN = "an admin's key"
 USER = "a user's key"
-WAIT_MS = 240_000
+WAIT_MS = 60_000
 PHONE = ViewportSize(width=390, height=844)
 STEADY, DOOMED = "tr[data-worker=steady]", "tr[data-worker=doomed]"
 

@@ -697,7 +697,9 @@ function showOperations(worker) {
 }
 
 function confirmOperation(worker, name) {
-  const only = shown.workers.filter((one) => one !== worker && health(one).takes).length === 0;
+  const only = !shown.workers.some(
+    (one) => one.worker_id !== worker.worker_id && health(one).takes,
+  );
   const stops = ["drain", "eject", "pause", "sleep"].includes(name);
   showDialog(
     `${name} ${worker.worker_id}?`, make("p", OPERATIONS[name][1](worker)),
