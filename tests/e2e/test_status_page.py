@@ -37,7 +37,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: insta
 SCREENSHOT = Path(__file__).parents[2] / "setup" / "screenshot.py"
 ADMIN = "an admin's key"
 USER = "a user's key"
-WAIT_MS = 60_000
+WAIT_MS = 240_000
 PHONE = ViewportSize(width=390, height=844)
 STEADY, DOOMED = "tr[data-worker=steady]", "tr[data-worker=doomed]"
 
@@ -122,7 +122,7 @@ def open_page(watched: Watched, browser: Browser) -> Iterator[Open]:
             page.on("pageerror", lambda error: problems.append(str(error)))
             page.set_default_timeout(WAIT_MS)
             page.goto(f"{url}/status")
-            page.wait_for_function("document.getElementById('state').className")
+            page.wait_for_selector("#state:is(.good, .warn, .bad)")
             if key:
                 show_key(page, key)
                 page.wait_for_selector("#content:not([hidden])")
@@ -291,6 +291,7 @@ def test_workers_are_managed_with_a_confirmation(watched: Watched, open_page: Op
     page.wait_for_selector(f"{DOOMED} .good:text('healthy')")
     operate(page, "sleep", "doomed")
     page.wait_for_selector("#done.bad:text('--enable-sleep-mode')")
+    page.click("#more-events")
     for what in ("drained", "ejected", "reinstated", "joined"):
         page.wait_for_selector(f"#events :text('{what}')")
 
