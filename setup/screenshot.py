@@ -56,7 +56,7 @@ def main() -> None:
     with sync_playwright() as running:
         browser = running.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(
-            viewport={"width": 1180, "height": 900},
+            viewport={"width": 1180, "height": 1150},
             color_scheme="dark" if args.dark else "light",
         )
         take(page, args.url.rstrip("/"), key, args.png)

@@ -352,7 +352,7 @@ def test_its_picture_for_the_docs_is_made_by_a_script(watched: Watched, tmp_path
     done = screenshot(watched, png, f"--admin-key-file={watched.admins}", "--dark")
     assert done.returncode == 0, done.stderr
     with Image.open(png) as taken:
-        assert (taken.format, taken.size) == ("PNG", (1180, 900))
+        assert (taken.format, taken.size) == ("PNG", (1180, 1150))
         drawn = taken.convert("RGB").getcolors(maxcolors=1 << 20)
     assert drawn is not None and len(drawn) > 20, "there is something on it"
 
