@@ -147,13 +147,19 @@ async def open_frontend(
         history = History(queues=partial(queues, fleets))
         management = Management(lambda: (fleet.router for fleet in fleets), siblings)
         routers = operator_routers(
-            fleets, media_sender, siblings, history, models.forget_media, management
+            fleets,
+            media_sender,
+            siblings,
+            history,
+            models.forget_media,
+            management,
+            args.router.mode.value,
         )
         gate = ReadinessGate(
             fleets.check_available, operator_app(routers, args.serve.root_path or "")
         )
         server = Server(
-            uvicorn_config(make_door(args, gate, siblings), args.serve, args.http),
+            uvicorn_config(make_door(args, gate, siblings, history), args.serve, args.http),
             siblings,
             refresh_tls=args.serve.enable_ssl_refresh,
             handshake_s=args.http.head_timeout_s,

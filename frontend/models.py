@@ -147,9 +147,10 @@ def operator_routers(
     history: History,
     forget_media: Callable[[], Awaitable[None]],
     management: Management,
+    mode: str = "",
 ) -> list[APIRouter]:
     """Return what operators ask for, whichever model it is about."""
-    status = FleetStatus(Status(fleets, media_sender, [fleets.refusals]), siblings)
+    status = FleetStatus(Status(fleets, media_sender, [fleets.refusals], mode), siblings)
     history.share(siblings)
     return [
         live_routes(),

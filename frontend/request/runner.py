@@ -43,6 +43,7 @@ from frontend.request.retry import DEADLY, DEADLY_TENSORS, Attempts, RetryBudget
 from frontend.request.settings import FaultSettings
 from frontend.request.spans import CallSpans, new_request_id
 from frontend.request.state import AnyOutput, RequestState
+from frontend.request_context import current_context
 from frontend.router import (
     Decision,
     LoraKey,
@@ -210,6 +211,7 @@ class RequestRunner:
             outcome = "ok"
         except (MmRouterError, VLLMError) as error:
             outcome = type(error).__name__
+            current_context().failed = True
             lifecycle.on(Event.ERROR)
             raise
         finally:

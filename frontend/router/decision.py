@@ -111,12 +111,16 @@ class Decision(msgspec.Struct):
     def target(self) -> Target:
         return Target(self.worker_id, self.rank)
 
-    def as_json(self) -> dict[str, object]:
-        """Return the decision as JSON-able builtins, with its candidates, under the client's id."""
-        built: dict[str, object] = msgspec.to_builtins(self)
+    def as_json(self, candidates: int | None = None) -> dict[str, object]:
+        """Return the decision as JSON-able builtins under the client's id, with its candidates, or
+        so many of the cheapest and the chosen one.
+        """
+        built: dict[str, object] = msgspec.to_builtins(msgspec.structs.replace(self, considered=[]))
         built["request_id"] = built.pop("client_id")
         del built["considered"], built["work"]
-        return built | {"candidates": [one.as_json() for one in self.considered]}
+        shown = self.considered[:candidates]
+        shown += [one for one in self.considered[len(shown) :] if one.target == self.target]
+        return built | {"candidates": [one.as_json() for one in shown]}
 
 
 class DecisionLog:

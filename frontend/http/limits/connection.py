@@ -168,7 +168,6 @@ class Connection(HttpToolsProtocol):
     # What the parser tells.
 
     def on_message_begin(self) -> None:
-        """A head begins."""
         if len(self.pipeline) >= MOST_PIPELINED:
             self._refusal = HTTPStatus.TOO_MANY_REQUESTS, "too many requests at once"
             raise ValueError("pipelined")
@@ -177,7 +176,6 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """Some of the request line."""
         self._count(url)
         super().on_url(url)
 
@@ -188,7 +186,6 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The head is here."""
         self._in_head, self._in_body, self._aimless = False, True, 0
         self._idle.pop(self, None)
         if self._head_timer is not None:
@@ -201,12 +198,10 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Some of the body."""
         self._aimless = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is here as a whole."""
         self._in_body, self._aimless = False, 0
         super().on_message_complete()
 

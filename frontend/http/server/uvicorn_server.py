@@ -39,10 +39,6 @@ class TlsRefresh(FollowedFiles):
     """Gives new connections the certificate that is in the files by then."""
 
     def __init__(self, config: uvicorn.Config) -> None:
-        """
-        Args:
-            config: loaded, and with TLS.
-        """
         self._config = config
         names = (config.ssl_certfile, config.ssl_keyfile, config.ssl_ca_certs)
         super().__init__(Path(name) for name in names if name is not None)
@@ -155,7 +151,6 @@ class Server(uvicorn.Server):
             self.accept()
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        """See uvicorn."""
         if self._refreshing is not None:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
@@ -237,7 +232,6 @@ class SharedListener:
 
     @property
     def sockets(self) -> list[socket]:
-        """As asyncio's servers have it."""
         return [self._listener]
 
     def start(self) -> None:

@@ -42,6 +42,7 @@ from frontend.request.resume import sampling_of
 from frontend.request.retry import FURTHER, RetryBudget
 from frontend.request.runner import LONGEST_ID
 from frontend.request.settings import FaultSettings
+from frontend.request_context import begin
 from frontend.router.decision import Decision
 from frontend.router.hashing import LoraKey
 from frontend.router.inputs import RoutingRequest
@@ -356,9 +357,12 @@ async def test_it_does_not_wait_when_the_frontend_leaves(lab: Lab) -> None:
 
 @settings(worker_wait_s=0.1)
 async def test_it_does_not_wait_for_ever(lab: Lab) -> None:
+    context = begin()
     asking = await until_all_failed(lab)
+    assert not context.failed
     with pytest.raises(GenerationError, match=r"w\d failed"):
         await asking
+    assert context.failed, "it is counted, though its answer may have begun"
 
 
 @settings(request_timeout_s=2.0)
