@@ -163,7 +163,7 @@ class Fleet:
             self.contract.check(card)
         except CardError as error:
             logger.error("%s", error)
-            self.refusals.add(run, error)
+            self.refusals.add(run, error, card)
             if member is not None:
                 self._keeper.remove(member, str(error))
             return
@@ -313,7 +313,7 @@ class Keeper:
             "serves under it; give each worker a --worker-id of its own, or stop one"
         )
         logger.error("%s", error)
-        self._refusals.add(member.run, error)
+        self._refusals.add(member.run, error, card)
         try:
             await name.free.wait()
         finally:
