@@ -61,14 +61,14 @@ class KnownFlags(msgspec.Struct, frozen=True):
             if flag.startswith("--") and (fault := self._fault_of(flag)):
                 raise ConfigurationError(fault)
         for flag, choices in self.choices.items():
-            where, value = flag, _value_of(flag, words)
+            where, value = flag, value_of(flag, words)
             if value is None:  # a flag beats its variable
                 where, value = self.variables[flag], environ.get(self.variables[flag])
             if value and value.lower() not in choices:
                 raise ConfigurationError(
                     f"{where}={value!r} is unusable: it is one of {', '.join(choices)}"
                 )
-        path = _value_of(ConfigSettings.flag("config"), words)
+        path = value_of(ConfigSettings.flag("config"), words)
         path = path or environ.get(ConfigSettings.variable("config"))
         if path and not is_empty(path):
             for key in names.in_file(ConfigFile.read(Path(path))).values:
@@ -117,7 +117,7 @@ def _version(*names: str) -> str:
     return "not installed"
 
 
-def _value_of(flag: str, words: Sequence[str]) -> str | None:
+def value_of(flag: str, words: Sequence[str]) -> str | None:
     """The last value that a command line gives to a flag."""
     value = None
     for number, word in enumerate(words):
