@@ -13,11 +13,11 @@ MODEL: Final = _ROOT / ".demo-model"
 
 # Its answers are noise without an end, so they are cut where a client names no limit. Chat programs
 # send tools with every message: the parser is the one for the calls of its chat template.
-_WORKER_FLAGS: Final = (
+WORKER_FLAGS: Final = (
     "--served-model-name=demo",
     '--override-generation-config={"max_new_tokens": 256}',
 )
-_FRONTEND_FLAGS: Final = (
+FRONTEND_FLAGS: Final = (
     "--enable-auto-tool-choice",
     "--tool-call-parser=hermes",
     "--tool-strict-level=parameter",
@@ -34,8 +34,8 @@ def model_of(flags: dict[str, list[str]]) -> str:
             "name a model: mmrouter up MODEL. The demo's is made by a script of the repository, "
             "which is not here"
         )
-    flags["worker"][:0] = _WORKER_FLAGS
-    flags["frontend"][:0] = _FRONTEND_FLAGS
+    flags["worker"][:0] = WORKER_FLAGS
+    flags["frontend"][:0] = FRONTEND_FLAGS
     return str(MODEL)
 
 

@@ -182,9 +182,13 @@ class Request:
             end = at + 1
             while end < len(words) and not _is_flag(words[end]):
                 end += 1
-            flag = words[at].partition("=")[0].replace("_", "-")
-            if flag in OPTIONS or flag == "--model":
-                yield from [flag + words[at][len(flag) :], *words[at + 1 : end]]
+            flag, equals, value = words[at].partition("=")
+            flag = flag.replace("_", "-")
+            if flag in ("--engine-args", "--frontend-args") and not equals and words[at + 1 :]:
+                end = at + 2  # what follows is flags for others
+                yield f"{flag}={words[at + 1]}"
+            elif flag in OPTIONS or flag == "--model":
+                yield from [flag + equals + value, *words[at + 1 : end]]
             else:
                 self._to_who_knows(flag, words[at:end])
             at = end
