@@ -61,7 +61,8 @@ def _run(plan: Plan, scratch: Path) -> int:
     sweeper = Sweeper(Sessions(plan.drain_s + _SLACK_S, scratch))
     fleet = Fleet(plan, sweeper, scratch)
     if plan.workers:
-        print(f"{len(plan.workers)} workers on {plan.devices}, {plan.model}")
+        count = f"{len(plan.workers)} worker{'s' if plan.workers[1:] else ''}"
+        print(f"{count} on {plan.devices}, {plan.model}")
     print(f"logs: {shlex.quote(str(plan.run_dir))}", flush=True)
     status, why = 0, ""
     try:

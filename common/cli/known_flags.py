@@ -9,13 +9,15 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from itertools import takewhile
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 import msgspec
 
 from common.cli.command_line import ConfigSettings, Names
 from common.cli.flag_settings import ConfigFile, is_empty, unknown
 from common.errors import ConfigurationError
+
+_PLUGINS: Final = "vllm.general_plugins"
 
 
 class KnownFlags(msgspec.Struct, frozen=True):
@@ -29,6 +31,7 @@ class KnownFlags(msgspec.Struct, frozen=True):
         refused: reasons why flags of vLLM's are not taken, by name with underscores.
         choices: what a flag of ours may be, where that is a list.
         variables: the environment variable of each of these flags.
+        parsers: names of vLLM's parsers, by flag.
         scripts: completion, by shell.
     """
 
@@ -40,6 +43,7 @@ class KnownFlags(msgspec.Struct, frozen=True):
     choices: dict[str, list[str]]
     variables: dict[str, str]
     scripts: dict[str, str]
+    parsers: dict[str, list[str]] = {}
 
     @classmethod
     def of(cls, command: str) -> Self | None:
@@ -68,6 +72,11 @@ class KnownFlags(msgspec.Struct, frozen=True):
                 raise ConfigurationError(
                     f"{where}={value!r} is unusable: it is one of {', '.join(choices)}"
                 )
+        for flag, names_known in self.parsers.items():
+            value = value_of(flag, words)
+            if value and value not in names_known and not _adds_parsers(words):
+                hint = f"{unknown(value, names_known)} (there are {', '.join(names_known)})"
+                raise ConfigurationError(f"{flag}: {hint}")
         path = value_of(ConfigSettings.flag("config"), words)
         path = path or environ.get(ConfigSettings.variable("config"))
         if path and not is_empty(path):
@@ -126,6 +135,12 @@ def value_of(flag: str, words: Sequence[str]) -> str | None:
         elif word == flag and number + 1 < len(words):
             value = words[number + 1]
     return value
+
+
+def _adds_parsers(words: Sequence[str]) -> bool:
+    """Whether there may be more parsers than vLLM's own."""
+    of_others = (not each.value.startswith("vllm.") for each in entry_points(group=_PLUGINS))
+    return any(word.startswith("--tool-parser-plugin") for word in words) or any(of_others)
 
 
 def _has_platform_plugins() -> bool:

@@ -240,8 +240,12 @@ class Keeper:
         """Forget a member. Its keeper closes the link, and is not waited for."""
         if not self._members.remove(member):
             return
-        logger.info("worker %s removed: %s", member.card.worker_id, reason)
-        note(What.REMOVED, member.card.worker_id, reason)
+        worker_id, host = member.card.worker_id, member.card.host
+        if self._members.holder(worker_id) not in (None, member):
+            duplicate = f"process {host.pid} on {host.hostname}, which had the same worker id"
+            reason = f"only {duplicate}; the worker serves on ({reason})"
+        logger.info("worker %s removed: %s", worker_id, reason)
+        note(What.REMOVED, worker_id, reason)
         member.leaving = reason
         if member.keeper is not None and member.keeper is not asyncio.current_task():
             member.keeper.cancel()

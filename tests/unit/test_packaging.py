@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("backend_worker", "common", "frontend")
+PACKAGES = ("backend_worker", "common", "frontend", "launcher")
 COMMANDS = ("mmrouter-frontend", "mmrouter-worker")
 """Need vLLM; ``mmrouter`` becomes one of them."""
 WITH_VLLM = {

@@ -367,7 +367,7 @@ def test_each_worker_has_a_gpu_of_its_own(
 def test_a_host_whose_gpus_are_hidden_has_none(visible: str, tmp_path: Path) -> None:
     with launched(tmp_path / "one", ROUTER, **gpu_machine(tmp_path, visible, 1)) as one:
         one.until(READY)
-        assert "1 workers on a CPU, " in one.process.log.read_text()
+        assert "1 worker on a CPU, " in one.process.log.read_text()
 
 
 def test_an_engine_has_one_instance_of_mig(tmp_path: Path) -> None:
