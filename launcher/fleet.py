@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -108,7 +107,7 @@ class Fleet:
                 self._wait()
         self._wait()
 
-    def _start(self, name: str, module: str, flags: list[str], more: Mapping[str, str]) -> None:
+    def _start(self, name: str, module: str, flags: list[str], more: dict[str, str]) -> None:
         words = [*python_command(module), *flags]
         if self._python:
             words[0] = self._python

@@ -164,8 +164,8 @@ class Request:
                 f"GPU_MEMORY_UTILIZATION must be a fraction such as 0.4, not {share!r}"
             )
         for variable, flag in PASSED_ON.items():
-            if value := self._environ.get(variable):
-                self._to_who_knows(flag, [f"{flag}={value}"])
+            if given := self._environ.get(variable):
+                self._to_who_knows(flag, [f"{flag}={given}"])
         if place := self._environ.get("DISCOVERY"):
             flag = "--discovery" if "://" in place else "--discovery-dir"
             self._to_who_knows(flag, [f"{flag}={place}"])

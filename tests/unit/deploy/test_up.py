@@ -66,7 +66,7 @@ class Up:
 
     def until_nothing_is_left(self) -> None:
         deadline = time.monotonic() + 60
-        while living(self.mark) or list(self.scratch.iterdir()):
+        while living(self.mark) or any(self.scratch.iterdir()):
             assert time.monotonic() < deadline, (living(self.mark), list(self.scratch.iterdir()))
             time.sleep(0.05)
 
