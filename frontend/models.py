@@ -349,4 +349,5 @@ async def _ended(app: ModelApp) -> None:
             while app.requests:
                 await app.idle.wait()
     except TimeoutError:
-        logger.warning("%d requests of model %s are given up", app.requests, app.names[0])
+        ending = "ending %d requests of model %s, which has no worker"
+        logger.warning(ending, app.requests, app.names[0])

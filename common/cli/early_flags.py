@@ -25,13 +25,10 @@ def leave_early(argv: Sequence[str], command: str, names: Names) -> None:
     if "--version" in argv:
         print(version_line())
         sys.exit()
-    if importlib.util.find_spec("vllm") is None:
-        # No dependency of the package's: which build it has to be only its user knows.
-        print(
-            "error: vLLM is not installed here: pip install 'vllm[audio]==0.32.0', "
-            "or see README.md",
-            file=sys.stderr,
-        )
+    try:
+        check_vllm()
+    except ConfigurationError as error:
+        print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     known = KnownFlags.of(command)
     if known is None:
@@ -46,6 +43,15 @@ def leave_early(argv: Sequence[str], command: str, names: Names) -> None:
     if "--check-flags" in argv:
         print("flags, keys of the file and choices are known; other values are checked at start")
         sys.exit()
+
+
+def check_vllm() -> None:
+    """Raise ConfigurationError if vLLM is not installed. It is no dependency of the package's:
+    which build it has to be only its user knows."""
+    if importlib.util.find_spec("vllm") is None:
+        raise ConfigurationError(
+            "vLLM is not installed here: pip install 'vllm[audio]==0.32.0', or see README.md"
+        )
 
 
 def _answer(argv: Sequence[str], known: KnownFlags) -> None:

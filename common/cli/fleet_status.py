@@ -4,6 +4,7 @@ import argparse
 import os
 import ssl
 import sys
+import time
 from collections.abc import Sequence
 from http.client import HTTPException
 from pathlib import Path
@@ -16,6 +17,7 @@ import msgspec
 _Answer = TypeVar("_Answer")
 
 _TIMEOUT_S: Final = 10.0
+_SHOWN_S: Final = 3600.0  # how long ago a worker may have been lost
 _COLUMNS: Final = ("WORKER", "MODEL", "HEALTH", "RUNNING", "WAITING", "KV CACHE", "MEDIA", "VIA")
 
 
@@ -64,6 +66,15 @@ class _Refused(msgspec.Struct):
     reason: str
 
 
+class _Event(msgspec.Struct):
+    """What is printed of ``/mmrouter/events``."""
+
+    at: float
+    worker_id: str
+    what: str
+    reason: str
+
+
 def show_status(argv: Sequence[str]) -> int:
     """Print the table. Return 0 if a worker is healthy, 1 if none is, 2 if nobody told."""
     parser = argparse.ArgumentParser(
@@ -87,6 +98,7 @@ def show_status(argv: Sequence[str]) -> int:
         asking = _Asking(found.url, _first_key(found.admin_key_file), found.ca_file)
         workers = asking.get("/mmrouter/workers", list[_Worker])
         refused = asking.get("/mmrouter/workers/refused", list[_Refused])
+        events = asking.get("/mmrouter/events", list[_Event])
     except HTTPError as error:
         said = error.read(2000).decode(errors="replace")
         print(_printable(f"{found.url} answers {error.code}: {said}"), file=sys.stderr)
@@ -99,6 +111,11 @@ def show_status(argv: Sequence[str]) -> int:
     print(_table([_COLUMNS, *(each.row for each in workers)]) if workers else "no workers")
     for each in refused:
         print(_printable(f"refused: {each.worker_id}: {each.reason}"))
+    for event in events:
+        ago = time.time() - event.at
+        if event.what == "lost" and ago < _SHOWN_S:
+            said = f"lost {ago / 60:.0f} min ago: {event.worker_id}: {event.reason}"
+            print(_printable(said))
     return 0 if any(each.health == "healthy" for each in workers) else 1
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from itertools import takewhile
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 import msgspec
 
@@ -17,6 +17,8 @@ from common.cli.command_line import ConfigSettings, Names
 from common.cli.flag_settings import ConfigFile, is_empty, unknown
 from common.errors import ConfigurationError
 from common.extensions import ROUTER_MODES, names_of
+
+_PLUGINS: Final = "vllm.general_plugins"
 
 
 class KnownFlags(msgspec.Struct, frozen=True):
@@ -30,6 +32,7 @@ class KnownFlags(msgspec.Struct, frozen=True):
         refused: reasons why flags of vLLM's are not taken, by name with underscores.
         choices: what a flag of ours may be, where that is a list.
         variables: the environment variable of each of these flags.
+        parsers: names of vLLM's parsers, by flag.
         scripts: completion, by shell.
     """
 
@@ -41,6 +44,7 @@ class KnownFlags(msgspec.Struct, frozen=True):
     choices: dict[str, list[str]]
     variables: dict[str, str]
     scripts: dict[str, str]
+    parsers: dict[str, list[str]] = {}
 
     @classmethod
     def of(cls, command: str) -> Self | None:
@@ -62,7 +66,7 @@ class KnownFlags(msgspec.Struct, frozen=True):
             if flag.startswith("--") and (fault := self._fault_of(flag)):
                 raise ConfigurationError(fault)
         for flag, choices in self.choices.items():
-            where, value = flag, _value_of(flag, words)
+            where, value = flag, value_of(flag, words)
             if value is None:  # a flag beats its variable
                 where, value = self.variables[flag], environ.get(self.variables[flag])
             if flag == "--router-mode":
@@ -71,7 +75,12 @@ class KnownFlags(msgspec.Struct, frozen=True):
                 raise ConfigurationError(
                     f"{where}={value!r} is unusable: it is one of {', '.join(choices)}"
                 )
-        path = _value_of(ConfigSettings.flag("config"), words)
+        for flag, names_known in self.parsers.items():
+            value = value_of(flag, words)
+            if value and value not in names_known and not _adds_parsers(words):
+                hint = f"{unknown(value, names_known)} (there are {', '.join(names_known)})"
+                raise ConfigurationError(f"{flag}: {hint}")
+        path = value_of(ConfigSettings.flag("config"), words)
         path = path or environ.get(ConfigSettings.variable("config"))
         if path and not is_empty(path):
             for key in names.in_file(ConfigFile.read(Path(path))).values:
@@ -120,7 +129,7 @@ def _version(*names: str) -> str:
     return "not installed"
 
 
-def _value_of(flag: str, words: Sequence[str]) -> str | None:
+def value_of(flag: str, words: Sequence[str]) -> str | None:
     """The last value that a command line gives to a flag."""
     value = None
     for number, word in enumerate(words):
@@ -129,6 +138,12 @@ def _value_of(flag: str, words: Sequence[str]) -> str | None:
         elif word == flag and number + 1 < len(words):
             value = words[number + 1]
     return value
+
+
+def _adds_parsers(words: Sequence[str]) -> bool:
+    """Whether there may be more parsers than vLLM's own."""
+    of_others = (not each.value.startswith("vllm.") for each in entry_points(group=_PLUGINS))
+    return any(word.startswith("--tool-parser-plugin") for word in words) or any(of_others)
 
 
 def _has_platform_plugins() -> bool:

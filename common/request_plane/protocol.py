@@ -23,7 +23,8 @@ What the engine says of several requests in one step comes in one :class:`Output
 Every request ends with exactly one finished :class:`Output` or one
 :class:`Failed`, and before it one :class:`Ack`, so that a frontend knows when
 memory it leased is free again. :class:`Ping` and :class:`Status` flow at all times;
-silence longer than :data:`SESSION_TIMEOUT_S` ends the session on either side.
+silence longer than :data:`SESSION_TIMEOUT_S` ends the session on either side. A frontend that
+takes no session with a worker says why with :class:`Refused`, for the worker's log alone.
 
 No message is passed over, since an answer would be missing or have a hole. A
 :class:`Submit` that can't be read, or has the id of a request that runs, is answered by
@@ -253,7 +254,18 @@ class Leave(msgspec.Struct, frozen=True, tag="leave"):
     """The frontend ends the session; whatever it still has here is aborted."""
 
 
-ToWorker: TypeAlias = Hello | Offer | Submit | Supply | Abort | Ping | AskFigures | Operate | Leave
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """A frontend does not take this run of the worker, in a sentence. Sent without a session, now
+    and again while it lasts; answered by nothing, so workers that do not know it need not."""
+
+    frontend: Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]
+    incarnation: Incarnation
+    reason: Annotated[str, msgspec.Meta(max_length=LONGEST_MESSAGE)]
+
+
+ToWorker: TypeAlias = (
+    Hello | Offer | Submit | Supply | Abort | Ping | AskFigures | Operate | Leave | Refused
+)
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):

@@ -168,7 +168,7 @@ class Fleet:
             self.contract.check(card)
         except CardError as error:
             logger.error("%s", error)
-            self.refusals.add(run, error)
+            self.refusals.add(run, error, card)
             if member is not None:
                 self._keeper.remove(member, str(error))
             return
@@ -249,8 +249,12 @@ class Keeper:
         """Forget a member. Its keeper closes the link, and is not waited for."""
         if not self._members.remove(member):
             return
-        logger.info("worker %s removed: %s", member.card.worker_id, reason)
-        note(What.REMOVED, member.card.worker_id, reason)
+        worker_id, host = member.card.worker_id, member.card.host
+        if self._members.holder(worker_id) not in (None, member):
+            duplicate = f"process {host.pid} on {host.hostname}, which had the same worker id"
+            reason = f"only {duplicate}; the worker serves on ({reason})"
+        logger.info("worker %s removed: %s", worker_id, reason)
+        note(What.REMOVED, worker_id, reason)
         member.leaving = reason
         if member.keeper is not None and member.keeper is not asyncio.current_task():
             member.keeper.cancel()
@@ -323,7 +327,7 @@ class Keeper:
             "serves under it; give each worker a --worker-id of its own, or stop one"
         )
         logger.error("%s", error)
-        self._refusals.add(member.run, error)
+        self._refusals.add(member.run, error, card)
         try:
             await name.free.wait()
         finally:

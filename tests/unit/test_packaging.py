@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("backend_worker", "common", "frontend")
+PACKAGES = ("backend_worker", "common", "frontend", "launcher")
 COMMANDS = ("mmrouter-frontend", "mmrouter-worker")
 """Need vLLM; ``mmrouter`` becomes one of them."""
 WITH_VLLM = {
@@ -154,6 +154,19 @@ def test_without_vllm_a_command_says_so(alone: Path, command: str) -> None:
         assert said.returncode == 1
         assert said.stderr.startswith("error: vLLM is not installed here: pip install")
         assert said.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "module", ["frontend", "backend_worker", "launcher", "common.cli.mmrouter"]
+)
+def test_without_its_dependencies_a_command_says_so(module: str) -> None:
+    said = subprocess.run(
+        [sys.executable, "-S", "-m", module, "--help"],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": ""}, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert (said.returncode, said.stdout) == (1, "")
+    assert said.stderr.startswith("error: mmrouter is here without packages that it needs (")
+    assert said.stderr.count("\n") == 1
 
 
 def test_nobody_is_told_to_install_a_strangers_package() -> None:

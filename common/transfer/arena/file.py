@@ -11,6 +11,7 @@ import mmap
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,11 +59,10 @@ def create(path: Path, size: int) -> int:
     except OSError as error:
         path.unlink(missing_ok=True)
         os.close(descriptor)
-        reason = (
-            "there is not that much room"
-            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG)
-            else str(error)
-        )
+        reason = str(error)
+        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            free = shutil.disk_usage(path.parent).free / 1e9
+            reason = f"there is not that much room, {free:.2f} GB are free (--mm-arena-gb)"
         raise ArenaUnavailableError(
             f"can't allocate an arena of {size / 1e9:.2f} GB in {path.parent}: {reason}"
         ) from error
