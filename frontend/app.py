@@ -158,7 +158,7 @@ async def open_frontend(
             history,
             models.forget_media,
             management,
-            args.router.mode.value,
+            args.router.mode,
         )
         gate = ReadinessGate(
             fleets.check_available, operator_app(routers, args.serve.root_path or "")
