@@ -271,14 +271,8 @@ wait_for() { # WORKER...: until every frontend is healthy and has them; fails if
 }
 
 flags=()
-if [[ -z $DISCOVERY ]]; then
-    mkdir -m 700 "$scratch/discovery"
-    flags+=(--discovery-dir "$scratch/discovery")
-elif [[ $DISCOVERY == *://* ]]; then
-    flags+=(--discovery "$DISCOVERY")
-else
-    flags+=(--discovery-dir "$DISCOVERY")
-fi
+[[ -n $DISCOVERY ]] || mkdir -m 700 "$scratch/discovery"
+flags+=(--discovery "${DISCOVERY:-$scratch/discovery}")
 [[ -z $FLEET_KEY_FILE ]] || flags+=(--fleet-key-file "$FLEET_KEY_FILE")
 [[ ! -d ${MODEL:-} ]] || export HF_HUB_OFFLINE=1
 export PYTHONUNBUFFERED=1

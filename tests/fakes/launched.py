@@ -76,7 +76,7 @@ def calls(directory: Path, module: str) -> list[Call]:
 def _play(directory: Path, call: Call) -> None:
     name = f"{time.monotonic_ns():020}-{os.getpid()}"
     (directory / "calls" / name).write_text(json.dumps(call))
-    cards = Path(call.value("--discovery-dir"))
+    cards = Path(call.value("--discovery"))
     if call.module == "frontend":
         _serve(call, cards)
     elif "broken" in call.value("--model"):

@@ -27,7 +27,7 @@ OPEN_NOTHING = {
         --body-memory-mb --body-timeout --chat-template --chat-template-content-format
         --cohere-format --cohere-is-reasoning-model --config --default-chat-template-kwargs
         --disable-access-log-for-endpoints --disable-fastapi-docs --disable-uvicorn-access-log
-        --discovery --discovery-dir --drain-timeout --enable-auto-tool-choice
+        --discovery --drain-timeout --enable-auto-tool-choice
         --enable-force-include-usage --enable-offline-docs --enable-ssl-refresh
         --exclude-tools-when-tool-choice-none --fingerprint-mode --fingerprint-value
         --fleet-key-file --head-timeout --hf-token --isolate-api-keys --key-share --log-format
@@ -60,7 +60,7 @@ OPEN_NOTHING = {
         --dcp-q-replicate --decode-context-parallel-size --device-ids --diffusion-config
         --disable-cascade-attn --disable-chunked-mm-input --disable-custom-all-reduce
         --disable-hybrid-kv-cache-manager --disable-log-stats --disable-nccl-for-dp-synchronization
-        --disable-sliding-window --discovery --discovery-dir --distributed-timeout-seconds
+        --disable-sliding-window --discovery --distributed-timeout-seconds
         --download-dir --dp-sync-interval --drain-timeout --dtype --ec-manager-config
         --elastic-ep-max-dp-size --enable-batch-sharded-sampling --enable-chunked-prefill
         --enable-cumem-allocator --enable-dbo --enable-ep-weight-filter --enable-eplb

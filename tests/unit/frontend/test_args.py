@@ -66,7 +66,7 @@ def test_no_other_way_to_fetch_media_is_taken(
         ("MM_ARENA_GB", ["x", "nan", "inf", "-1"]),
         ("DRAIN_TIMEOUT", ["x", "nan", "inf", "-1"]),
         ("LOG_LEVEL", ["x", "loud"]),
-        ("DISCOVERY", ["etcd://host", "/run/cards", "file://host/run/cards"]),
+        ("DISCOVERY", ["etcd://host", "file://host/run/cards"]),
         ("PREPROCESS_WORKERS", ["x", "-1"]),
         ("MAX_BODY_MB", ["x", "inf", "1e305"]),
     ],
@@ -234,7 +234,7 @@ def test_what_vllm_says_by_default_is_ours_unless_it_is_given() -> None:
         (["--http-host="], "--host is empty"),
         (["--uds="], "--uds is empty: leave it out"),
         (["--ssl-certfile=", "--ssl-keyfile="], "--ssl-certfile is empty: leave it out"),
-        (["--discovery-dir="], "--discovery-dir is empty: leave it out"),
+        (["--discovery="], "--discovery='' is unusable: "),
         (["--otlp-traces-endpoint="], "--otlp-traces-endpoint='' is unusable: it is empty"),
     ],
 )
