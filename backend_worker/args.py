@@ -169,14 +169,7 @@ def parse(argv: list[str]) -> WorkerArgs:
 
 def known_flags() -> KnownFlags:
     """Return what is known of this command line without vLLM."""
-    command = Command(
-        "mmrouter-worker",
-        PROG,
-        "MODEL [flags]",
-        ABOUT,
-        FIRST,
-        model=True,
-    )
+    command = Command(PROG, "MODEL [flags]", ABOUT, FIRST)
     return make_table(command, GROUPS, add_vllms, refusal_at_worker)
 
 

@@ -1,4 +1,4 @@
-"""What a command answers at once: its version, help, completion, and flags that do not exist."""
+"""What a command answers at once: its version, help, and flags that do not exist."""
 
 import importlib.util
 import os
@@ -55,10 +55,6 @@ def _answer(argv: Sequence[str], known: KnownFlags) -> None:
         _print(known.help_all)
     if any(word.startswith("--help=") for word in argv):
         raise ConfigurationError("--help takes nothing, or all")
-    if argv[:1] == ["--completion"]:
-        if len(argv) != 2 or argv[1] not in known.scripts:
-            raise ConfigurationError(f"--completion takes one of {', '.join(known.scripts)}")
-        _print(known.scripts[argv[1]])
 
 
 def _print(text: str) -> NoReturn:

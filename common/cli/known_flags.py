@@ -1,6 +1,6 @@
 """What can be said of a command's flags without vLLM, whose import takes seconds.
 
-Help, completion scripts and the names of all flags stand in a file, one for each command and
+Help and the names of all flags stand in a file, one for each command and
 supported version of vLLM. ``setup/known_flags.py`` makes the files; :mod:`common.cli.flag_table`
 says how.
 """
@@ -29,7 +29,6 @@ class KnownFlags(msgspec.Struct, frozen=True):
         refused: reasons why flags of vLLM's are not taken, by name with underscores.
         choices: what a flag of ours may be, where that is a list.
         variables: the environment variable of each of these flags.
-        scripts: completion, by shell.
     """
 
     prog: str
@@ -39,7 +38,6 @@ class KnownFlags(msgspec.Struct, frozen=True):
     refused: dict[str, str]
     choices: dict[str, list[str]]
     variables: dict[str, str]
-    scripts: dict[str, str]
 
     @classmethod
     def of(cls, command: str) -> Self | None:
