@@ -255,7 +255,7 @@ def test_a_form_is_a_url_of_its_backend(scheme: str) -> None:
         ("etcd://host/fleet?ca", "bad query field"),
         ("etcd://host/fleet?ca=", "'ca' is empty"),
         ("etcd://host/fleet?ca=/a&ca=/b", "an option twice"),
-        ("etcd://host/fleet?ca=/a%00", "'ca' names no file"),
+        ("etcd://host/fleet?ca=/a%00", "'ca' is empty or no text"),
         ("etcd://host/fleet?key=/k", "needs 'certificate'"),
         ("etcd://host/fleet?certificate=/c&key=/k", "needs 'ca'"),
         ("etcd://host/fleet?user=me", "needs 'password-file'"),
