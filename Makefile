@@ -131,7 +131,7 @@ GPULESS := tests/e2e/test_gpuless.py
 
 # Its surfaces without engines, then workers whose caches and media are another's in each version.
 OF_A_VERSION := $(GPULESS) tests/e2e/test_last_hop.py tests/e2e/clients/test_sdks.py \
-    tests/unit/test_vllm_*.py tests/unit/common/test_vllm_*.py \
+    tests/unit/test_vllm_*.py tests/unit/common/test_vllm_*.py tests/unit/common/test_shell_completion.py \
     tests/unit/common/test_engine_*.py tests/unit/backend_worker/test_engine_*.py \
     tests/unit/frontend/fetch/test_decode.py \
     tests/unit/frontend/http/test_*_streams.py tests/unit/frontend/http/test_stream_comments.py \

@@ -169,7 +169,14 @@ def parse(argv: list[str]) -> WorkerArgs:
 
 def known_flags() -> KnownFlags:
     """Return what is known of this command line without vLLM."""
-    command = Command(PROG, "MODEL [flags]", ABOUT, FIRST)
+    command = Command(
+        "mmrouter-worker",
+        PROG,
+        "MODEL [flags]",
+        ABOUT,
+        FIRST,
+        model=True,
+    )
     return make_table(command, GROUPS, add_vllms, refusal_at_worker)
 
 

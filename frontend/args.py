@@ -195,6 +195,7 @@ def parse(argv: list[str]) -> FrontendArgs:
 def known_flags() -> KnownFlags:
     """Return what is known of this command line without vLLM."""
     command = Command(
+        "mmrouter-frontend",
         PROG,
         "[flags]",
         ABOUT,

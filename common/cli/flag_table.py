@@ -15,12 +15,16 @@ from common.cli.vllm_flags import NAMES
 OWN: Final = {
     "--version": "print the versions of mmrouter and vLLM",
     "--help": "print the flags that are needed first; --help=all prints every one",
+    "--completion": "print what a shell needs to complete the flags: bash or zsh",
     "--check-flags": "say whether all flags are known, without starting anything",
 }
 """Flags that are answered before any parser is made."""
 
+SHELLS: Final = ("bash", "zsh")
+
 _FILE: Final = re.compile(r"-file$|keyfile$|certfile$|-ca-certs$|^--config$|^--chat-template$")
 _DIRECTORY: Final = re.compile(r"-dir$|-path$")
+_LONGEST_HELP: Final = 80
 _LONGEST_METAVAR: Final = 60
 _WIDTH: Final = 96
 
@@ -30,18 +34,22 @@ class Command:
     """How a command is called, and what is said of it.
 
     Attributes:
-        prog: how it is called.
+        name: as shells complete it.
+        prog: how it is called otherwise.
         usage: what stands behind that.
         about: a sentence of what it is.
         first: flags that people need first, in this order.
         own: flags beside ``OWN`` that no parser has, with their help.
+        model: whether a model stands behind the command.
     """
 
+    name: str
     prog: str
     usage: str
     about: str
     first: Sequence[str]
     own: Mapping[str, str] = field(default_factory=dict)
+    model: bool = False
 
 
 def make_table(
@@ -85,6 +93,7 @@ def make_table(
         refused={name: reason for name in sorted(NAMES) if (reason := refusal(name))},
         choices={flag: [str(each) for each in kind] for flag, _, kind in chosen},
         variables={flag: variable for flag, variable, _ in chosen},
+        scripts={shell: _script(command, (*ours.actions, *taken), own, shell) for shell in SHELLS},
     )
 
 
@@ -156,9 +165,55 @@ def _add_plain(group: argparse._ArgumentGroup, action: argparse.Action) -> None:
     )
 
 
+def _script(
+    command: Command, actions: Iterable[argparse.Action], own: dict[str, str], shell: str
+) -> str:
+    import shtab  # where tables are made only
+
+    merged = argparse.ArgumentParser(command.name, add_help=False, allow_abbrev=False)
+    for flag, text in own.items():
+        if flag == "--completion":
+            merged.add_argument(flag, choices=SHELLS, help=text)
+        else:
+            merged.add_argument(flag, action="store_true", help=text)
+    known = set(own)
+    for action in actions:
+        flags = [flag for flag in action.option_strings if flag not in known]
+        if flags and action.help != argparse.SUPPRESS:
+            known.update(flags)
+            _add(merged, action, flags, shtab.FILE, shtab.DIRECTORY)
+    if command.model:
+        _completed(merged.add_argument("model", nargs="?", help="the model"), shtab.DIRECTORY)
+    return str(shtab.complete(merged, shell))
+
+
+def _add(
+    parser: argparse.ArgumentParser,
+    action: argparse.Action,
+    flags: list[str],
+    file: object,
+    directory: object,
+) -> None:
+    """Add an option that completes like another, which may be of any class."""
+    text = " ".join((action.help or "").replace("%%", "%").split())
+    text = re.sub(r"[^\w ,.:;/()+-]", "", text)[:_LONGEST_HELP]
+    if action.nargs == 0:
+        parser.add_argument(*flags, action="store_true", help=text)
+        return
+    added = parser.add_argument(*flags, choices=_choices(action) or None, help=text)
+    if any(map(_FILE.search, flags)):
+        _completed(added, file)
+    elif any(map(_DIRECTORY.search, flags)):
+        _completed(added, directory)
+
+
 def _choices(action: argparse.Action) -> list[str]:
     """What an option may be, of ours as its help shows it; empty if that is no list."""
     if action.choices is not None:
         return [str(choice) for choice in action.choices]
     shown = re.fullmatch(r"\{(.+)\}", str(action.metavar))
     return shown[1].split(",") if shown else []
+
+
+def _completed(action: argparse.Action, how: object) -> None:
+    action.complete = how  # type: ignore[attr-defined]  # where shtab looks for it

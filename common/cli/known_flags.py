@@ -1,7 +1,7 @@
 """What a command answers at once, without vLLM, whose import takes seconds: its version, help, and
 flags that do not exist.
 
-Help and the names of all flags stand in a file, one for each command and
+Help, completion scripts and the names of all flags stand in a file, one for each command and
 supported version of vLLM. ``setup/known_flags.py`` makes the files; :mod:`common.cli.flag_table`
 says how.
 """
@@ -33,6 +33,7 @@ class KnownFlags(msgspec.Struct, frozen=True):
         refused: reasons why flags of vLLM's are not taken, by name with underscores.
         choices: what a flag of ours may be, where that is a list.
         variables: the environment variable of each of these flags.
+        scripts: completion, by shell.
     """
 
     prog: str
@@ -42,6 +43,7 @@ class KnownFlags(msgspec.Struct, frozen=True):
     refused: dict[str, str]
     choices: dict[str, list[str]]
     variables: dict[str, str]
+    scripts: dict[str, str]
 
     @classmethod
     def of(cls, command: str) -> Self | None:
@@ -140,6 +142,10 @@ def _answer(argv: Sequence[str], known: KnownFlags) -> None:
         _print(known.help_all)
     if any(word.startswith("--help=") for word in argv):
         raise ConfigurationError("--help takes nothing, or all")
+    if argv[:1] == ["--completion"]:
+        if len(argv) != 2 or argv[1] not in known.scripts:
+            raise ConfigurationError(f"--completion takes one of {', '.join(known.scripts)}")
+        _print(known.scripts[argv[1]])
 
 
 def _print(text: str) -> NoReturn:

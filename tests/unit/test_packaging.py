@@ -149,7 +149,7 @@ def test_without_vllm_a_command_says_so(alone: Path, command: str) -> None:
     version = say("--version")
     assert (version.returncode, version.stderr) == (0, "")
     assert version.stdout.startswith("mmrouter 0.") and "vLLM not installed" in version.stdout
-    for flags in (["--port=1"], ["--help"]):
+    for flags in (["--port=1"], ["--completion", "bash"], ["--help"]):
         said = say(*flags)
         assert said.returncode == 1
         assert said.stderr.startswith("error: vLLM is not installed here: pip install")
