@@ -8,7 +8,7 @@ import sys
 
 from backend_worker.supervise import supervise
 from common.cli.command_line import WORKER
-from common.cli.early_flags import leave_early
+from common.cli.known_flags import leave_early
 from common.vllm_compat.preflight import fault_of, model_in
 
 

@@ -167,7 +167,6 @@ async def open_frontend(
             uvicorn_config(make_door(args, gate, siblings, history), args.serve, args.http),
             siblings,
             refresh_tls=args.serve.enable_ssl_refresh,
-            handshake_s=args.http.head_timeout_s,
         )
         pooling = PoolingLimits(args.http, several_keys=args.access.several)
         shared = Shared(

@@ -87,7 +87,7 @@ ABOUT: Final = (
 )
 
 FIRST: Final = (
-    "--host", "--port", "--discovery-dir", "--discovery", "--fleet-key-file", "--api-key-file",
+    "--host", "--port", "--discovery", "--fleet-key-file", "--api-key-file",
     "--ssl-certfile", "--ssl-keyfile", "--router-mode", "--processes", "--enable-auto-tool-choice",
     "--tool-call-parser",
 )  # fmt: skip

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common.cli.early_flags import check_vllm
+from common.cli.known_flags import check_vllm
 from common.cli.known_flags import version_line
 from common.errors import ConfigurationError
 from launcher import demo

@@ -67,7 +67,7 @@ class Fleet:
         if plan.own_discovery:
             place = scratch / "discovery"
             place.mkdir(mode=0o700)
-            self._common = [f"--discovery-dir={place}"]
+            self._common = [f"--discovery={place}"]
 
     @property
     def names(self) -> list[str]:

@@ -167,8 +167,7 @@ class Request:
             if given := self._environ.get(variable):
                 self._to_who_knows(flag, [f"{flag}={given}"])
         if place := self._environ.get("DISCOVERY"):
-            flag = "--discovery" if "://" in place else "--discovery-dir"
-            self._to_who_knows(flag, [f"{flag}={place}"])
+            self._to_who_knows("--discovery", [f"--discovery={place}"])
         if "MODEL" in self._environ:
             yield f"--model={self._environ['MODEL']}"
 
@@ -245,23 +244,12 @@ class Request:
 
     def place(self) -> str:
         """Where cards are kept, as the user says it; empty if it is left to us."""
-        words, environ = self.flags["frontend"] + self.flags["worker"], self._environ
-        return next(
-            filter(
-                None,
-                [
-                    value_of("--discovery", words),
-                    value_of("--discovery-dir", words),
-                    environ.get("MMROUTER_DISCOVERY"),
-                    environ.get("MMROUTER_DISCOVERY_DIR"),
-                ],
-            ),
-            "",
-        )
+        words = self.flags["frontend"] + self.flags["worker"]
+        return value_of("--discovery", words) or self._environ.get("MMROUTER_DISCOVERY") or ""
 
     def check_place(self, place: str) -> None:
         """Raise ConfigurationError for a directory that is not there."""
-        name = "DISCOVERY" if self._by_variable else "--discovery-dir"
+        name = "DISCOVERY" if self._by_variable else "--discovery"
         if place and "://" not in place and not Path(place).is_dir():
             raise ConfigurationError(
                 f"{name}={place} is no directory: make it with mkdir -m 700, or name the one that "
@@ -277,7 +265,7 @@ class Request:
     def check_count(self, workers: int, frontends: int, place: str) -> None:
         """Raise ConfigurationError if there is nothing to start, or nobody to talk to."""
         ours, theirs = self.name("workers"), self.name("frontends")
-        set_it = f"set {'DISCOVERY' if self._by_variable else '--discovery or --discovery-dir'} to"
+        set_it = f"set {'DISCOVERY' if self._by_variable else '--discovery'} to"
         if not workers + frontends:
             raise ConfigurationError(f"{ours} and {theirs} are both 0: there is nothing to start")
         if not workers and not place:
@@ -300,7 +288,7 @@ class Request:
         if model is None:
             return demo.model_of(self.flags)
         _, given = model_in([model, *self.flags["worker"]]) or ("", frozenset())
-        if fault := fault_of(model, given, look_for_names=True):
+        if fault := fault_of(model, given):
             raise ConfigurationError(f"MODEL={model}: {fault}" if self._by_variable else fault)
         return str(model)
 

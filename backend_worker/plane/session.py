@@ -101,6 +101,6 @@ class Absent:
         if not self._told:
             logger.warning(
                 "no frontend has connected to this worker yet: start one with the same --discovery "
-                "or --discovery-dir and the same --fleet-key-file; one that refuses this worker "
+                "and the same --fleet-key-file; one that refuses this worker "
                 "for its key can only say so in its own log and at /mmrouter/workers/refused"
             )

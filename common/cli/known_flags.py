@@ -1,15 +1,19 @@
-"""What can be said of a command's flags without vLLM, whose import takes seconds.
+"""What a command answers at once, without vLLM, whose import takes seconds: its version, help, and
+flags that do not exist.
 
 Help, completion scripts and the names of all flags stand in a file, one for each command and
 supported version of vLLM. ``setup/known_flags.py`` makes the files; :mod:`common.cli.flag_table`
 says how.
 """
 
+import importlib.util
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from itertools import takewhile
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, NoReturn, Self
 
 import msgspec
 
@@ -104,6 +108,67 @@ class KnownFlags(msgspec.Struct, frozen=True):
             return None
         known = {each.removeprefix("--") for each in self.flags} if shown else self.flags
         return unknown(shown or plain, known)
+
+
+def leave_early(argv: Sequence[str], command: str, names: Names) -> None:
+    """End the process if it was asked for what needs no vLLM, or asked wrongly; else return.
+
+    Args:
+        argv: arguments of the command.
+        command: ``frontend`` or ``worker``.
+        names: other names of its flags.
+
+    Raises:
+        SystemExit: with status 0 if it was answered, 1 without vLLM, and 2 if a flag is wrong.
+    """
+    if "--version" in argv:
+        print(version_line())
+        sys.exit()
+    try:
+        check_vllm()
+    except ConfigurationError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    known = KnownFlags.of(command)
+    if known is None:
+        return  # of that version nothing is known: the parsers say what is wrong
+    try:
+        _answer(argv, known)
+        known.check(argv, names, os.environ)
+    except ConfigurationError as error:
+        usage = known.help.partition("\n")[0]
+        print(f"{usage}\n{known.prog}: error: {error}", file=sys.stderr)
+        sys.exit(2)
+    if "--check-flags" in argv:
+        print("flags, keys of the file and choices are known; other values are checked at start")
+        sys.exit()
+
+
+def check_vllm() -> None:
+    """Raise ConfigurationError if vLLM is not installed. It is no dependency of the package's:
+    which build it has to be only its user knows."""
+    if importlib.util.find_spec("vllm") is None:
+        raise ConfigurationError(
+            "vLLM is not installed here: pip install 'vllm[audio]==0.32.0', or see README.md"
+        )
+
+
+def _answer(argv: Sequence[str], known: KnownFlags) -> None:
+    if {"-h", "--help"} & set(argv):
+        _print(known.help)
+    if "--help=all" in argv:
+        _print(known.help_all)
+    if any(word.startswith("--help=") for word in argv):
+        raise ConfigurationError("--help takes nothing, or all")
+    if argv[:1] == ["--completion"]:
+        if len(argv) != 2 or argv[1] not in known.scripts:
+            raise ConfigurationError(f"--completion takes one of {', '.join(known.scripts)}")
+        _print(known.scripts[argv[1]])
+
+
+def _print(text: str) -> NoReturn:
+    print(text)
+    sys.exit()
 
 
 def file_of(command: str) -> Path:

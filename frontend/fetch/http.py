@@ -36,6 +36,7 @@ ATTEMPTS = 3
 """Per fetch, of which the later ones follow a lost connection or a 5xx."""
 BACKOFF_S = 0.1
 """Before the second attempt; four times as much before the third."""
+MAX_REDIRECTS: Final = 3  # as many as honest sites need: to https, to www, to a store of files
 MAX_CONNECTIONS = 256
 MAX_CONNECTIONS_PER_HOST = 32
 
@@ -171,7 +172,7 @@ class HttpFetcher:
         known_etag: Callable[[URL], str | None],
         held: HeldBytes | None,
     ) -> Fetched | Unchanged:
-        for _ in range(self._policy.max_redirects + 1):
+        for _ in range(MAX_REDIRECTS + 1):
             answer = await self._hop(url, max_bytes, known_etag(url), held)
             if not isinstance(answer, str):
                 return answer
@@ -181,9 +182,7 @@ class HttpFetcher:
                 raise UnfetchableError(
                     f"it redirects to where nothing is fetched from: {error.reason}", "redirect"
                 ) from error
-        raise UnfetchableError(
-            f"it redirects more than {self._policy.max_redirects} times", "redirect"
-        )
+        raise UnfetchableError(f"it redirects more than {MAX_REDIRECTS} times", "redirect")
 
     async def _hop(
         self, url: URL, max_bytes: int, etag: str | None, held: HeldBytes | None

@@ -177,7 +177,7 @@ class RequestRunner:
         self._router = router
         self._media_sender = media_sender
         self._faults = faults
-        self.retry_budget = RetryBudget(faults.retry_budget)
+        self.retry_budget = RetryBudget()
 
     async def run(self, request: GenerateRequest) -> AsyncGenerator[AnyOutput, None]:
         """The answer, as it is made; what is pooled comes whole. Close it to abort the request.

@@ -92,7 +92,7 @@ def living(mark: str) -> list[int]:
 def _play(directory: Path, call: Call) -> None:
     name = f"{time.monotonic_ns():020}-{os.getpid()}"
     (directory / "calls" / name).write_text(json.dumps(call))
-    cards = Path(call.value("--discovery-dir"))
+    cards = Path(call.value("--discovery"))
     if "stubborn" in call.argv[0]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if call.module == "frontend":

@@ -92,7 +92,7 @@ def test_its_commands_run_from_the_wheel(wheel: Path, command: str, tmp_path: Pa
     assert version.startswith("mmrouter 0.")
     assert "vLLM 0." in version
     where = run(
-        sys.executable, "-c", "from common.cli import early_flags; print(early_flags.__file__)",
+        sys.executable, "-c", "from common.cli import known_flags; print(known_flags.__file__)",
         PYTHONPATH=str(tmp_path),
     )  # fmt: skip
     assert where.startswith(str(tmp_path))

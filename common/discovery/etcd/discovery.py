@@ -9,10 +9,10 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
-from urllib.parse import SplitResult, parse_qsl, unquote
+from urllib.parse import SplitResult, unquote
 
 from common.aio.supervised import is_cancelled
-from common.discovery.base import RENEW_S, Discovery, RenewedPublisher, StreamWatcher
+from common.discovery.base import RENEW_S, Discovery, RenewedPublisher, StreamWatcher, options_of
 from common.discovery.etcd.client import (
     READS,
     EtcdAccess,
@@ -182,20 +182,16 @@ class EtcdCardWatcher(StreamWatcher):
         self._odd &= present
         for name in self._known.keys() - present:
             self._note(Stored(name, None))
-        self._note_success()
+        self.note_success()
         yield
         async with contextlib.aclosing(self._client.watch(prefix, revision + 1)) as watched:
             async for events in watched:
                 for each in events:
                     self._note(each)
-                self._note_success()
+                self.note_success()
                 yield
                 if self._room.is_worth_a_look():
                     return  # to be read again
-
-    def _note_success(self) -> None:
-        self.backoff.reset()
-        self.problems.clear()
 
     def _note(self, stored: Stored) -> None:
         if stored.value is None:
@@ -249,7 +245,7 @@ class EtcdDiscovery(Discovery):
         prefix = unquote(url.path, errors="strict").rstrip("/")
         if not prefix or url.fragment or not prefix.isprintable():
             raise ConfigurationError("it names no prefix, such as /mmrouter")
-        return cls(_access(endpoints, url.query), prefix)
+        return cls(_access(endpoints, options_of(url, _OPTIONS)), prefix)
 
     def __str__(self) -> str:
         return f"etcd://{','.join(self.access.endpoints)}{self.prefix}"
@@ -263,19 +259,7 @@ class EtcdDiscovery(Discovery):
         return EtcdCardWatcher(EtcdClient(self.access), self.prefix, key)
 
 
-def _access(endpoints: list[str], query: str) -> EtcdAccess:
-    given = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
-    options = dict(given)
-    if len(options) < len(given):
-        raise ConfigurationError("it has an option twice")
-    if unknown := options.keys() - set(_OPTIONS):
-        raise ConfigurationError(
-            f"it has no option {sorted(unknown)[0]!r}, only {', '.join(_OPTIONS)}"
-        )
-    if empty := sorted(name for name, value in options.items() if not value):
-        raise ConfigurationError(f"its option {empty[0]!r} is empty")
-    if odd := sorted(name for name, value in options.items() if "\0" in value):
-        raise ConfigurationError(f"its option {odd[0]!r} names no file")
+def _access(endpoints: list[str], options: dict[str, str]) -> EtcdAccess:
     for one, needed in (
         ("certificate", "key"),
         ("key", "certificate"),

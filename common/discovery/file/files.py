@@ -57,7 +57,7 @@ def open_private(path: Path, *, create: bool) -> int:
             if not todo:
                 raise DiscoveryError(
                     f"cards in {path} can't be trusted: it is a symbolic link; name the "
-                    "directory itself with --discovery-dir"
+                    "directory itself with --discovery"
                 )
             if not _is_trusted(status.st_uid):
                 raise _refusal(path, f"{at} is a symbolic link of user {status.st_uid}")
@@ -122,7 +122,7 @@ def _described(at: Path, status: os.stat_result) -> str:
 def _refusal(path: Path, what: str) -> DiscoveryError:
     return DiscoveryError(
         f"cards in {path} can't be trusted: {what}, so others could put workers into this "
-        "fleet; use a directory that only you can write to, with --discovery-dir, or take "
+        "fleet; use a directory that only you can write to, with --discovery, or take "
         "their right to write away with chmod go-w"
     )
 

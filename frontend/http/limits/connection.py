@@ -26,6 +26,10 @@ from frontend.http.settings import HttpSettings
 
 logger = logging.getLogger(__name__)
 
+HEAD_S: Final = 10.0
+"""How long the head of a request, or a handshake of TLS, may take to arrive: honest ones take
+milliseconds, and one packet that is lost again and again seconds."""
+
 MOST_PIPELINED: Final = 128
 """Requests that are parsed on one connection before those before them are answered."""
 
@@ -279,14 +283,14 @@ class Connection(HttpToolsProtocol):
 
     def _expect_head(self) -> None:
         if self._head_timer is None and not self.transport.is_closing() and not self._lingering:
-            self._head_timer = self.loop.call_later(self._settings.head_timeout_s, self._head_late)
+            self._head_timer = self.loop.call_later(HEAD_S, self._head_late)
 
     def _head_late(self) -> None:
         self._head_timer = None
         if self._busy():
             return  # it is looked at again after that
         if self._in_head:
-            message = f"the head did not arrive within {self._settings.head_timeout_s:g} s"
+            message = f"the head did not arrive within {HEAD_S:g} s"
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, message, "head timeout")
         else:
             self.transport.close()  # nothing was begun

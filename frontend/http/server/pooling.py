@@ -67,6 +67,10 @@ _ONE_IN_A_LIST: Final = ("input", "messages")
 """May be lists and one input all the same: tokens, or a conversation."""
 
 
+MAX_INPUTS: Final = 16_384
+"""Of all requests together, which wait in memory: eight of the largest requests by default."""
+
+
 class PoolingLimits:
     """What all pooling requests of a frontend share."""
 
@@ -78,7 +82,7 @@ class PoolingLimits:
         self._most = settings.max_pooling_inputs
         self._calls = CallLimit(settings.max_inflight, settings.max_inflight)
         share = settings.key_share if several_keys else 1.0
-        inputs = max(self._most, settings.pooling_inputs)
+        inputs = max(self._most, MAX_INPUTS)
         self._inputs = TenantQuota(
             "inputs to be pooled", inputs, max(self._most, int(inputs * share))
         )

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import pytest
 
-from common.cli.fleet_status import show_status
+from common.cli.mmrouter import show_status
 from tests.unit.frontend.http.views import view
 
 KEY = "the-key-of-admins"

@@ -178,13 +178,13 @@ def test_a_worker_that_is_killed_later(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--workers=0"], "--workers=0 starts frontends only: set --discovery or --discovery-dir"),
+        (["--workers=0"], "--workers=0 starts frontends only: set --discovery"),
         (["--workers", "some"], "--workers must be a number, not 'some'"),
         (["--frontends=0"], "--frontends=0 starts workers only"),
         (["--router-mode=kvv"], "--router-mode='kvv' is unusable: it is one of kv, round-robin"),
         (["--max-model-le=5"], "--max-model-le is unknown; did you mean --max-model-len?"),
         (["--workers"], "expected one argument"),
-        (["--discovery-dir=/no/such"], "--discovery-dir=/no/such is no directory: make it"),
+        (["--discovery=/no/such"], "--discovery=/no/such is no directory: make it"),
         (["--config=/no/such"], "--config is a flag of both: write --frontend-args"),
         (["--host=no.such.host.invalid"], "--host=no.such.host.invalid is no address"),
         (["--frontend-args=--port=1"], "--frontend-args has --port"),

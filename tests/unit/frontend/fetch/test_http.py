@@ -206,14 +206,17 @@ async def test_redirects_are_followed(make_fetcher: MakeFetcher, site: Site, sta
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
-async def test_redirects_are_counted(make_fetcher: MakeFetcher, site: Site, limit: int) -> None:
+async def test_redirects_are_counted(
+    make_fetcher: MakeFetcher, site: Site, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "MAX_REDIRECTS", limit)
     for n in range(5):
         site.routes[f"/{n}"] = redirect(f"/{n + 1}")
     site.routes["/5"] = answer(b"picture")
     enough = site.url(f"/{5 - limit}")
-    assert await body(make_fetcher, enough, max_redirects=limit) == b"picture"
+    assert await body(make_fetcher, enough) == b"picture"
     with pytest.raises(UnfetchableError, match=f"more than {limit} times"):
-        await body(make_fetcher, site.url(f"/{4 - limit}"), max_redirects=limit)
+        await body(make_fetcher, site.url(f"/{4 - limit}"))
 
 
 async def test_a_circle_ends(make_fetcher: MakeFetcher, site: Site) -> None:
@@ -464,7 +467,11 @@ async def test_slow_servers(make_fetcher: MakeFetcher, site: Site, handler: Hand
     await site.closed()
 
 
-async def test_time_spans_redirects(make_fetcher: MakeFetcher, site: Site) -> None:
+async def test_time_spans_redirects(
+    make_fetcher: MakeFetcher, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "MAX_REDIRECTS", 100)
+
     async def late(request, writer):  # type: ignore[no-untyped-def]
         await asyncio.sleep(0.05)
         await redirect("/x.png")(request, writer)
@@ -472,7 +479,7 @@ async def test_time_spans_redirects(make_fetcher: MakeFetcher, site: Site) -> No
     site.routes["/x.png"] = late
     # A limit on each of them would let the hundred pass, and refuse the next.
     with pytest.raises(UnfetchableError, match="in time"):
-        await make_fetcher(timeout_s=0.5, max_redirects=100).fetch(site.url(), 100)
+        await make_fetcher(timeout_s=0.5).fetch(site.url(), 100)
 
 
 async def test_a_name_server_that_never_answers(

@@ -28,6 +28,7 @@ from frontend.args import parse
 from frontend.asgi import Door
 from frontend.fetch.connector import CONNECTOR_NAME, register
 from frontend.fetch.loader import MediaLoader
+from frontend.http.server import pooling as pooling_limits
 from frontend.http.server.pooling import (
     PoolingLimits,
     _limited,
@@ -447,8 +448,11 @@ async def test_one_request_has_no_more_inputs_than_allowed(card: WorkerCard) -> 
         assert (await pooling.post("/v1/embeddings", input=[5] * 100)).status_code == 200
 
 
-async def test_all_requests_have_no_more_inputs_than_allowed(card: WorkerCard) -> None:
-    settings = HttpSettings(max_pooling_inputs=2, pooling_inputs=2)
+async def test_all_requests_have_no_more_inputs_than_allowed(
+    card: WorkerCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pooling_limits, "MAX_INPUTS", 2)
+    settings = HttpSettings(max_pooling_inputs=2)
     async with pooling_frontend(card, settings) as pooling:
         going = asyncio.Event()
 

@@ -34,9 +34,13 @@ class Reader:
 
     def look(self, later_s: float = 0.0) -> list[CardChange]:
         self.now += later_s
-        self.watcher._look()
-        changes = list(self.watcher._pending)
-        self.watcher._pending.clear()
+        try:
+            self.watcher._look()
+            self.watcher.note_success()
+        except DiscoveryError as error:
+            self.watcher.note_problem(error)
+        changes = list(self.watcher.pending)
+        self.watcher.pending.clear()
         return changes
 
     def wait(self, seconds: float) -> list[CardChange]:
