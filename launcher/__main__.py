@@ -7,8 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common.cli.known_flags import check_vllm
-from common.cli.known_flags import version_line
+from common.cli.known_flags import check_vllm, version_line
 from common.errors import ConfigurationError
 from launcher import demo
 from launcher.fleet import STOPPED_BY, EndedError, Fleet, StoppedError, pause
