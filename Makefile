@@ -106,7 +106,7 @@ demo-model: $(ENVIRONMENT) ## make the tiny random model that `make run` serves
 # Those that are set; the launcher has the defaults, the demo's model among them.
 $(foreach each,$(RUN_VARIABLES),$(if $($(each)),$(eval run: export $(each) := $$($(each)))))
 run: $(ENVIRONMENT) ## start workers and the frontend, until Ctrl-C
-	@exec $(VENV_PYTHON) -m launcher --from-environment
+	@exec $(VENV_PYTHON) -m common.launcher --from-environment
 
 test: $(ENVIRONMENT) $(CLIENTS_ENVIRONMENT) ## run the whole test suite
 	@$(VENV_PYTHON) -m pytest $(PYTEST_PARALLEL) --durations=10 $(PYTEST_ARGS)
@@ -154,7 +154,7 @@ check: $(ENVIRONMENT) $(DOCS_ENVIRONMENT) ## locks, lint, format, imports betwee
 	$(VENV_PYTHON) -m ruff format --check
 	.venv/bin/lint-imports --no-logo --no-cache
 	$(VENV_PYTHON) -m mypy
-	$(VENV_PYTHON) -m pylint backend_worker common frontend launcher setup
+	$(VENV_PYTHON) -m pylint backend_worker common frontend setup
 	$(VENV_PYTHON) setup/links.py
 	NO_MKDOCS_2_WARNING=1 $(VENV_PYTHON) -m mkdocs build
 
@@ -248,7 +248,7 @@ chaos: $(ENVIRONMENT) ## break everything at random under load, and count what u
 
 clean: ## remove what running and testing left
 	rm -rf .runs .site $(DEMO_MODEL) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
-	find backend_worker common examples frontend launcher setup tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find backend_worker common examples frontend setup tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## and .venv, .venv-vllm-0.33, .venv-clients
 	rm -rf .venv .venv-vllm-0.33 .venv-clients

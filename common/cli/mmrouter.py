@@ -20,7 +20,7 @@ from common.cli.known_flags import version_line
 MODULES: Final = {
     "frontend": ("frontend", (), "serve OpenAI's API in front of workers"),
     "worker": ("backend_worker", (), "serve a vLLM engine to frontends"),
-    "up": ("launcher", (), "start workers and a frontend on this machine for a model"),
+    "up": ("common.launcher", (), "start workers and a frontend on this machine for a model"),
     "doctor": ("frontend", ("--check",), "say what a frontend on this machine can serve"),
     "fleet-key": ("common.fleet_key", (), "make the key with which a fleet encrypts"),
 }

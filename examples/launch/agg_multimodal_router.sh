@@ -38,4 +38,4 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 export MMROUTER_PYTHON=${MMROUTER_PYTHON:-$root/.venv/bin/python} PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 [[ -x $MMROUTER_PYTHON ]] || { echo "error: $MMROUTER_PYTHON is missing: run 'make setup' first" >&2; exit 1; }
-exec "$MMROUTER_PYTHON" -m launcher --from-environment "$@"
+exec "$MMROUTER_PYTHON" -m common.launcher --from-environment "$@"

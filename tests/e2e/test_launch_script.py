@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from launcher.demo import FRONTEND_FLAGS, WORKER_FLAGS
+from common.launcher.demo import FRONTEND_FLAGS, WORKER_FLAGS
 from tests.certificates import Authority
 from tests.e2e.processes import Process, environment, shared_memory_of
 from tests.fakes.launched import living

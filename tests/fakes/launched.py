@@ -56,9 +56,9 @@ def interpreter(directory: Path) -> Path:
     path.write_text(
         f"#!/bin/sh\n"
         # vLLM's CPU build is there, unless a test wants another one.
-        f'case "$PLAYED_BUILD $2" in "cuda launcher") shift 2; exec {sys.executable} -c '
-        f'"import launcher.devices as d; d._is_cpu_build = lambda: False; '
-        f'from launcher.__main__ import main; main()" "$@";; esac\n'
+        f'case "$PLAYED_BUILD $2" in "cuda common.launcher") shift 2; exec {sys.executable} -c '
+        f'"import common.launcher.devices as d; d._is_cpu_build = lambda: False; '
+        f'from common.launcher.__main__ import main; main()" "$@";; esac\n'
         f"case $2 in frontend|backend_worker)\n"
         f'cd {root} && exec {sys.executable} -m tests.fakes.launched {directory} "$@";;\nesac\n'
         f'exec {sys.executable} "$@"\n'

@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("backend_worker", "common", "frontend", "launcher")
+PACKAGES = ("backend_worker", "common", "frontend")
 COMMANDS = ("mmrouter-frontend", "mmrouter-worker")
 """Need vLLM; ``mmrouter`` becomes one of them."""
 WITH_VLLM = {
@@ -157,7 +157,7 @@ def test_without_vllm_a_command_says_so(alone: Path, command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["frontend", "backend_worker", "launcher", "common.cli.mmrouter"]
+    "module", ["frontend", "backend_worker", "common.launcher", "common.cli.mmrouter"]
 )
 def test_without_its_dependencies_a_command_says_so(module: str) -> None:
     said = subprocess.run(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from common.cli.known_flags import KnownFlags
-from launcher.options import OPTIONS
+from common.launcher.options import OPTIONS
 from setup.links import ROOT, pages
 
 FENCE = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -86,7 +86,7 @@ find . -type f \( -name '*.so' -o -name '*.so.*' \) -size +200k -not -path './vl
 rm -rf ./*.dist-info/RECORD ./*.data
 
 cd "$project"
-git archive HEAD backend_worker common examples frontend launcher tests pyproject.toml LICENSE | tar -x -C "$kit/app"
+git archive HEAD backend_worker common examples frontend tests pyproject.toml LICENSE | tar -x -C "$kit/app"
 git rev-parse HEAD >"$kit/app/COMMIT"
 
 tar -c -C "$work" --sort=name --owner=0 --group=0 --mtime=@0 kit | xz -T2 -6 >"$out/kit.tar.xz"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher import readiness
-from launcher.readiness import Place
+from common.launcher import readiness
+from common.launcher.readiness import Place
 from tests.certificates import Authority
 from tests.ports import free_port
 

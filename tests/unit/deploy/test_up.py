@@ -38,7 +38,7 @@ class Up:
             (path / name).write_text("{}")
         self.process = Process(
             "up",
-            [sys.executable, "-m", "launcher", str(path), "--port=0", *flags],
+            [sys.executable, "-m", "common.launcher", str(path), "--port=0", *flags],
             directory / "up.log",
             MARK=self.mark,
             MMROUTER_PYTHON=str(interpreter(directory)),
@@ -62,7 +62,7 @@ class Up:
         """Processes that are forks of it."""
         children = psutil.Process(self.process.pid).children()
         live = [each for each in children if each.status() != psutil.STATUS_ZOMBIE]
-        return [each.pid for each in live if "launcher" in each.cmdline()]
+        return [each.pid for each in live if "common.launcher" in each.cmdline()]
 
     def until_nothing_is_left(self) -> None:
         deadline = time.monotonic() + 60

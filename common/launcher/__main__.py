@@ -9,11 +9,11 @@ from pathlib import Path
 
 from common.cli.known_flags import check_vllm, version_line
 from common.errors import ConfigurationError
-from launcher import demo
-from launcher.fleet import STOPPED_BY, EndedError, Fleet, StoppedError, pause
-from launcher.frontend_access import client_tls
-from launcher.options import HELP, Plan, make_plan
-from launcher.sweeper import Sessions, Sweeper
+from common.launcher import demo
+from common.launcher.fleet import STOPPED_BY, EndedError, Fleet, StoppedError, pause
+from common.launcher.frontend_access import client_tls
+from common.launcher.options import HELP, Plan, make_plan
+from common.launcher.sweeper import Sessions, Sweeper
 
 _SLACK_S = 15.0  # that processes may need beyond their time to drain
 

@@ -11,11 +11,11 @@ from typing import Final
 
 from common.aio.processes import end_with_parent, python_command
 from common.errors import MmRouterError
-from launcher.frontend_access import url_of
-from launcher.options import Plan
-from launcher.readiness import Place, awaited
-from launcher.sweeper import Sweeper
-from launcher.what_to_paste import tries
+from common.launcher.frontend_access import url_of
+from common.launcher.options import Plan
+from common.launcher.readiness import Place, awaited
+from common.launcher.sweeper import Sweeper
+from common.launcher.what_to_paste import tries
 
 STOPPED_BY: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 """Blocked while the fleet runs, so that a signal is taken where it is waited for."""

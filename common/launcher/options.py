@@ -17,11 +17,11 @@ from common.cli.command_line import FRONTEND, WORKER
 from common.cli.flag_settings import unknown
 from common.cli.known_flags import KnownFlags, installed_vllm, value_of
 from common.errors import ConfigurationError
+from common.launcher import demo
+from common.launcher.devices import Devices
+from common.launcher.frontend_flags import Told, told
+from common.launcher.ports import free_port
 from common.vllm_compat.preflight import fault_of, model_in
-from launcher import demo
-from launcher.devices import Devices
-from launcher.frontend_flags import Told, told
-from launcher.ports import free_port
 
 OPTIONS: Final = {
     "--workers": ("WORKERS", "N", "workers (one for each GPU; 2 on a CPU)"),

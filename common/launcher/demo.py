@@ -7,7 +7,7 @@ from typing import Final
 
 from common.errors import ConfigurationError
 
-_ROOT: Final = Path(__file__).parents[1]
+_ROOT: Final = Path(__file__).parents[2]
 _MAKER: Final = _ROOT / "examples" / "demo_model.py"
 MODEL: Final = _ROOT / ".demo-model"
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from launcher.frontend_access import LOCKED, NOBODY, SILENT, get
+from common.launcher.frontend_access import LOCKED, NOBODY, SILENT, get
 
 
 class Place(NamedTuple):

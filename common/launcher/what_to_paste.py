@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from common.errors import ConfigurationError
-from launcher.frontend_access import CLIENT_CERT, CLIENT_KEY, LOCKED, Trust, get, trust
+from common.launcher.frontend_access import CLIENT_CERT, CLIENT_KEY, LOCKED, Trust, get, trust
 
 
 def picture() -> str:
@@ -84,7 +84,7 @@ def example_client(url: str, trusted: Trust, shown: str) -> list[str]:
     """How it is called; nothing where it can't be."""
     if url.startswith("unix:") or trusted.note or os.environ.get(CLIENT_CERT):
         return []
-    script = Path(__file__).parents[1] / "examples" / "send_pictures.py"
+    script = Path(__file__).parents[2] / "examples" / "send_pictures.py"
     if not script.exists():  # it comes with the repository
         return []
     environment = f'OPENAI_API_KEY="{shown}" ' if shown else ""
