@@ -147,6 +147,7 @@ OBJECTS: Final = (
         {
             "frontend/http/server/pooling.py": (
                 "setattr(app.state, name)",
+                "setattr(made, parses)",
                 "vars(made).update(vars(serving))",
             ),
             "frontend/http/server/serving_threads.py": (

@@ -323,9 +323,6 @@ SURFACES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
             "vllm.v1.core.kv_cache_utils",
         ),
     },
-    "KV events, read": {
-        "frontend/router/event_wire.py": ("vllm.distributed.kv_events",),
-    },
     "KV events, published": {
         "backend_worker/kv_events/event_log.py": ("vllm.distributed.kv_events",),
         "backend_worker/kv_events/event_publisher.py": (

@@ -280,7 +280,7 @@ class Tokens(_Streaming, ServingTokens):
             return await super().serve_tokens(*args, **options)
         except _UNREADABLE as error:
             frames = traceback.walk_tb(error.__traceback__)
-            if all(frame.f_code is not decode_mm_kwargs_item.__code__ for frame, _ in frames):
+            if all(frame.f_code.co_name != decode_mm_kwargs_item.__name__ for frame, _ in frames):
                 raise
             raise as_vllm_error(
                 RequestRejectedError(
