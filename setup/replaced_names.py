@@ -147,7 +147,6 @@ OBJECTS: Final = (
         {
             "frontend/http/server/pooling.py": (
                 "setattr(app.state, name)",
-                "setattr(made, parses)",
                 "vars(made).update(vars(serving))",
             ),
             "frontend/http/server/serving_threads.py": (
@@ -157,6 +156,7 @@ OBJECTS: Final = (
             ),
             "frontend/http/streaming/stream_errors.py": (
                 "setattr(app.state, name)",
+                "setattr(made, parses)",
                 "vars(made).update(vars(serving))",
             ),
             "frontend/http/streaming/token_streams.py": (

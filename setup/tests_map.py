@@ -18,6 +18,19 @@ PACKAGES: Final = ("backend_worker", "common", "frontend")
 
 THROUGH: Final[Mapping[str, str]] = {
     "common/transfer/pages.py": "common/test_large_memory.py",
+    **{
+        f"common/launcher/{name}.py": "deploy/test_up.py"
+        for name in (
+            "__main__",
+            "devices",
+            "fleet",
+            "frontend_access",
+            "frontend_flags",
+            "ports",
+            "sweeper",
+            "what_to_paste",
+        )
+    },
     "frontend/door.py": "frontend/http/test_error_shapes.py",
     "frontend/workers/media_sender.py": "test_nixl_on_demand.py",
     "backend_worker/engine/statistics.py": "backend_worker/test_engine_steps.py",

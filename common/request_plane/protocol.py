@@ -54,7 +54,7 @@ from common.identity import BlockHash, Incarnation, MmHash, RequestId, WorkerId
 from common.observability.tracing import TraceHeaders
 from common.request_plane.card import LONGEST_NAME, MAX_ADAPTERS
 from common.request_plane.operations import LONGEST_MESSAGE, Condition, Operation, Outcome
-from common.request_plane.step_sums import StepSums
+from common.request_plane.step_sums import Count, RankStatus, StepSums
 
 
 class HeldAdapter(msgspec.Struct, frozen=True):
@@ -79,14 +79,8 @@ PING_INTERVAL_S = 1.0  # how often each side says that it is alive
 SESSION_TIMEOUT_S = 15.0  # silence after which the other side is taken for dead
 
 
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
-"""Requests or tokens: no more than any machine has."""
-
 Moment: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 """Seconds since the epoch; neither infinite nor no number."""
-
-Fraction: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
-"""From 0 to 1; neither infinite nor no number."""
 
 
 MOST_NEW_BLOCKS = 256
@@ -339,31 +333,6 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     request_id: RequestId
     kind: FailureKind
     message: str
-
-
-class RankStatus(msgspec.Struct, frozen=True, array_like=True):
-    """How busy one rank is: its engine over all frontends, and what others have there.
-
-    Others are all frontends but the one that is told, which knows its own requests. Theirs
-    are counted as it counts its own, so that the sum is right without comparing.
-
-    Attributes:
-        rank: by the card's numbers.
-        running: requests the engine is computing.
-        waiting: requests queued in the engine.
-        kv_usage: fraction of KV blocks in use.
-        others_active: requests that others sent and that have not ended.
-        others_prefill_tokens: :attr:`Submit.prefill_tokens` of those without an output.
-        others_decode_tokens: prompt tokens of those with one.
-    """
-
-    rank: Count
-    running: Count
-    waiting: Count
-    kv_usage: Fraction
-    others_active: Count
-    others_prefill_tokens: Count
-    others_decode_tokens: Count
 
 
 class Coming(msgspec.Struct, frozen=True, array_like=True):

@@ -1,6 +1,6 @@
 """What a worker says of a rank."""
 
-from common.request_plane.protocol import RankStatus
+from common.request_plane.step_sums import RankStatus
 
 
 def rank_report(

@@ -14,7 +14,7 @@ from common.cli.known_flags import version_line
 from common.identity import Target, WorkerId
 from common.observability.fleet_events import recent
 from common.observability.telemetry import FIRST_TOKEN_S
-from common.request_plane.protocol import RankStatus
+from common.request_plane.step_sums import RankStatus
 from frontend.http.operator.history import Queue
 from frontend.processes import Siblings
 from frontend.router import Router, TargetLoad

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from common.identity import RequestId, Target, WorkerId
-from common.request_plane.protocol import RankStatus
+from common.request_plane.step_sums import RankStatus
 
 
 class TargetLoad(NamedTuple):

@@ -25,7 +25,8 @@ from common.identity import BlockHash, Incarnation, MmHash, RequestId, Target, W
 from common.observability.fleet_events import What, recent
 from common.observability.telemetry import INTERNAL_ERRORS, REFUSED_CARDS, TASK_FAILURES
 from common.request_plane.card import Adapter, HostIdentity, WorkerCard, WorkerState
-from common.request_plane.protocol import Coming, Output, RankStatus, Status, Submit, Terms
+from common.request_plane.protocol import Coming, Output, Status, Submit, Terms
+from common.request_plane.step_sums import RankStatus
 from common.transfer.handshake import TransferReply
 from frontend.router import LoraKey, RoutingRequest
 from frontend.router.ejection import Circuit
